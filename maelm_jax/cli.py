@@ -1,0 +1,51 @@
+"""What all commands share: the flags, and how a wrong input ends (one line, exit status 2)."""
+
+import argparse
+import os
+import pathlib
+import sys
+import traceback
+import typing
+
+from maelm_jax import config
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """An argument parser with the flags every command takes; `description` is the command's docstring."""
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="settings; repeatable, later files win; found here or in configs/")
+    result.add_argument("--workdir", metavar="DIR", help="the run to write or to work on; default runs/<stem of the first gin file>")
+    result.add_argument("--verbose", action="store_true", help="show tracebacks")
+    result.epilog = "Any setting of maelm_jax/config.py: --gin.NAME=VALUE, as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
+    return result
+
+
+def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, config.Experiment]:
+    """Parses `argv` and builds the settings. `workdir` is set; without --gin_file the workdir's own config.gin is read.
+
+    Raises ConfigError on anything wrong in the settings; argparse itself ends an unknown flag with exit status 2.
+    """
+    bindings = [argument.removeprefix("--gin.") for argument in argv if argument.startswith("--gin.")]
+    args = flags.parse_args([argument for argument in argv if not argument.startswith("--gin.")])
+    if not args.gin_file:
+        saved = pathlib.Path(args.workdir or "") / "config.gin"
+        if not args.workdir or not saved.is_file():
+            raise config.ConfigError("give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before")
+        args.gin_file = [str(saved)]
+    if args.workdir is None:
+        args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
+    return args, config.load(args.gin_file, bindings)
+
+
+def run(main: typing.Callable[[list[str]], int | None]) -> typing.NoReturn:
+    """Calls `main(argv)` and ends the process: 0 done, what main returns if it returns a number, 2 for ConfigError, 1 otherwise."""
+    argv = sys.argv[1:]
+    try:
+        sys.exit(main(argv) or 0)
+    except config.ConfigError as error:
+        if "--verbose" in argv:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,356 @@
+"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made.
+
+This module imports neither JAX nor TensorFlow, so a wrong setting is reported in a second. `load` reads gin files and bindings, builds
+each dataclass once, and returns them as one `Experiment`; `render` writes an Experiment back as a gin file with every value in force.
+"""
+
+import dataclasses
+import difflib
+import pathlib
+import types
+import typing
+
+import gin
+
+CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
+
+
+class ConfigError(ValueError):
+    """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
+
+
+def _matches(value, annotation) -> bool:
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    origin = typing.get_origin(annotation)
+    arguments = typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(_matches(value, argument) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if origin is tuple:
+        return isinstance(value, (tuple, list)) and all(_matches(item, arguments[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_matches(k, arguments[0]) and _matches(v, arguments[1]) for k, v in value.items())
+    return isinstance(value, annotation)
+
+
+def _describe(annotation) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return "one of " + ", ".join(repr(argument) for argument in typing.get_args(annotation))
+    if annotation is type(None):
+        return "None"
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " or ".join(_describe(argument) for argument in typing.get_args(annotation))
+    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(annotation) else str(annotation)
+
+
+class Settings:
+    """Base of the dataclasses below: checks the type of every field when an instance is made."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not _matches(value, field.type):
+                raise ConfigError(f"{type(self).__name__}.{field.name} must be {_describe(field.type)}, got {value!r}")
+            if isinstance(value, list):
+                object.__setattr__(self, field.name, tuple(value))
+        self.check()
+
+    def check(self):
+        """Raises ConfigError when values do not fit together."""
+
+    def require(self, condition: bool, message: str):
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}.{message}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Vocabulary(Settings):
+    """How text becomes ids."""
+
+    file: str | None = None  # a SentencePiece .model or a Hugging Face tokenizer.json; None trains one on the corpus
+    size: int = 32768  # ids in all, <s> <pad> </s> <unk> and <mask> included
+    cased: bool = False
+    sample_megabytes: float = 64.0  # text that the SentencePiece trainer sees, picked by document hash
+
+    def check(self):
+        self.require(self.size >= 300, f"size must be at least 300, got {self.size}")
+        self.require(self.sample_megabytes > 0, f"sample_megabytes must be above 0, got {self.sample_megabytes}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Corpus(Settings):
+    """Where text comes from and how it is cut into rows.
+
+    A source is one of `installed_docs`; `files:GLOB`; `tfds:NAME` (TFDS, as in tfds:wikipedia/20230601.en); `seqio:NAME` (a registered
+    Task or Mixture, see `task_modules`). `text_files`, when set, takes the place of `sources`.
+    """
+
+    sources: dict[str, float] = dataclasses.field(default_factory=lambda: {"installed_docs": 1.0})  # source -> rate in the mixture
+    text_files: str | None = None  # a glob of .txt/.jsonl files, each also .gz or .xz: when set, the corpus
+    json_field: str = "text"  # the field of a .jsonl record that holds the document
+    task_modules: tuple[str, ...] = ()  # modules to import so that seqio: names are registered
+    tfds_data_dir: str | None = None  # where TFDS datasets lie; None is TFDS's own default
+    sequence_length: int = 512  # tokens in a row
+    heldout_fraction: float = 0.005  # share of documents, by hash of their text, kept for evaluation
+    rows_dir: str = "rows"  # where prepared rows are kept, one folder per (source, vocabulary, length)
+    processes: int = 0  # tokenising processes; 0 is one per core
+
+    def check(self):
+        self.require(self.sequence_length >= 8, f"sequence_length must be at least 8, got {self.sequence_length}")
+        self.require(0 < self.heldout_fraction < 0.5, f"heldout_fraction must lie in (0, 0.5), got {self.heldout_fraction}")
+        self.require(len(self.sources) > 0, "sources must name at least one source")
+        for source, rate in self.sources.items():
+            self.require(rate > 0, f"sources: the rate of {source!r} must be above 0, got {rate}")
+            known = source == "installed_docs" or source.split(":", 1)[0] in ("files", "tfds", "seqio") and ":" in source
+            self.require(known, f"sources: {source!r} is none of installed_docs, files:GLOB, tfds:NAME, seqio:NAME")
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Source -> share of the rows of a batch (expected), summing to 1."""
+        sources = {f"files:{self.text_files}": 1.0} if self.text_files else self.sources
+        total = sum(sources.values())
+        return {source: rate / total for source, rate in sources.items()}
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Masking(Settings):
+    """Which positions are predicted, and which of them the encoder sees as [MASK] (paper sections 3 and 4.3)."""
+
+    rate: float = 0.15  # share of a row's tokens that are selected
+    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions whose [MASK] enters the encoder; 0 MAE-LM, 1 MLM
+    mask_special_tokens: bool = False  # True selects <s> and </s> too, as the reference does
+    compact: bool = True  # False keeps dropped positions in the row and hides them by attention mask: same function, slower, a check
+
+    def check(self):
+        self.require(0 < self.rate < 1, f"rate must lie in (0, 1), got {self.rate}")
+        self.require(0 <= self.encoder_mask_fraction <= 1, f"encoder_mask_fraction must lie in [0, 1], got {self.encoder_mask_fraction}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Model(Settings):
+    """The encoder, the decoder above it and the prediction head."""
+
+    layers: int = 12
+    width: int = 768
+    heads: int = 12
+    feed_forward: int = 3072
+    decoder_layers: int = 4  # 0: the head reads the encoder directly, which needs every [MASK] in it (MLM)
+    max_positions: int = 512  # rows of the position tables
+    relative_buckets: typing.Literal["t5", "reference", "none"] = "t5"  # t5 loads into stock MPNet, none into stock RoBERTa
+    num_buckets: int = 32
+    max_distance: int = 128
+    relative_bias_init: typing.Literal["normal", "local"] = "normal"  # local: minus distance times a slope that halves from head to head
+    decoder_relative_bias: bool = False  # True gives the decoder a table of its own (the paper has none there)
+    init_std: float = 0.02
+    dropout: float = 0.1  # encoder only: the decoder has none
+    attention_dropout: float = 0.1  # encoder only
+    dtype: typing.Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
+    rematerialise: bool = False  # recompute each layer in the backward pass instead of keeping its activations
+
+    def check(self):
+        for name in ("layers", "width", "heads", "feed_forward", "max_positions"):
+            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        self.require(self.width % self.heads == 0, f"width {self.width} is not divisible by heads {self.heads}")
+        self.require(self.decoder_layers >= 0, f"decoder_layers must be 0 or more, got {self.decoder_layers}")
+        self.require(self.num_buckets >= 8 and self.num_buckets % 4 == 0, f"num_buckets must be a multiple of 4, at least 8, got {self.num_buckets}")
+        self.require(self.max_distance > self.num_buckets // 2, f"max_distance must exceed num_buckets / 2, got {self.max_distance}")
+        for name in ("dropout", "attention_dropout"):
+            self.require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
+        relative = self.relative_buckets != "none"
+        self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Optimizer(Settings):
+    """AdamW as the reference sets it; linear warm-up, then linear decay to 0 at the last step."""
+
+    learning_rate: float = 5e-4  # at its peak
+    warmup_steps: int = 10_000
+    b1: float = 0.9
+    b2: float = 0.98
+    eps: float = 1e-6
+    weight_decay: float = 0.01  # decoupled, on every parameter
+    clip_norm: float = 2.0  # of the whole gradient; 0 switches clipping off
+
+    def check(self):
+        self.require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
+        self.require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
+        self.require(self.clip_norm >= 0, f"clip_norm must be 0 or more, got {self.clip_norm}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Mesh(Settings):
+    """How devices are divided; the product must be the number of devices. -1 (one axis at most) takes what the others leave."""
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def check(self):
+        sizes = (self.data, self.fsdp, self.tensor)
+        self.require(all(size == -1 or size > 0 for size in sizes), f"sizes must be positive or -1, got {sizes}")
+        self.require(sizes.count(-1) <= 1, f"sizes can hold one -1 at most, got {sizes}")
+
+
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Run(Settings):
+    """The length of the run and what it leaves behind."""
+
+    train_steps: int = 125_000
+    batch_size: int = 2048  # rows per optimiser step, over all devices and hosts
+    accumulate: int = 1  # microbatches a step is computed in
+    seed: int = 0
+    init_from: str | None = None  # a workdir whose newest parameters the run starts from
+    log_every: int = 100
+    eval_every: int = 5_000
+    eval_rows: int = 4096  # held-out rows per evaluation: the same rows with the same masks each time
+    checkpoint_every: int = 5_000
+    keep_checkpoints: int = 3  # the newest N
+    keep_every: int | None = None  # and every checkpoint whose step is a multiple of this
+
+    def check(self):
+        for name in ("train_steps", "batch_size", "accumulate", "log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints"):
+            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All settings of one run."""
+
+    vocabulary: Vocabulary
+    corpus: Corpus
+    masking: Masking
+    model: Model
+    optimizer: Optimizer
+    mesh: Mesh
+    run: Run
+
+    def __post_init__(self):
+        length, positions = self.corpus.sequence_length, self.model.max_positions
+        if length > positions:
+            raise ConfigError(f"Corpus.sequence_length {length} is longer than the position table: set Model.max_positions to {length} or more")
+        if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
+            raise ConfigError("Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a decoder nothing stands at a dropped position")
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """The ids with a meaning of their own; the rest of a vocabulary is text."""
+
+    bos: int  # <s>, at the start of every segment
+    pad: int
+    eos: int  # </s>, after every line
+    unk: int
+    mask: int
+
+    @property
+    def never_masked(self) -> tuple[int, ...]:
+        return (self.bos, self.pad, self.eos)
+
+
+SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
+# What may differ when a workdir is resumed: none of it changes which numbers a step computes (the mesh: up to rounding).
+FREE_ON_RESUME = ("Mesh.", "Run.log_every", "Run.eval_every", "Run.checkpoint_every", "Run.keep_", "Corpus.processes", "Corpus.rows_dir", "Run.init_from")
+
+
+def find_gin_file(name: str) -> str:
+    """The path of a gin file: as given, or else in configs/. Raises ConfigError that says where it looked."""
+    candidates = [pathlib.Path(name), CONFIGS / name]
+    for path in candidates:
+        if path.is_file():
+            return str(path)
+    known = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")))
+    raise ConfigError(f"no gin file {name!r}: looked for {' and '.join(map(str, candidates))}; configs/ holds {known}")
+
+
+def _binding(text: str) -> str:
+    """`NAME=VALUE` as gin reads it: a value that is no Python literal, macro or reference is taken as a string."""
+    name, _, value = text.partition("=")
+    if not value:
+        raise ConfigError(f"--gin.{text}: expected --gin.NAME=VALUE")
+    if value.startswith(("%", "@")):
+        return f"{name} = {value}"
+    try:
+        import ast
+
+        ast.literal_eval(value)
+        return f"{name} = {value}"
+    except (ValueError, SyntaxError):
+        return f"{name} = {value!r}"
+
+
+def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Experiment:
+    """Reads gin files, then bindings (`NAME=VALUE`), and builds every dataclass.
+
+    Raises ConfigError on a file that is not there, an unknown name, a macro that nothing uses, or a value of the wrong type.
+    """
+    gin.clear_config()
+    try:
+        for name in gin_files:
+            gin.parse_config_file(find_gin_file(name), skip_unknown=False)
+        macros = _macros()
+        for text in bindings:
+            name = text.partition("=")[0]
+            if "." not in name and name not in macros:
+                hint = "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(name, macros, n=1, cutoff=0.0))
+                raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(gin_files)}{hint}")
+            gin.parse_config(_binding(text), skip_unknown=False)
+        sections = [section() for section in SECTIONS]
+    except ConfigError:
+        raise
+    except Exception as error:  # gin raises many types, and wraps those of constructors
+        cause = error
+        while cause is not None and not isinstance(cause, ConfigError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is not None:
+            raise cause from None
+        raise ConfigError(" ".join(str(error).split())) from error
+    unused = _macros() - _used_macros()
+    if unused:
+        raise ConfigError(f"{', '.join(sorted(unused))}: defined in a gin file but used by nothing; is the name right?")
+    return Experiment(*sections)
+
+
+def _macros() -> set[str]:
+    return {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
+
+
+def _used_macros() -> set[str]:
+    return {scope for scope, selector in gin.config._OPERATIVE_CONFIG if selector == "gin.macro"}
+
+
+def render(experiment: Experiment) -> str:
+    """A gin file with every value in force: `load` of it gives the same Experiment."""
+    blocks = []
+    for field in dataclasses.fields(experiment):
+        section = getattr(experiment, field.name)
+        name = type(section).__name__
+        blocks.append("\n".join(f"{name}.{item.name} = {getattr(section, item.name)!r}" for item in dataclasses.fields(section)))
+    return "\n\n".join(blocks) + "\n"
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """Lines `Section.field: old -> new` for what differs and may not differ when a run is resumed."""
+    lines = []
+    for field in dataclasses.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        for item in dataclasses.fields(before):
+            name = f"{type(before).__name__}.{item.name}"
+            a, b = getattr(before, item.name), getattr(after, item.name)
+            if a != b and not name.startswith(FREE_ON_RESUME):
+                lines.append(f"{name}: {a!r} -> {b!r}")
+    return lines

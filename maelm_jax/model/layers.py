@@ -1,0 +1,209 @@
+"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, relative bias, attention, the post-LN block (reference.md section 3).
+
+Modules hold parameters only (float32) and no random state: dropout takes an explicit key, None switching it off. Axis letters: B rows,
+T tokens of a sequence, D width, H heads, K = D / H, N layers.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from maelm_jax import config
+
+MASKED_OUT = -1e9  # finite, so that a row without any visible key gives numbers, not NaN
+
+
+def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Linear:
+    """x W + b with W ~ N(0, init_std), computed in the model's dtype."""
+    init = nnx.initializers.normal(settings.init_std)
+    return nnx.Linear(inputs, outputs, kernel_init=init, dtype=jnp.dtype(settings.dtype), param_dtype=jnp.float32, rngs=rngs)
+
+
+def layer_norm(settings: config.Model, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """Epsilon 1e-5 and a two-pass variance, as in PyTorch; statistics in float32."""
+    return nnx.LayerNorm(settings.width, epsilon=1e-5, use_fast_variance=False, dtype=jnp.dtype(settings.dtype), rngs=rngs)
+
+
+def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
+    """The exact (erf) form."""
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
+    """A bijection of 32-bit words that changes about half the bits when one changes ("lowbias32", C. Wellons, hash-prospector)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def dropout(x: Float[Array, "*S"], rate: float, key: Key[Array, ""] | None) -> Float[Array, "*S"]:
+    """Sets a share `rate` of x to 0 and scales the rest by 1 / (1 - rate); x itself when `key` is None or `rate` 0.
+
+    Threefry costs about a hundred operations a word, a fifth of a training step on CPU. Here every element's index is hashed with the
+    key in about ten operations, which the compiler fuses into the multiplication forward and again backward: no mask is ever stored. It
+    is a function of (key, index) alone, so it is the same on every mesh.
+    """
+    if key is None or rate == 0.0:
+        return x
+    words = jax.random.key_data(key).astype(jnp.uint32)
+    iota = lambda axis: jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)  # noqa: E731
+    matrix, element = jnp.zeros(x.shape, jnp.uint32), jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):  # two counters, so that neither wraps: which matrix, and which element of it
+        if axis < x.ndim - 2:
+            matrix = matrix * jnp.uint32(size) + iota(axis)
+        else:
+            element = element * jnp.uint32(size) + iota(axis)
+    bits = _scramble(_scramble(matrix + words[0]) ^ (element + words[1]) * jnp.uint32(0x9E3779B9))
+    kept = bits >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(kept, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))
+
+
+@jax.custom_vjp
+def gather_rows(x: Float[Array, "B N D"], index: Int[Array, "B P"], inverse: Int[Array, "B N"]) -> Float[Array, "B P D"]:
+    """y[p] = x[index[p]], 0 where index[p] = N. `inverse` is index's inverse (P where a row is not taken), so that the backward pass is a
+    gather as well: no scatter-add, deterministic."""
+    found = jnp.take_along_axis(x, jnp.minimum(index, x.shape[1] - 1)[:, :, None], axis=1, mode="promise_in_bounds")
+    return jnp.where((index < x.shape[1])[:, :, None], found, jnp.zeros((), x.dtype))
+
+
+gather_rows.defvjp(
+    lambda x, index, inverse: (gather_rows(x, index, inverse), (index, inverse)),
+    lambda saved, dy: (gather_rows(dy, saved[1], saved[0]), None, None),
+)
+
+
+def bucket_of_distance(settings: config.Model) -> np.ndarray:
+    """int32 [2 P - 1]: the row of the bias table for each pos_j - pos_i from -(P - 1) to P - 1, P = max_positions.
+
+    `t5`: Raffel et al. as stock MPNet has it. `reference`: the published code's function, whose offset depends on P (reference.md section 3).
+    """
+    distance = np.arange(-settings.max_positions + 1, settings.max_positions)
+    n = np.abs(distance)
+    half = settings.num_buckets // 2
+    exact = half // 2
+    # A distance that lies on a boundary must not fall to one side by rounding: hence the 1e-9.
+    if settings.relative_buckets == "t5":
+        spread = np.log(np.maximum(n, exact) / exact) / math.log(settings.max_distance / exact) * (half - exact)
+        bucket = np.where(n < exact, n, np.minimum(half - 1, exact + np.floor(spread + 1e-9)))
+        return (bucket + half * (distance > 0)).astype(np.int32)
+    spread = np.log(np.maximum(n, exact) / exact) / math.log((settings.max_distance - 1) / exact) * (half - 1 - exact)
+    bucket = np.sign(distance) * np.where(n < exact, n, np.minimum(half - 1, exact + np.ceil(spread - 1e-9)))
+    return (bucket - bucket.min()).astype(np.int32)
+
+
+@jax.custom_vjp
+def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
+    return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
+
+
+def _look_up_backward(saved, d_bias):
+    # A gather's own backward pass is a scatter-add of B H T S numbers into a few rows: serial on CPU, atomic on GPU. A matrix product instead.
+    bucket, rows = saved
+    one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
+    return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32), None
+
+
+def _look_up_forward(table, bucket):
+    return _look_up(table, bucket), (bucket, table.shape[0])
+
+
+_look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+class RelativeBias(nnx.Module):
+    """One table (buckets x heads) added to the attention scores of every layer, looked up by pos_j - pos_i of the ORIGINAL positions."""
+
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
+        self.buckets = tuple(bucket_of_distance(settings).tolist())
+        shape = (settings.num_buckets, settings.heads)
+        if settings.relative_bias_init == "local":
+            # Each row of the table stands for the smallest distance that falls into it.
+            nearest = np.zeros(settings.num_buckets)
+            distance = np.abs(np.arange(-settings.max_positions + 1, settings.max_positions))
+            for far in np.argsort(-distance, kind="stable"):
+                nearest[self.buckets[far]] = distance[far]
+            slopes = 0.5 ** np.arange(1, settings.heads + 1)
+            table = jnp.asarray(-nearest[:, None] * slopes, jnp.float32)
+        else:
+            table = nnx.initializers.normal(settings.init_std)(rngs.params(), shape, jnp.float32)
+        self.table = nnx.Param(table)
+
+    def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B H T T"]:
+        distance = positions[:, None, :] - positions[:, :, None] + (len(self.buckets) // 2)
+        bucket = jnp.take(jnp.asarray(self.buckets, jnp.int32), distance, mode="clip")
+        return _look_up(self.table[...].astype(dtype), bucket)
+
+
+def within_segment(segments: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B 1 T T"]:
+    """0 where query and key share a segment, -1e9 elsewhere and at empty keys (segment 0)."""
+    same: Bool[Array, "B T T"] = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
+    return jnp.where(same, 0.0, MASKED_OUT).astype(dtype)[:, None]
+
+
+class Block(nnx.Module):
+    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)). Dropout on both branches and on the attention."""
+
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
+        width = settings.width
+        self.query = linear(width, width, settings, rngs)
+        self.key = linear(width, width, settings, rngs)
+        self.value = linear(width, width, settings, rngs)
+        self.out = linear(width, width, settings, rngs)
+        self.attention_norm = layer_norm(settings, rngs)
+        self.up = linear(width, settings.feed_forward, settings, rngs)
+        self.down = linear(settings.feed_forward, width, settings, rngs)
+        self.output_norm = layer_norm(settings, rngs)
+        self.heads = settings.heads
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        bias: Float[Array, "B G T T"],
+        dropout_rate: float = 0.0,
+        attention_dropout: float = 0.0,
+        key: Key[Array, ""] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """`bias` is added to the scores of all heads (G = H, or 1 for all alike)."""
+        keys = (None, None, None) if key is None else jax.random.split(key, 3)
+        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1)  # noqa: E731
+        q, k, v = split_heads(self.query(x)), split_heads(self.key(x)), split_heads(self.value(x))
+        scores = jnp.einsum("bthk,bshk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores + bias.astype(jnp.float32), axis=-1).astype(x.dtype)
+        weights = dropout(weights, attention_dropout, keys[0])
+        y = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(x.shape)
+        x = self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
+        y = self.down(gelu(self.up(x)))
+        return self.output_norm(x + dropout(y, dropout_rate, keys[2]))
+
+
+def stack(settings: config.Model, layers: int, rngs: nnx.Rngs) -> Block:
+    """A Block whose every parameter has a leading axis N: `layers` blocks with weights of their own."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Block(settings, nnx.Rngs(0))))
+    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key)))))(jax.random.split(rngs.params(), layers))
+    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
+
+
+def run_stack(
+    blocks: Block,
+    x: Float[Array, "B T D"],
+    bias: Float[Array, "B G T T"],
+    dropout_rate: float = 0.0,
+    attention_dropout: float = 0.0,
+    key: Key[Array, ""] | None = None,
+    rematerialise: bool = False,
+) -> Float[Array, "B T D"]:
+    """x through every layer in turn: one compiled body, scanned. With `rematerialise` only the layers' inputs are kept for the backward pass."""
+    graph, state = nnx.split(blocks)
+    layers = jax.tree.leaves(state)[0].shape[0]
+
+    def body(x, layer):
+        index, parameters = layer
+        layer_key = None if key is None else jax.random.fold_in(key, index)
+        return nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_key), None
+
+    body = jax.checkpoint(body, prevent_cse=False) if rematerialise else body
+    return jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))[0]

@@ -1,0 +1,30 @@
+"""Strictness for every test: 8 CPU devices, no silent promotion of dtype or rank, shapes in signatures checked, warnings are errors."""
+
+import os
+import pathlib
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook(["maelm_jax.model", "maelm_jax.training"], "beartype.beartype")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def corpus_file() -> pathlib.Path:
+    """The held-out file of the real corpus; tests that need it skip where it is absent."""
+    path = SHARED / "corpus" / "valid.txt.xz"
+    if not path.exists():
+        pytest.skip("the corpus in ../shared/data is not here")
+    return path
