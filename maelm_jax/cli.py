@@ -38,14 +38,14 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
 
 
 def run(main: typing.Callable[[list[str]], int | None]) -> typing.NoReturn:
-    """Calls `main(argv)` and ends the process: 0 done, what main returns if it returns a number, 2 for ConfigError, 1 otherwise."""
+    """Calls `main(argv)` and ends the process: 0 done, what main returns if it returns a number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
     argv = sys.argv[1:]
     try:
         sys.exit(main(argv) or 0)
-    except config.ConfigError as error:
+    except (config.ConfigError, config.RunError) as error:
         if "--verbose" in argv:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, config.ConfigError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -4,8 +4,10 @@ This module imports neither JAX nor TensorFlow, so a wrong setting is reported i
 each dataclass once, and returns them as one `Experiment`; `render` writes an Experiment back as a gin file with every value in force.
 """
 
+import ast
 import dataclasses
 import difflib
+import logging
 import pathlib
 import types
 import typing
@@ -18,6 +20,10 @@ gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
 
 class ConfigError(ValueError):
     """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
+
+
+class RunError(RuntimeError):
+    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1."""
 
 
 def _matches(value, annotation) -> bool:
@@ -285,8 +291,6 @@ def _binding(text: str) -> str:
     if value.startswith(("%", "@")):
         return f"{name} = {value}"
     try:
-        import ast
-
         ast.literal_eval(value)
         return f"{name} = {value}"
     except (ValueError, SyntaxError):
@@ -299,6 +303,7 @@ def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -
     Raises ConfigError on a file that is not there, an unknown name, a macro that nothing uses, or a value of the wrong type.
     """
     gin.clear_config()
+    logging.disable(logging.ERROR)  # gin logs an error for every folder in which an include is not
     try:
         for name in gin_files:
             gin.parse_config_file(find_gin_file(name), skip_unknown=False)
@@ -310,15 +315,12 @@ def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -
                 raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(gin_files)}{hint}")
             gin.parse_config(_binding(text), skip_unknown=False)
         sections = [section() for section in SECTIONS]
-    except ConfigError:
-        raise
-    except Exception as error:  # gin raises many types, and wraps those of constructors
-        cause = error
-        while cause is not None and not isinstance(cause, ConfigError):
-            cause = cause.__cause__ or cause.__context__
-        if cause is not None:
-            raise cause from None
+    except ConfigError as error:
+        raise ConfigError(str(error).split("\n")[0]) from None  # gin appends a line on where the constructor was called
+    except Exception as error:  # gin raises many types
         raise ConfigError(" ".join(str(error).split())) from error
+    finally:
+        logging.disable(logging.NOTSET)
     unused = _macros() - _used_macros()
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: defined in a gin file but used by nothing; is the name right?")

@@ -23,9 +23,18 @@ def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs) ->
     return nnx.Linear(inputs, outputs, kernel_init=init, dtype=jnp.dtype(settings.dtype), param_dtype=jnp.float32, rngs=rngs)
 
 
-def layer_norm(settings: config.Model, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """Epsilon 1e-5 and a two-pass variance, as in PyTorch; statistics in float32."""
-    return nnx.LayerNorm(settings.width, epsilon=1e-5, use_fast_variance=False, dtype=jnp.dtype(settings.dtype), rngs=rngs)
+class LayerNorm(nnx.Module):
+    """Epsilon 1e-5 and the biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
+
+    def __init__(self, width: int):
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        y = x.astype(jnp.float32)
+        y = y - y.mean(axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + 1e-5)
+        return (y * self.scale[...][None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
@@ -153,10 +162,10 @@ class Block(nnx.Module):
         self.key = linear(width, width, settings, rngs)
         self.value = linear(width, width, settings, rngs)
         self.out = linear(width, width, settings, rngs)
-        self.attention_norm = layer_norm(settings, rngs)
+        self.attention_norm = LayerNorm(settings.width)
         self.up = linear(width, settings.feed_forward, settings, rngs)
         self.down = linear(settings.feed_forward, width, settings, rngs)
-        self.output_norm = layer_norm(settings, rngs)
+        self.output_norm = LayerNorm(settings.width)
         self.heads = settings.heads
 
     def __call__(

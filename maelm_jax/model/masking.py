@@ -105,12 +105,12 @@ def draw(
 
     def row(key, tokens, eligible):
         u, v = jax.random.uniform(jax.random.fold_in(key, 0), (2,))
-        count = jnp.minimum(jnp.floor(masking.rate * tokens.sum() + u).astype(jnp.int32), sizes.masked)
+        count = jnp.minimum(jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32), sizes.masked)
         noise = jax.random.bits(jax.random.fold_in(key, 1), tokens.shape) >> 1  # 31 bits: the top one sends the ineligible to the end
         order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
         selected = eligible & (rank < count)
-        let_in = rank < jnp.floor(masking.encoder_mask_fraction * selected.sum() + v).astype(jnp.int32)
+        let_in = rank < jnp.floor(masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v).astype(jnp.int32)
         return selected, selected & let_in
 
     selected, let_in = jax.vmap(row)(keys, tokens, eligible)

@@ -1,0 +1,172 @@
+"""The work of preparing rows, cut into blocks that processes and hosts share and that an interrupted preparation does not do twice.
+
+A block is a few MB of consecutive documents of one shard, whatever the number of processes and hosts. Each is tokenised and packed into a file of its
+own, written under another name and then renamed; a shard whose blocks are counted gets a mark. The rows are whole when every mark and block is there.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import threading
+import typing
+
+import numpy as np
+import tqdm
+
+from maelm_jax.data import packing, sources
+from maelm_jax.data import vocabulary as vocabularies
+
+SPLITS = ("train", "heldout")
+BLOCK_CHARACTERS = 4_000_000  # of text in a block
+COUNTS = ("documents", "bytes", "rows", "segments", "tokens")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A block to tokenise (`documents` given), or a shard to read and tokenise block by block (`documents` None)."""
+
+    folder: pathlib.Path
+    shard: sources.Shard
+    number: int  # of the shard
+    length: int  # of a row
+    owned: tuple[int, int] = (0, 1)  # (i, n): the blocks b with (number + b) % n == i
+    block: int = 0
+    documents: list[str] | None = None
+
+
+def block_path(folder: pathlib.Path, shard: int, block: int) -> pathlib.Path:
+    return folder / f"{shard:06d}-{block:06d}.npz"
+
+
+def mark_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
+    return folder / f"{shard:06d}.json"
+
+
+def missing(folder: pathlib.Path, shard: int) -> bool:
+    """Whether a block of the shard, or the count of its blocks, is still to be written."""
+    mark = mark_path(folder, shard)
+    return not mark.is_file() or not all(block_path(folder, shard, block).is_file() for block in range(json.loads(mark.read_text())["blocks"]))
+
+
+def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
+    """The files of all blocks, in the order of their text; all shards must be done."""
+    return [block_path(folder, shard, block) for shard in range(shards) for block in range(json.loads(mark_path(folder, shard).read_text())["blocks"])]
+
+
+def write(folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabularies.Vocabulary, length: int, host: int = 0, hosts: int = 1):
+    """Writes the blocks that are missing, of this host's share, with a progress bar. Raises ConfigError for text that cannot be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    by_shard = len(shards) >= hosts  # else hosts read the same shards and take turns at their blocks
+    owned = (0, 1) if by_shard else (host, hosts)
+    jobs = [Job(folder, shard, number, length, owned) for number, shard in enumerate(shards) if not by_shard or number % hosts == host]
+    jobs = [job for job in jobs if missing(folder, job.number)]
+    if not jobs:
+        return
+    processes = jobs[0].shard.corpus.processes or len(os.sched_getaffinity(0))
+    if processes > 1 and len(jobs) < 2 * processes:  # few files: this process reads, the others tokenise
+        queue = (block for job in jobs for block in _blocks(job))
+    else:
+        queue = iter(jobs)
+    source = jobs[0].shard.source
+    with tqdm.tqdm(desc=f"rows of {source}"[:40], unit="B", unit_scale=True, disable=None, mininterval=0.5) as bar:
+        tokens = 0
+        for counts in _results(queue, vocabulary, processes):
+            tokens += counts["tokens"]
+            bar.update(counts["bytes"])
+            elapsed = bar.format_dict["elapsed"]
+            bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9) / 1e3:.0f}k tokens/s", refresh=False)
+
+
+def _results(queue: typing.Iterator[Job], vocabulary: vocabularies.Vocabulary, processes: int) -> typing.Iterator[dict[str, int]]:
+    """Does the jobs, in processes if there are several, and yields what each wrote. At most two jobs a process are held in memory."""
+    if processes == 1:
+        _worker["vocabulary"] = vocabulary
+        for job in queue:
+            yield _run(job)
+        return
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(vocabulary,))
+    try:
+        pending: collections.deque = collections.deque()
+        for job in queue:
+            pending.append(pool.submit(_run, job))
+            if len(pending) > 2 * processes:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker: dict[str, vocabularies.Vocabulary] = {}
+
+
+def _start_worker(vocabulary: vocabularies.Vocabulary):
+    _worker["vocabulary"] = vocabulary
+    parent = multiprocessing.parent_process()  # a worker whose parent was killed would wait for work forever
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _run(job: Job) -> dict[str, int]:
+    jobs = [job] if job.documents is not None else _blocks(job)
+    done = [_write_block(block, _worker["vocabulary"]) for block in jobs]
+    return {key: sum(counts[key] for counts in done) for key in ("bytes", "tokens")}
+
+
+def _blocks(job: Job) -> typing.Iterator[Job]:
+    """Reads the job's shard: the blocks that this host owns and that are not there yet, then the mark with their number."""
+    number = 0
+
+    def due(documents: list[str]) -> list[Job]:
+        index, count = job.owned
+        mine = (job.number + number) % count == index and not block_path(job.folder, job.number, number).is_file()
+        return [dataclasses.replace(job, block=number, documents=documents)] if mine else []
+
+    documents, size = [], 0
+    for document in job.shard.documents():
+        documents.append(document)
+        size += len(document)
+        if size >= BLOCK_CHARACTERS:
+            yield from due(documents)
+            documents, size, number = [], 0, number + 1
+    if documents:
+        yield from due(documents)
+        number += 1
+    replace(mark_path(job.folder, job.number), json.dumps({"blocks": number}).encode())
+
+
+def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
+    corpus = job.shard.corpus
+    chosen: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for text in job.documents or []:
+        chosen["heldout" if packing.is_heldout(text, corpus.heldout_fraction) else "train"].append(text)
+    arrays, counts = {}, {}
+    for split, documents in chosen.items():
+        rows, segments = packing.pack(documents, vocabulary, job.length)
+        arrays[split] = rows.astype(dtype(vocabulary))
+        values = (len(documents), sum(len(text.encode()) for text in documents), len(rows), segments, int((rows != vocabulary.pad).sum()))
+        counts[split] = dict(zip(COUNTS, values))
+    path = block_path(job.folder, job.number, job.block)
+    with open(_temporary(path), "wb") as file:
+        np.savez(file, counts=json.dumps(counts), **arrays)
+    os.replace(_temporary(path), path)
+    return {key: sum(counts[split][key] for split in SPLITS) for key in ("bytes", "tokens")}
+
+
+def dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
+    """What ids are stored as."""
+    return np.dtype(np.uint16 if vocabulary.size <= 65536 else np.uint32)
+
+
+def replace(path: pathlib.Path, content: bytes):
+    """Writes a file so that it is there whole or not at all."""
+    _temporary(path).write_bytes(content)
+    os.replace(_temporary(path), path)
+
+
+def _temporary(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")

@@ -1,0 +1,150 @@
+"""The embedded corpus: the English documentation strings of Python and of the packages installed with requirements.txt.
+
+A document is a module, its docstrings in order, one paragraph a line. Code, doctests, tables and field lists are left out, a docstring under ten words too,
+and one that is already there (many are copied from class to class). The text is kept as a file, as making it takes a while.
+"""
+
+import ast
+import concurrent.futures
+import hashlib
+import importlib.metadata
+import inspect
+import logging
+import multiprocessing
+import os
+import pathlib
+import platform
+import re
+import sysconfig
+import warnings
+
+from maelm_jax import config
+from maelm_jax.data import sources
+
+VERSION = 1  # of the rules below: part of the cache's key
+# What the text is made of: pinned in requirements.txt or by what is pinned there. `python` is the standard library.
+DISTRIBUTIONS = (
+    "absl-py", "array_record", "clu", "etils", "flax", "fonttools", "fsspec", "gin-config", "grpcio", "h5py", "huggingface_hub", "jax", "jaxlib",
+    "jaxtyping", "keras", "matplotlib", "ml_collections", "numpy", "optax", "orbax-checkpoint", "packaging", "pillow", "protobuf", "pyglove", "pygments",
+    "pyparsing", "pytest", "requests", "rich", "scipy", "seqio", "sentencepiece", "setuptools", "tensorboardX", "tensorflow", "tensorflow-datasets",
+    "tensorflow-text", "tensorstore", "tokenizers", "tqdm", "treescope", "urllib3",
+)  # fmt: skip
+MINIMUM_WORDS = 10
+STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
+ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
+WORD = re.compile(r"[A-Za-z][a-z']*\b")
+COMMON = frozenset("the a an of to in is are and or for if with that this be by as on from it not which when can".split())
+log = logging.getLogger(__name__)
+
+
+def versions() -> dict[str, str]:
+    """Distribution -> version, of those that are installed, `python` first."""
+    found = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def identity(partial: bool = False) -> str:
+    """A hash of the versions. Raises Unavailable when a distribution is missing, unless `partial`."""
+    found = versions()
+    missing = [name for name in DISTRIBUTIONS if name not in found]
+    if missing and not partial:
+        raise sources.Unavailable(f"installed_docs: not installed: {', '.join(missing)}; pip install -r requirements.txt")
+    return hashlib.sha256(f"{VERSION} {sorted(found.items())}".encode()).hexdigest()
+
+
+def text_file(corpus: config.Corpus) -> pathlib.Path:
+    """The text as a file of documents with a blank line between, made if it is not there yet. Of what is installed, if not all is; logs its sha256."""
+    path = pathlib.Path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        documents = extract(modules(), corpus.processes or len(os.sched_getaffinity(0)))
+        content = ("\n\n".join(documents) + "\n").encode()
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+        digest = hashlib.sha256(content).hexdigest()
+        log.info("installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s", len(documents), len(content) / 1e6, digest, path)
+    return path
+
+
+def modules() -> list[str]:
+    """The .py files, in a fixed order: the standard library's, then each distribution's by name."""
+    library = pathlib.Path(sysconfig.get_path("stdlib"))
+    found = []
+    for folder, folders, files in os.walk(library):
+        folders[:] = sorted(set(folders) - STDLIB_LEFT_OUT)
+        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith(".py")]
+    for name in versions():
+        if name != "python":
+            listed = importlib.metadata.files(name) or []
+            found += sorted(str(file.locate()) for file in listed if file.suffix == ".py" and not {"test", "tests", "testdata"} & set(file.parts))
+    return found
+
+
+def extract(paths: list[str], processes: int = 1) -> list[str]:
+    """One document per file that has docstrings; a docstring that an earlier file has is left out."""
+    batches = [paths[start : start + 200] for start in range(0, len(paths), 200)]
+    if processes > 1 and len(batches) > 1:
+        with concurrent.futures.ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            results = list(pool.map(_docstrings_of, batches))
+    else:
+        results = map(_docstrings_of, batches)
+    seen, documents = set(), []
+    for strings in (strings for batch in results for strings in batch):
+        new = [text for text in dict.fromkeys(strings) if text not in seen]
+        seen.update(new)
+        if new:
+            documents.append("\n".join(new))
+    return documents
+
+
+def _docstrings_of(paths: list[str]) -> list[list[str]]:
+    return [docstrings(pathlib.Path(path)) for path in paths]
+
+
+def docstrings(path: pathlib.Path) -> list[str]:
+    """The docstrings of a Python file, cleaned, those that are long enough; none when the file does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escapes
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        return []
+    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)))
+    texts = (prose(text) for text in map(ast.get_docstring, nodes) if text)
+    return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
+
+
+def prose(docstring: str) -> str:
+    """The paragraphs of a docstring, each on one line; blocks that are not English prose are dropped."""
+    paragraphs: list[str] = []
+    fenced = False
+    block: list[str] = []
+    for line in [*inspect.cleandoc(docstring).replace("\x0c", "\n").split("\n"), ""]:
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+            line = ""
+        elif fenced:
+            continue
+        bare = line.strip()
+        if not bare or CODE.match(line) or ITEM.match(bare):
+            text = " ".join(" ".join(block).split())
+            if _english(text):
+                paragraphs.append(text)
+            block = [ITEM.sub("", bare)] if ITEM.match(bare) else []
+        else:
+            block.append(bare)
+    return "\n".join(paragraphs)
+
+
+def _english(text: str) -> bool:
+    """Whether it reads as a sentence: some words, mostly letters, with the small words that English cannot do without."""
+    words = WORD.findall(text)
+    letters = sum(character.isalpha() or character == " " for character in text)
+    return len(words) >= 4 and letters >= 0.75 * len(text) and any(word.lower() in COMMON for word in words)

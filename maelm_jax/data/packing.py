@@ -1,0 +1,96 @@
+"""Documents -> lines -> sentences -> ids -> rows of one length.
+
+A segment is `<s>` line `</s>` line `</s>` ... of one document; several segments share a row. Where the next sentence does not fit into the rest of
+the row, the segment is closed, the row padded, and the document goes on in the next row in a segment of its own. Segment numbers and positions are
+not stored: a segment begins at each `<s>`.
+"""
+
+import itertools
+
+import numpy as np
+
+from maelm_jax.data import vocabulary as vocabularies
+
+MINIMUM_SLOTS = 8  # a segment is not begun with fewer slots left in the row
+
+
+class Packer:
+    """Fills rows of `length` ids, greedily and in order."""
+
+    def __init__(self, vocabulary: vocabularies.Vocabulary, length: int):
+        self.bos, self.pad, self.eos = vocabulary.bos, vocabulary.pad, vocabulary.eos
+        self.length = length
+        self.rows: list[list[int]] = []
+        self.row: list[int] = []
+        self.open = False  # whether a segment is open: its last `</s>` may still be to come, so a slot is kept free for it
+        self.segments = 0
+
+    def add(self, document: list[list[list[int]]]):
+        """Adds a document: a list of lines, each a list of sentences, each a list of ids."""
+        for line in document:
+            line = [ids for ids in line if ids]
+            for ids in line:
+                self._sentence(ids)
+            if line:
+                self.row.append(self.eos)
+        self.open = False
+
+    def finish(self) -> np.ndarray:
+        """All rows, [rows, length] uint32; the last one is padded."""
+        if self.row:
+            self._break()
+        if not self.rows:
+            return np.zeros((0, self.length), np.uint32)
+        return np.fromiter(itertools.chain.from_iterable(self.rows), np.uint32, len(self.rows) * self.length).reshape(-1, self.length)
+
+    def _sentence(self, ids: list[int]):
+        if not self.open and self.length - len(self.row) < min(MINIMUM_SLOTS, self.length):
+            self._break()
+        if len(ids) > self._room():
+            if len(ids) + 2 > self.length:  # longer than a row: cut at a token
+                while len(ids) > (room := self._room()):
+                    if room > 0:
+                        self._append(ids[:room])
+                        ids = ids[room:]
+                    self._break()
+            else:
+                self._break()
+        self._append(ids)
+
+    def _room(self) -> int:
+        """Ids of a sentence that the row can take, `<s>` and the closing `</s>` accounted for."""
+        return self.length - len(self.row) - 1 - (not self.open)
+
+    def _append(self, ids: list[int]):
+        if not self.open:
+            self.row.append(self.bos)
+            self.open = True
+            self.segments += 1
+        self.row += ids
+
+    def _break(self):
+        if self.row[-1] != self.eos:
+            self.row.append(self.eos)
+        self.rows.append(self.row + [self.pad] * (self.length - len(self.row)))
+        self.row = []
+        self.open = False
+
+
+def tokenise(documents: list[str], vocabulary: vocabularies.Vocabulary) -> list[list[list[list[int]]]]:
+    """Documents -> lines -> sentences -> ids."""
+    cut = [[vocabularies.sentences(line) for line in text.split("\n")] for text in documents]
+    ids = iter(vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line]))
+    return [[list(itertools.islice(ids, len(line))) for line in lines] for lines in cut]
+
+
+def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> tuple[np.ndarray, int]:
+    """Documents -> (rows [n, length], number of segments)."""
+    packer = Packer(vocabulary, length)
+    for document in tokenise(documents, vocabulary):
+        packer.add(document)
+    return packer.finish(), packer.segments
+
+
+def is_heldout(text: str, fraction: float) -> bool:
+    """Whether a document is kept for evaluation: a matter of its text alone."""
+    return vocabularies.text_hash(text) < fraction * 2.0**64

@@ -1,0 +1,243 @@
+"""Text to ids and back: a SentencePiece BPE trained here, a SentencePiece model file, or a Hugging Face tokenizer.json.
+
+The vocabulary trained here has `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the pieces, `<mask>` last: the layout of MPNet and of the reference.
+Special ids never come out of text: a literal `<mask>` or `<s>` in a text is encoded as ordinary characters.
+"""
+
+import hashlib
+import heapq
+import io
+import json
+import os
+import pathlib
+import re
+import typing
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from maelm_jax import config
+
+NAMES = {"bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"), "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]")}
+ASCII = "".join(chr(code) for code in range(33, 127))  # always among the pieces, however rare in the corpus
+SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
+
+
+def sentences(line: str) -> list[str]:
+    """Cuts a line after each `.`, `!` or `?` (and the quotes and brackets that close it) before white space, which begins the next sentence.
+
+    Joined, the sentences are the line. An abbreviation ends a "sentence" too: the cuts only decide where a row may break.
+    """
+    ends = [match.end() for match in SENTENCE_END.finditer(line)]
+    if not ends:
+        return [line]
+    return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)]) if start < end]
+
+
+class Vocabulary:
+    """The interface. Attributes: `size` (ids in all, special ones included), `bos`, `pad`, `eos`, `unk`, `mask` (ids), `fingerprint` (sha256, hex)."""
+
+    FILE: str  # the file that `save` writes
+    size: int
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    mask: int
+
+    def __init__(self, content: bytes):
+        self.content = content
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+
+    def __reduce__(self):  # loaded models do not pickle: worker processes load the bytes again
+        return type(self), (self.content,)
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The ids of each text, without special ids around them; on one thread."""
+        raise NotImplementedError
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids: typing.Iterable[int]) -> str:
+        """The text of `ids`; `<s>`, `<pad>`, `</s>` and `<mask>` give nothing."""
+        raise NotImplementedError
+
+    def normalise(self, text: str) -> str:
+        """The text as the pieces spell it: what `decode(encode(text))` gives back, unknown characters aside."""
+        raise NotImplementedError
+
+    def save(self, directory: str | os.PathLike) -> pathlib.Path:
+        """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""
+        path = pathlib.Path(directory) / self.FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(self.content)
+        os.replace(temporary, path)
+        return path
+
+    def seqio_vocabulary(self):
+        """This vocabulary as a seqio Vocabulary (imports seqio)."""
+        from maelm_jax.data import tasks
+
+        return tasks.seqio_vocabulary(self)
+
+
+class SentencePieceVocabulary(Vocabulary):
+    """A SentencePiece model. `<s>`, `<pad>`, `</s>` or `<mask>` that it lacks are appended as control pieces."""
+
+    FILE = "sentencepiece.model"
+
+    def __init__(self, content: bytes):
+        proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+        kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+        ids = {}
+        for index, piece in enumerate(proto.pieces):
+            if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
+                if piece.piece in NAMES["mask"]:
+                    piece.type = kinds.CONTROL  # a user-defined <mask> would come out of a literal "<mask>" in a text
+                ids.update({key: index for key, names in NAMES.items() if piece.piece in names or (key == "unk" and piece.type == kinds.UNKNOWN)})
+        for key, names in NAMES.items():
+            if key not in ids:
+                ids[key] = len(proto.pieces)
+                proto.pieces.add(piece=names[0], score=0.0, type=kinds.CONTROL)
+        proto.trainer_spec.vocab_size = len(proto.pieces)
+        super().__init__(proto.SerializeToString(deterministic=True))
+        self.model = sentencepiece.SentencePieceProcessor(model_proto=self.content)
+        self.size = self.model.get_piece_size()
+        self.bos, self.pad, self.eos, self.unk, self.mask = (ids[key] for key in NAMES)
+
+    def encode_batch(self, texts):
+        return self.model.encode(texts, out_type=int, num_threads=1)
+
+    def decode(self, ids):
+        silent = {self.bos, self.pad, self.eos, self.mask}
+        return self.model.decode([int(i) for i in ids if int(i) not in silent])
+
+    def normalise(self, text):
+        return self.model.normalize(text).replace("▁", " ").strip()
+
+
+class TokenizerJsonVocabulary(Vocabulary):
+    """A Hugging Face tokenizer.json, with `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]` among its tokens."""
+
+    FILE = "tokenizer.json"
+
+    def __init__(self, content: bytes):
+        import tokenizers
+
+        super().__init__(content)
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # processes are what work is divided over
+        self.model = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        self.model.encode_special_tokens = True  # a literal <mask> in a text is ordinary text
+        self.model.no_truncation()
+        self.model.no_padding()
+        self.size = max(self.model.get_vocab(with_added_tokens=True).values()) + 1
+        for key, names in NAMES.items():
+            found = [self.model.token_to_id(name) for name in names if self.model.token_to_id(name) is not None]
+            if not found:
+                raise config.ConfigError(f"Vocabulary.file: the tokenizer.json has no token {' or '.join(names)}; add it to its special tokens")
+            setattr(self, key, found[0])
+
+    def encode_batch(self, texts):
+        return [encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
+
+    def decode(self, ids):
+        silent = {self.bos, self.pad, self.eos, self.mask}
+        return self.model.decode([int(i) for i in ids if int(i) not in silent], skip_special_tokens=False)
+
+    def normalise(self, text):
+        return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
+
+
+def load(path: str | os.PathLike) -> Vocabulary:
+    """Reads a SentencePiece model, a tokenizer.json, or a directory that `save` wrote. Raises ConfigError when it is neither."""
+    path = pathlib.Path(path)
+    if path.is_dir():
+        files = [path / kind.FILE for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary) if (path / kind.FILE).is_file()]
+        if not files:
+            raise config.ConfigError(f"Vocabulary.file: {path} holds neither {SentencePieceVocabulary.FILE} nor {TokenizerJsonVocabulary.FILE}")
+        path = files[0]
+    if not path.is_file():
+        raise config.ConfigError(f"Vocabulary.file: no file {path}; name a SentencePiece .model or a tokenizer.json, or set it to None to train one")
+    kind = TokenizerJsonVocabulary if path.suffix == ".json" else SentencePieceVocabulary
+    try:
+        return kind(path.read_bytes())
+    except config.ConfigError:
+        raise
+    except Exception as error:  # protobuf, sentencepiece and tokenizers each raise their own, tokenizers a bare Exception
+        raise config.ConfigError(f"Vocabulary.file: {path} cannot be read as {kind.FILE}: {' '.join(str(error).split())[:200]}") from error
+
+
+def text_hash(text: str) -> int:
+    """A number in [0, 2**64) that depends on the text alone: what documents are sampled and split by."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def sample(documents: typing.Iterable[str], megabytes: float) -> list[str]:
+    """The documents of smallest hash that fit into `megabytes` (10**6 characters) together, in hash order: the order they come in has no effect."""
+    limit, total = int(megabytes * 1e6), 0
+    kept: list[tuple[int, str]] = []  # a heap with the largest hash on top
+    bound = None  # hashes from here on are out: something below them did not fit
+    for text in documents:
+        key = text_hash(text)
+        if bound is not None and key >= bound:
+            continue
+        heapq.heappush(kept, (-key, text))
+        total += len(text)
+        while total > limit and len(kept) > 1:
+            key, dropped = heapq.heappop(kept)
+            bound = -key
+            total -= len(dropped)
+    return [text for _, text in sorted(kept, reverse=True)]
+
+
+def train(texts: typing.Iterable[str], settings: config.Vocabulary) -> SentencePieceVocabulary:
+    """Trains a SentencePiece BPE on a sample of the documents `texts`. The same texts in any order give the same model, byte for byte.
+
+    Raises ConfigError when there is no text, or less than `settings.size` pieces can be made of it.
+    """
+    chosen = sample(texts, settings.sample_megabytes)
+    lines = [sentence for text in chosen for line in text.split("\n") for sentence in sentences(line) if not sentence.isspace() and sentence]
+    if not lines:
+        raise config.ConfigError("Vocabulary: the corpus holds no text to train a vocabulary on; check Corpus.sources or TEXT_FILES")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=settings.size - 1,  # <mask> is appended: a symbol named to the trainer would land among the first ids
+            character_coverage=0.9999,
+            normalization_rule_name="nmt_nfkc" if settings.cased else "nmt_nfkc_cf",
+            max_sentence_length=1 << 16,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=3,
+            unk_surface="<unk>",
+            required_chars=ASCII if settings.cased else ASCII.lower(),
+            shuffle_input_sentence=False,
+            num_threads=os.cpu_count() or 1,
+            minloglevel=2,
+        )
+    except (RuntimeError, ValueError) as error:
+        text = " ".join(str(error).split())
+        too_large = re.search(r"less than or equal to (\d+)|value <= (\d+)", text)
+        if "too high" in text or too_large:
+            most = f"to at most {int(too_large[1] or too_large[2]) + 1}" if too_large else "lower"
+            raise config.ConfigError(f"vocabulary larger than the corpus supports: set Vocabulary.size {most} (it is {settings.size})") from error
+        too_small = re.search(r"required_chars\S* (\d+) vs (\d+)", text)
+        if too_small:
+            raise config.ConfigError(f"Vocabulary.size {settings.size} does not hold the corpus's characters: set it above {int(too_small[2]) + 1}") from error
+        raise config.ConfigError(f"Vocabulary: SentencePiece cannot train on this corpus: {text[:300]}") from error
+    return SentencePieceVocabulary(model.getvalue())
+
+
+def describe(settings: config.Vocabulary) -> str:
+    """What of the settings a trained vocabulary depends on, as text for its key."""
+    return json.dumps([settings.size, settings.cased, settings.sample_megabytes, sentencepiece.__version__])

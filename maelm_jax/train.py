@@ -1,0 +1,226 @@
+"""Pretrain a text encoder: MAE-LM, the MLM baseline, or anything between.
+
+    python -m maelm_jax.train --gin_file=tiny.gin                                  a small encoder, on text that is already on this machine
+    python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin               its MLM twin
+    python -m maelm_jax.train --gin_file=small.gin --gin.TEXT_FILES='books/*.txt'  your own text
+    python -m maelm_jax.train --gin_file=base.gin --dry_run                        sizes, FLOPs, memory and mesh, without any data
+
+The workdir holds all of it: config.gin, environment.txt, vocabulary/, metrics.jsonl, tensorboard/, checkpoints/, loss_curve.png. The same
+command started again goes on from the newest checkpoint. Exit status: 0 done, 143 saved on SIGTERM, 2 wrong input, 1 anything else.
+"""
+
+import importlib.metadata
+import logging
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+from maelm_jax import cli, config
+
+
+def main(argv: list[str]) -> int:
+    began = time.perf_counter()
+    flags = cli.parser(__doc__)
+    flags.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory and mesh, then stop; reads no data")
+    args, experiment = cli.parse(flags, argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    check_workdir(args.workdir, experiment)
+
+    import jax
+    import numpy as np
+
+    from maelm_jax.model import maelm
+    from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
+
+    mesh = sharding.make_mesh(experiment.mesh)
+    sharding.check(experiment, mesh)
+    if args.dry_run:
+        dry_run(experiment, mesh)
+        return 0
+
+    # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
+    from maelm_jax.data import batches, rows
+
+    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    stores = rows.prepare(experiment.corpus, vocabulary)
+    describe_run(args.workdir, experiment, vocabulary)
+
+    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    graph, init = maelm.create(experiment.model, vocabulary.size, special)
+    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
+    loss_fn = step.pretraining_loss(experiment, graph, special)
+    seed = experiment.run.seed
+
+    # Where the state comes from, the first that applies: (1) the workdir's newest whole checkpoint, (2) init_from's parameters, (3) scratch.
+    state = step.create_state(init, updates, seed, mesh)
+    checkpoints = checkpoint.Checkpoints(args.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every)
+    resumed = checkpoints.restore(state)
+    if resumed is not None:
+        state = resumed[1]
+        print(f"resuming {args.workdir} at step {resumed[0]}")
+    elif experiment.run.init_from:
+        start, params = checkpoint.restore_params(experiment.run.init_from, state.params)
+        state = state._replace(params=params)
+        print(f"starting from the parameters of {experiment.run.init_from}, step {start}")
+
+    rates = experiment.corpus.rates
+    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
+    heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
+    eval_size = experiment.run.batch_size // experiment.run.accumulate
+    padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
+    heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
+    eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
+
+    def evaluate(params) -> dict[str, float]:
+        sums = [eval_step(params, sharding.place(part, mesh), np.uint32(i * eval_size)) for i, part in enumerate(heldout)]
+        loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
+        return {"eval_loss": loss / count, "eval_accuracy": correct / count}
+
+    unigram = unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary.size, special, stores)
+    terms = metrics.flops_terms(experiment, vocabulary.size)
+    peak, peak_source = metrics.peak_flops(experiment.model.dtype)
+    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
+    print(f"model FLOPs a step: {sum(terms.values()):.3g} = " + " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value))
+    print(f"MFU is against {peak / 1e12:.3g} TFLOP/s ({peak_source})")
+    print(f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; mesh {dict(mesh.shape)}")
+    print(f"unigram cross-entropy of the held-out targets: {unigram:.4f} nats; an encoder that has learned something is below it", flush=True)
+
+    job = loop.Job(
+        run=experiment.run,
+        train_step=step.make_train_step(loss_fn, updates, state, seed, experiment.run.accumulate, mesh),
+        batch=lambda number: sharding.place(train.batch(number), mesh),
+        evaluate=evaluate,
+        learning_rate=optimizer.schedule(experiment.optimizer, experiment.run.train_steps),
+        tokens_per_step=tokens,
+        flops_per_step=sum(terms.values()),
+        peak_flops=peak,
+    )
+    writer = metrics.Writer(args.workdir, int(state.step))
+    try:
+        state, status = loop.run(job, state, writer, checkpoints)
+    finally:
+        writer.close()
+        checkpoints.close()
+    if status == loop.STOPPED:
+        print(f"stopped by SIGTERM at step {int(state.step)}; the same command goes on from there")
+        return status
+    last = [line for line in metrics.read(args.workdir) if "eval_loss" in line][-1]
+    picture = metrics.plot(args.workdir, unigram)
+    print(
+        f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, {unigram - last['eval_loss']:.2f} below the unigram cross-entropy "
+        f"{unigram:.4f}; accuracy {last['eval_accuracy']:.3f}; {time.perf_counter() - began:.0f} s in all\nloss curve: {picture}"
+    )
+    return 0
+
+
+def check_workdir(workdir: str, experiment: config.Experiment):
+    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
+    saved = pathlib.Path(workdir) / "config.gin"
+    if saved.exists():
+        changed = config.differences(config.load([str(saved)]), experiment)
+        if changed:
+            raise config.ConfigError(f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
+
+
+def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
+    """Writes config.gin, environment.txt and vocabulary/ into the workdir."""
+    import jax
+
+    folder = pathlib.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.gin").write_text(config.render(experiment))
+    here = pathlib.Path(__file__).parent
+    commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())
+    devices = [f"{device.id}: {device.device_kind}" for device in jax.devices()]
+    lines = [f"commit {commit or 'unknown'}", f"command {' '.join(sys.argv)}", f"python {platform.python_version()} on {platform.platform()}", *devices, *packages]
+    (folder / "environment.txt").write_text("\n".join(lines) + "\n")
+    vocabulary.save(folder / "vocabulary")
+
+
+def unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary_size, special, stores) -> float:
+    """Nats per held-out target (the very ones of the evaluation) under the token frequencies of the training rows, add-one smoothed.
+
+    Special tokens are in neither.
+    """
+    import jax
+    import numpy as np
+
+    from maelm_jax.model import loss, masking
+
+    counts = np.ones(vocabulary_size)
+    for name, rate in train.rates.items():
+        store = stores[name]["train"]
+        sample = store[np.linspace(0, len(store) - 1, min(len(store), 8192)).astype(np.int64)]
+        found = np.bincount(sample.ravel(), minlength=vocabulary_size).astype(np.float64)
+        found[list(special.never_masked)] = 0
+        counts += found * rate * (1e6 / max(found.sum(), 1)) if len(train.rates) > 1 else found
+    counts[list(special.never_masked)] = 0
+    nats = -np.log(np.maximum(counts, 1e-300) / counts.sum())
+    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    mask_key = jax.random.split(jax.random.fold_in(jax.random.key(experiment.run.seed), 2))[0]
+
+    @jax.jit
+    def targets(part, numbers):
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
+        return loss.targets(masking.draw(keys, part, experiment.masking, sizes, special))
+
+    total = count = 0.0
+    for i, part in enumerate(heldout):
+        ids, weights = jax.device_get(targets(part, np.arange(i * eval_size, (i + 1) * eval_size, dtype=np.uint32)))
+        weights = weights * ~np.isin(ids, special.never_masked)
+        total, count = total + float((nats[ids] * weights).sum()), count + float(weights.sum())
+    return total / max(count, 1.0)
+
+
+def dry_run(experiment: config.Experiment, mesh):
+    """Prints the parameter table, FLOPs by term, memory by kind and the mesh; compiles the real step, allocates nothing."""
+    import jax
+    import jax.numpy as jnp
+
+    from maelm_jax.model import maelm, masking
+    from maelm_jax.training import metrics, optimizer, sharding, step
+
+    size = experiment.vocabulary.size
+    special = config.SpecialIds(0, 1, 2, 3, size - 1)
+    graph, init = maelm.create(experiment.model, size, special)
+    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
+
+    def fresh(key):
+        params = init(key)
+        return step.State(jnp.zeros((), jnp.int32), params, updates.init(params))
+
+    shapes = jax.eval_shape(fresh, jax.random.key(0))
+    shardings = sharding.tree(shapes, mesh)
+    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state.params):
+        path = sharding.path_of(keys)
+        print(f"{path:<42}{'x'.join(map(str, leaf.shape)):>20}{leaf.size:>14,}  {tuple(sharding.spec(path))}")
+    count = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    print(f"{'all':<42}{'':>20}{count:>14,}\n")
+
+    run, length = experiment.run, experiment.corpus.sequence_length
+    sizes = masking.budget(experiment.masking, length)
+    print(f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)")
+    print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
+    terms = metrics.flops_terms(experiment, size)
+    for name, value in terms.items():
+        print(f"{name:<20}{value:>12.4g} FLOPs a step {value / sum(terms.values()):>8.1%}")
+    print(f"{'all':<20}{sum(terms.values()):>12.4g} FLOPs a step, {sum(terms.values()) * run.train_steps:.4g} in {run.train_steps:,} steps\n")
+
+    loss_fn = step.pretraining_loss(experiment, graph, special)
+    train_step = step.make_train_step(loss_fn, updates, state, run.seed, run.accumulate, mesh)
+    compiled = train_step.lower(state, jax.ShapeDtypeStruct((run.batch_size, length), jnp.int32)).compile()
+    memory = compiled.memory_analysis()
+    gib = lambda n: f"{n / 2**30:>9.3f} GiB"  # noqa: E731
+    print(f"parameters          {gib(4 * count)} in all")
+    print(f"Adam's moments      {gib(8 * count)} in all")
+    print(f"state               {gib(memory.argument_size_in_bytes)} per device, batch included")
+    print(f"activations, gradients, temporaries {gib(memory.temp_size_in_bytes)} per device (this backend's compiler)")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,81 @@
+"""Checkpoints with Orbax: asynchronous, atomic, restored onto any mesh.
+
+A step's folder appears under its name only when it is whole; one that was damaged later is passed over for the one before.
+"""
+
+import logging
+import pathlib
+import typing
+
+import jax
+import orbax.checkpoint as ocp
+
+from maelm_jax.config import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The folder `checkpoints/` of a workdir."""
+
+    def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):
+        self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, create=True, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(self.directory, options=options)
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint, ascending."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: typing.Any):
+        """Starts writing `state` in the background. An error of the write before is raised here; the same step is not written twice."""
+        if step not in self._manager.all_steps():
+            self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+
+    def wait(self):
+        """Returns when everything is on disk; raises what a background write ran into."""
+        self._manager.wait_until_finished()
+
+    def restore(self, like: typing.Any) -> tuple[int, typing.Any] | None:
+        """(step, state) of the newest checkpoint that can be read, laid out as `like` (arrays or ShapeDtypeStructs with shardings).
+
+        None when there is no checkpoint at all; ConfigError when there are some and none can be read.
+        """
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        failures = []
+        for step in reversed(self.steps()):
+            try:
+                state = self._manager.restore(step, args=ocp.args.StandardRestore(target))
+            except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
+                reason = " ".join(str(error).split())[:200]
+                log.warning("checkpoint %d cannot be read, trying the one before: %s", step, reason)
+                failures.append((step, reason))
+                continue
+            for broken, _ in failures:  # so that the run can write these steps again
+                (self.directory / str(broken)).rename(self.directory / f"damaged-{broken}")
+            if failures:
+                self._manager.reload()
+            return step, state
+        if failures:
+            raise ConfigError(f"no checkpoint under {self.directory} can be read; the newest, {failures[0][0]}, says: {failures[0][1]}")
+        return None
+
+    def close(self):
+        self._manager.close()
+
+
+def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
+    """(step, parameters) of a workdir's newest checkpoint, laid out as `like`. Raises ConfigError when there is none or it does not fit."""
+    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    if not directory.is_dir():
+        raise ConfigError(f"{workdir} holds no checkpoints/ folder; is it a workdir of maelm_jax.train?")
+    with ocp.CheckpointManager(directory) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise ConfigError(f"{directory} holds no checkpoint")
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like})
+        try:
+            restored = manager.restore(step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=ocp.checkpoint_utils.construct_restore_args(target)))
+        except Exception as error:
+            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
+        return step, restored["params"]

@@ -1,0 +1,140 @@
+"""The one loop: cadence of logging, evaluation and checkpoints; SIGTERM; the stop on NaN. It knows nothing of what is trained."""
+
+import dataclasses
+import math
+import signal
+import sys
+import time
+import typing
+
+import jax
+import tqdm
+
+from maelm_jax import config
+from maelm_jax.training import checkpoint, metrics
+from maelm_jax.training.step import State
+
+STOPPED = 143  # exit status after a checkpoint on SIGTERM: launchers start the command again
+
+
+@dataclasses.dataclass
+class Job:
+    """What the loop runs."""
+
+    run: config.Run
+    train_step: typing.Callable[[State, typing.Any], tuple[State, dict]]
+    batch: typing.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
+    evaluate: typing.Callable[[dict], dict[str, float]]  # params -> what is logged as eval_*
+    learning_rate: typing.Callable[[int], float]
+    tokens_per_step: int
+    flops_per_step: float
+    peak_flops: float
+
+
+class Interrupted:
+    """Notes SIGTERM instead of dying of it, for as long as the context lasts."""
+
+    def __enter__(self):
+        self.asked = False
+        self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
+
+    def _note(self, *_):
+        self.asked = True
+
+    def __exit__(self, *_):
+        signal.signal(signal.SIGTERM, self._before)
+
+
+def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[State, int]:
+    """Trains until `job.run.train_steps`; returns the last state and the exit status (0, or 143 after SIGTERM).
+
+    Step n's numbers are read while step n + 1 runs, so the device never waits for the host. Raises RunError when the loss or
+    gradient is not finite (the state is then not saved), or when a checkpoint cannot be written.
+    """
+    settings, start = job.run, int(state.step)
+    clock = Clock()
+    pending = None
+    quiet = {"disable": jax.process_index() > 0, "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
+    with Interrupted() as interrupted, tqdm.tqdm(total=settings.train_steps, initial=start, unit="step", desc="training", **quiet) as bar:
+
+        def record(step: int, values: dict, extra: dict):
+            values = {name: float(value) for name, value in jax.device_get(values).items()}
+            clock.step_done()
+            bar.update(1)
+            if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
+                good = max(checkpoints.steps(), default=None)
+                kept = f"the last good checkpoint is step {good}" if good is not None else "there is no checkpoint yet"
+                raise config.RunError(f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; stopped; {kept}. A lower learning rate may help")
+            if step % settings.log_every == 0 or extra or step == settings.train_steps:
+                rate = clock.steps_per_second()
+                line = {name: values[name] for name in ("loss", "accuracy")}
+                line |= {"learning_rate": float(job.learning_rate(step - 1)), "grad_norm": values["grad_norm"]}
+                if rate is not None:
+                    line |= {"tokens_per_second": rate * job.tokens_per_step, "model_flops_per_second": rate * job.flops_per_step}
+                    line |= {"mfu": rate * job.flops_per_step / job.peak_flops}
+                else:  # one step since the start: nothing to divide yet
+                    line |= {"tokens_per_second": 0.0}
+                writer.write(step, line | extra)
+                bar.set_postfix({"loss": f"{values['loss']:.3f}"} | {name: f"{value:.3f}" for name, value in extra.items()}, refresh=False)
+
+        for step in range(start + 1, settings.train_steps + 1):
+            state, values = job.train_step(state, job.batch(step - 1))
+            if pending is not None:
+                record(*pending)
+            pending = (step, values, {})
+            last = step == settings.train_steps
+            stop = interrupted.asked
+            if last or step % settings.eval_every == 0:
+                with clock.paused():
+                    pending = (step, values, job.evaluate(state.params))
+            if last or stop or step % settings.checkpoint_every == 0:
+                record(*pending)
+                pending = None
+                with clock.paused():
+                    save(checkpoints, step, state, wait=last or stop)
+            if stop and not last:
+                return state, STOPPED
+    return state, 0
+
+
+def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: bool):
+    """Saves, and turns a storage error into RunError. What was whole before stays whole."""
+    try:
+        checkpoints.save(step, state)
+        if wait:
+            checkpoints.wait()
+    except Exception as error:  # Orbax hands on whatever its storage layers raise
+        whole = [kept for kept in checkpoints.steps() if kept != step]
+        raise config.RunError(f"the checkpoint of step {step} could not be written: {' '.join(str(error).split())[:300]}. Whole checkpoints: {whole or 'none'}") from error
+
+
+class Clock:
+    """Steps a second since the last reading, pauses (evaluation, checkpoints) and the first step (compilation) left out."""
+
+    def __init__(self):
+        self._last = None
+        self._steps, self._seconds = 0, 0.0
+
+    def step_done(self):
+        now = time.perf_counter()
+        if self._last is not None:
+            self._steps, self._seconds = self._steps + 1, self._seconds + now - self._last
+        self._last = now
+
+    def paused(self):
+        return self
+
+    def __enter__(self):
+        self._paused_at = time.perf_counter()
+
+    def __exit__(self, *_):
+        if self._last is not None:
+            self._last += time.perf_counter() - self._paused_at
+
+    def steps_per_second(self) -> float | None:
+        if not self._steps:
+            return None
+        rate = self._steps / self._seconds
+        self._steps, self._seconds = 0, 0.0
+        return rate

@@ -1,0 +1,123 @@
+"""What a run shows: metrics.jsonl, TensorBoard, the loss curve, and how its speed compares with the hardware's."""
+
+import json
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.model import maelm, masking
+
+# Dense bf16 peak in FLOP/s per device, from the vendors' data sheets, by a part of jax.Device.device_kind.
+PEAK_FLOPS = {
+    "H200": 989e12, "H100": 989e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
+    "TPU v6 lite": 918e12, "TPU v6e": 918e12,
+}  # fmt: skip
+
+
+def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
+    """Model FLOPs of one training step, by term: forward and backward (3 x forward), without credit for recomputation.
+
+    6 x parameters x tokens for the matrices, 12 x layers x width x length^2 per row for attention, the head on predicted rows only; the
+    encoder counted at its V slots, the decoder at L.
+    """
+    model, rows = experiment.model, experiment.run.batch_size
+    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    length = experiment.corpus.sequence_length
+
+    def layers(count, tokens):
+        per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
+        return rows * count * 6.0 * per_layer * tokens, rows * count * 12.0 * model.width * tokens**2
+
+    encoder, encoder_attention = layers(model.layers, sizes.visible)
+    decoder, decoder_attention = layers(model.decoder_layers, length)
+    head = rows * 6.0 * sizes.masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
+    return {"encoder matrices": encoder, "encoder attention": encoder_attention, "decoder matrices": decoder, "decoder attention": decoder_attention, "head": head}
+
+
+def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:
+    """FLOP/s of a size^3 matrix product on the first device: what is compared with where the device is not in the table."""
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        product(a).block_until_ready()
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def peak_flops(dtype: str) -> tuple[float, str]:
+    """(FLOP/s of all devices together, where the figure is from)."""
+    kind = jax.devices()[0].device_kind
+    for name, peak in PEAK_FLOPS.items():
+        if name in kind:
+            return peak * jax.device_count(), f"{jax.device_count()} x {kind}, data sheet, bf16"
+    # Fake CPU devices share the same cores, so the host's rate is the whole of it.
+    return measured_peak(dtype), f"a {dtype} matrix product measured on this {kind}"
+
+
+class Writer:
+    """Appends one JSON object a logged step to metrics.jsonl, and the same to TensorBoard. Silent on processes other than 0."""
+
+    def __init__(self, workdir: str, step: int):
+        """Lines past `step` are cut: the run goes on from there, and the file reads as one run."""
+        self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        self._board = None
+        if jax.process_index():
+            return
+        if self.path.exists():
+            kept = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
+            temporary = self.path.with_suffix(".tmp")
+            temporary.write_text("".join(kept))
+            os.replace(temporary, self.path)
+        from tensorboardX import SummaryWriter
+
+        self._board = SummaryWriter(str(pathlib.Path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, values: dict[str, float]):
+        if self._board is None:
+            return
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    def close(self):
+        if self._board is not None:
+            self._board.close()
+
+
+def read(workdir: str) -> list[dict]:
+    """The lines of metrics.jsonl."""
+    path = pathlib.Path(workdir) / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
+    """Draws loss_curve.png: training loss (thin), evaluation loss (dots), the unigram cross-entropy as the line to get below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = read(workdir)
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
+    evaluated = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
+    axes.plot(*np.transpose(trained), color="0.6", linewidth=1, label="training (one batch)")
+    if evaluated:
+        axes.plot(*np.transpose(evaluated), "o-", color="black", markersize=3, label="held-out")
+    if unigram is not None:
+        axes.axhline(unigram, linestyle="--", color="0.3", label=f"unigram {unigram:.2f}")
+    axes.set(xlabel="step", ylabel="masked cross-entropy (nats per token)", title=pathlib.Path(workdir).name)
+    axes.legend()
+    path = pathlib.Path(workdir) / "loss_curve.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path

@@ -1,0 +1,92 @@
+"""Devices as a mesh (data, fsdp, tensor), and the one table that says how each parameter lies on it."""
+
+import re
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from maelm_jax import config
+
+# Every parameter's path matches exactly one rule. Blocks have a leading layer axis. Linear kernels are [in, out]: the first of a pair is
+# cut along its output over `tensor`, the second along its input, so that a pair needs one all-reduce. `fsdp` cuts the other axis.
+RULES = (
+    (r"encoder/token_embedding", PartitionSpec("tensor", "fsdp")),
+    (r"(encoder|decoder)/position_embedding", PartitionSpec(None, "fsdp")),
+    (r"(encoder|decoder)/relative_bias/table", PartitionSpec()),
+    (r"(encoder|decoder)/blocks/(query|key|value|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
+    (r"(encoder|decoder)/blocks/(query|key|value|up)/bias", PartitionSpec(None, "tensor")),
+    (r"(encoder|decoder)/blocks/(out|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
+    (r"(encoder|decoder)/blocks/(out|down)/bias", PartitionSpec()),
+    (r"((encoder|decoder)/(blocks/(attention|output)_)?|head/)norm(/(scale|bias))", PartitionSpec()),
+    (r"head/dense/kernel", PartitionSpec("fsdp", None)),
+    (r"head/dense/bias", PartitionSpec()),
+    (r"head/bias", PartitionSpec("tensor")),
+)
+BATCH = PartitionSpec(("data", "fsdp"))  # rows are divided over data and fsdp
+
+
+def spec(path: str) -> PartitionSpec:
+    """The rule for a parameter's path, as in encoder/blocks/query/kernel. Raises ValueError unless exactly one matches."""
+    found = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
+    if len(found) != 1:
+        raise ValueError(f"{path} matches {len(found)} sharding rules; it must match exactly one")
+    return found[0]
+
+
+def path_of(keys) -> str:
+    """A tree path as parameter path; the optimiser's moments have the parameter's path behind their own."""
+    names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys]
+    rooms = [index for index, name in enumerate(names) if name in ("encoder", "decoder", "head")]
+    return "/".join(names[rooms[0] :]) if rooms else ""
+
+
+def tree(shapes, mesh: jax.sharding.Mesh):
+    """A sharding for every leaf: parameters and their moments by the table, scalars (step, counts) on every device."""
+
+    def leaf(keys, value):
+        path = path_of(keys)
+        return NamedSharding(mesh, spec(path) if path else PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def mesh_sizes(settings: config.Mesh, devices: int) -> tuple[int, int, int]:
+    """(data, fsdp, tensor) with -1 worked out. Raises ConfigError, with what would fit, when the product is not `devices`."""
+    sizes = [settings.data, settings.fsdp, settings.tensor]
+    known = int(np.prod([size for size in sizes if size > 0]))
+    sizes = [devices // known if size == -1 else size for size in sizes]
+    if int(np.prod(sizes)) != devices:
+        divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+        raise config.ConfigError(
+            f"Mesh: data {settings.data} x fsdp {settings.fsdp} x tensor {settings.tensor} does not make the {devices} devices here; "
+            f"each size must be one of {divisors}, with product {devices}, as in --gin.Mesh.data={devices} --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1"
+        )
+    return tuple(sizes)
+
+
+def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
+    """The mesh over all devices of all processes."""
+    axes = ("data", "fsdp", "tensor")
+    return jax.make_mesh(mesh_sizes(settings, jax.device_count()), axes, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+
+def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    """Raises ConfigError, with what would fit, unless rows, heads, width and feed-forward divide over the mesh."""
+    model, run = experiment.model, experiment.run
+    rows, tensor, fsdp = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"], mesh.shape["fsdp"]
+    micro = run.batch_size // run.accumulate
+    if micro % rows:
+        fits = max(micro // rows, 1) * rows * run.accumulate
+        raise config.ConfigError(
+            f"Run.batch_size {run.batch_size} in {run.accumulate} part(s) does not divide over {rows} devices (data x fsdp); "
+            f"{fits} or {fits + rows * run.accumulate} would"
+        )
+    for name, value, size in (("heads", model.heads, tensor), ("feed_forward", model.feed_forward, tensor), ("width", model.width, fsdp)):
+        if value % size:
+            raise config.ConfigError(f"Model.{name} {value} does not divide over the mesh's {size} devices")
+
+
+def place(rows: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
+    """This host's rows as its part of the global batch [B, L]."""
+    return jax.make_array_from_process_local_data(NamedSharding(mesh, BATCH), rows)

@@ -1,0 +1,170 @@
+"""Invariants 1 and 3: what the encoder's output depends on, and that the compact layout is the full-length one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import layers, loss, maelm, masking
+
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+LENGTH = 32
+TINY = dict(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.2, dropout=0.0, attention_dropout=0.0)
+
+
+def make(masking_settings=None, **changes):
+    settings = config.Model(**{**TINY, **changes})
+    graph, init = maelm.create(settings, 100, SPECIAL)
+    params = jax.jit(init)(jax.random.key(1))
+    params = jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(x.size), x.shape), params)  # no bias is left at zero
+    ids = np.random.default_rng(0).integers(4, 99, (3, LENGTH)).astype(np.int32)
+    ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
+    return graph, params, inputs_of(jnp.asarray(ids), masking_settings or config.Masking())
+
+
+def inputs_of(ids, settings):
+    keys = jax.random.split(jax.random.key(2), ids.shape[0])
+    return masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_the_encoder_sees_visible_tokens_only(compact):
+    graph, params, inputs = make(config.Masking(compact=compact))
+    model = maelm.apply(graph, params)
+    table = model.encoder.token_embedding[...]
+
+    def encoded_sum(extra):
+        """`extra` [B, L, D] is added to the embedding of every slot of the row, dropped ones too."""
+        slots = jnp.minimum(inputs.encoder_slots, LENGTH - 1)
+        encoder = model.encoder
+        by_slot = jnp.take_along_axis(extra, slots[:, :, None], axis=1)
+        segments = jnp.where(inputs.encoder_slots < LENGTH, jnp.take_along_axis(inputs.segments, slots, axis=1), 0)
+        positions = jnp.take_along_axis(inputs.positions, slots, axis=1)
+        x = jnp.take(table, inputs.encoder_ids, axis=0) + jnp.take(encoder.position_embedding[...], positions, axis=0) + by_slot
+        x = maelm._zero_at_empty(encoder.norm(x), segments)
+        bias = layers.within_segment(segments, x.dtype) + encoder.relative_bias(positions, x.dtype)
+        states = layers.run_stack(encoder.blocks, x, bias)
+        weight = jax.random.normal(jax.random.key(3), states.shape) * (segments > 0)[:, :, None].astype(jnp.float32)
+        return (states * weight).sum()
+
+    gradient = jax.jit(jax.grad(encoded_sum))(jnp.zeros((*inputs.ids.shape, TINY["width"])))
+    size = np.abs(np.asarray(gradient)).sum(-1)
+    visible = np.asarray(inputs.encoder_index) < inputs.encoder_slots.shape[1]
+    assert (size[~visible] == 0.0).all(), "a dropped position reaches the encoder"
+    assert (size[visible] > 0).all(), "a visible token does not reach the encoder's output"
+
+
+def test_changing_a_dropped_token_changes_nothing_but_its_target():
+    graph, params, inputs = make()
+    encode, predict = (jax.jit(lambda x, f=f: f(maelm.apply(graph, params), x)) for f in (maelm.MaeLm.encode, maelm.MaeLm.__call__))
+    dropped = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
+    other = inputs_of(jnp.where(dropped, 50, inputs.ids), config.Masking())
+    assert (other.masked_slots == inputs.masked_slots).all()
+    assert (encode(inputs) == encode(other)).all()
+    assert (predict(inputs) == predict(other)).all()
+    visible = ~dropped & (np.asarray(inputs.ids) > 3)
+    changed = inputs_of(jnp.where(visible, 50, inputs.ids), config.Masking())
+    assert (np.abs(np.asarray(predict(inputs) - predict(changed)))[:, 0] > 0).any(-1).all()
+
+
+def test_segments_do_not_see_each_other():
+    graph, params, inputs = make()
+    model = jax.jit(lambda x: maelm.apply(graph, params)(x))
+    second = np.asarray(inputs.segments) == 2
+    other = inputs_of(jnp.where(second & (np.asarray(inputs.ids) > 3), 50, inputs.ids), config.Masking())
+    slots = np.asarray(inputs.masked_slots)
+    first = np.take_along_axis(np.asarray(inputs.segments), np.minimum(slots, LENGTH - 1), 1) == 1
+    first &= slots < LENGTH
+    ours, theirs = np.asarray(model(inputs)), np.asarray(model(other))
+    assert first.any() and np.array_equal(ours[first], theirs[first])
+    assert not np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("delta,decoder,buckets", [(0.0, 1, "t5"), (0.0, 1, "none"), (0.5, 1, "reference"), (1.0, 0, "t5")])
+def test_compact_is_full_length(delta, decoder, buckets):
+    changes = {"relative_buckets": buckets, "decoder_layers": decoder}
+    results = []
+    for compact in (True, False):
+        graph, params, inputs = make(config.Masking(encoder_mask_fraction=delta, compact=compact), **changes)
+
+        def sums(params, graph=graph, inputs=inputs):
+            total = loss.masked_cross_entropy(maelm.apply(graph, params)(inputs), inputs)
+            return total.loss / total.count
+
+        results.append(jax.jit(jax.value_and_grad(sums))(params))
+    (ours, our_gradient), (theirs, their_gradient) = results
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(our_gradient), jax.tree.leaves(their_gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6 * max(float(jnp.abs(b).max()), 1e-3) + 1e-8, rtol=2e-4)
+
+
+def test_t5_buckets_are_those_of_stock_mpnet():
+    bucket = layers.bucket_of_distance(config.Model())
+    distances = np.arange(-511, 512)
+    # Raffel et al., as reference.md section 3 lists it: from these distances on the next bucket begins
+    starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+    expected = np.searchsorted(starts, np.abs(distances), side="right") - 1 + 16 * (distances > 0)
+    assert (bucket == expected).all()
+
+
+@pytest.mark.parametrize("buckets,farthest,starts", [
+    (32, 128, {8: 8, 9: 9, 11: 9, 12: 10, 18: 11, 27: 12, 39: 13, 58: 14, 85: 14, 86: 15, 500: 15}),
+    (64, 128, {17: 17, 19: 18, 22: 19, 49: 25, 111: 31, 110: 30}),
+    (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
+])  # fmt: skip
+def test_reference_buckets(buckets, farthest, starts):
+    rows = layers.bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
+    offset = buckets // 2 - 1
+    for distance, bucket in starts.items():
+        assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
+    assert rows.min() == 0 and rows.max() <= buckets - 1
+
+
+def test_bias_table_gradient():
+    settings = config.Model(**TINY)
+    table = layers.RelativeBias(settings, maelm.nnx.Rngs(0))
+    positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
+    weight = jax.random.normal(jax.random.key(0), (2, 4, 20, 20))
+    bucket = jnp.asarray(layers.bucket_of_distance(settings))[positions[:, None, :] - positions[:, :, None] + LENGTH - 1]
+    ours = jax.grad(lambda t: (layers._look_up(t, bucket) * weight).sum())(table.table[...])
+    plain = jax.grad(lambda t: (jnp.moveaxis(t[bucket], -1, 1) * weight).sum())(table.table[...])
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(ours).max()) > 1
+
+
+def test_local_bias_favours_neighbours():
+    table = layers.RelativeBias(config.Model(relative_bias_init="local"), maelm.nnx.Rngs(0))
+    bias = np.asarray(table(jnp.arange(64, dtype=jnp.int32)[None], jnp.dtype(jnp.float32)))[0]
+    assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
+
+
+def test_dropout():
+    x = jnp.ones((8, 16, 128, 64))
+    y = np.asarray(layers.dropout(x, 0.1, jax.random.key(0)))
+    kept = y != 0
+    assert abs(kept.mean() - 0.9) < 0.001
+    np.testing.assert_allclose(y[kept], 1 / 0.9, rtol=1e-6)
+    for axis in range(4):  # neighbours along every axis are independent
+        a, b = np.take(kept, range(7), axis), np.take(kept, range(1, 8), axis)
+        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
+    other = np.asarray(layers.dropout(x, 0.1, jax.random.key(1))) != 0
+    assert abs(np.corrcoef(kept.ravel(), other.ravel())[0, 1]) < 0.01
+    assert layers.dropout(x, 0.1, None) is x
+
+
+def test_rematerialised_gradients_are_the_same():
+    graph, params, inputs = make(dropout=0.1, attention_dropout=0.1)
+    again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
+    gradients = [
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, jax.random.key(5)), inputs).loss))(params) for g in (graph, again)
+    ]
+    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_follows_float32():
+    graph, params, inputs = make()
+    half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
+    ours, theirs = (loss.masked_cross_entropy(maelm.apply(g, params)(inputs), inputs) for g in (half, graph))
+    assert abs(float(ours.loss - theirs.loss)) / float(theirs.loss) < 0.05

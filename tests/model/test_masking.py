@@ -1,0 +1,109 @@
+"""Invariant 8 (statistics of the masks) and the arithmetic of slots."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import masking
+
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+LENGTH, ROWS = 64, 4096
+
+
+def rows_of_two_segments(length=LENGTH, rows=ROWS, pads=5):
+    """<s> words </s> <s> words </s> pads."""
+    ids = np.random.default_rng(0).integers(4, 99, (rows, length)).astype(np.int32)
+    ids[:, [0, 20]], ids[:, [19, length - pads - 1]] = 0, 2
+    ids[:, length - pads :] = 1
+    return jnp.asarray(ids)
+
+
+def draw(ids, seed=0, **settings):
+    settings = config.Masking(**settings)
+    sizes = masking.budget(settings, ids.shape[1])
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(ids.shape[0], dtype=jnp.uint32))
+    return masking.draw(keys, ids, settings, sizes, SPECIAL), sizes
+
+
+def test_segments_and_positions():
+    ids = jnp.asarray([[0, 9, 9, 2, 0, 9, 2, 1, 1], [1] * 9])
+    segments, positions = masking.segments_and_positions(ids, bos=0, pad=1)
+    assert segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [0] * 9]
+    assert positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 0], [0] * 9]
+
+
+@pytest.mark.parametrize("rate", [0.15, 0.4])
+def test_rate_and_uniformity(rate):
+    ids = rows_of_two_segments()
+    inputs, sizes = draw(ids, rate=rate)
+    selected = np.asarray(inputs.masked_index) < sizes.masked
+    tokens = int((np.asarray(ids[0]) != 1).sum())
+    counts = selected.sum(1)
+    assert set(np.unique(counts)) <= {int(np.floor(rate * tokens)), int(np.ceil(rate * tokens))}
+    assert abs(counts.mean() - rate * tokens) < 0.05, "the number selected is floor(rate n + u): its mean is rate n"
+    text = (np.asarray(ids[0]) > 3).nonzero()[0]
+    per_slot = selected.mean(0)
+    assert per_slot[np.asarray(ids[0]) <= 3].max() == 0, "special tokens and padding are never selected"
+    expected = rate * tokens / len(text)
+    assert np.abs(per_slot[text] - expected).max() < 5 * np.sqrt(expected * (1 - expected) / ROWS), "every text position alike"
+
+
+def test_special_tokens_as_in_the_reference():
+    ids = rows_of_two_segments()
+    inputs, sizes = draw(ids, mask_special_tokens=True)
+    per_slot = (np.asarray(inputs.masked_index) < sizes.masked).mean(0)
+    real = np.asarray(ids[0]) != 1
+    assert np.abs(per_slot[real] - 0.15).max() < 5 * np.sqrt(0.15 * 0.85 / ROWS)
+    assert per_slot[~real].max() == 0
+
+
+@pytest.mark.parametrize("delta", [0.0, 0.25, 1.0])
+def test_let_in(delta):
+    ids = rows_of_two_segments()
+    inputs, sizes = draw(ids, encoder_mask_fraction=delta)
+    selected = np.asarray(inputs.masked_index) < sizes.masked
+    read = np.asarray(inputs.encoder_index) < sizes.visible
+    share = (selected & read).sum() / selected.sum()
+    assert abs(share - delta) < 0.005
+    as_mask = (np.asarray(inputs.encoder_ids) == SPECIAL.mask) & (np.asarray(inputs.encoder_slots) < LENGTH)
+    assert as_mask.sum() == (selected & read).sum(), "what is let in stands there as <mask>"
+
+
+def test_every_token_is_read_or_predicted():
+    ids = rows_of_two_segments()
+    inputs, sizes = draw(ids)
+    read = np.asarray(inputs.encoder_index) < sizes.visible
+    predicted = np.asarray(inputs.masked_index) < sizes.masked
+    real = np.asarray(ids) != 1
+    assert (read ^ predicted)[real].all() and not (read | predicted)[~real].any()
+    for slots, index, size in ((inputs.encoder_slots, read, sizes.visible), (inputs.masked_slots, predicted, sizes.masked)):
+        for row in range(50):
+            held = np.asarray(slots[row])
+            assert held[held < LENGTH].tolist() == np.flatnonzero(index[row]).tolist(), "slots ascend, empty ones last"
+            assert held.shape == (size,)
+
+
+@pytest.mark.parametrize("length,rate,expected", [(512, 0.15, (440, 77)), (128, 0.15, (112, 20)), (512, 0.4, (312, 205))])
+def test_budget(length, rate, expected):
+    sizes = masking.budget(config.Masking(rate=rate), length)
+    assert (sizes.visible, sizes.masked) == expected
+
+
+def test_a_row_has_the_same_mask_alone_and_in_a_batch():
+    ids = rows_of_two_segments(rows=8)
+    together, _ = draw(ids)
+    settings = config.Masking()
+    key = jax.random.fold_in(jax.random.key(0), jnp.uint32(5))
+    alone = masking.draw(key[None], ids[5:6], settings, masking.budget(settings, LENGTH), SPECIAL)
+    assert (together.masked_slots[5] == alone.masked_slots[0]).all()
+
+
+def test_what_overflows_the_budget_stays_visible():
+    ids = rows_of_two_segments(rows=1)
+    segments, positions = masking.segments_and_positions(ids, 0, 1)
+    selected = (ids > 3) & (jnp.arange(LENGTH) < 30)[None]
+    inputs = masking.split(ids, segments, positions, selected, jnp.zeros_like(selected), masking.Budget(60, 10), SPECIAL.mask)
+    assert int((inputs.masked_index < 10).sum()) == 10
+    assert int((inputs.encoder_index < 60).sum()) == int((ids != 1).sum()) - 10

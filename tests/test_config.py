@@ -1,0 +1,90 @@
+"""Settings: what a gin file and the command line may say, and the one line that answers what they may not. Invariant 7, first half."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from maelm_jax import config
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COMPLETE = [path for path in sorted(config.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
+MACROS = ("TRAIN_STEPS=7", "BATCH_SIZE=8", "SEQUENCE_LENGTH=64", "SEED=3", "TEXT_FILES=some/*.txt")
+
+
+@pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.stem)
+def test_every_config_loads_with_every_macro(path):
+    for files in ([path.name], [path.name, "mlm.gin"]):
+        experiment = config.load(files, MACROS)
+        assert (experiment.run.train_steps, experiment.run.batch_size, experiment.run.seed) == (7, 8, 3)
+        assert experiment.corpus.sequence_length == 64
+        assert experiment.corpus.rates == {"files:some/*.txt": 1.0}
+        assert experiment.masking.encoder_mask_fraction == len(files) - 1
+
+
+@pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.stem)
+def test_what_is_written_down_reads_back(path, tmp_path):
+    experiment = config.load([path.name], ["TEXT_FILES=it's a [glob]*.txt"])
+    (tmp_path / "config.gin").write_text(config.render(experiment))
+    assert config.load([str(tmp_path / "config.gin")]) == experiment
+
+
+def test_the_paper_s_presets():
+    base, plus, large = (config.load([name]) for name in ("base.gin", "base_plus.gin", "large_plus.gin"))
+    assert (base.model.layers, base.model.width, base.model.heads, base.model.feed_forward, base.model.decoder_layers) == (12, 768, 12, 3072, 4)
+    assert (base.run.train_steps, base.run.batch_size, base.corpus.sequence_length) == (125_000, 2048, 512)
+    assert (base.optimizer.b2, base.optimizer.eps, base.optimizer.clip_norm, base.optimizer.weight_decay) == (0.98, 1e-6, 2.0, 0.01)
+    assert (plus.run.train_steps, plus.optimizer.learning_rate, plus.vocabulary.cased) == (2_000_000, 2e-4, True)
+    assert (large.model.layers, large.model.width, large.model.heads) == (24, 1024, 16)
+
+
+@pytest.mark.parametrize("bindings,message", [
+    (["TRAIN_STEP=5"], "--gin.TRAIN_STEP: no macro of this name in tiny.gin; did you mean TRAIN_STEPS?"),
+    (["TRAIN_STEPS=many"], "Run.train_steps must be int, got 'many'"),
+    (["TRAIN_STEPS=1.5"], "Run.train_steps must be int, got 1.5"),
+    (["Model.layer=3"], "layer"),
+    (["Modle.layers=3"], "Modle"),
+    (["SEED"], "expected --gin.NAME=VALUE"),
+    (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
+    (["SEQUENCE_LENGTH=256"], "longer than the position table: set Model.max_positions to 256"),
+    (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),
+    (["Model.heads=3"], "not divisible by heads"),
+    (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
+])  # fmt: skip
+def test_wrong_settings(bindings, message):
+    with pytest.raises(config.ConfigError) as error:
+        config.load(["tiny.gin"], bindings)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_macro_that_nothing_uses(tmp_path):
+    path = tmp_path / "mine.gin"
+    path.write_text("include 'tiny.gin'\nTRIAN_STEPS = 10\n")
+    with pytest.raises(config.ConfigError, match="TRIAN_STEPS: defined in a gin file but used by nothing"):
+        config.load([str(path)])
+
+
+def test_a_gin_file_that_is_not_there():
+    with pytest.raises(config.ConfigError, match="looked for .*configs/ holds .*tiny.gin"):
+        config.load(["tinny.gin"])
+
+
+def test_differences():
+    old = config.load(["tiny.gin"])
+    assert config.differences(old, config.load(["tiny.gin"], ["SEED=1"])) == ["Run.seed: 0 -> 1"]
+    assert config.differences(old, config.load(["tiny.gin"], ["Run.log_every=1", "Mesh.fsdp=2"])) == []
+
+
+def test_a_wrong_setting_is_one_line_and_status_2(tmp_path):
+    command = [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", "--gin.TRAIN_STEP=5", f"--workdir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --gin.TRAIN_STEP") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_settings_need_neither_jax_nor_tensorflow():
+    code = "import sys; from maelm_jax import config; config.load(['base.gin']); print([m for m in ('jax', 'tensorflow', 'seqio') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "[]"

@@ -1,0 +1,123 @@
+"""Invariant 4: the same losses and gradients on every mesh and in any number of parts; every parameter has exactly one rule."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import maelm
+from maelm_jax.training import optimizer, sharding, step
+
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+LENGTH, ROWS = 32, 16
+MODEL = config.Model(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.1)
+
+
+def experiment(mesh=(1, 1, 1), accumulate=1, batch_size=ROWS):
+    return config.Experiment(
+        config.Vocabulary(size=300), config.Corpus(sequence_length=LENGTH), config.Masking(), MODEL, config.Optimizer(learning_rate=1e-2, warmup_steps=2),
+        config.Mesh(*mesh), config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
+    )  # fmt: skip
+
+
+def batches(count):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(4, 99, (count, ROWS, LENGTH)).astype(np.int32)
+    ids[..., [0, 12]], ids[..., [11, 31]] = 0, 2
+    ids[:, ::3, 25:] = 1  # rows of unlike length: a mean of means would show
+    return ids
+
+
+def run(settings: config.Experiment, steps=3):
+    """(metrics of each step, last state) on the settings' mesh."""
+    sizes = (settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
+    sharding.check(settings, mesh)
+    graph, init = maelm.create(settings.model, 100, SPECIAL)
+    updates = optimizer.create(settings.optimizer, settings.run.train_steps)
+    state = step.create_state(init, updates, 0, mesh)
+    loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
+    train_step = step.make_train_step(loss_fn, updates, state, 0, settings.run.accumulate, mesh)
+    results = []
+    for batch in batches(steps):
+        state, metrics = train_step(state, sharding.place(batch, mesh))
+        results.append({name: float(value) for name, value in metrics.items()})
+    return results, state
+
+
+@pytest.fixture(scope="module")
+def single():
+    return run(experiment())
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 4, 2)], ids=str)
+def test_any_mesh_gives_the_same_losses(single, mesh):
+    ours, state = run(experiment(mesh))
+    for a, b in zip(ours, single[0], strict=True):
+        assert a["count"] == b["count"], "other masks were drawn"
+        for name in ("loss", "accuracy", "grad_norm"):
+            assert abs(a[name] - b[name]) <= 1e-5 * abs(b[name]), name
+    kernel = state.params["encoder"]["blocks"]["up"]["kernel"]
+    shard = kernel.addressable_shards[0].data.shape
+    assert shard == (2, 32 // mesh[1], 64 // mesh[2]), "the parameter lies on the mesh as the table says"
+    moment = state.opt_state[1][0].mu["encoder"]["blocks"]["up"]["kernel"]
+    assert moment.sharding == kernel.sharding
+
+
+def test_accumulation_is_the_whole_batch():
+    no_dropout = dict(MODEL.__dict__) | {"dropout": 0.0, "attention_dropout": 0.0}
+    whole, parts = (experiment(accumulate=n) for n in (1, 4))
+    import dataclasses
+
+    whole, parts = (run(dataclasses.replace(e, model=config.Model(**no_dropout))) for e in (whole, parts))
+    for a, b in zip(parts[0], whole[0], strict=True):
+        assert a["count"] == b["count"]
+        assert abs(a["loss"] - b["loss"]) < 1e-5 * b["loss"] and abs(a["grad_norm"] - b["grad_norm"]) < 1e-4 * b["grad_norm"]
+
+
+def test_every_parameter_has_one_rule(single):
+    for keys, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
+        sharding.spec(sharding.path_of(keys))
+    with pytest.raises(ValueError, match="matches 0"):
+        sharding.spec("encoder/blocks/query/kernels")
+
+
+def test_meshes_that_do_not_fit():
+    with pytest.raises(config.ConfigError, match="does not make the 8 devices"):
+        sharding.mesh_sizes(config.Mesh(3, 1, 1), 8)
+    assert sharding.mesh_sizes(config.Mesh(-1, 2, 2), 8) == (2, 2, 2)
+    mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    with pytest.raises(config.ConfigError, match="8 or 16 would"):
+        sharding.check(experiment(batch_size=12), mesh)
+
+
+def test_schedule():
+    rate = optimizer.schedule(config.Optimizer(learning_rate=2.0, warmup_steps=10), 110)
+    assert [round(float(rate(n)), 6) for n in (0, 5, 10, 60, 110)] == [0.0, 1.0, 2.0, 1.0, 0.0]
+
+
+def test_clipping_and_decay():
+    updates = optimizer.create(config.Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0.5, clip_norm=2.0), 10**9)
+    params = {"w": jnp.asarray([10.0])}
+    state = updates.init(params)
+    change, _ = updates.update({"w": jnp.asarray([0.0])}, state, params)
+    np.testing.assert_allclose(change["w"], [-5.0], rtol=1e-5)
+    clipped, _ = optax.clip_by_global_norm(2.0).update({"w": jnp.asarray([8.0])}, optax.EmptyState())
+    np.testing.assert_allclose(clipped["w"], [2.0])
+
+
+def test_evaluation_draws_the_same_masks_each_time():
+    settings = experiment()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    graph, init = maelm.create(settings.model, 100, SPECIAL)
+    updates = optimizer.create(settings.optimizer, 10)
+    state = step.create_state(init, updates, 0, mesh)
+    loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
+    evaluate = step.make_eval_step(loss_fn, state, 0, mesh)
+    rows = sharding.place(batches(1)[0], mesh)
+    first, second = (evaluate(state.params, rows, np.uint32(0)) for _ in range(2))
+    assert float(first.loss) == float(second.loss), "the same masks, and no dropout"
+    assert float(evaluate(state.params, rows, np.uint32(ROWS)).loss) != float(first.loss), "other rows of the set have masks of their own"
