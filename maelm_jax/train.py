@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
         return {"eval_loss": loss / count, "eval_accuracy": correct / count}
 
-    unigram = unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary.size, special, stores)
+    unigram = unigram_cross_entropy(experiment, stores, heldout, vocabulary.size, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)
     peak, peak_source = metrics.peak_flops(experiment.model.dtype)
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
@@ -140,10 +140,10 @@ def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
     vocabulary.save(folder / "vocabulary")
 
 
-def unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary_size, special, stores) -> float:
+def unigram_cross_entropy(experiment: config.Experiment, stores, heldout, vocabulary_size: int, special: config.SpecialIds) -> float:
     """Nats per held-out target (the very ones of the evaluation) under the token frequencies of the training rows, add-one smoothed.
 
-    Special tokens are in neither.
+    Special tokens are in neither. `heldout` is int32 [evaluation batches, rows, L].
     """
     import jax
     import numpy as np
@@ -151,12 +151,12 @@ def unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary_size
     from maelm_jax.model import loss, masking
 
     counts = np.ones(vocabulary_size)
-    for name, rate in train.rates.items():
+    for name, rate in experiment.corpus.rates.items():
         store = stores[name]["train"]
         sample = store[np.linspace(0, len(store) - 1, min(len(store), 8192)).astype(np.int64)]
         found = np.bincount(sample.ravel(), minlength=vocabulary_size).astype(np.float64)
         found[list(special.never_masked)] = 0
-        counts += found * rate * (1e6 / max(found.sum(), 1)) if len(train.rates) > 1 else found
+        counts += rate * 1e7 * found / max(found.sum(), 1)
     counts[list(special.never_masked)] = 0
     nats = -np.log(np.maximum(counts, 1e-300) / counts.sum())
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
@@ -168,8 +168,9 @@ def unigram_cross_entropy(experiment, train, heldout, eval_size, vocabulary_size
         return loss.targets(masking.draw(keys, part, experiment.masking, sizes, special))
 
     total = count = 0.0
+    size = heldout.shape[1]
     for i, part in enumerate(heldout):
-        ids, weights = jax.device_get(targets(part, np.arange(i * eval_size, (i + 1) * eval_size, dtype=np.uint32)))
+        ids, weights = jax.device_get(targets(part, np.arange(i * size, (i + 1) * size, dtype=np.uint32)))
         weights = weights * ~np.isin(ids, special.never_masked)
         total, count = total + float((nats[ids] * weights).sum()), count + float(weights.sum())
     return total / max(count, 1.0)

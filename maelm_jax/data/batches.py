@@ -1,8 +1,8 @@
 """batch(step): which rows a step sees, as a pure function of (seed, step). There is no iterator state, so nothing to save or restore.
 
-Example i of step s is number g = s * batch_size + i of the whole run. A fixed schedule of PERIOD slots says which task example g is drawn from and how
-many of that task's examples came before; that count says the epoch and the place in it, and a keyed permutation of the row numbers, new each epoch,
-says the row. Each host works out its own slice of the batch, so any number of hosts sees the same global batch.
+Example i of step s is number g = s * batch_size + i of the whole run. A fixed schedule of PERIOD slots says which task example g is drawn from and
+how many of that task's examples came before; that count says the epoch and the place in it, and a keyed permutation of the row numbers, new each
+epoch, says the row. Each host works out its own slice of the batch, so any number of hosts sees the same global batch.
 """
 
 import queue

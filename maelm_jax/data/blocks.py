@@ -54,7 +54,8 @@ def missing(folder: pathlib.Path, shard: int) -> bool:
 
 def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
     """The files of all blocks, in the order of their text; all shards must be done."""
-    return [block_path(folder, shard, block) for shard in range(shards) for block in range(json.loads(mark_path(folder, shard).read_text())["blocks"])]
+    counts = [json.loads(mark_path(folder, shard).read_text())["blocks"] for shard in range(shards)]
+    return [block_path(folder, shard, block) for shard, count in enumerate(counts) for block in range(count)]
 
 
 def write(folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabularies.Vocabulary, length: int, host: int = 0, hosts: int = 1):
@@ -149,7 +150,7 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
         rows, segments = packing.pack(documents, vocabulary, job.length)
         arrays[split] = rows.astype(dtype(vocabulary))
         values = (len(documents), sum(len(text.encode()) for text in documents), len(rows), segments, int((rows != vocabulary.pad).sum()))
-        counts[split] = dict(zip(COUNTS, values))
+        counts[split] = dict(zip(COUNTS, values, strict=True))
     path = block_path(job.folder, job.number, job.block)
     with open(_temporary(path), "wb") as file:
         np.savez(file, counts=json.dumps(counts), **arrays)

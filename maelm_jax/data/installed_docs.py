@@ -1,11 +1,12 @@
 """The embedded corpus: the English documentation strings of Python and of the packages installed with requirements.txt.
 
-A document is a module, its docstrings in order, one paragraph a line. Code, doctests, tables and field lists are left out, a docstring under ten words too,
-and one that is already there (many are copied from class to class). The text is kept as a file, as making it takes a while.
+A document is a module, its docstrings in order, one paragraph a line. Code, doctests, tables and field lists are left out; so are docstrings under
+ten words, and those that are already there (many are copied from class to class). The text is kept as a file, as making it takes a while.
 """
 
 import ast
 import concurrent.futures
+import gc
 import hashlib
 import importlib.metadata
 import inspect
@@ -16,6 +17,7 @@ import pathlib
 import platform
 import re
 import sysconfig
+import typing
 import warnings
 
 from maelm_jax import config
@@ -24,16 +26,17 @@ from maelm_jax.data import sources
 VERSION = 1  # of the rules below: part of the cache's key
 # What the text is made of: pinned in requirements.txt or by what is pinned there. `python` is the standard library.
 DISTRIBUTIONS = (
-    "absl-py", "array_record", "clu", "etils", "flax", "fonttools", "fsspec", "gin-config", "grpcio", "h5py", "huggingface_hub", "jax", "jaxlib",
-    "jaxtyping", "keras", "matplotlib", "ml_collections", "numpy", "optax", "orbax-checkpoint", "packaging", "pillow", "protobuf", "pyglove", "pygments",
-    "pyparsing", "pytest", "requests", "rich", "scipy", "seqio", "sentencepiece", "setuptools", "tensorboardX", "tensorflow", "tensorflow-datasets",
-    "tensorflow-text", "tensorstore", "tokenizers", "tqdm", "treescope", "urllib3",
+    "absl-py", "array_record", "clu", "etils", "flax", "fonttools", "fsspec", "gin-config", "grpcio", "h5py", "huggingface_hub", "jax",
+    "jaxlib", "jaxtyping", "keras", "matplotlib", "ml_collections", "numpy", "optax", "orbax-checkpoint", "packaging", "pillow", "protobuf",
+    "pyglove", "pygments", "pyparsing", "pytest", "requests", "rich", "scipy", "seqio", "sentencepiece", "setuptools", "tensorboardX",
+    "tensorflow", "tensorflow-datasets", "tensorflow-text", "tensorstore", "tokenizers", "tqdm", "treescope", "urllib3",
 )  # fmt: skip
 MINIMUM_WORDS = 10
 STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
 ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
 WORD = re.compile(r"[A-Za-z][a-z']*\b")
+OTHER = re.compile(r"[^A-Za-z ]")
 COMMON = frozenset("the a an of to in is are and or for if with that this be by as on from it not which when can".split())
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,10 @@ def identity(partial: bool = False) -> str:
 
 
 def text_file(corpus: config.Corpus) -> pathlib.Path:
-    """The text as a file of documents with a blank line between, made if it is not there yet. Of what is installed, if not all is; logs its sha256."""
+    """The text as a file of documents with a blank line between, made if it is not there yet; logs its sha256.
+
+    It is made of those of the DISTRIBUTIONS that are installed.
+    """
     path = pathlib.Path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +111,13 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
 
 
 def _docstrings_of(paths: list[str]) -> list[list[str]]:
-    return [docstrings(pathlib.Path(path)) for path in paths]
+    enabled = gc.isenabled()
+    gc.disable()  # a syntax tree is many small objects: looking through them for cycles takes longer than parsing
+    try:
+        return [docstrings(pathlib.Path(path)) for path in paths]
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
@@ -116,15 +128,23 @@ def docstrings(path: pathlib.Path) -> list[str]:
             tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError, RecursionError):
         return []
-    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)))
-    texts = (prose(text) for text in map(ast.get_docstring, nodes) if text)
+    texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
     return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
+
+
+def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
+    """The module, classes and functions, in the order they stand; expressions are not entered, which is most of the tree."""
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield node
+    for field in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, field, None) or [] if not isinstance(node, (ast.expr, ast.Lambda)) else []:
+            yield from _definitions(child)
 
 
 def prose(docstring: str) -> str:
     """The paragraphs of a docstring, each on one line; blocks that are not English prose are dropped."""
     paragraphs: list[str] = []
-    fenced = False
+    fenced = doctest = False
     block: list[str] = []
     for line in [*inspect.cleandoc(docstring).replace("\x0c", "\n").split("\n"), ""]:
         if line.lstrip().startswith("```"):
@@ -133,7 +153,8 @@ def prose(docstring: str) -> str:
         elif fenced:
             continue
         bare = line.strip()
-        if not bare or CODE.match(line) or ITEM.match(bare):
+        doctest = bool(bare) and (doctest or bare.startswith(">>>"))  # what a doctest prints goes on to the next blank line
+        if not bare or doctest or CODE.match(line) or ITEM.match(bare):
             text = " ".join(" ".join(block).split())
             if _english(text):
                 paragraphs.append(text)
@@ -146,5 +167,4 @@ def prose(docstring: str) -> str:
 def _english(text: str) -> bool:
     """Whether it reads as a sentence: some words, mostly letters, with the small words that English cannot do without."""
     words = WORD.findall(text)
-    letters = sum(character.isalpha() or character == " " for character in text)
-    return len(words) >= 4 and letters >= 0.75 * len(text) and any(word.lower() in COMMON for word in words)
+    return len(words) >= 4 and len(OTHER.findall(text)) <= 0.25 * len(text) and any(word.lower() in COMMON for word in words)

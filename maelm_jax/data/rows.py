@@ -1,8 +1,8 @@
 """Fixed-length rows of ids on disk: prepared once per (source, vocabulary, length), then read at random.
 
-A store is a folder `<source>-<request>-<content>` under `rows_dir`: one zarr3 array per split, and `store.json`, written last, without which it is not
-whole. `request` is a hash of what was asked for, `content` one of the text; where the text itself is not at hand (a GPU node that got the rows copied
-over), the store of the same request is taken. How rows are made of text is told in packing.py, how the work is shared in blocks.py.
+A store is a folder `<source>-<request>-<content>` under `rows_dir`: one zarr3 array per split, and `store.json`, written last, without which it is
+not whole. `request` is a hash of what was asked for, `content` one of the text; where the text itself is not at hand (a GPU node that got the rows
+copied over), the store of the same request is taken. How rows are made of text is told in packing.py, how the work is shared in blocks.py.
 """
 
 import hashlib
@@ -96,7 +96,7 @@ def _slug(source: str) -> str:
 
 
 def _find(corpus: config.Corpus, slug: str, request: str, names: list[str], manifest: str) -> pathlib.Path:
-    """The folder of what was asked for. Where a source is not (wholly) on this machine, the newest whole folder of the same request, if there is one."""
+    """The folder of what was asked for. Where a source is not (wholly) on this machine: the newest whole folder of the same request, if any."""
     prefix = f"{slug}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
     try:
         content = "".join(sources.identity(name, corpus) for name in names)
@@ -159,7 +159,7 @@ def _join(path: pathlib.Path, files: list[pathlib.Path], source: str, vocabulary
 
 
 def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
-    """The counts (documents, bytes of UTF-8 text, rows, segments, tokens: ids that are not padding), `mean_segment` in ids, `fill`: share of slots."""
+    """The counts (documents, bytes of UTF-8 text, rows, segments, tokens: ids but padding), `mean_segment` in ids, `fill`: share of slots filled."""
     segment = total["tokens"] / max(total["segments"], 1)
     return total | {"mean_segment": round(segment, 2), "fill": round(total["tokens"] / max(total["rows"] * length, 1), 5)}
 

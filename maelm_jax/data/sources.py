@@ -170,7 +170,8 @@ def _decode(data: bytes, path: str, offset: int) -> str:
     try:
         return data.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
-        raise config.ConfigError(f"{path}: not UTF-8 at byte {offset + error.start} (of the unpacked text); convert the file, e.g. with iconv -t UTF-8") from error
+        place = f"{path}: not UTF-8 at byte {offset + error.start} of the (unpacked) text"
+        raise config.ConfigError(f"{place}; convert the file, e.g. with iconv -t UTF-8") from error
 
 
 def _blank_line_documents(path: str) -> typing.Iterator[str]:

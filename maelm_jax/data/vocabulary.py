@@ -31,11 +31,11 @@ def sentences(line: str) -> list[str]:
     ends = [match.end() for match in SENTENCE_END.finditer(line)]
     if not ends:
         return [line]
-    return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)]) if start < end]
+    return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)], strict=True) if start < end]
 
 
 class Vocabulary:
-    """The interface. Attributes: `size` (ids in all, special ones included), `bos`, `pad`, `eos`, `unk`, `mask` (ids), `fingerprint` (sha256, hex)."""
+    """The interface. `size` counts all ids, special ones included; `bos`, `pad`, `eos`, `unk`, `mask` are ids; `fingerprint` is a sha256 in hex."""
 
     FILE: str  # the file that `save` writes
     size: int
@@ -233,7 +233,8 @@ def train(texts: typing.Iterable[str], settings: config.Vocabulary) -> SentenceP
             raise config.ConfigError(f"vocabulary larger than the corpus supports: set Vocabulary.size {most} (it is {settings.size})") from error
         too_small = re.search(r"required_chars\S* (\d+) vs (\d+)", text)
         if too_small:
-            raise config.ConfigError(f"Vocabulary.size {settings.size} does not hold the corpus's characters: set it above {int(too_small[2]) + 1}") from error
+            least = int(too_small[2]) + 1
+            raise config.ConfigError(f"Vocabulary.size {settings.size} does not hold the corpus's characters: set it above {least}") from error
         raise config.ConfigError(f"Vocabulary: SentencePiece cannot train on this corpus: {text[:300]}") from error
     return SentencePieceVocabulary(model.getvalue())
 

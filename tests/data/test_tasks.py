@@ -1,0 +1,150 @@
+"""TFDS datasets on disk, seqio Tasks and Mixtures, and the corpus as Tasks, all through the real TensorFlow Datasets and seqio."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.data import rows, sources, tasks
+from maelm_jax.data import vocabulary as vocabularies
+
+pytest.importorskip("seqio")
+pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+
+TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return vocabularies.train(TEXTS, config.Vocabulary(size=320))
+
+
+@pytest.fixture(scope="module")
+def tfds_dir(tmp_path_factory):
+    """A dataset in TFDS format, three files of 20 records, its metadata written by TFDS itself."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    folder = tmp_path_factory.mktemp("tfds")
+    data = folder / "little_corpus" / "1.2.0"
+    data.mkdir(parents=True)
+    features = tfds.features.FeaturesDict({"text": tfds.features.Text(), "title": tfds.features.Text()})
+    for number in range(3):
+        with tf.io.TFRecordWriter(str(data / f"little_corpus-train.tfrecord-{number:05d}-of-00003")) as writer:
+            for text in TEXTS[number * 20 : number * 20 + 20]:
+                writer.write(features.serialize_example({"text": text, "title": "unused"}))
+    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    split = tfds.core.SplitInfo(name="train", shard_lengths=[20, 20, 20], num_bytes=0)
+    tfds.folder_dataset.write_metadata(data_dir=str(data), features=features, split_infos=[split], filename_template=template)
+    return str(folder)
+
+
+def corpus_of(source, tmp_path, **settings):
+    given = {"sequence_length": 32, "heldout_fraction": 0.1, "rows_dir": str(tmp_path / "rows"), "processes": 1}
+    return config.Corpus(sources={source: 1.0}, **given | settings)
+
+
+def test_a_tfds_dataset_becomes_documents_and_rows(tfds_dir, vocabulary, tmp_path):
+    source = "tfds:little_corpus:1.2.0"
+    corpus = corpus_of(source, tmp_path, tfds_data_dir=tfds_dir)
+    assert list(sources.documents(source, corpus)) == TEXTS
+    stores = rows.prepare(corpus, vocabulary)[source]
+    assert sum(store.statistics["documents"] for store in stores.values()) == len(TEXTS)
+
+
+def test_parts_of_a_tfds_dataset_are_the_whole(tfds_dir, tmp_path):
+    corpus = corpus_of("tfds:little_corpus", tmp_path, tfds_data_dir=tfds_dir)
+    parts = sources.shards("tfds:little_corpus", corpus)
+    assert [len(list(part.documents())) for part in parts] == [20, 20, 20]
+    assert list(sources.documents("tfds:little_corpus", corpus)) == TEXTS
+
+
+def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
+    corpus = corpus_of("tfds:wikipedia/20230601.en", tmp_path, tfds_data_dir=str(tmp_path / "tfds"))
+    monkeypatch.setattr(tasks, "_download", lambda builder: (_ for _ in ()).throw(ConnectionError("no network")))
+    with pytest.raises(config.ConfigError, match=r"tfds build wikipedia/20230601.en --data_dir=.*tiny.gin needs no download") as caught:
+        sources.shards("tfds:wikipedia/20230601.en", corpus)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(config.ConfigError, match="'no_such_dataset' is not in"):
+        sources.shards("tfds:no_such_dataset", corpus)
+
+
+MODULE = """
+import seqio, tensorflow as tf
+
+def source(field, texts):
+    dataset = lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({field: texts})
+    return seqio.FunctionDataSource(dataset, splits=["train"])
+
+plain = {"text": seqio.Feature(seqio.PassThroughVocabulary(9), dtype=tf.string, rank=0)}
+seqio.TaskRegistry.add("ours_a", source=source("text", ["alpha one.", "alpha two."]), preprocessors=[], output_features=plain)
+seqio.TaskRegistry.add("ours_b", source=source("text", ["beta one."]), preprocessors=[], output_features=plain)
+seqio.MixtureRegistry.add("ours_mixture", [("ours_a", 3.0), ("ours_b", 1.0)])
+bytes_feature = {"targets": seqio.Feature(seqio.ByteVocabulary(), add_eos=False)}
+without_text = lambda data: data.map(lambda example: {"targets": example["targets"]})
+steps = [seqio.preprocessors.tokenize, without_text]
+seqio.TaskRegistry.add("ours_ids", source=source("targets", ["gamma one."]), preprocessors=steps, output_features=bytes_feature)
+"""
+
+
+@pytest.fixture
+def task_module(tmp_path, monkeypatch):
+    (tmp_path / "our_tasks_for_test.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "our_tasks_for_test"
+    import seqio
+
+    for name in ("ours_a", "ours_b", "ours_ids"):
+        seqio.TaskRegistry.remove(name)
+    seqio.MixtureRegistry.remove("ours_mixture")
+    sys.modules.pop("our_tasks_for_test", None)
+
+
+def test_a_named_task_and_a_mixture(task_module, tmp_path):
+    corpus = corpus_of("seqio:ours_mixture", tmp_path, task_modules=(task_module,))
+    assert sources.rates(corpus) == {"seqio:ours_a": 0.75, "seqio:ours_b": 0.25}
+    assert list(sources.documents("seqio:ours_a", corpus)) == ["alpha one.", "alpha two."]
+    assert list(sources.documents("seqio:ours_ids", corpus)) == ["gamma one."]
+    with pytest.raises(config.ConfigError, match="no Task or Mixture 'ours_x'.*our_tasks_for_test.*task_modules"):
+        sources.shards("seqio:ours_x", corpus)
+
+
+def test_a_mixture_is_known_where_seqio_is_not(task_module, tmp_path, monkeypatch):
+    corpus = corpus_of("seqio:ours_mixture", tmp_path, task_modules=(task_module,))
+    known = sources.rates(corpus)
+
+    def absent():
+        raise sources.Unavailable("no seqio")
+
+    monkeypatch.setattr(tasks, "_seqio", absent)
+    assert sources.rates(corpus) == known
+
+
+def test_a_task_module_that_is_not_there(tmp_path):
+    with pytest.raises(config.ConfigError, match="Corpus.task_modules: 'nowhere_at_all' cannot be imported"):
+        sources.rates(corpus_of("seqio:x", tmp_path, task_modules=("nowhere_at_all",)))
+
+
+def test_the_seqio_vocabulary_keeps_our_padding_and_reads_on_after_the_end_of_a_line(vocabulary):
+    ours = vocabulary.seqio_vocabulary()
+    ids = vocabulary.encode("document") + [vocabulary.eos] + vocabulary.encode("number")
+    assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 320)
+    assert ours.decode(ids) == vocabulary.decode(ids) and "number" in ours.decode(ids)
+    assert ours.encode_tf("a document").numpy().tolist() == vocabulary.encode("a document") == ours.encode("a document")
+    assert ours.decode_tf(np.array(ids, np.int32)).numpy().decode() == vocabulary.decode(ids)
+    assert ours == vocabulary.seqio_vocabulary()
+
+
+def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
+    import seqio
+
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Text {name} {number}." for number in range(20)))
+    corpus = config.Corpus(sources={f"files:{tmp_path}/a.txt": 3.0, f"files:{tmp_path}/b.txt": 1.0}, rows_dir=str(tmp_path))
+    mixture = seqio.get_mixture_or_task(tasks.register(corpus, vocabulary))
+    of_a, of_b = sorted(mixture.tasks, key=mixture.get_rate, reverse=True)
+    assert [mixture.get_rate(task) for task in (of_a, of_b)] == [0.75, 0.25]
+    examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
+    assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
+    assert tasks.register(corpus, vocabulary) == mixture.name
