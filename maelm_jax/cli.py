@@ -1,6 +1,7 @@
 """What all commands share: the flags, and how a wrong input ends (one line, exit status 2)."""
 
 import argparse
+import collections.abc
 import os
 import pathlib
 import sys
@@ -13,7 +14,9 @@ from maelm_jax import config
 def parser(description: str) -> argparse.ArgumentParser:
     """An argument parser with the flags every command takes; `description` is the command's docstring."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help="settings; repeatable, later files win; found here or in configs/")
+    result.add_argument(
+        "--gin_file", action="append", default=[], metavar="FILE", help="settings; repeatable, later files win; found here or in configs/"
+    )
     result.add_argument("--workdir", metavar="DIR", help="the run to write or to work on; default runs/<stem of the first gin file>")
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     result.epilog = "Any setting of maelm_jax/config.py: --gin.NAME=VALUE, as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
@@ -30,15 +33,17 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
     if not args.gin_file:
         saved = pathlib.Path(args.workdir or "") / "config.gin"
         if not args.workdir or not saved.is_file():
-            raise config.ConfigError("give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before")
+            raise config.ConfigError(
+                "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
+            )
         args.gin_file = [str(saved)]
     if args.workdir is None:
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
     return args, config.load(args.gin_file, bindings)
 
 
-def run(main: typing.Callable[[list[str]], int | None]) -> typing.NoReturn:
-    """Calls `main(argv)` and ends the process: 0 done, what main returns if it returns a number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
+def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
+    """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
     argv = sys.argv[1:]
     try:
         sys.exit(main(argv) or 0)

@@ -250,7 +250,9 @@ class Experiment:
         if length > positions:
             raise ConfigError(f"Corpus.sequence_length {length} is longer than the position table: set Model.max_positions to {length} or more")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
-            raise ConfigError("Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a decoder nothing stands at a dropped position")
+            raise ConfigError(
+                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a decoder nothing stands at a dropped position"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +272,16 @@ class SpecialIds:
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
 # What may differ when a workdir is resumed: none of it changes which numbers a step computes (the mesh: up to rounding).
-FREE_ON_RESUME = ("Mesh.", "Run.log_every", "Run.eval_every", "Run.checkpoint_every", "Run.keep_", "Corpus.processes", "Corpus.rows_dir", "Run.init_from")
+FREE_ON_RESUME = (
+    "Mesh.",
+    "Run.log_every",
+    "Run.eval_every",
+    "Run.checkpoint_every",
+    "Run.keep_",
+    "Corpus.processes",
+    "Corpus.rows_dir",
+    "Run.init_from",
+)
 
 
 def find_gin_file(name: str) -> str:

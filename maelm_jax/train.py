@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory and mesh, then stop; reads no data")
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("maelm_jax").setLevel(logging.INFO)
     check_workdir(args.workdir, experiment)
 
     import jax
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
         return 0
 
     # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
-    from maelm_jax.data import batches, rows
+    from maelm_jax.data import batches, rows, sources
 
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     stores = rows.prepare(experiment.corpus, vocabulary)
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         state = state._replace(params=params)
         print(f"starting from the parameters of {experiment.run.init_from}, step {start}")
 
-    rates = experiment.corpus.rates
+    rates = sources.rates(experiment.corpus)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
     eval_size = experiment.run.batch_size // experiment.run.accumulate
@@ -78,13 +79,16 @@ def main(argv: list[str]) -> int:
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
         return {"eval_loss": loss / count, "eval_accuracy": correct / count}
 
-    unigram = unigram_cross_entropy(experiment, stores, heldout, vocabulary.size, special)
+    unigram = unigram_cross_entropy(experiment, stores, rates, heldout, vocabulary.size, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)
     peak, peak_source = metrics.peak_flops(experiment.model.dtype)
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     print(f"model FLOPs a step: {sum(terms.values()):.3g} = " + " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value))
     print(f"MFU is against {peak / 1e12:.3g} TFLOP/s ({peak_source})")
-    print(f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; mesh {dict(mesh.shape)}")
+    print(
+        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
+        f"mesh {dict(mesh.shape)}"
+    )
     print(f"unigram cross-entropy of the held-out targets: {unigram:.4f} nats; an encoder that has learned something is below it", flush=True)
 
     job = loop.Job(
@@ -121,7 +125,9 @@ def check_workdir(workdir: str, experiment: config.Experiment):
     if saved.exists():
         changed = config.differences(config.load([str(saved)]), experiment)
         if changed:
-            raise config.ConfigError(f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
+            raise config.ConfigError(
+                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
+            )
 
 
 def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
@@ -135,12 +141,20 @@ def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
     commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())
     devices = [f"{device.id}: {device.device_kind}" for device in jax.devices()]
-    lines = [f"commit {commit or 'unknown'}", f"command {' '.join(sys.argv)}", f"python {platform.python_version()} on {platform.platform()}", *devices, *packages]
+    lines = [
+        f"commit {commit or 'unknown'}",
+        f"command {' '.join(sys.argv)}",
+        f"python {platform.python_version()} on {platform.platform()}",
+        *devices,
+        *packages,
+    ]
     (folder / "environment.txt").write_text("\n".join(lines) + "\n")
     vocabulary.save(folder / "vocabulary")
 
 
-def unigram_cross_entropy(experiment: config.Experiment, stores, heldout, vocabulary_size: int, special: config.SpecialIds) -> float:
+def unigram_cross_entropy(
+    experiment: config.Experiment, stores, rates: dict[str, float], heldout, vocabulary_size: int, special: config.SpecialIds
+) -> float:
     """Nats per held-out target (the very ones of the evaluation) under the token frequencies of the training rows, add-one smoothed.
 
     Special tokens are in neither. `heldout` is int32 [evaluation batches, rows, L].
@@ -151,7 +165,7 @@ def unigram_cross_entropy(experiment: config.Experiment, stores, heldout, vocabu
     from maelm_jax.model import loss, masking
 
     counts = np.ones(vocabulary_size)
-    for name, rate in experiment.corpus.rates.items():
+    for name, rate in rates.items():
         store = stores[name]["train"]
         sample = store[np.linspace(0, len(store) - 1, min(len(store), 8192)).astype(np.int64)]
         found = np.bincount(sample.ravel(), minlength=vocabulary_size).astype(np.float64)
@@ -205,7 +219,9 @@ def dry_run(experiment: config.Experiment, mesh):
 
     run, length = experiment.run, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
-    print(f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)")
+    print(
+        f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
+    )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
     terms = metrics.flops_terms(experiment, size)
     for name, value in terms.items():

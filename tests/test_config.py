@@ -86,5 +86,7 @@ def test_a_wrong_setting_is_one_line_and_status_2(tmp_path):
 
 
 def test_the_settings_need_neither_jax_nor_tensorflow():
-    code = "import sys; from maelm_jax import config; config.load(['base.gin']); print([m for m in ('jax', 'tensorflow', 'seqio') if m in sys.modules])"
+    code = (
+        "import sys; from maelm_jax import config; config.load(['base.gin']); print([m for m in ('jax', 'tensorflow', 'seqio') if m in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "[]"

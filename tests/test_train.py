@@ -29,7 +29,8 @@ def text(tmp_path_factory) -> pathlib.Path:
 
 def command(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     settings = {
-        "TRAIN_STEPS": STEPS, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": text / "rows",
+        "TRAIN_STEPS": STEPS,
+        "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": text / "rows",
         "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64,
         "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20, "Run.eval_rows": 24, "Run.checkpoint_every": 5,
     }  # fmt: skip
@@ -121,7 +122,7 @@ def test_sigterm_saves_and_the_run_goes_on(text, uninterrupted, tmp_path):
 def test_a_damaged_checkpoint_is_passed_over_and_another_mesh_goes_on(text, uninterrupted, tmp_path):
     argv = command(text, tmp_path, f"--gin.Run.keep_checkpoints={STEPS}")
     kill_when(argv, tmp_path, lambda: (tmp_path / "checkpoints" / "20").is_dir())
-    newest = max((int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()))
+    newest = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit())
     for path in (tmp_path / "checkpoints" / str(newest)).rglob("*"):
         if path.is_file() and path.stat().st_size > 500 and "metadata" not in path.name.lower():
             path.write_bytes(path.read_bytes()[:100])
@@ -170,14 +171,23 @@ def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
 
 @pytest.mark.parametrize("files", [["tiny.gin"], ["tiny.gin", "mlm.gin"]], ids=lambda files: "+".join(files))
 def test_small_configs_take_a_step(text, tmp_path, files):
-    argv = [sys.executable, "-m", "maelm_jax.train", *(f"--gin_file={name}" for name in files), "--gin.TRAIN_STEPS=1", f"--gin.TEXT_FILES={text}/*.txt"]
+    argv = [
+        sys.executable,
+        "-m",
+        "maelm_jax.train",
+        *(f"--gin_file={name}" for name in files),
+        "--gin.TRAIN_STEPS=1",
+        f"--gin.TEXT_FILES={text}/*.txt",
+    ]
     argv += ["--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1", f"--gin.Corpus.rows_dir={text}/rows", f"--workdir={tmp_path}"]
     done = finish([*argv, "--gin.Run.eval_rows=32"])
     assert done.returncode == 0, done.stderr
     assert len(lines(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("name", ["tiny.gin", "small.gin", pytest.param("base.gin", marks=pytest.mark.slow), pytest.param("large_plus.gin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["tiny.gin", "small.gin", pytest.param("base.gin", marks=pytest.mark.slow), pytest.param("large_plus.gin", marks=pytest.mark.slow)]
+)
 def test_dry_run(name, tmp_path):
     done = finish([sys.executable, "-m", "maelm_jax.train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}"])
     assert done.returncode == 0, done.stderr

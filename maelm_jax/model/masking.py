@@ -90,9 +90,7 @@ def split(
     return Inputs(ids, segments, positions, encoder_slots, encoder_index, encoder_ids, masked_slots, masked_index)
 
 
-def draw(
-    keys: Key[Array, " B"], ids: Int[Array, "B L"], masking: config.Masking, sizes: Budget, special: config.SpecialIds
-) -> Inputs:
+def draw(keys: Key[Array, " B"], ids: Int[Array, "B L"], masking: config.Masking, sizes: Budget, special: config.SpecialIds) -> Inputs:
     """Selects floor(rate n + u) of a row's n tokens, u uniform in [0, 1), without replacement; then floor(delta k + u') of the k to let in.
 
     One key per row: a row's mask depends on its key alone, so it is the same on every mesh. Source: the reference's masking.

@@ -75,7 +75,9 @@ def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
             raise ConfigError(f"{directory} holds no checkpoint")
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like})
         try:
-            restored = manager.restore(step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=ocp.checkpoint_utils.construct_restore_args(target)))
+            restored = manager.restore(
+                step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+            )
         except Exception as error:
             raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
         return step, restored["params"]

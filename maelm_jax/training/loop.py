@@ -1,5 +1,6 @@
 """The one loop: cadence of logging, evaluation and checkpoints; SIGTERM; the stop on NaN. It knows nothing of what is trained."""
 
+import collections.abc
 import dataclasses
 import math
 import signal
@@ -22,10 +23,10 @@ class Job:
     """What the loop runs."""
 
     run: config.Run
-    train_step: typing.Callable[[State, typing.Any], tuple[State, dict]]
-    batch: typing.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
-    evaluate: typing.Callable[[dict], dict[str, float]]  # params -> what is logged as eval_*
-    learning_rate: typing.Callable[[int], float]
+    train_step: collections.abc.Callable[[State, typing.Any], tuple[State, dict]]
+    batch: collections.abc.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
+    evaluate: collections.abc.Callable[[dict], dict[str, float]]  # params -> what is logged as eval_*
+    learning_rate: collections.abc.Callable[[int], float]
     tokens_per_step: int
     flops_per_step: float
     peak_flops: float
@@ -65,7 +66,9 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
             if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
                 good = max(checkpoints.steps(), default=None)
                 kept = f"the last good checkpoint is step {good}" if good is not None else "there is no checkpoint yet"
-                raise config.RunError(f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; stopped; {kept}. A lower learning rate may help")
+                raise config.RunError(
+                    f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; stopped; {kept}. A lower learning rate may help"
+                )
             if step % settings.log_every == 0 or extra or step == settings.train_steps:
                 rate = clock.steps_per_second()
                 line = {name: values[name] for name in ("loss", "accuracy")}
@@ -106,7 +109,9 @@ def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: boo
             checkpoints.wait()
     except Exception as error:  # Orbax hands on whatever its storage layers raise
         whole = [kept for kept in checkpoints.steps() if kept != step]
-        raise config.RunError(f"the checkpoint of step {step} could not be written: {' '.join(str(error).split())[:300]}. Whole checkpoints: {whole or 'none'}") from error
+        raise config.RunError(
+            f"the checkpoint of step {step} could not be written: {' '.join(str(error).split())[:300]}. Whole checkpoints: {whole or 'none'}"
+        ) from error
 
 
 class Clock:

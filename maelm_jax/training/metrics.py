@@ -36,7 +36,13 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     encoder, encoder_attention = layers(model.layers, sizes.visible)
     decoder, decoder_attention = layers(model.decoder_layers, length)
     head = rows * 6.0 * sizes.masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
-    return {"encoder matrices": encoder, "encoder attention": encoder_attention, "decoder matrices": decoder, "decoder attention": decoder_attention, "head": head}
+    return {
+        "encoder matrices": encoder,
+        "encoder attention": encoder_attention,
+        "decoder matrices": decoder,
+        "decoder attention": decoder_attention,
+        "head": head,
+    }
 
 
 def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:

@@ -1,5 +1,6 @@
 """The training step: pure, flag-free, on any mesh. State is {step, params, opt_state}; everything random is a function of (seed, step)."""
 
+import collections.abc
 import typing
 
 import jax
@@ -12,7 +13,7 @@ from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking
 from maelm_jax.training import sharding
 
-LossFn = typing.Callable[..., loss.Sums]  # (params, batch, row_numbers, key, train) -> sums over the batch
+LossFn = collections.abc.Callable[..., loss.Sums]  # (params, batch, row_numbers, key, train) -> sums over the batch
 
 
 class State(typing.NamedTuple):
@@ -38,7 +39,7 @@ def pretraining_loss(experiment: config.Experiment, graph, special: config.Speci
     return loss_fn
 
 
-def create_state(init: typing.Callable, optimizer: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh) -> State:
+def create_state(init: collections.abc.Callable, optimizer: optax.GradientTransformation, seed: int, mesh: jax.sharding.Mesh) -> State:
     """A fresh state, born sharded: no device ever holds more than its part."""
 
     def fresh():
@@ -74,7 +75,9 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
             def add(carry, part):
                 return jax.tree.map(jnp.add, carry, gradient_of(state.params, *part)), None
 
-            zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, state.params, *jax.tree.map(lambda x: x[0], parts)))
+            zero = jax.tree.map(
+                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient_of, state.params, *jax.tree.map(lambda x: x[0], parts))
+            )
             (gradient, total), _ = jax.lax.scan(add, zero, parts)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(total.count, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)

@@ -108,12 +108,17 @@ def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
     assert counted["heldout"] == sum(packing.is_heldout(text, 0.1) for text in documents) > 2
     for split, store in stores.items():
         chosen = [text for text in documents if packing.is_heldout(text, 0.1) == (split == "heldout")]
-        expected = sum(len(ids) for document in packing.tokenise(chosen, vocabulary) for line in document for ids in line)
+        expected = [i for document in packing.tokenise(chosen, vocabulary) for line in document for ids in line for i in ids]
         table = store[np.arange(len(store))]
-        assert np.isin(table, (vocabulary.bos, vocabulary.eos, vocabulary.pad), invert=True).sum() == expected
+        assert table[np.isin(table, (vocabulary.bos, vocabulary.eos, vocabulary.pad), invert=True)].tolist() == expected, "the text in its order"
         assert store.statistics["tokens"] == (table != vocabulary.pad).sum()
         assert store.statistics["segments"] == (table == vocabulary.bos).sum()
         assert store.statistics["bytes"] == sum(len(text.encode()) for text in chosen)
+
+
+def test_the_share_of_heldout_documents_is_the_fraction():
+    share = np.mean([packing.is_heldout(f"document {number}", 0.1) for number in range(10_000)])
+    assert 0.09 < share < 0.11
 
 
 def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabulary, tmp_path):

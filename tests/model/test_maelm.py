@@ -157,7 +157,8 @@ def test_rematerialised_gradients_are_the_same():
     graph, params, inputs = make(dropout=0.1, attention_dropout=0.1)
     again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
     gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, jax.random.key(5)), inputs).loss))(params) for g in (graph, again)
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, jax.random.key(5)), inputs).loss))(params)
+        for g in (graph, again)
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
