@@ -62,7 +62,7 @@ def main(argv: list[str]):
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",
         "shape": f"{model.layers}+{model.decoder_layers} x {model.width}, vocabulary {size}, length {length}, batch {run.batch_size}",
         "dropout, attention dropout": f"{model.dropout}, {model.attention_dropout}",
-        "step": f"{1e3 * seconds:.1f} ms (median of {len(times)}; {1e3 * min(times):.1f} to {1e3 * max(times):.1f}); the first took {compiled_in:.1f} s",
+        "step": f"{1e3 * seconds:.1f} ms (median of {len(times)}; {1e3 * min(times):.1f} to {1e3 * max(times):.1f}); first {compiled_in:.1f} s",
         "tokens/s": f"{tokens / seconds:,.0f}",
         "model FLOP/s": f"{flops / seconds / 1e9:,.1f} G",
         "matmul FLOP/s": f"{peak / 1e9:,.1f} G (2048^3)",

@@ -3,6 +3,7 @@
 The reference adds epsilon to the uncorrected sqrt(v), optax after the bias correction: the first steps differ slightly.
 """
 
+import jax
 import optax
 
 from maelm_jax import config
@@ -20,4 +21,10 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
     """Clip by the global norm, then AdamW; decoupled decay on every parameter."""
     clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     adamw = optax.adamw(schedule(settings, train_steps), settings.b1, settings.b2, settings.eps, weight_decay=settings.weight_decay)
-    return optax.chain(clip, adamw)
+    chain = optax.chain(clip, adamw)
+
+    def update(gradient, state, params):
+        with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by integer counts, which strict promotion refuses
+            return chain.update(gradient, state, params)
+
+    return optax.GradientTransformation(chain.init, update)

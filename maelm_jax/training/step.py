@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking
@@ -29,7 +29,7 @@ def pretraining_loss(experiment: config.Experiment, graph, special: config.Speci
     """
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
 
-    def loss_fn(params: dict, rows: Int[Array, "B L"], numbers: Int[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
+    def loss_fn(params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
         mask_key, dropout_key = jax.random.split(key)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
         inputs = masking.draw(keys, rows, experiment.masking, sizes, special)
@@ -84,7 +84,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
         metrics = {
             "loss": total.loss / jnp.maximum(total.count, 1.0),
             "accuracy": total.correct / jnp.maximum(total.count, 1.0),
-            "grad_norm": optax.global_norm(gradient),
+            "grad_norm": optax.tree.norm(gradient),
             "count": total.count,
         }
         return State(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
