@@ -137,7 +137,9 @@ def _blocks(job: Job) -> typing.Iterator[Job]:
     if documents:
         yield from due(documents)
         number += 1
-    replace(mark_path(job.folder, job.number), json.dumps({"blocks": number}).encode())
+    mark = mark_path(job.folder, job.number)
+    if not mark.is_file():  # of hosts that share a shard the first one counts; later the folder may be gone, the rows being joined
+        replace(mark, json.dumps({"blocks": number}).encode())
 
 
 def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
@@ -170,4 +172,4 @@ def replace(path: pathlib.Path, content: bytes):
 
 
 def _temporary(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    return path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp")

@@ -17,6 +17,7 @@ import pathlib
 import platform
 import re
 import sysconfig
+import threading
 import typing
 import warnings
 
@@ -71,7 +72,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         documents = extract(modules(), corpus.processes or len(os.sched_getaffinity(0)))
         content = ("\n\n".join(documents) + "\n").encode()
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
         temporary.write_bytes(content)
         os.replace(temporary, path)
         digest = hashlib.sha256(content).hexdigest()

@@ -12,6 +12,7 @@ import json
 import lzma
 import os
 import pathlib
+import threading
 import typing
 import zlib
 
@@ -132,7 +133,7 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
 
 
 def _write(path: pathlib.Path, text: str):
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
 

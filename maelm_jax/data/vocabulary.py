@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import threading
 import typing
 
 import sentencepiece
@@ -75,7 +76,7 @@ class Vocabulary:
         """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""
         path = pathlib.Path(directory) / self.FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
         temporary.write_bytes(self.content)
         os.replace(temporary, path)
         return path
