@@ -114,13 +114,16 @@ def _make(path: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vo
     started = time.monotonic()
     folder = path.with_name(path.name + ".parts")
     shards = sources.shards(source, corpus)
-    blocks.write(folder, shards, vocabulary, corpus.sequence_length, host, hosts)
+    try:
+        blocks.write(folder, shards, vocabulary, corpus.sequence_length, host, hosts)
+    except FileNotFoundError:  # host 0 had every block, joined them and cleared the folder while this host was still counting
+        if not (path / "store.json").is_file():
+            raise
     said = False
     while not (path / "store.json").is_file():
-        left = [number for number in range(len(shards)) if blocks.missing(folder, number)]
-        if host == 0 and not left:
+        if host == 0 and not any(blocks.missing(folder, number) for number in range(len(shards))):
             _join(path, blocks.finished(folder, len(shards)), source, vocabulary, corpus.sequence_length)
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             break
         if not said:
             log.warning("%s: waiting for the other hosts' share of %s", source, folder)

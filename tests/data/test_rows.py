@@ -1,5 +1,6 @@
 """Rows: nothing lost, segments whole, the same rows however the work is shared, and no store that only looks whole."""
 
+import functools
 import lzma
 import os
 import pathlib
@@ -33,6 +34,8 @@ def vocabulary(documents):
 def corpus(documents, tmp_path, monkeypatch):
     """Two files, cut into about ten blocks."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100_000)
+    monkeypatch.setattr(rows, "SHARD_ROWS", 256)
+    monkeypatch.setattr(rows, "POLL_SECONDS", 0.05)
     half = len(documents) // 2
     for name, part in (("a", documents[:half]), ("b", documents[half:])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
@@ -127,12 +130,14 @@ def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabular
     results = {"two processes": two}
     for hosts in (2, 3):  # three hosts share two files by their blocks
         shared = variant(corpus, rows_dir=str(tmp_path / f"hosts{hosts}"))
-        others = [threading.Thread(target=prepared, args=(shared, vocabulary), kwargs={"host": host, "hosts": hosts}) for host in range(1, hosts)]
+        work = functools.partial(prepared, shared, vocabulary, hosts=hosts)
+        others = [threading.Thread(target=work, kwargs={"host": host}, daemon=True) for host in range(1, hosts)]
         for thread in others:
             thread.start()
         results[f"{hosts} hosts"] = prepared(shared, vocabulary, host=0, hosts=hosts)
         for thread in others:
-            thread.join()
+            thread.join(timeout=60)
+            assert not thread.is_alive()
     for name, tables in results.items():
         for split, table in tables.items():
             np.testing.assert_array_equal(table, one[split], err_msg=f"{name}, {split}")

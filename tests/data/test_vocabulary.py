@@ -45,7 +45,7 @@ def test_sentences_join_to_the_line_and_encode_alike(trained, documents):
     differing = 0
     for line in lines:
         parts = vocabularies.sentences(line)
-        assert "".join(parts) == line
+        assert "".join(parts) == line and all(part[0].isspace() for part in parts[1:]), "white space begins the next sentence"
         differing += [i for ids in trained.encode_batch(parts) for i in ids] != trained.encode(line)
     assert differing <= 0.001 * len(lines), "cutting a line into sentences changes its ids"
 
@@ -79,6 +79,9 @@ def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
     del proto.pieces[-1]
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
     assert vocabularies.load(tmp_path / "own.model").mask == 1999
+    proto.pieces.add(piece="<mask>", type=proto.SentencePiece.USER_DEFINED)
+    (tmp_path / "own.model").write_bytes(proto.SerializeToString())
+    assert 1999 not in vocabularies.load(tmp_path / "own.model").encode("a <mask> here")
 
 
 @pytest.mark.parametrize("names", [("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")])
