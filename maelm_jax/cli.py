@@ -2,6 +2,7 @@
 
 import argparse
 import collections.abc
+import errno
 import os
 import pathlib
 import sys
@@ -52,5 +53,10 @@ def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoRet
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, config.ConfigError) else 1)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"error: no space left on the device ({error.filename or 'unknown file'}); free some: what was whole stays whole", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
