@@ -326,13 +326,14 @@ def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -
                 raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(gin_files)}{hint}")
             gin.parse_config(_binding(text), skip_unknown=False)
         sections = [section() for section in SECTIONS]
+        unused = _macros() - _used_macros()
     except ConfigError as error:
         raise ConfigError(str(error).split("\n")[0]) from None  # gin appends a line on where the constructor was called
     except Exception as error:  # gin raises many types
         raise ConfigError(" ".join(str(error).split())) from error
     finally:
+        gin.clear_config()  # what is built in Python afterwards has the defaults written above, not this file's values
         logging.disable(logging.NOTSET)
-    unused = _macros() - _used_macros()
     if unused:
         raise ConfigError(f"{', '.join(sorted(unused))}: defined in a gin file but used by nothing; is the name right?")
     return Experiment(*sections)

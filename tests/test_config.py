@@ -90,3 +90,8 @@ def test_the_settings_need_neither_jax_nor_tensorflow():
         "import sys; from maelm_jax import config; config.load(['base.gin']); print([m for m in ('jax', 'tensorflow', 'seqio') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "[]"
+
+
+def test_a_gin_file_leaves_no_trace():
+    config.load(["tiny.gin"], ["TEXT_FILES=x.txt"])
+    assert config.Model().dtype == "float32" and config.Model().width == 768 and config.Corpus().text_files is None
