@@ -5,8 +5,6 @@ how many of that task's examples came before; that count says the epoch and the 
 epoch, says the row. Each host works out its own slice of the batch, so any number of hosts sees the same global batch.
 """
 
-import queue
-import threading
 import typing
 
 import numpy as np
@@ -113,38 +111,3 @@ def heldout(stores: dict[str, "row_stores.Rows"], rates: dict[str, float], count
     for index, name in enumerate(names):
         result[task == index] = stores[name][number[task == index]]
     return result
-
-
-def prefetch(batch: typing.Callable[[int], np.ndarray], start: int, stop: int, ahead: int = 2) -> typing.Iterator[np.ndarray]:
-    """batch(start), ..., batch(stop - 1), each read in a background thread while the ones before are used."""
-    ready: queue.Queue = queue.Queue(maxsize=ahead)
-    closed = threading.Event()
-
-    def put(item) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work():
-        try:
-            for step in range(start, stop):
-                if not put((batch(step), None)):
-                    return
-        except BaseException as error:  # raised again where the batch was asked for
-            put((None, error))
-
-    thread = threading.Thread(target=work, daemon=True, name="prefetch")
-    thread.start()
-    try:
-        for _ in range(start, stop):
-            rows, error = ready.get()
-            if error is not None:
-                raise error
-            yield rows
-    finally:
-        closed.set()
-        thread.join()

@@ -4,6 +4,7 @@ The vocabulary trained here has `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then th
 Special ids never come out of text: a literal `<mask>` or `<s>` in a text is encoded as ordinary characters.
 """
 
+import abc
 import hashlib
 import heapq
 import io
@@ -35,7 +36,7 @@ def sentences(line: str) -> list[str]:
     return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)], strict=True) if start < end]
 
 
-class Vocabulary:
+class Vocabulary(abc.ABC):
     """The interface. `size` counts all ids, special ones included; `bos`, `pad`, `eos`, `unk`, `mask` are ids; `fingerprint` is a sha256 in hex."""
 
     FILE: str  # the file that `save` writes
@@ -57,20 +58,20 @@ class Vocabulary:
     def special_ids(self) -> tuple[int, ...]:
         return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
 
+    @abc.abstractmethod
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without special ids around them; on one thread."""
-        raise NotImplementedError
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
+    @abc.abstractmethod
     def decode(self, ids: typing.Iterable[int]) -> str:
         """The text of `ids`; `<s>`, `<pad>`, `</s>` and `<mask>` give nothing."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def normalise(self, text: str) -> str:
         """The text as the pieces spell it: what `decode(encode(text))` gives back, unknown characters aside."""
-        raise NotImplementedError
 
     def save(self, directory: str | os.PathLike) -> pathlib.Path:
         """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""

@@ -77,7 +77,7 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
                     line |= {"tokens_per_second": rate * job.tokens_per_step, "model_flops_per_second": rate * job.flops_per_step}
                     line |= {"mfu": rate * job.flops_per_step / job.peak_flops}
                 else:  # one step since the start: nothing to divide yet
-                    line |= {"tokens_per_second": 0.0}
+                    line |= {"tokens_per_second": None}
                 writer.write(step, line | extra)
                 bar.set_postfix({"loss": f"{values['loss']:.3f}"} | {name: f"{value:.3f}" for name, value in extra.items()}, refresh=False)
 

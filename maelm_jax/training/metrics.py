@@ -86,12 +86,14 @@ class Writer:
 
         self._board = SummaryWriter(str(pathlib.Path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
 
-    def write(self, step: int, values: dict[str, float]):
+    def write(self, step: int, values: dict[str, float | None]):
         if self._board is None:
             return
         with self.path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
+            if value is None:  # not known yet
+                continue
             self._board.add_scalar(name, value, step)
 
     def close(self):

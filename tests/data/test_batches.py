@@ -1,7 +1,5 @@
 """Batches: a pure function of (seed, step), the same for any number of hosts, each row once an epoch, tasks by their rates."""
 
-import threading
-
 import numpy as np
 import pytest
 
@@ -114,24 +112,3 @@ def test_heldout_rows_are_fixed_and_spread():
     np.testing.assert_array_equal(batches.heldout(STORES, RATES, 50), rows[:50])
     with pytest.raises(config.ConfigError, match="no held-out rows"):
         batches.heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
-
-
-def test_prefetch_gives_every_batch_in_order_and_passes_errors_on():
-    assert list(batches.prefetch(lambda step: np.array(step), 3, 8)) == [3, 4, 5, 6, 7]
-
-    def broken(step):
-        if step == 2:
-            raise OSError("disk gone")
-        return step
-
-    stream = batches.prefetch(broken, 0, 5)
-    assert [next(stream), next(stream)] == [0, 1]
-    with pytest.raises(OSError, match="disk gone"):
-        next(stream)
-
-
-def test_prefetch_that_is_left_ends_its_thread():
-    stream = batches.prefetch(lambda step: step, 0, 10**9)
-    next(stream)
-    stream.close()
-    assert "prefetch" not in {thread.name for thread in threading.enumerate()}
