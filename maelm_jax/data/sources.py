@@ -12,11 +12,10 @@ import json
 import lzma
 import os
 import pathlib
-import threading
 import typing
 import zlib
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 SUFFIXES = (".txt", ".jsonl")
 PACKINGS = ("", ".gz", ".xz")
@@ -91,7 +90,7 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
 
                 parts = tasks.members(source, corpus)
                 record.parent.mkdir(parents=True, exist_ok=True)
-                _write(record, json.dumps(parts))
+                storage.write(record, json.dumps(parts))
             except Unavailable:
                 if not record.is_file():
                     raise
@@ -128,14 +127,8 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
             parts.append(f"{os.path.basename(path)} {hashes[key]}")
         if len(hashes) > before:
             known.parent.mkdir(parents=True, exist_ok=True)
-            _write(known, json.dumps(hashes, indent=0))
+            storage.write(known, json.dumps(hashes, indent=0))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _write(path: pathlib.Path, text: str):
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _files(source: str) -> list[str]:

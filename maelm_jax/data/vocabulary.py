@@ -12,13 +12,12 @@ import json
 import os
 import pathlib
 import re
-import threading
 import typing
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 NAMES = {"bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"), "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]")}
 ASCII = "".join(chr(code) for code in range(33, 127))  # always among the pieces, however rare in the corpus
@@ -77,9 +76,7 @@ class Vocabulary(abc.ABC):
         """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""
         path = pathlib.Path(directory) / self.FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-        temporary.write_bytes(self.content)
-        os.replace(temporary, path)
+        storage.write(path, self.content)
         return path
 
     def seqio_vocabulary(self):

@@ -1,7 +1,6 @@
 """What a run shows: metrics.jsonl, TensorBoard, the loss curve, and how its speed compares with the hardware's."""
 
 import json
-import os
 import pathlib
 import time
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.model import maelm, masking
 
 # Dense bf16 peak in FLOP/s per device, from the vendors' data sheets, by a part of jax.Device.device_kind.
@@ -79,9 +78,7 @@ class Writer:
             return
         if self.path.exists():
             kept = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(kept))
-            os.replace(temporary, self.path)
+            storage.write(self.path, "".join(kept))
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(str(pathlib.Path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
