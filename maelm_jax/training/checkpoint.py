@@ -3,8 +3,11 @@
 A step's folder appears under its name only when it is whole; one that was damaged later is passed over for the one before.
 """
 
+import errno
 import logging
+import os
 import pathlib
+import shutil
 import typing
 
 import jax
@@ -28,8 +31,16 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: typing.Any):
-        """Starts writing `state` in the background. An error of the write before is raised here; the same step is not written twice."""
+        """Starts writing `state` in the background. An error of the write before is raised here; the same step is not written twice.
+
+        Raises OSError (ENOSPC) before anything is written when the device has no room for it: Orbax would print a traceback for each array.
+        """
         if step not in self._manager.all_steps():
+            self.wait()
+            needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards if shard.replica_id == 0)
+            free = shutil.disk_usage(self.directory).free
+            if free < needed:
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
             self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
     def wait(self):

@@ -109,9 +109,8 @@ def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: boo
             checkpoints.wait()
     except Exception as error:  # Orbax hands on whatever its storage layers raise
         whole = [kept for kept in checkpoints.steps() if kept != step]
-        raise config.RunError(
-            f"the checkpoint of step {step} could not be written: {' '.join(str(error).split())[:300]}. Whole checkpoints: {whole or 'none'}"
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise config.RunError(f"a checkpoint could not be written by step {step}: {reason}. Whole checkpoints: {whole or 'none'}") from error
 
 
 class Clock:
