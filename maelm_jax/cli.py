@@ -3,8 +3,10 @@
 import argparse
 import collections.abc
 import errno
+import hashlib
 import os
 import pathlib
+import platform
 import sys
 import traceback
 import typing
@@ -43,9 +45,24 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
     return args, config.load(args.gin_file, bindings)
 
 
+def compilation_cache() -> pathlib.Path:
+    """Where compiled programs are kept, so that a step is compiled once and not at each start; JAX_COMPILATION_CACHE_DIR says otherwise.
+
+    One folder per kind of processor: a home directory may be shared by machines that do not know each other's instructions.
+    """
+    try:
+        instructions = next(line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        instructions = platform.processor()
+    digest = hashlib.sha256(f"{platform.machine()} {instructions}".encode()).hexdigest()[:8]
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    return home / "maelm_jax" / f"compiled-{digest}"
+
+
 def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
     """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
     argv = sys.argv[1:]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     try:
         sys.exit(main(argv) or 0)
     except (config.ConfigError, config.RunError) as error:

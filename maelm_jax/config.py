@@ -7,6 +7,7 @@ each dataclass once, and returns them as one `Experiment`; `render` writes an Ex
 import ast
 import dataclasses
 import difflib
+import importlib.util  # noqa: F401  (gin uses it for `include` and does not import it)
 import logging
 import pathlib
 import types
