@@ -83,8 +83,10 @@ def check(model: config.Model):
         raise config.ConfigError(f"the reference's code would not compute this model ({'; '.join(wrong)}); --format=pytorch holds any model")
 
 
-def write(path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int):
+def write(path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> int:
     """Writes a .pt in the layout of the reference's own checkpoints: `args`, and under `model` the state dict with its tied copies.
+
+    Returns how many numbers, the copies not counted.
 
     `args` holds what describes the architecture, not a training state: the reference starts from it, it does not resume it.
     """
@@ -92,7 +94,9 @@ def write(path: os.PathLike, params: dict[str, np.ndarray], model: config.Model,
     given = {name: getattr(model, ours) for ours, name in _ARGUMENTS.items()}
     given |= {"arch": "ae", "rel_pos": int(model.relative_buckets != "none"), "decoder_rel_pos": 0, "tokens_per_sample": model.max_positions}
     given |= {f"decoder_{name}": given[f"encoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "attention_heads")}
-    torch_file.write(path, to_reference(params, vocabulary_size), _tied(model.decoder_layers), given)
+    tensors = to_reference(params, vocabulary_size)
+    torch_file.write(path, tensors, _tied(model.decoder_layers), given)
+    return sum(value.size for value in tensors.values())
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:

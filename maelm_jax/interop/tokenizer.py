@@ -25,18 +25,19 @@ ODD_LINES = (
 )  # fmt: skip
 
 
+class NoEqual(config.ConfigError):
+    """No Hugging Face tokenizer gives the vocabulary's ids."""
+
+
 def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length: int):
     """Writes tokenizer.json, tokenizer_config.json and the vocabulary's own file into `folder`.
 
-    `max_length` counts ids, `<s>` and `</s>` included. Raises ConfigError when the vocabulary has no equal among Hugging Face's tokenizers.
+    `max_length` counts ids, `<s>` and `</s>` included. Raises NoEqual when no Hugging Face tokenizer does the same.
     """
     tokenizer = build(vocabulary)
     differing = [line for line in ODD_LINES if encode(tokenizer, line) != [vocabulary.bos, *vocabulary.encode(line), vocabulary.eos]]
     if differing:
-        raise config.ConfigError(
-            f"the vocabulary has no equal Hugging Face tokenizer: {differing[0]!r} gets other ids; "
-            "--format=pytorch and --format=reference write the weights without one"
-        )
+        raise NoEqual(f"no Hugging Face tokenizer gives this vocabulary's ids ({differing[0]!r} gets others); --format=pytorch goes without")
     vocabulary.save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     token = tokenizer.id_to_token
@@ -84,7 +85,7 @@ def build(vocabulary: vocabularies.Vocabulary):
 
 
 def from_sentencepiece(content: bytes):
-    """A tokenizers.Tokenizer that does what a SentencePiece model (BPE or unigram) does, special ids aside. Raises ConfigError for other kinds."""
+    """A tokenizers.Tokenizer that does what a SentencePiece model (BPE or unigram) does, special ids aside. Raises NoEqual for other kinds."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -99,7 +100,7 @@ def from_sentencepiece(content: bytes):
     elif spec.model_type == trainer.UNIGRAM:
         model = models.Unigram([(piece.piece, piece.score) for piece in proto.pieces], unk, spec.byte_fallback)
     else:
-        raise config.ConfigError("only SentencePiece models of the kinds BPE and unigram have an equal Hugging Face tokenizer")
+        raise NoEqual("of SentencePiece models only BPE and unigram have an equal Hugging Face tokenizer; --format=pytorch goes without")
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = normalizer(proto.normalizer_spec)
     # Words are looked up one by one (and remembered), unless there are pieces that span a space.

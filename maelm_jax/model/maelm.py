@@ -146,6 +146,11 @@ def create(settings: config.Model, vocabulary_size: int, special: config.Special
     return graph, init
 
 
-def apply(graph: nnx.GraphDef, parameters: dict) -> MaeLm:
+def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
+    """Of the encoder alone: `apply(graph, parameters["encoder"])` is an Encoder."""
+    return nnx.graphdef(nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0))))
+
+
+def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """The module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))
