@@ -59,6 +59,17 @@ def compilation_cache() -> pathlib.Path:
     return home / "maelm_jax" / f"compiled-{digest}"
 
 
+def check_workdir(workdir: str, experiment: config.Experiment):
+    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
+    saved = pathlib.Path(workdir) / "config.gin"
+    if saved.exists():
+        changed = config.differences(config.load([str(saved)]), experiment)
+        if changed:
+            raise config.ConfigError(
+                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
+            )
+
+
 def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
     """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
     argv = sys.argv[1:]

@@ -160,6 +160,7 @@ class Model(Settings):
     init_std: float = 0.02
     dropout: float = 0.1  # encoder only: the decoder has none
     attention_dropout: float = 0.1  # encoder only
+    layer_norm_eps: float = 1e-5  # the reference's; other encoders that a run starts from have their own
     dtype: typing.Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     rematerialise: bool = False  # recompute each layer in the backward pass instead of keeping its activations
 
@@ -173,6 +174,7 @@ class Model(Settings):
         for name in ("dropout", "attention_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), got {getattr(self, name)}")
         self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
+        self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
 
@@ -220,7 +222,7 @@ class Run(Settings):
     batch_size: int = 2048  # rows per optimiser step, over all devices and hosts
     accumulate: int = 1  # microbatches a step is computed in
     seed: int = 0
-    init_from: str | None = None  # a workdir whose newest parameters the run starts from
+    init_from: str | None = None  # what the run starts from: a workdir, an exported or a stock MPNet/RoBERTa folder, a reference .pt or .npz
     log_every: int = 100
     eval_every: int = 5_000
     eval_rows: int = 4096  # held-out rows per evaluation: the same rows with the same masks each time

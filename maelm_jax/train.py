@@ -11,6 +11,7 @@ command started again goes on from the newest checkpoint. Exit status: 0 done, 1
 
 import importlib.metadata
 import logging
+import os
 import pathlib
 import platform
 import subprocess
@@ -27,11 +28,13 @@ def main(argv: list[str]) -> int:
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
-    check_workdir(args.workdir, experiment)
+    experiment, source = starting_point(experiment, args.workdir)
+    cli.check_workdir(args.workdir, experiment)
 
     import jax
     import numpy as np
 
+    from maelm_jax import pretrained
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
 
@@ -45,10 +48,12 @@ def main(argv: list[str]) -> int:
     from maelm_jax.data import batches, rows, sources
 
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    if source:
+        source.check_vocabulary(vocabulary)
     stores = rows.prepare(experiment.corpus, vocabulary)
     describe_run(args.workdir, experiment, vocabulary)
 
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     loss_fn = step.pretraining_loss(experiment, graph, special)
@@ -61,10 +66,12 @@ def main(argv: list[str]) -> int:
     if resumed is not None:
         state = resumed[1]
         print(f"resuming {args.workdir} at step {resumed[0]}")
-    elif experiment.run.init_from:
-        start, params = checkpoint.restore_params(experiment.run.init_from, state.params)
+    elif source:
+        params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state = state._replace(params=params)
-        print(f"starting from the parameters of {experiment.run.init_from}, step {start}")
+        print(
+            f"starting from {source.path} ({source.kind}); from scratch: {' and '.join(fresh) or 'nothing'}; left out: {' and '.join(unused) or 'nothing'}"
+        )
 
     rates = sources.rates(experiment.corpus)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
@@ -119,15 +126,18 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def check_workdir(workdir: str, experiment: config.Experiment):
-    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
-    saved = pathlib.Path(workdir) / "config.gin"
-    if saved.exists():
-        changed = config.differences(config.load([str(saved)]), experiment)
-        if changed:
-            raise config.ConfigError(
-                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
-            )
+def starting_point(experiment: config.Experiment, workdir: str):
+    """(settings with those of Run.init_from taken over, what it names or None). A run that has a checkpoint does not need its source any more."""
+    path = experiment.run.init_from
+    if not path or (not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*"))):
+        return experiment, None
+    from maelm_jax import pretrained
+
+    source = pretrained.find(path)
+    experiment, said = pretrained.adopt(experiment, source)
+    if said:
+        print(f"taken over from {path}: {'; '.join(said)}")
+    return experiment, source
 
 
 def describe_run(workdir: str, experiment: config.Experiment, vocabulary):

@@ -57,6 +57,10 @@ class Vocabulary(abc.ABC):
     def special_ids(self) -> tuple[int, ...]:
         return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
 
+    @property
+    def special(self) -> config.SpecialIds:
+        return config.SpecialIds(bos=self.bos, pad=self.pad, eos=self.eos, unk=self.unk, mask=self.mask)
+
     @abc.abstractmethod
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """The ids of each text, without special ids around them; on one thread."""

@@ -24,16 +24,17 @@ def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs) ->
 
 
 class LayerNorm(nnx.Module):
-    """Epsilon 1e-5 and the biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
+    """The biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
 
-    def __init__(self, width: int):
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
+    def __init__(self, settings: config.Model):
+        self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(settings.width, jnp.float32))
+        self.epsilon = settings.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + 1e-5)
+        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + self.epsilon)
         return (y * self.scale[...][None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
@@ -170,10 +171,10 @@ class Block(nnx.Module):
         self.key = linear(width, width, settings, rngs)
         self.value = linear(width, width, settings, rngs)
         self.out = linear(width, width, settings, rngs)
-        self.attention_norm = LayerNorm(settings.width)
+        self.attention_norm = LayerNorm(settings)
         self.up = linear(width, settings.feed_forward, settings, rngs)
         self.down = linear(settings.feed_forward, width, settings, rngs)
-        self.output_norm = LayerNorm(settings.width)
+        self.output_norm = LayerNorm(settings)
         self.heads = settings.heads
 
     def __call__(

@@ -36,7 +36,7 @@ class Encoder(nnx.Module):
         table = _embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
-        self.norm = layers.LayerNorm(settings.width)
+        self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = layers.RelativeBias(settings, rngs)
         self.blocks = layers.stack(settings, settings.layers, rngs)
@@ -65,7 +65,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
-        self.norm = layers.LayerNorm(settings.width)
+        self.norm = layers.LayerNorm(settings)
         if settings.decoder_relative_bias:
             self.relative_bias = layers.RelativeBias(settings, rngs)
         self.blocks = layers.stack(settings, settings.decoder_layers, rngs)
@@ -84,7 +84,7 @@ class Head(nnx.Module):
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
         self.dense = layers.linear(settings.width, settings.width, settings, rngs)
-        self.norm = layers.LayerNorm(settings.width)
+        self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
         self.vocabulary_size = vocabulary_size
 
@@ -146,6 +146,11 @@ def create(settings: config.Model, vocabulary_size: int, special: config.Special
     return graph, init
 
 
-def apply(graph: nnx.GraphDef, parameters: dict) -> MaeLm:
+def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
+    """Of the encoder alone: `apply(graph, parameters["encoder"])` is an Encoder."""
+    return nnx.graphdef(nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0))))
+
+
+def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """The module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))
