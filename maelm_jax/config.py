@@ -10,69 +10,16 @@ import difflib
 import importlib.util  # noqa: F401  (gin uses it for `include` and does not import it)
 import logging
 import pathlib
-import types
 import typing
 
 import gin
 
+from maelm_jax.settings import ConfigError as ConfigError
+from maelm_jax.settings import RunError as RunError
+from maelm_jax.settings import Settings
+
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
-
-
-class ConfigError(ValueError):
-    """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1."""
-
-
-def _matches(value, annotation) -> bool:
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    origin = typing.get_origin(annotation)
-    arguments = typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, argument) for argument in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(_matches(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_matches(k, arguments[0]) and _matches(v, arguments[1]) for k, v in value.items())
-    return isinstance(value, annotation)
-
-
-def _describe(annotation) -> str:
-    if typing.get_origin(annotation) is typing.Literal:
-        return "one of " + ", ".join(repr(argument) for argument in typing.get_args(annotation))
-    if annotation is type(None):
-        return "None"
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(argument) for argument in typing.get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(annotation) else str(annotation)
-
-
-class Settings:
-    """Base of the dataclasses below: checks the type of every field when an instance is made."""
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not _matches(value, field.type):
-                raise ConfigError(f"{type(self).__name__}.{field.name} must be {_describe(field.type)}, got {value!r}")
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
-        self.check()
-
-    def check(self):
-        """Raises ConfigError when values do not fit together."""
-
-    def require(self, condition: bool, message: str):
-        if not condition:
-            raise ConfigError(f"{type(self).__name__}.{message}")
 
 
 @gin.configurable
@@ -236,9 +183,54 @@ class Run(Settings):
         self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
 
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Finetune(Settings):
+    """Fine-tuning on labelled tasks (reference.md section 2). Where a field takes a list, every combination is a cell of the grid.
+
+    The optimiser's other settings are `Optimizer`'s, cadence and seed `Run`'s; both are filled in for each cell.
+    """
+
+    tasks: str | tuple[str, ...] = ()  # of cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2
+    init_from: str | None = None  # where the encoder is from: --init_from
+    data_dir: str | None = None  # the folder of GLUE's folders or of SQuAD's files, or the one above; None reads TFDS
+    seeds: int | tuple[int, ...] = 1
+    batch_size: int | tuple[int, ...] = 32
+    learning_rate: float | tuple[float, ...] = 3e-5
+    epochs: int | tuple[int, ...] = 3
+    small_task_epochs: int | tuple[int, ...] = ()  # tried as well where there are fewer than 10,000 training examples
+    warmup: float | tuple[float, ...] = 0.06  # share of all steps
+    evaluations: int = 2  # an epoch
+    eval_batch_size: int = 64
+    max_length: int = 512  # tokens; never more than the encoder's positions
+    train_examples: int | None = None  # train on a sample of this size, the same for every seed; None: on all
+    question_length: int = 64  # SQuAD: tokens of a question; the rest is cut off
+    stride: int = 128  # SQuAD: tokens from the start of one window to the start of the next; at most half a window
+    answer_length: int = 30  # SQuAD: tokens of an answer at most
+    dev_share: float = 0.0  # SQuAD without a training file: share of the dev file's articles that are evaluated, the others train
+
+    def check(self):
+        for name in ("batch_size", "learning_rate", "epochs", "small_task_epochs", "warmup", "seeds", "tasks"):
+            values = self.listed(name)
+            self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
+            self.require(values or name in ("small_task_epochs", "tasks"), f"{name} must hold a value")
+            if name in ("batch_size", "learning_rate", "epochs", "small_task_epochs"):
+                self.require(all(value > 0 for value in values), f"{name} must be above 0, got {values}")
+        self.require(all(0 <= value < 1 for value in self.listed("warmup")), f"warmup must lie in [0, 1), got {self.warmup}")
+        for name in ("evaluations", "eval_batch_size", "stride", "answer_length"):
+            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        self.require(self.train_examples is None or self.train_examples > 0, f"train_examples must be above 0, got {self.train_examples}")
+        self.require(0 <= self.dev_share < 1, f"dev_share must lie in [0, 1), got {self.dev_share}")
+
+    def listed(self, name: str) -> tuple:
+        """A field as a tuple, whether it was given as one value or as a list."""
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,)
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run."""
+    """All settings of one run; `finetune` where it is a fine-tuned one."""
 
     vocabulary: Vocabulary
     corpus: Corpus
@@ -247,6 +239,7 @@ class Experiment:
     optimizer: Optimizer
     mesh: Mesh
     run: Run
+    finetune: Finetune | None = None
 
     def __post_init__(self):
         length, positions = self.corpus.sequence_length, self.model.max_positions
@@ -284,6 +277,8 @@ FREE_ON_RESUME = (
     "Corpus.processes",
     "Corpus.rows_dir",
     "Run.init_from",
+    "Finetune.data_dir",
+    "Finetune.eval_batch_size",
 )
 
 
@@ -329,6 +324,8 @@ def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -
                 raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(gin_files)}{hint}")
             gin.parse_config(_binding(text), skip_unknown=False)
         sections = [section() for section in SECTIONS]
+        if any(selector.endswith(".Finetune") for _, selector in gin.config._CONFIG):
+            sections.append(Finetune())
         unused = _macros() - _used_macros()
     except ConfigError as error:
         raise ConfigError(str(error).split("\n")[0]) from None  # gin appends a line on where the constructor was called
@@ -355,6 +352,8 @@ def render(experiment: Experiment) -> str:
     blocks = []
     for field in dataclasses.fields(experiment):
         section = getattr(experiment, field.name)
+        if section is None:
+            continue
         name = type(section).__name__
         blocks.append("\n".join(f"{name}.{item.name} = {getattr(section, item.name)!r}" for item in dataclasses.fields(section)))
     return "\n\n".join(blocks) + "\n"
@@ -365,6 +364,9 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
     lines = []
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
+        if before is None or after is None:
+            lines += [f"{field.name}: {'there' if before else 'not there'} -> {'there' if after else 'not there'}"] * (before != after)
+            continue
         for item in dataclasses.fields(before):
             name = f"{type(before).__name__}.{item.name}"
             a, b = getattr(before, item.name), getattr(after, item.name)

@@ -81,10 +81,10 @@ def main(argv: list[str]) -> int:
     heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
-    def evaluate(params) -> dict[str, float]:
-        sums = [eval_step(params, sharding.place(part, mesh), np.uint32(i * eval_size)) for i, part in enumerate(heldout)]
+    def evaluate(state) -> tuple[step.State, dict[str, float]]:
+        sums = [eval_step(state.params, sharding.place(part, mesh), np.uint32(i * eval_size)) for i, part in enumerate(heldout)]
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
-        return {"eval_loss": loss / count, "eval_accuracy": correct / count}
+        return state, {"eval_loss": loss / count, "eval_accuracy": correct / count}
 
     unigram = unigram_cross_entropy(experiment, stores, rates, heldout, vocabulary.size, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)

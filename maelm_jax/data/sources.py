@@ -142,7 +142,7 @@ def _files(source: str) -> list[str]:
     return paths
 
 
-def _lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
+def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
     """(byte offset in the unpacked text, line without its end) of a file. Raises ConfigError: empty, or corrupt gzip/xz."""
     opener = gzip.open if path.endswith(".gz") else lzma.open if path.endswith(".xz") else open
     offset = 0
@@ -160,7 +160,7 @@ def _lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
         raise config.ConfigError(f"{path}: the file is empty; remove it or leave it out of the glob")
 
 
-def _decode(data: bytes, path: str, offset: int) -> str:
+def decode(data: bytes, path: str, offset: int) -> str:
     try:
         return data.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -170,8 +170,8 @@ def _decode(data: bytes, path: str, offset: int) -> str:
 
 def _blank_line_documents(path: str) -> typing.Iterator[str]:
     paragraphs: list[str] = []
-    for offset, line in _lines(path):
-        text = _decode(line, path, offset).strip()
+    for offset, line in lines(path):
+        text = decode(line, path, offset).strip()
         if text:
             paragraphs.append(text)
         elif paragraphs:
@@ -182,8 +182,8 @@ def _blank_line_documents(path: str) -> typing.Iterator[str]:
 
 
 def _json_records(path: str, field: str) -> typing.Iterator[str]:
-    for number, (offset, line) in enumerate(_lines(path), start=1):
-        text = _decode(line, path, offset)
+    for number, (offset, line) in enumerate(lines(path), start=1):
+        text = decode(line, path, offset)
         if not text.strip():
             continue
         try:

@@ -69,6 +69,10 @@ class Vocabulary(abc.ABC):
         return self.encode_batch([text])[0]
 
     @abc.abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and for each the half-open range of the text's characters that it stands for (white space before it may be in it)."""
+
+    @abc.abstractmethod
     def decode(self, ids: typing.Iterable[int]) -> str:
         """The text of `ids`; `<s>`, `<pad>`, `</s>` and `<mask>` give nothing."""
 
@@ -117,6 +121,10 @@ class SentencePieceVocabulary(Vocabulary):
     def encode_batch(self, texts):
         return self.model.encode(texts, out_type=int, num_threads=1)
 
+    def encode_with_offsets(self, text):
+        found = self.model.encode(text, return_type="offset_mapping")
+        return found["ids"], found["offsets"]
+
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode([int(i) for i in ids if int(i) not in silent])
@@ -148,6 +156,10 @@ class TokenizerJsonVocabulary(Vocabulary):
 
     def encode_batch(self, texts):
         return [encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
+
+    def encode_with_offsets(self, text):
+        found = self.model.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
 
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}

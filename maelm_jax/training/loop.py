@@ -13,9 +13,12 @@ import tqdm
 
 from maelm_jax import config
 from maelm_jax.training import checkpoint, metrics
-from maelm_jax.training.step import State
 
 STOPPED = 143  # exit status after a checkpoint on SIGTERM: launchers start the command again
+
+
+class Diverged(config.RunError):
+    """The loss or the gradient is not finite."""
 
 
 @dataclasses.dataclass
@@ -23,9 +26,9 @@ class Job:
     """What the loop runs."""
 
     run: config.Run
-    train_step: collections.abc.Callable[[State, typing.Any], tuple[State, dict]]
+    train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]  # (state, batch) -> (state, metrics)
     batch: collections.abc.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
-    evaluate: collections.abc.Callable[[dict], dict[str, float]]  # params -> what is logged as eval_*
+    evaluate: collections.abc.Callable[[tuple], tuple[tuple, dict[str, float]]]  # state -> (state to go on with, what is logged as eval_*)
     learning_rate: collections.abc.Callable[[int], float]
     tokens_per_step: int
     flops_per_step: float
@@ -47,11 +50,11 @@ class Interrupted:
         signal.signal(signal.SIGTERM, self._before)
 
 
-def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[State, int]:
+def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
     """Trains until `job.run.train_steps`; returns the last state and the exit status (0, or 143 after SIGTERM).
 
-    Step n's numbers are read while step n + 1 runs, so the device never waits for the host. Raises RunError when the loss or
-    gradient is not finite (the state is then not saved), or when a checkpoint cannot be written.
+    The state is a named tuple with `step` at least. Step n's numbers are read while step n + 1 runs, so the device never waits for the host.
+    Raises Diverged when the loss or gradient is not finite (the state is then not saved), RunError when a checkpoint cannot be written.
     """
     settings, start = job.run, int(state.step)
     clock = Clock()
@@ -66,7 +69,7 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
             if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
                 good = max(checkpoints.steps(), default=None)
                 kept = f"the last good checkpoint is step {good}" if good is not None else "there is no checkpoint yet"
-                raise config.RunError(
+                raise Diverged(
                     f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; stopped; {kept}. A lower learning rate may help"
                 )
             if step % settings.log_every == 0 or extra or step == settings.train_steps:
@@ -90,7 +93,8 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
             stop = interrupted.asked
             if last or step % settings.eval_every == 0:
                 with clock.paused():
-                    pending = (step, values, job.evaluate(state.params))
+                    state, evaluated = job.evaluate(state)
+                pending = (step, values, evaluated)
             if last or stop or step % settings.checkpoint_every == 0:
                 record(*pending)
                 pending = None
@@ -101,7 +105,7 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
     return state, 0
 
 
-def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: bool):
+def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool):
     """Saves, and turns a storage error into RunError. What was whole before stays whole."""
     try:
         checkpoints.save(step, state)

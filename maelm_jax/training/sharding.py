@@ -22,7 +22,9 @@ RULES = (
     (r"head/dense/kernel", PartitionSpec("fsdp", None)),
     (r"head/dense/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
+    (r"(classifier/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
 )
+ROOMS = ("encoder", "decoder", "head", "classifier", "span")  # what a parameter's path begins with
 BATCH = PartitionSpec(("data", "fsdp"))  # rows are divided over data and fsdp
 
 
@@ -37,7 +39,7 @@ def spec(path: str) -> PartitionSpec:
 def path_of(keys) -> str:
     """A tree path as parameter path; the optimiser's moments have the parameter's path behind their own."""
     names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys]
-    rooms = [index for index, name in enumerate(names) if name in ("encoder", "decoder", "head")]
+    rooms = [index for index, name in enumerate(names) if name in ROOMS]
     return "/".join(names[rooms[0] :]) if rooms else ""
 
 

@@ -49,14 +49,15 @@ def create_state(init: collections.abc.Callable, optimizer: optax.GradientTransf
     return jax.jit(fresh, out_shardings=sharding.tree(jax.eval_shape(fresh), mesh))()
 
 
-def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, state: State, seed: int, accumulate: int, mesh: jax.sharding.Mesh):
-    """(state, batch) -> (state, metrics): one optimiser step. The state given is used up (donated).
+def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, state: tuple, seed: int, accumulate: int, mesh: jax.sharding.Mesh):
+    """(state, batch) -> (state, metrics): one optimiser step. The state given is used up (donated): a State, or a named tuple with more fields,
+    which are handed on.
 
     Metrics are scalars: loss (nats per predicted token), accuracy, grad_norm (before clipping), count. The gradient is that of the
     sum of losses over the global, accumulated batch, divided once by the number of predicted tokens in it.
     """
 
-    def train_step(state: State, batch):
+    def train_step(state, batch):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
 
         def sums(params, batch, numbers):
@@ -87,7 +88,8 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
             "grad_norm": optax.tree.norm(gradient),
             "count": total.count,
         }
-        return State(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
+        params = optax.apply_updates(state.params, updates)
+        return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     shardings = sharding.tree(state, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)
