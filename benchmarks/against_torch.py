@@ -93,7 +93,8 @@ def main(argv: list[str]):
     model, tokens = experiment.model, run.batch_size * length
     print(
         f"{model.layers}+{model.decoder_layers} x {model.width}, vocabulary {size}, length {length}, batch {run.batch_size}, {model.dtype}, "
-        f"dropout {model.dropout}, attention dropout {model.attention_dropout}, {device}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+        f"dropout {model.dropout}, attention dropout {model.attention_dropout}, {device}, torch {torch.__version__}, "
+        f"{torch.get_num_threads()} threads"
     )
     print(f"{'step':<10}{'tokens/s':>12}{'slowest':>12}{'fastest':>12}{'ours is':>10}")
     mine = statistics.median(seconds["ours"])

@@ -28,8 +28,10 @@ def main(argv: list[str]):
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled", "PYTHONPATH": path}
         _finish([sys.executable, "-m", "maelm_jax.prepare", *flag, f"--workdir={folder}/rows"], environment)
         for name in ("cold", "warm"):
-            command = [sys.executable, "-m", "maelm_jax.train", *flag, f"--workdir={folder}/{name}", "--gin.Run.log_every=1", "--gin.Run.eval_rows=2"]
-            print(f"{name} cache: {_first_step(command, pathlib.Path(folder) / name / 'metrics.jsonl', environment):.1f} s to the first step's numbers")
+            workdir = pathlib.Path(folder) / name
+            command = [sys.executable, "-m", "maelm_jax.train", *flag, f"--workdir={workdir}", "--gin.Run.log_every=1", "--gin.Run.eval_rows=2"]
+            seconds = _first_step(command, workdir / "metrics.jsonl", environment)
+            print(f"{name} cache: {seconds:.1f} s to the first step's numbers")
 
 
 def _finish(command: list[str], environment: dict):

@@ -215,7 +215,8 @@ def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypat
 
 def test_a_vocabulary_knows_nothing_of_heldout_text(corpus, tmp_path):
     trained = rows.vocabulary_for(config.Vocabulary(size=500), corpus)
-    secret = next(text for text in (f"Zyzzyva zyzzyva number {number}." for number in range(1000)) if packing.is_heldout(text, corpus.heldout_fraction))
+    candidates = (f"Zyzzyva zyzzyva number {number}." for number in range(1000))
+    secret = next(text for text in candidates if packing.is_heldout(text, corpus.heldout_fraction))
     (tmp_path / "c.txt").write_text(f"{secret}\n\n" * 1000)
     more = variant(corpus, text_files=f"{tmp_path}/*.txt")
     assert rows.vocabulary_for(config.Vocabulary(size=500), more).fingerprint == trained.fingerprint
