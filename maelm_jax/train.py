@@ -69,9 +69,8 @@ def main(argv: list[str]) -> int:
     elif source:
         params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state = state._replace(params=params)
-        print(
-            f"starting from {source.path} ({source.kind}); from scratch: {' and '.join(fresh) or 'nothing'}; left out: {' and '.join(unused) or 'nothing'}"
-        )
+        listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
+        print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
 
     rates = sources.rates(experiment.corpus)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
