@@ -46,8 +46,10 @@ def main(argv: list[str]) -> int:
 
     # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
     from maelm_jax.data import batches, rows, sources
+    from maelm_jax.data import vocabulary as vocabularies
 
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    own = pathlib.Path(args.workdir) / "vocabulary"  # of a run that goes on
+    vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
     stores = rows.prepare(experiment.corpus, vocabulary)

@@ -90,22 +90,19 @@ def build(vocabulary: vocabularies.Vocabulary):
 
 
 def from_sentencepiece(content: bytes):
-    """A tokenizers.Tokenizer that does what a SentencePiece model (BPE or unigram) does, special ids aside. Raises NoEqual for other kinds."""
+    """A tokenizers.Tokenizer that does what a SentencePiece BPE model does, special ids aside. Raises NoEqual for other kinds (of equal paths
+    through a unigram model, Hugging Face's takes another one)."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
-    kinds, trainer = sentencepiece_model_pb2.ModelProto.SentencePiece, sentencepiece_model_pb2.TrainerSpec
-    unk = next(index for index, piece in enumerate(proto.pieces) if piece.type == kinds.UNKNOWN)
-    spec = proto.trainer_spec
-    if spec.model_type == trainer.BPE:
-        ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
-        ordinary = {piece.piece: piece.score for piece in proto.pieces if piece.type == kinds.NORMAL}
-        model = models.BPE(ids, merges(ordinary), unk_token=proto.pieces[unk].piece, fuse_unk=True, byte_fallback=spec.byte_fallback)
-    elif spec.model_type == trainer.UNIGRAM:
-        model = models.Unigram([(piece.piece, piece.score) for piece in proto.pieces], unk, spec.byte_fallback)
-    else:
-        raise NoEqual("of SentencePiece models only BPE and unigram have an equal Hugging Face tokenizer; --format=pytorch goes without")
+    kinds, spec = sentencepiece_model_pb2.ModelProto.SentencePiece, proto.trainer_spec
+    if spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE:
+        raise NoEqual("of SentencePiece models only BPE has an equal Hugging Face tokenizer; --format=pytorch goes without")
+    unk = next(piece.piece for piece in proto.pieces if piece.type == kinds.UNKNOWN)
+    ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+    ordinary = {piece.piece: piece.score for piece in proto.pieces if piece.type == kinds.NORMAL}
+    model = models.BPE(ids, merges(ordinary), unk_token=unk, fuse_unk=True, byte_fallback=spec.byte_fallback)
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = normalizer(proto.normalizer_spec)
     # Words are looked up one by one (and remembered), unless there are pieces that span a space.
