@@ -39,8 +39,9 @@ def main(argv: list[str]) -> int:
     vocabulary = vocabularies.load(source.vocabulary)
     model = dataclasses.replace(source.model(experiment.model), dtype=experiment.model.dtype)
     length = min(experiment.corpus.sequence_length, model.max_positions)
-    rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in (vocabulary.encode(line) for line in lines)]
-    cut = sum(len(vocabulary.encode(line)) > length - 2 for line, row in zip(lines, rows, strict=True) if len(row) == length)
+    encoded = vocabulary.encode_batch(lines)
+    rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
+    cut = sum(len(ids) > length - 2 for ids in encoded)
 
     vectors = embed(source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
     output = pathlib.Path(args.output)
@@ -49,7 +50,8 @@ def main(argv: list[str]) -> int:
     with temporary.open("wb") as file:
         np.save(file, vectors)
     os.replace(temporary, output)
-    print(f"{output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}" + (f"; {cut} lines cut to {length}" if cut else ""))
+    shortened = f"; {cut} lines cut to {length} tokens" if cut else ""
+    print(f"{output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}{shortened}")
     return 0
 
 

@@ -10,6 +10,7 @@ Writing needs neither PyTorch nor an accelerator.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # no accelerator is needed, and none is held
     from maelm_jax import pretrained
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.interop import card, verify
+    from maelm_jax.interop import card, huggingface, verify
     from maelm_jax.training import metrics
 
     if args.verify and not verify.installed(args.format):
@@ -49,17 +50,20 @@ def main(argv: list[str]) -> int:
     vocabulary = vocabularies.load(source.vocabulary)
     check_fits(args.format, experiment.model, vocabulary)
     params = source.read(experiment.model)
+    results = pathlib.Path(args.workdir) / "results.json"  # what a fine-tuned run leaves
+    results = json.loads(results.read_text()) if results.is_file() else {}
+    tuned = huggingface.Tuned.of(params, results.get("labels", ()))
+    if tuned and args.format != "huggingface":
+        raise config.ConfigError(f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; --format={args.format} does not")
 
     with whole_folder(output) as folder:
-        architecture, count = write(folder, args.format, params, experiment, vocabulary)
+        architecture, count = write(folder, args.format, params, experiment, vocabulary, tuned)
         reports = None
         if verifying:
             reports = compare(folder, args.format, pretrained.nested(params), experiment.model, vocabulary)
             (folder / "verification.json").write_text(json.dumps(reports, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        text = card.render(
-            output.name, args.format, architecture, experiment, source.step, metrics.read(args.workdir), parameters=count, reports=reports
-        )
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        about = card.About(output.name, args.format, architecture, count, experiment, source.step, metrics.read(args.workdir), results, reports)
+        (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     print(f"{output}: {architecture} of step {source.step}, {count:,} parameters")
     if reports is None:
         print("unverified: " + ("--no-verify was given" if args.verify is False else f"PyTorch is not installed ({verify.INSTALL})"))
@@ -96,7 +100,7 @@ def whole_folder(output: pathlib.Path) -> typing.Iterator[pathlib.Path]:
         shutil.rmtree(retired, ignore_errors=True)
 
 
-def write(folder: pathlib.Path, format: str, params: dict, experiment: config.Experiment, vocabulary) -> tuple[str, int]:
+def write(folder: pathlib.Path, format: str, params: dict, experiment: config.Experiment, vocabulary, tuned) -> tuple[str, int]:
     """Writes all but the card; returns (what loads it, how many numbers it holds)."""
     from maelm_jax.interop import huggingface, pytorch, reference, tokenizer
 
@@ -112,13 +116,11 @@ def write(folder: pathlib.Path, format: str, params: dict, experiment: config.Ex
             vocabulary.save(folder)
         return "maelm.MaeLm", pytorch.write(folder, params, model, vocabulary.size, special)
     tokenizer.write(folder, vocabulary, experiment.corpus.sequence_length)
-    return huggingface.architecture(model, special), huggingface.write(folder, params, model, vocabulary.size, special)
+    return huggingface.architecture(model, special, tuned), huggingface.write(folder, params, model, vocabulary.size, special, tuned)
 
 
 def compare(folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary) -> list[dict]:
     """Reads the folder back and compares; raises RunError when it is not what JAX computes."""
-    import dataclasses
-
     from maelm_jax.interop import verify
 
     model = dataclasses.replace(model, dtype="float32")

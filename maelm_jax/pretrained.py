@@ -41,9 +41,10 @@ class Pretrained:
         return dataclasses.replace(base, **self.settings)
 
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
-        """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... where the source has them; one vocabulary row an id.
+        """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
 
-        `base` gives what the source does not tell (see reference.read). Raises ConfigError that lists what is missing, left over or misshapen.
+        Tables of the vocabulary have one row an id. `base` gives what the source does not tell (see reference.read). Raises ConfigError that lists
+        what is missing, left over or misshapen.
         """
         values = self._weights(self.model(base))
         if self.vocabulary:
@@ -78,12 +79,9 @@ def find(path: str, step: int | None = None) -> Pretrained:
 
 def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
     model, step = config.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
-    vocabulary = vocabularies.load(place / "vocabulary")
 
     def weights(_):
-        shapes = jax.eval_shape(maelm.create(model, vocabulary.size, vocabulary.special)[1], jax.random.key(0))
-        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
-        return flat(checkpoint.restore_params(str(place), like, step)[1])
+        return flat(checkpoint.read_params(str(place), step))
 
     settings = {name: getattr(model, name) for name in (*ENCODER, *DECODER)}
     return Pretrained(str(place), "workdir", settings, str(place / "vocabulary"), weights, step)
@@ -100,15 +98,14 @@ def _folder(place: pathlib.Path) -> Pretrained:
             f"{place} has no tokenizer.json; transformers makes it: AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
         )
     ours = content.get("format") == "maelm_jax"
-    fields, size = (pytorch.FIELDS, "vocabulary_size") if ours else ((), "vocab_size")
-    settings = (
-        {name: content["model"][name] for name in fields if name in (*ENCODER, *DECODER)} if ours else huggingface.settings(content, str(place))
-    )
-    settings = {"decoder_layers": 0, "decoder_relative_bias": False} | settings
+    if ours:
+        settings = {name: content["model"][name] for name in (*ENCODER, *DECODER)}
+    else:
+        settings = huggingface.settings(content, str(place)) | {"decoder_layers": 0, "decoder_relative_bias": False}
     reader = pytorch.read if ours else huggingface.read
 
     def weights(model):
-        shapes = {path: leaf.shape for path, leaf in flat(_shapes(model, content[size])).items()}
+        shapes = _shapes(model, content["vocabulary_size" if ours else "vocab_size"])
         return reader(content, huggingface.weights_of(place), shapes, str(place))
 
     return Pretrained(str(place), "folder of ours" if ours else f"{content['model_type']} folder", settings, str(place), weights)
@@ -118,14 +115,15 @@ def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
     settings, tensors = reference.read(file)
 
     def weights(model):
-        shapes = {path: leaf.shape for path, leaf in flat(_shapes(model, tensors[reference.TOKENS].shape[0])).items()}
-        return reference.take(tensors, shapes, str(file))
+        return reference.take(tensors, _shapes(model, tensors[reference.TOKENS].shape[0]), str(file))
 
     return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
 
 
-def _shapes(model: config.Model, vocabulary_size: int) -> dict:
-    return jax.eval_shape(maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[1], jax.random.key(0))
+def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of the model's parameters."""
+    init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[1]
+    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, jax.random.key(0))).items()}
 
 
 def nested(values: dict[str, typing.Any]) -> dict:
@@ -154,9 +152,7 @@ def adopt(experiment: config.Experiment, source: Pretrained) -> tuple[config.Exp
     changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
     if changed and source.step is not None:
         listed = "; ".join(f"Model.{name} is {value!r} there, {getattr(before, name)!r} here" for name, value in changed.items())
-        raise config.ConfigError(
-            f"Run.init_from {source.path} does not fit this model: {listed}. Its own settings: --gin_file={source.path}/config.gin"
-        )
+        raise config.ConfigError(f"Run.init_from {source.path} does not fit this model: {listed} (its settings: {source.path}/config.gin)")
     said = [f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()]
     vocabulary = experiment.vocabulary
     if source.vocabulary and vocabulary.file is None:

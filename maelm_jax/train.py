@@ -46,8 +46,10 @@ def main(argv: list[str]) -> int:
 
     # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
     from maelm_jax.data import batches, rows, sources
+    from maelm_jax.data import vocabulary as vocabularies
 
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    own = pathlib.Path(args.workdir) / "vocabulary"  # of a run that goes on
+    vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
     stores = rows.prepare(experiment.corpus, vocabulary)
@@ -69,9 +71,8 @@ def main(argv: list[str]) -> int:
     elif source:
         params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state = state._replace(params=params)
-        print(
-            f"starting from {source.path} ({source.kind}); from scratch: {' and '.join(fresh) or 'nothing'}; left out: {' and '.join(unused) or 'nothing'}"
-        )
+        listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
+        print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
 
     rates = sources.rates(experiment.corpus)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)

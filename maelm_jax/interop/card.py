@@ -1,5 +1,7 @@
 """The model card of an exported folder: what the run's own files say of it, and how to load it. Nothing that was not measured."""
 
+import dataclasses
+
 from maelm_jax import config
 
 LOADING = {
@@ -12,7 +14,7 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], return_tensors="pt"))
 ```
 
-Use `{output}`. The pooler was never trained and is not in the file. A literal `<mask>` in a text is text, as it was in training; for the special
+Use `{output}`; a pooler was never trained and is not in the file. A literal `<mask>` in a text is text, as it was in training; for the special
 token give `split_special_tokens=False` to the tokenizer.""",
     "pytorch": """```python
 import torch
@@ -24,8 +26,8 @@ with torch.no_grad():
 ```
 
 The file says the rest: it holds encoder, decoder and prediction head, and needs torch and safetensors only.""",
-    "reference": """`model.pt` has the layout of the checkpoints of the published implementation (yumeng5/MAE-LM): `args` with the architecture, `model` with the
-state dict and its tied copies. It holds no training state. The implementation itself has not been run on this file.""",
+    "reference": """`model.pt` has the layout of the checkpoints of the published implementation (yumeng5/MAE-LM): `args` with the architecture,
+`model` with the state dict and its tied copies. It holds no training state. The implementation itself has not been run on this file.""",
 }
 
 
@@ -48,34 +50,71 @@ def verification(reports: list[dict] | None) -> str:
     return "Read back with the stock library and compared with the JAX model on real text, float32; largest differences: " + "; ".join(listed) + "."
 
 
-def render(
-    name: str, format: str, architecture: str, experiment: config.Experiment, step: int, lines: list[dict], parameters: int, reports: list[dict] | None
-) -> str:
-    """The card's Markdown. `lines` are those of metrics.jsonl; only what they say up to `step` is told."""
-    model, run, corpus = experiment.model, experiment.run, experiment.corpus
-    lines = [line for line in lines if line["step"] <= step]
-    trained = [line for line in lines if "loss" in line][-1:]
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a card is made of."""
+
+    name: str  # of the folder
+    format: str
+    architecture: str  # what loads it
+    parameters: int
+    experiment: config.Experiment
+    step: int
+    lines: list[dict]  # of metrics.jsonl
+    results: dict  # results.json of a fine-tuned run, else empty
+    reports: list[dict] | None  # of the verification
+
+
+def pretraining(about: About) -> dict[str, str]:
+    """The rows that tell of a pretraining run."""
+    run, corpus = about.experiment.run, about.experiment.corpus
+    lines = [line for line in about.lines if line["step"] <= about.step]
+    losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
-    losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})" for line in evaluated]
-    buckets = "no relative positions" if model.relative_buckets == "none" else f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
-    rows = {
-        "architecture": f"{architecture}: {model.layers} layers of width {model.width}, {model.heads} heads, feed-forward {model.feed_forward}, {buckets}",
-        "parameters": f"{parameters:,} in this folder",
-        "objective": objective(experiment),
+    return {
+        "objective": objective(about.experiment),
         "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
         "started from": f"`{run.init_from}`" if run.init_from else "random weights",
-        "steps": f"{step:,} of {run.train_steps:,}, each of {run.batch_size} rows of {corpus.sequence_length} tokens",
+        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{corpus.sequence_length} tokens: positions past that were not trained",
     }
+
+
+def fine_tuning(about: About) -> dict[str, str]:
+    """The rows that tell of a fine-tuned run, and where its head is not all of the function."""
+    results = about.results
+    rows = {
+        "fine-tuned on": str(results.get("task", "not recorded")),
+        "started from": f"`{results.get('init_from', 'not recorded')}`",
+        "steps": f"{about.step:,}",
+        "score": f"{results['main_metric']} {results['score']:.4f} on the development set" if "score" in results else "not recorded",
+    }
+    if about.architecture.endswith("QuestionAnswering"):
+        rows["logits"] = (
+            "also at the question, the separators and padding, where no answer can begin or end: training ruled these out, the class does not"
+        )
+    elif not results.get("labels"):
+        rows["output"] = "the score divided by its largest value, as it was trained (STS-B: score / 5)"
+    return rows
+
+
+def render(about: About) -> str:
+    """The card's Markdown."""
+    model = about.experiment.model
+    buckets = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
+    buckets = "no relative positions" if model.relative_buckets == "none" else buckets
+    shape = f"{model.layers} layers of width {model.width}, {model.heads} heads, feed-forward {model.feed_forward}, {buckets}"
+    rows = {"architecture": f"{about.architecture}: {shape}", "parameters": f"{about.parameters:,} in this folder"}
+    rows |= fine_tuning(about) if about.results else pretraining(about)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    front = "---\nlibrary_name: transformers\ntags: [mae-lm, masked-language-modeling]\n---\n\n" if format == "huggingface" else ""
-    auto = "AutoModelForMaskedLM" if architecture.endswith("MaskedLM") else "AutoModel"
-    auto = next((f"AutoModelFor{head}" for head in ("SequenceClassification", "QuestionAnswering") if architecture.endswith(head)), auto)
-    output = "output.last_hidden_state" if auto == "AutoModel" else "output.start_logits` and `output.end_logits" if "Question" in auto else "output.logits"
-    loading = LOADING[format].format(name=name, auto=auto, output=output)
+    front = "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n" if about.format == "huggingface" else ""
+    heads = {"MaskedLM": "logits", "SequenceClassification": "logits", "QuestionAnswering": "start_logits` and `output.end_logits"}
+    head = next((name for name in heads if about.architecture.endswith(name)), "")
+    auto, output = f"AutoModelFor{head}" if head else "AutoModel", heads.get(head, "last_hidden_state")
+    loading = LOADING[about.format].format(name=about.name, auto=auto, output=f"output.{output}")
     return (
-        f"{front}# {name}\n\nA text encoder pretrained with maelm_jax.\n\n| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
-        f"## Verification\n\n{verification(reports)}\n"
+        f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
+        f"## Verification\n\n{verification(about.reports)}\n"
     )

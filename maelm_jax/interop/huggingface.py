@@ -32,27 +32,38 @@ UNTRAINED = ("pooler.", "embeddings.position_ids")  # not of the encoder's funct
 
 
 @dataclasses.dataclass(frozen=True)
-class FineTuned:
-    """A head above the encoder, and what config.json says of it. `params` are the head's own, {path: array}."""
+class Tuned:
+    """What stands above the encoder of a fine-tuned run: `classifier` (dense, out) or `span` (one linear map to start and end)."""
 
-    kind: typing.Literal["SequenceClassification", "QuestionAnswering"]
-    params: dict[str, np.ndarray]  # dense/{kernel,bias}, out/{kernel,bias}; or, for questions, outputs/{kernel,bias}
-    labels: tuple[str, ...] = ()  # names of the classes, in order; none for a regression
+    head: str  # the end of the stock class's name
+    labels: tuple[str, ...] = ()  # of the classes, in order; none for a regression and for questions
+
+    @classmethod
+    def of(cls, params: dict[str, np.ndarray], labels: typing.Sequence[str]) -> "Tuned | None":
+        """That of a workdir's parameters, {path: array}; None of a pretraining run. Raises ConfigError when the labels are not one a class."""
+        if "span/kernel" in params:
+            return cls("ForQuestionAnswering")
+        if "classifier/out/bias" not in params:
+            return None
+        classes = len(params["classifier/out/bias"])
+        if classes > 1 and len(labels) != classes:
+            raise config.ConfigError(f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: {', '.join(labels) or 'none'}")
+        return cls("ForSequenceClassification", tuple(labels) if classes > 1 else ())
 
     def rows(self) -> list[Row]:
-        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; and one linear to (start, end). Ours are the same (reference.md 3)."""
-        if self.kind == "QuestionAnswering":
-            return tables.linear("qa_outputs", "outputs")
-        return tables.linear("classifier.dense", "dense") + tables.linear("classifier.out_proj", "out")
+        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same (reference.md 3)."""
+        if self.head == "ForQuestionAnswering":
+            return tables.linear("qa_outputs", "span")
+        return tables.linear("classifier.dense", "classifier/dense") + tables.linear("classifier.out_proj", "classifier/out")
 
     def settings(self) -> dict[str, typing.Any]:
-        if self.kind == "QuestionAnswering":
+        """What config.json says of the head."""
+        if self.head == "ForQuestionAnswering":
             return {}
         if not self.labels:
-            return {"num_labels": 1, "problem_type": "regression"}
+            return {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
         names = {str(index): name for index, name in enumerate(self.labels)}
-        ids = {name: index for index, name in enumerate(self.labels)}
-        return {"id2label": names, "label2id": ids, "problem_type": "single_label_classification"}
+        return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}, "problem_type": "single_label_classification"}
 
 
 def home(model: config.Model, special: config.SpecialIds) -> str:
@@ -61,9 +72,7 @@ def home(model: config.Model, special: config.SpecialIds) -> str:
         return "roberta"
     wrong = []
     if (model.relative_buckets, model.num_buckets, model.max_distance) != ("t5", 32, 128):
-        wrong.append(
-            f"the stock MPNet has t5 buckets 32/128, this model {model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
-        )
+        wrong.append(f"the stock MPNet has t5 buckets 32/128, this model {model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}")
     if special.pad != 1:
         wrong.append(f"the stock MPNet has its <pad> at id 1, this vocabulary at {special.pad}")
     if wrong:
@@ -85,9 +94,9 @@ def _head_rows() -> list[Row]:
     return [*tables.linear("lm_head.dense", "head/dense"), *tables.norm("lm_head.layer_norm", "head/norm"), Row("lm_head.bias", "head/bias")]
 
 
-def architecture(model: config.Model, special: config.SpecialIds, tuned: FineTuned | None = None) -> str:
+def architecture(model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None) -> str:
     """The stock class: with the head of a fine-tuned run; with the language-model head where that reads the encoder (MLM); else the bare model."""
-    return CLASS[home(model, special)] + (f"For{tuned.kind}" if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
+    return CLASS[home(model, special)] + (tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
 
 
 def write(
@@ -96,7 +105,7 @@ def write(
     model: config.Model,
     vocabulary_size: int,
     special: config.SpecialIds,
-    tuned: FineTuned | None = None,
+    tuned: Tuned | None = None,
 ) -> int:
     """Writes config.json and model.safetensors into `folder`: the encoder, and the head of `tuned` or of an MLM run; returns how many numbers."""
     kind, stock = home(model, special), architecture(model, special, tuned)
@@ -128,7 +137,7 @@ def write(
     if kind == "roberta":
         given[prefix + TYPES] = np.zeros((1, model.width), np.float32)
     if tuned:
-        given |= tables.give(tuned.params, tuned.rows(), vocabulary_size)
+        given |= tables.give(params, tuned.rows(), vocabulary_size)
     elif stock.endswith("MaskedLM"):
         given |= tables.give(params, _head_rows(), vocabulary_size)
     (folder / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -149,6 +158,8 @@ def settings(content: dict, where: str) -> dict[str, typing.Any]:
         wrong.append(f"model_type {kind!r} (only {' and '.join(map(repr, CLASS))})")
     if kind == "mpnet" and pad != 1:
         wrong.append(f"pad_token_id {pad} (only 1)")
+    if "vocab_size" not in content:
+        wrong.append("no vocab_size")
     if wrong:
         raise config.ConfigError(f"{where}: not an encoder that a run can start from: {'; '.join(wrong)}")
     found = {

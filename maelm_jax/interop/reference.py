@@ -130,7 +130,8 @@ def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
     if absent:
         raise config.ConfigError(f"{where}: no checkpoint of the reference implementation: {', '.join(absent)} missing; it holds {summary(weights)}")
     layers = {prefix: len({name.split(".")[3] for name in weights if name.startswith(prefix + "layers.")}) for prefix in (_ENCODER, _DECODER)}
-    found: dict[str, typing.Any] = {"layers": layers[_ENCODER], "decoder_layers": layers[_DECODER], "decoder_relative_bias": False, "layer_norm_eps": 1e-5}
+    found: dict[str, typing.Any] = {"layers": layers[_ENCODER], "decoder_layers": layers[_DECODER]}
+    found |= {"decoder_relative_bias": False, "layer_norm_eps": 1e-5}
     found |= {"width": weights[TOKENS].shape[1], "max_positions": weights[needed[1]].shape[0], "feed_forward": weights[needed[2]].shape[0]}
     if BUCKETS in weights:
         buckets, heads = weights[BUCKETS].shape

@@ -36,7 +36,7 @@ def norm(name: str, path: str, layer: int | None = None) -> list[Row]:
 
 
 def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[Row]:
-    """The rows of `layers` blocks; `names` says what each part of ours (query, attention_norm, ...) is called behind `prefix` and the layer's number."""
+    """The rows of `layers` blocks; `names` is {our part, as query or attention_norm: what it is called behind `prefix` and the layer's number}."""
     rows = []
     for layer in range(layers):
         for part, theirs in names.items():
@@ -62,7 +62,9 @@ def give(params: dict[str, np.ndarray], rows: list[Row], vocabulary_size: int) -
     return result
 
 
-def take(tensors: Tensors, rows: list[Row], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] = {}) -> dict[str, np.ndarray]:  # noqa: B006
+def take(
+    tensors: Tensors, rows: list[Row], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] | None = None
+) -> dict[str, np.ndarray]:
     """{our path: float32 array} of `tensors`, checked name by name against `rows` and `shapes` ({path: our shape}).
 
     Tables of the vocabulary may have fewer rows than `shapes` says (ours are padded), all the same number. `copies` are names that may be there
@@ -90,7 +92,7 @@ def take(tensors: Tensors, rows: list[Row], shapes: dict[str, tuple[int, ...]], 
             result[row.path] = np.ascontiguousarray(value)
         else:
             result.setdefault(row.path, np.empty(shapes[row.path], np.float32))[row.layer] = value
-    for name, source in copies.items():
+    for name, source in (copies or {}).items():
         if name in left and source in tensors:
             left.discard(name)
             if not np.array_equal(tensors[name], tensors[source]):

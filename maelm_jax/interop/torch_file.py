@@ -25,7 +25,10 @@ STORAGES = {
     "BoolStorage": np.bool_,
 }  # fmt: skip
 # Settings and training state that a checkpoint holds beside its tensors: replaced by an empty object, whatever they would have been.
-INERT = ("fairseq.", "omegaconf.", "numpy.", "numpy ", "enum ", "typing ", "torch device", "torch float", "torch bfloat16", "torch int", "torch bool", "torch.serialization ", "builtins set", "_codecs encode")
+INERT = (
+    "fairseq.", "omegaconf.", "numpy.", "numpy ", "enum ", "typing ", "builtins set", "_codecs encode", "torch.serialization ", "torch device",
+    "torch float", "torch bfloat16", "torch int", "torch bool",
+)  # fmt: skip
 
 
 class _Inert:
@@ -96,7 +99,9 @@ def read(path: str | os.PathLike) -> typing.Any:
             return _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file, path.stat().st_size)
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    except (zipfile.BadZipFile, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError, struct.error) as error:
+    except OSError:
+        raise
+    except Exception as error:  # whatever a file of another kind, or one cut short, makes zipfile and pickle raise
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
 
 
@@ -146,7 +151,8 @@ def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[
         raise ValueError("float32 tensors only")
     numbers = {name: number for number, name in enumerate(tensors)}
     names = sorted([*tensors, *shared])
-    body = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK, _text("args"), _global("argparse", "Namespace"), pickle.EMPTY_TUPLE, pickle.REDUCE]
+    body = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK]
+    body += [_text("args"), _global("argparse", "Namespace"), pickle.EMPTY_TUPLE, pickle.REDUCE]
     body += [pickle.dumps(args, protocol=2)[2:-1], pickle.BUILD, _text("model"), pickle.EMPTY_DICT, pickle.MARK]
     for name in names:
         source = shared.get(name, name)

@@ -111,10 +111,11 @@ def huggingface(folder: pathlib.Path, params: dict, model: config.Model, vocabul
     reports[0] |= {"sentence": SENTENCE, "input_ids": ids[0, :size].tolist(), "hidden_state_of_<s>": first}
     if model.decoder_layers == 0 and json.loads((folder / "config.json").read_text())["architectures"][0].endswith("MaskedLM"):
         masked = pick(ids[:8], vocabulary)
+        seen = torch.where(torch.tensor(masked), vocabulary.mask, encoded["input_ids"][:8])
+        head = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
         with torch.no_grad():
-            head = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-            found = head(input_ids=torch.where(torch.tensor(masked), vocabulary.mask, encoded["input_ids"][:8]), attention_mask=encoded["attention_mask"][:8])
-        reports.append(difference(f"logits of {type(head).__name__}", found.logits.numpy()[masked], logits(params, model, vocabulary, ids[:8], masked)))
+            found = head(input_ids=seen, attention_mask=encoded["attention_mask"][:8]).logits.numpy()[masked]
+        reports.append(difference(f"logits of {type(head).__name__}", found, logits(params, model, vocabulary, ids[:8], masked)))
     return reports
 
 

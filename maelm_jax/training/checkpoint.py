@@ -76,32 +76,46 @@ class Checkpoints:
         self._manager.close()
 
 
-def pick_step(workdir: str, step: int | None = None) -> int:
-    """`step`, or the newest of a workdir's checkpoints. Raises ConfigError when there is none, or not that one (naming those that there are)."""
+def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
+    """(step, parameters) of a workdir's newest checkpoint, laid out as `like`. Raises ConfigError when there is none or it does not fit."""
     directory = pathlib.Path(workdir).resolve() / "checkpoints"
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; is it a workdir of maelm_jax.train?")
     with ocp.CheckpointManager(directory) as manager:
+        step = manager.latest_step()
+        if step is None:
+            raise ConfigError(f"{directory} holds no checkpoint")
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like})
+        try:
+            restored = manager.restore(
+                step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
+            )
+        except Exception as error:
+            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
+        return step, restored["params"]
+
+
+def pick_step(workdir: str, step: int | None = None) -> int:
+    """`step`, or the newest of a workdir's checkpoints. Raises ConfigError when there is none, or not that one (naming those that there are)."""
+    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    if not directory.is_dir():
+        raise ConfigError(f"{workdir} holds no checkpoints/ folder; has it been trained?")
+    with ocp.CheckpointManager(directory) as manager:
         steps = sorted(manager.all_steps())
     if not steps:
-        raise ConfigError(f"{directory} holds no checkpoint")
+        raise ConfigError(f"{directory} holds no checkpoint; has the run come to its first?")
     if step is not None and step not in steps:
         raise ConfigError(f"{directory} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
     return steps[-1] if step is None else step
 
 
-def restore_params(workdir: str, like: dict, step: int | None = None) -> tuple[int, dict]:
-    """(step, parameters) of a workdir's checkpoint: the newest, or that of `step`. Laid out as `like`; leaves of it without a sharding come as
-    numpy arrays. Raises ConfigError as pick_step does, and when the checkpoint does not fit."""
-    step = pick_step(workdir, step)
+def read_params(workdir: str, step: int) -> dict:
+    """All parameters of a checkpoint, whatever their names and shapes, as numpy arrays. Raises ConfigError when it cannot be read."""
     directory = pathlib.Path(workdir).resolve() / "checkpoints"
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like})
-    how = jax.tree.map(
-        lambda x: ocp.RestoreArgs(restore_type=np.ndarray) if x.sharding is None else ocp.checkpoint_utils.construct_restore_args(x), target
-    )
-    with ocp.CheckpointManager(directory) as manager:
+    with ocp.CheckpointManager(directory, item_handlers=ocp.PyTreeCheckpointHandler()) as manager:
         try:
-            restored = manager.restore(step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=how))
-        except Exception as error:
-            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
-    return step, restored["params"]
+            like = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), manager.item_metadata(step).tree["params"])}
+            how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+            return manager.restore(step, args=ocp.args.PyTreeRestore(item=like, partial_restore=True, restore_args=how))["params"]
+        except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
+            raise ConfigError(f"the checkpoint {directory / str(step)} cannot be read: {' '.join(str(error).split())[:300]}") from error
