@@ -146,6 +146,6 @@ def create(settings: config.Model, vocabulary_size: int, special: config.Special
     return graph, init
 
 
-def apply(graph: nnx.GraphDef, parameters: dict) -> MaeLm:
+def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
     """The module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))
