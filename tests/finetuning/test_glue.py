@@ -44,7 +44,7 @@ def test_cola_has_no_header_and_its_test_file_has_one(tmp_path):
 
 def test_stsb_and_qnli_as_distributed(tmp_path):
     header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
-    rows = "0\tnews\tf\t2012\t0001\tn/a\tn/a\tA plane.\tAn air \"plane.\t5.000\n1\tnews\tf\t2012\t0004\tn/a\tn/a\tA man.\tA dog.\t0.600\n"
+    rows = '0\tnews\tf\t2012\t0001\tn/a\tn/a\tA plane.\tAn air "plane.\t5.000\n1\tnews\tf\t2012\t0004\tn/a\tn/a\tA man.\tA dog.\t0.600\n'
     write(tmp_path / "glue" / "STS-B" / "train.tsv", "\ufeff" + header + rows)
     write(tmp_path / "glue" / "STS-B" / "dev.tsv", (header + rows).replace("\n", "\r\n"))
     train, dev = glue.load(glue.TASKS["stsb"], settings(tmp_path), config.Corpus())

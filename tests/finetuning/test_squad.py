@@ -116,7 +116,10 @@ def test_perfect_scores_give_the_gold_answers_of_the_real_dev_sets(name, shared_
     found = squad.Questions(random.Random(0).sample(questions, 400))
     cut = squad.windows(found, corpus_vocabulary, config.Finetune(), 128, training=True)
     assert len(cut.rows.ids) > 500
-    given = [metrics.Answered(tuple(t for t, _ in q.answers), *a) for q, a in zip(found.questions, squad.answers(found, cut, perfect(cut), 60), strict=True)]
+    given = [
+        metrics.Answered(tuple(t for t, _ in q.answers), *a)
+        for q, a in zip(found.questions, squad.answers(found, cut, perfect(cut), 60), strict=True)
+    ]
     scored = metrics.squad(given, unanswerable="v2" in name)
     # What is missing: tokens that hold more than the answer.
     assert scored["exact"] > 97 and scored["f1"] > 98, scored
