@@ -29,3 +29,11 @@ def corpus_file() -> pathlib.Path:
     if not path.exists():
         pytest.skip("the corpus in ../shared/data is not here")
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of glue/ and squad/; tests that need it skip where it is absent."""
+    if not (SHARED / "glue").is_dir():
+        pytest.skip("the labelled data in ../shared/data is not here")
+    return SHARED

@@ -12,7 +12,7 @@ from maelm_jax import config
 from maelm_jax.finetuning import run
 from maelm_jax.finetuning.problem import Problem
 from maelm_jax.finetuning.start import Start
-from maelm_jax.training import loop
+from maelm_jax.training import loop, sharding
 
 SMALL_TASK = 10_000  # training examples under which `small_task_epochs` are tried too
 
@@ -50,6 +50,8 @@ def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folde
     """
     chosen = cells(experiment.finetune, len(tuner.problem.train.ids))
     seeds = experiment.finetune.listed("seeds")
+    for cell in chosen:
+        sharding.check(experiment_of(experiment, cell, 0), tuner.mesh)
     single = is_single(experiment.finetune, len(tuner.problem.train.ids))
     found: dict[str, list[dict]] = {}
     best = None

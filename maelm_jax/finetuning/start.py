@@ -33,11 +33,17 @@ def load(name: str) -> Start:
     if not (folder / "config.gin").is_file() or not (folder / "vocabulary").is_dir():
         raise config.ConfigError(f"--init_from={name}: {folder} holds no config.gin and vocabulary/; give the workdir of a pretrained run")
 
+    restored: list[dict] = []  # read once for all runs of a grid
+
     def encoder(fresh: dict) -> dict:
+        import jax
+
         from maelm_jax.training import checkpoint
 
         if name.startswith(RANDOM):
             return fresh
-        return checkpoint.restore_params(str(folder), {"encoder": fresh})[1]["encoder"]
+        if not restored:
+            restored.append(checkpoint.restore_params(str(folder), {"encoder": fresh})[1]["encoder"])
+        return jax.tree.map(jax.numpy.copy, restored[0])
 
     return Start(name, str(folder / "config.gin"), vocabularies.load(folder / "vocabulary"), encoder)

@@ -92,6 +92,11 @@ def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
             )
         except Exception as error:
             raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
+        # A partial restore hands back what it was given for what the checkpoint does not hold.
+        leaves = jax.tree_util.tree_leaves_with_path(restored["params"])
+        absent = ["/".join(key.key for key in keys) for keys, leaf in leaves if not isinstance(leaf, jax.Array)]
+        if absent:
+            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: it holds no {', '.join(absent[:3])}")
         return step, restored["params"]
 
 

@@ -30,7 +30,7 @@ class Job:
     batch: collections.abc.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
     evaluate: collections.abc.Callable[[tuple], tuple[tuple, dict[str, float]]]  # state -> (state to go on with, what is logged as eval_*)
     learning_rate: collections.abc.Callable[[int], float]
-    tokens_per_step: int
+    tokens_per_step: float  # the mean, where steps differ
     flops_per_step: float
     peak_flops: float
 
