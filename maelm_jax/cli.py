@@ -26,6 +26,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     return result
 
 
+def add_process_flags(flags: argparse.ArgumentParser):
+    """The flags of a command that runs as several processes (maelm_jax/training/distributed.py)."""
+    group = flags.add_argument_group("several processes", "Slurm and Open MPI tell each its place; docs/SCALE.md")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help='where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes')
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    group.add_argument("--peer_timeout", type=int, default=120, metavar="SECONDS", help="after which one that does not come or answer is given up")
+
+
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """(flags, bindings NAME=VALUE); argparse itself ends an unknown flag with exit status 2."""
     bindings = [argument.removeprefix("--gin.") for argument in argv if argument.startswith("--gin.")]

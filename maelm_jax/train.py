@@ -9,6 +9,7 @@ The workdir holds all of it: config.gin, environment.txt, vocabulary/, metrics.j
 command started again goes on from the newest checkpoint. Exit status: 0 done, 143 saved on SIGTERM, 2 wrong input, 1 anything else.
 """
 
+import argparse
 import importlib.metadata
 import logging
 import os
@@ -18,26 +19,36 @@ import subprocess
 import sys
 import time
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, storage
 
 
 def main(argv: list[str]) -> int:
     began = time.perf_counter()
     flags = cli.parser(__doc__)
     flags.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory and mesh, then stop; reads no data")
+    cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     experiment, source = starting_point(experiment, args.workdir)
     cli.check_workdir(args.workdir, experiment)
 
+    from maelm_jax.training import distributed
+
+    with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
+        return train(args, experiment, source, began)
+
+
+def train(args: argparse.Namespace, experiment: config.Experiment, source, began: float) -> int:
+    """The run, on one process or as one of several, from `source` (a pretrained.Pretrained) or from scratch; the exit status."""
     import jax
     import numpy as np
 
     from maelm_jax import pretrained
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
+    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, sharding, step
 
+    distributed.same_start(experiment, args.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
     if args.dry_run:
@@ -48,12 +59,20 @@ def main(argv: list[str]) -> int:
     from maelm_jax.data import batches, rows, sources
     from maelm_jax.data import vocabulary as vocabularies
 
+    distributed.same_folder(args.workdir, "workdir")
     own = pathlib.Path(args.workdir) / "vocabulary"  # of a run that goes on
-    vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    with distributed.first("vocabulary"):
+        vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
-    stores = rows.prepare(experiment.corpus, vocabulary)
-    describe_run(args.workdir, experiment, vocabulary)
+    if not distributed.everywhere(rows.prepared(experiment.corpus, vocabulary)):  # copies on each host will do
+        distributed.same_folder(experiment.corpus.rows_dir, "row store")
+    stores = rows.prepare(experiment.corpus, vocabulary, jax.process_index(), jax.process_count())
+    distributed.same(
+        "row store", {f"{source} ({split})": str(store.statistics) for source, splits in stores.items() for split, store in splits.items()}
+    )
+    if not jax.process_index():
+        describe_run(args.workdir, experiment, vocabulary)
 
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
@@ -75,15 +94,18 @@ def main(argv: list[str]) -> int:
         print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
 
     rates = sources.rates(experiment.corpus)
-    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
+    places = sharding.local_places(experiment.run.batch_size, mesh)
+    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
     eval_size = experiment.run.batch_size // experiment.run.accumulate
     padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
     heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
+    eval_places = sharding.local_places(eval_size, mesh)
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
     def evaluate(state) -> tuple[step.State, dict[str, float]]:
-        sums = [eval_step(state.params, sharding.place(part, mesh), np.uint32(i * eval_size)) for i, part in enumerate(heldout)]
+        parts = [sharding.place(part[eval_places], mesh, eval_size) for part in heldout]
+        sums = [eval_step(state.params, part, np.uint32(i * eval_size)) for i, part in enumerate(parts)]
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
         return state, {"eval_loss": loss / count, "eval_accuracy": correct / count}
 
@@ -102,7 +124,7 @@ def main(argv: list[str]) -> int:
     job = loop.Job(
         run=experiment.run,
         train_step=step.make_train_step(loss_fn, updates, state, seed, experiment.run.accumulate, mesh),
-        batch=lambda number: sharding.place(train.batch(number), mesh),
+        batch=lambda number: sharding.place(train.batch(number), mesh, experiment.run.batch_size),
         evaluate=evaluate,
         learning_rate=optimizer.schedule(experiment.optimizer, experiment.run.train_steps),
         tokens_per_step=tokens,
@@ -118,6 +140,8 @@ def main(argv: list[str]) -> int:
     if status == loop.STOPPED:
         print(f"stopped by SIGTERM at step {int(state.step)}; the same command goes on from there")
         return status
+    if jax.process_index():
+        return 0
     last = [line for line in metrics.read(args.workdir) if "eval_loss" in line][-1]
     picture = metrics.plot(args.workdir, unigram)
     print(
@@ -147,7 +171,7 @@ def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
 
     folder = pathlib.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.gin").write_text(config.render(experiment))
+    storage.write(folder / "config.gin", config.render(experiment))
     here = pathlib.Path(__file__).parent
     commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())

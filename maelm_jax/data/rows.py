@@ -65,14 +65,26 @@ def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: in
     the number of hosts and processes. Raises ConfigError for a source that cannot be read, or that has too little text for one row.
     """
     result = {}
-    for source in sources.rates(corpus):
-        request = json.dumps([VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction])
-        path = _find(corpus, _slug(source), request, [source], "store.json")
+    for source, path in _stores(corpus, vocabulary).items():
         if not (path / "store.json").is_file():
             _make(path, source, corpus, vocabulary, host, hosts)
         result[source] = {split: Rows.open(path, split) for split in blocks.SPLITS}
         if not len(result[source]["train"]):
             raise config.ConfigError(f"{source}: no text left to train on; the source is too short, or Corpus.heldout_fraction too large")
+    return result
+
+
+def prepared(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> bool:
+    """Whether the rows of every source are there already."""
+    return all((path / "store.json").is_file() for path in _stores(corpus, vocabulary).values())
+
+
+def _stores(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> dict[str, pathlib.Path]:
+    """The folder of each source's rows, there or not."""
+    result = {}
+    for source in sources.rates(corpus):
+        request = json.dumps([VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction])
+        result[source] = _find(corpus, _slug(source), request, [source], "store.json")
     return result
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from maelm_jax.config import ConfigError
+from maelm_jax.training import distributed
 
 log = logging.getLogger(__name__)
 
@@ -56,15 +57,18 @@ class Checkpoints:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         failures = []
         for step in reversed(self.steps()):
+            state, reason = None, "another process cannot read it"
             try:
                 state = self._manager.restore(step, args=ocp.args.StandardRestore(target))
             except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
                 reason = " ".join(str(error).split())[:200]
+            if not distributed.everywhere(state is not None):
                 log.warning("checkpoint %d cannot be read, trying the one before: %s", step, reason)
                 failures.append((step, reason))
                 continue
-            for broken, _ in failures:  # so that the run can write these steps again
-                (self.directory / str(broken)).rename(self.directory / f"damaged-{broken}")
+            with distributed.first("damaged checkpoints"):
+                for broken, _ in failures if jax.process_index() == 0 else ():  # so that the run can write these steps again
+                    (self.directory / str(broken)).rename(self.directory / f"damaged-{broken}")
             if failures:
                 self._manager.reload()
             return step, state

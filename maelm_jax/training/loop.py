@@ -10,9 +10,10 @@ import typing
 
 import jax
 import tqdm
+from jax.experimental import multihost_utils
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, metrics
+from maelm_jax.training import checkpoint, distributed, metrics
 
 STOPPED = 143  # exit status after a checkpoint on SIGTERM: launchers start the command again
 
@@ -36,18 +37,26 @@ class Job:
 
 
 class Interrupted:
-    """Notes SIGTERM instead of dying of it, for as long as the context lasts."""
+    """Notes SIGTERM instead of dying of it, for as long as the context lasts; of several processes all stop after the same step."""
 
     def __enter__(self):
-        self.asked = False
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        self._asked, self._before = False, None
+        if distributed.several():
+            distributed.listen()
+        else:
+            self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def _note(self, *_):
-        self.asked = True
+        self._asked = True
+
+    def after(self, step: int) -> bool:
+        """Whether the run is to stop after this step; asked once for every step."""
+        return multihost_utils.reached_preemption_sync_point(step) if distributed.several() else self._asked
 
     def __exit__(self, *_):
-        signal.signal(signal.SIGTERM, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
 
 
 def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
@@ -90,7 +99,7 @@ def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.
                 record(*pending)
             pending = (step, values, {})
             last = step == settings.train_steps
-            stop = interrupted.asked
+            stop = interrupted.after(step)
             if last or step % settings.eval_every == 0:
                 with clock.paused():
                     state, evaluated = job.evaluate(state)
