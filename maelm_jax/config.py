@@ -1,4 +1,4 @@
-"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made.
+"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made (settings.py).
 
 This module imports neither JAX nor TensorFlow, so a wrong setting is reported in a second. `load` reads gin files and bindings, builds
 each dataclass once, and returns them as one `Experiment`; `render` writes an Experiment back as a gin file with every value in force.
@@ -7,71 +7,19 @@ each dataclass once, and returns them as one `Experiment`; `render` writes an Ex
 import ast
 import dataclasses
 import difflib
+import importlib.util  # noqa: F401  gin uses it without importing it
 import logging
 import pathlib
-import types
 import typing
 
 import gin
 
+from maelm_jax.settings import ConfigError as ConfigError
+from maelm_jax.settings import RunError as RunError
+from maelm_jax.settings import Settings
+
 CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
 gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
-
-
-class ConfigError(ValueError):
-    """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
-
-
-class RunError(RuntimeError):
-    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1."""
-
-
-def _matches(value, annotation) -> bool:
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    origin = typing.get_origin(annotation)
-    arguments = typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, argument) for argument in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(_matches(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_matches(k, arguments[0]) and _matches(v, arguments[1]) for k, v in value.items())
-    return isinstance(value, annotation)
-
-
-def _describe(annotation) -> str:
-    if typing.get_origin(annotation) is typing.Literal:
-        return "one of " + ", ".join(repr(argument) for argument in typing.get_args(annotation))
-    if annotation is type(None):
-        return "None"
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(argument) for argument in typing.get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(annotation) else str(annotation)
-
-
-class Settings:
-    """Base of the dataclasses below: checks the type of every field when an instance is made."""
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not _matches(value, field.type):
-                raise ConfigError(f"{type(self).__name__}.{field.name} must be {_describe(field.type)}, got {value!r}")
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
-        self.check()
-
-    def check(self):
-        """Raises ConfigError when values do not fit together."""
-
-    def require(self, condition: bool, message: str):
-        if not condition:
-            raise ConfigError(f"{type(self).__name__}.{message}")
 
 
 @gin.configurable
@@ -128,16 +76,26 @@ class Corpus(Settings):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Masking(Settings):
-    """Which positions are predicted, and which of them the encoder sees as [MASK] (paper sections 3 and 4.3)."""
+    """Which positions are predicted, which of them the encoder reads (paper sections 3 and 4.3), and as what."""
 
     rate: float = 0.15  # share of a row's tokens that are selected
-    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions whose [MASK] enters the encoder; 0 MAE-LM, 1 MLM
+    unit: typing.Literal["token", "word", "span"] = "token"  # what is selected as a whole: words of the text, or runs of 4.5 tokens on average
+    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions that enter the encoder, as [MASK]; 0 MAE-LM, 1 MLM
+    random_fraction: float = 0.0  # of those that enter: share that stands there as a random token instead (BERT: 0.1)
+    keep_fraction: float = 0.0  # of those that enter: share that stands there as it is (BERT: 0.1)
+    renumber: bool = False  # True: the encoder counts visible tokens 0, 1, 2, ... instead of using their positions in the text
     mask_special_tokens: bool = False  # True selects <s> and </s> too, as the reference does
     compact: bool = True  # False keeps dropped positions in the row and hides them by attention mask: same function, slower, a check
 
     def check(self):
         self.require(0 < self.rate < 1, f"rate must lie in (0, 1), got {self.rate}")
         self.require(0 <= self.encoder_mask_fraction <= 1, f"encoder_mask_fraction must lie in [0, 1], got {self.encoder_mask_fraction}")
+        for name in ("random_fraction", "keep_fraction"):
+            self.require(0 <= getattr(self, name) <= 1, f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        shares = self.random_fraction + self.keep_fraction
+        self.require(shares <= 1, f"random_fraction and keep_fraction must not exceed 1 together, got {shares}")
+        entered = shares == 0 or self.encoder_mask_fraction > 0
+        self.require(entered, "random_fraction and keep_fraction say what enters the encoder: set encoder_mask_fraction above 0")
 
 
 @gin.configurable
@@ -150,6 +108,10 @@ class Model(Settings):
     heads: int = 12
     feed_forward: int = 3072
     decoder_layers: int = 4  # 0: the head reads the encoder directly, which needs every [MASK] in it (MLM)
+    decoder_width: int | None = None  # None is the encoder's; its heads are as wide as the encoder's, its feed_forward in proportion
+    decoder_attention: typing.Literal["self", "self+cross", "cross"] = "self"  # cross: to the encoder's states
+    decoder_causal: bool = False  # True: its self-attention sees earlier slots only
+    decoder_slots: typing.Literal["all", "masked"] = "all"  # masked: it runs on the predicted slots only, and needs cross-attention
     max_positions: int = 512  # rows of the position tables
     relative_buckets: typing.Literal["t5", "reference", "none"] = "t5"  # t5 loads into stock MPNet, none into stock RoBERTa
     num_buckets: int = 32
@@ -174,6 +136,21 @@ class Model(Settings):
         self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
+        plain = (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
+        self.require(self.decoder_layers > 0 or plain, "decoder_layers is 0, yet decoder_width, _attention, _causal or _slots asks for a decoder")
+        attends = self.decoder_attention
+        self.require(self.decoder_slots == "all" or "cross" in attends, "decoder_slots = 'masked' needs decoder_attention with 'cross'")
+        self.require(not self.decoder_causal or "self" in attends, "decoder_causal needs decoder_attention with 'self'")
+        size, head = self.decoder_width, self.width // self.heads
+        fits = size is None or size > 0 and size % head == 0
+        self.require(fits, f"decoder_width {size} is not a multiple of the encoder's head size {head}")
+
+    @property
+    def decoder(self) -> "Model":
+        """The decoder's sizes as a Model: what its layers are built from. Without a decoder, the encoder's."""
+        width = self.decoder_width or self.width
+        scaled = {"heads": width * self.heads // self.width, "feed_forward": width * self.feed_forward // self.width}
+        return dataclasses.replace(self, layers=self.decoder_layers or self.layers, width=width, **scaled)
 
 
 @gin.configurable
@@ -228,7 +205,8 @@ class Run(Settings):
     keep_every: int | None = None  # and every checkpoint whose step is a multiple of this
 
     def check(self):
-        for name in ("train_steps", "batch_size", "accumulate", "log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints"):
+        cadence = ("log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints")
+        for name in ("train_steps", "batch_size", "accumulate", *cadence):
             self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
@@ -257,13 +235,19 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The ids with a meaning of their own; the rest of a vocabulary is text."""
+    """What model and masks must know of a vocabulary: the ids with a meaning of their own (the rest is text), and where words go on."""
 
     bos: int  # <s>, at the start of every segment
     pad: int
     eos: int  # </s>, after every line
     unk: int
     mask: int
+    continues_word: tuple[bool, ...] = ()  # of every id; random tokens and whole words need it
+
+    @classmethod
+    def of_size(cls, size: int) -> "SpecialIds":
+        """Those of a vocabulary trained here (data/vocabulary.py), where none is at hand: every id a word of its own."""
+        return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property
     def never_masked(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     stores = rows.prepare(experiment.corpus, vocabulary)
     describe_run(args.workdir, experiment, vocabulary)
 
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    special = vocabulary.special()
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     loss_fn = step.pretraining_loss(experiment, graph, special)
@@ -199,7 +199,7 @@ def dry_run(experiment: config.Experiment, mesh):
     from maelm_jax.training import metrics, optimizer, sharding, step
 
     size = experiment.vocabulary.size
-    special = config.SpecialIds(0, 1, 2, 3, size - 1)
+    special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
 
