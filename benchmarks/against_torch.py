@@ -206,7 +206,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
             length = inputs["ids"].shape[1]
             slots = inputs["encoder_slots"].clamp(max=length - 1)
             read = inputs["encoder_slots"] < length
-            segments, positions = inputs["segments"].gather(1, slots) * read, inputs["positions"].gather(1, slots) * read
+            segments, positions = inputs["segments"].gather(1, slots) * read, inputs["encoder_positions"] * read
             table = encoder["token_embedding"]
             x = table[inputs["encoder_ids"]] + encoder["position_embedding"][positions]
             x = functional.dropout(norm(x, encoder["norm"]), rate, self.training) * (segments > 0)[:, :, None]

@@ -32,7 +32,7 @@ def main(argv: list[str]):
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
     size, run, length = experiment.vocabulary.size, experiment.run, experiment.corpus.sequence_length
-    special = config.SpecialIds(0, 1, 2, 3, size - 1)
+    special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
     updates = optimizer.create(experiment.optimizer, run.train_steps)
     state = step.create_state(init, updates, run.seed, mesh)

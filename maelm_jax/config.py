@@ -1,4 +1,4 @@
-"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made.
+"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made (settings.py).
 
 This module imports neither JAX nor TensorFlow, so a wrong setting is reported in a second. `load` reads gin files and bindings, builds
 each dataclass once, and returns them as one `Experiment`; `render` writes an Experiment back as a gin file with every value in force.
@@ -76,16 +76,26 @@ class Corpus(Settings):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Masking(Settings):
-    """Which positions are predicted, and which of them the encoder sees as [MASK] (paper sections 3 and 4.3)."""
+    """Which positions are predicted, which of them the encoder reads (paper sections 3 and 4.3), and as what."""
 
     rate: float = 0.15  # share of a row's tokens that are selected
-    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions whose [MASK] enters the encoder; 0 MAE-LM, 1 MLM
+    unit: typing.Literal["token", "word", "span"] = "token"  # what is selected as a whole: words of the text, or runs of 4.5 tokens on average
+    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions that enter the encoder, as [MASK]; 0 MAE-LM, 1 MLM
+    random_fraction: float = 0.0  # of those that enter: share that stands there as a random token instead (BERT: 0.1)
+    keep_fraction: float = 0.0  # of those that enter: share that stands there as it is (BERT: 0.1)
+    renumber: bool = False  # True: the encoder counts visible tokens 0, 1, 2, ... instead of using their positions in the text
     mask_special_tokens: bool = False  # True selects <s> and </s> too, as the reference does
     compact: bool = True  # False keeps dropped positions in the row and hides them by attention mask: same function, slower, a check
 
     def check(self):
         self.require(0 < self.rate < 1, f"rate must lie in (0, 1), got {self.rate}")
         self.require(0 <= self.encoder_mask_fraction <= 1, f"encoder_mask_fraction must lie in [0, 1], got {self.encoder_mask_fraction}")
+        for name in ("random_fraction", "keep_fraction"):
+            self.require(0 <= getattr(self, name) <= 1, f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        shares = self.random_fraction + self.keep_fraction
+        self.require(shares <= 1, f"random_fraction and keep_fraction must not exceed 1 together, got {shares}")
+        entered = shares == 0 or self.encoder_mask_fraction > 0
+        self.require(entered, "random_fraction and keep_fraction say what enters the encoder: set encoder_mask_fraction above 0")
 
 
 @gin.configurable
@@ -98,6 +108,10 @@ class Model(Settings):
     heads: int = 12
     feed_forward: int = 3072
     decoder_layers: int = 4  # 0: the head reads the encoder directly, which needs every [MASK] in it (MLM)
+    decoder_width: int | None = None  # None is the encoder's; its heads are as wide as the encoder's, its feed_forward in proportion
+    decoder_attention: typing.Literal["self", "self+cross", "cross"] = "self"  # cross: to the encoder's states
+    decoder_causal: bool = False  # True: its self-attention sees earlier slots only
+    decoder_slots: typing.Literal["all", "masked"] = "all"  # masked: it runs on the predicted slots only, and needs cross-attention
     max_positions: int = 512  # rows of the position tables
     relative_buckets: typing.Literal["t5", "reference", "none"] = "t5"  # t5 loads into stock MPNet, none into stock RoBERTa
     num_buckets: int = 32
@@ -124,6 +138,21 @@ class Model(Settings):
         self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
+        plain = (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
+        self.require(self.decoder_layers > 0 or plain, "decoder_layers is 0, yet decoder_width, _attention, _causal or _slots asks for a decoder")
+        attends = self.decoder_attention
+        self.require(self.decoder_slots == "all" or "cross" in attends, "decoder_slots = 'masked' needs decoder_attention with 'cross'")
+        self.require(not self.decoder_causal or "self" in attends, "decoder_causal needs decoder_attention with 'self'")
+        size, head = self.decoder_width, self.width // self.heads
+        fits = size is None or size > 0 and size % head == 0
+        self.require(fits, f"decoder_width {size} is not a multiple of the encoder's head size {head}")
+
+    @property
+    def decoder(self) -> "Model":
+        """The decoder's sizes as a Model: what its layers are built from. Without a decoder, the encoder's."""
+        width = self.decoder_width or self.width
+        scaled = {"heads": width * self.heads // self.width, "feed_forward": width * self.feed_forward // self.width}
+        return dataclasses.replace(self, layers=self.decoder_layers or self.layers, width=width, **scaled)
 
 
 @gin.configurable
@@ -178,7 +207,8 @@ class Run(Settings):
     keep_every: int | None = None  # and every checkpoint whose step is a multiple of this
 
     def check(self):
-        for name in ("train_steps", "batch_size", "accumulate", "log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints"):
+        cadence = ("log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints")
+        for name in ("train_steps", "batch_size", "accumulate", *cadence):
             self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
@@ -253,13 +283,19 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The ids with a meaning of their own; the rest of a vocabulary is text."""
+    """What model and masks must know of a vocabulary: the ids with a meaning of their own (the rest is text), and where words go on."""
 
     bos: int  # <s>, at the start of every segment
     pad: int
     eos: int  # </s>, after every line
     unk: int
     mask: int
+    continues_word: tuple[bool, ...] = ()  # of every id; random tokens and whole words need it
+
+    @classmethod
+    def of_size(cls, size: int) -> "SpecialIds":
+        """Those of a vocabulary trained here (data/vocabulary.py), where none is at hand: every id a word of its own."""
+        return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property
     def never_masked(self) -> tuple[int, ...]:

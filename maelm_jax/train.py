@@ -234,7 +234,7 @@ def dry_run(experiment: config.Experiment, mesh):
     from maelm_jax.training import metrics, optimizer, sharding, step
 
     size = experiment.vocabulary.size
-    special = config.SpecialIds(0, 1, 2, 3, size - 1)
+    special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
 

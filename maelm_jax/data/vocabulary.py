@@ -5,6 +5,7 @@ Special ids never come out of text: a literal `<mask>` or `<s>` in a text is enc
 """
 
 import abc
+import functools
 import hashlib
 import heapq
 import io
@@ -57,9 +58,14 @@ class Vocabulary(abc.ABC):
     def special_ids(self) -> tuple[int, ...]:
         return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
 
-    @property
+    @functools.cached_property
     def special(self) -> config.SpecialIds:
-        return config.SpecialIds(bos=self.bos, pad=self.pad, eos=self.eos, unk=self.unk, mask=self.mask)
+        """What model and masks must know of this vocabulary."""
+        return config.SpecialIds(self.bos, self.pad, self.eos, self.unk, self.mask, _continue_words(self.pieces()))
+
+    @abc.abstractmethod
+    def pieces(self) -> list[str]:
+        """The spelling of every id; "" of an id that is not used."""
 
     @abc.abstractmethod
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
@@ -118,6 +124,9 @@ class SentencePieceVocabulary(Vocabulary):
         self.size = self.model.get_piece_size()
         self.bos, self.pad, self.eos, self.unk, self.mask = (ids[key] for key in NAMES)
 
+    def pieces(self):
+        return [self.model.id_to_piece(index) for index in range(self.size)]
+
     def encode_batch(self, texts):
         return self.model.encode(texts, out_type=int, num_threads=1)
 
@@ -154,6 +163,9 @@ class TokenizerJsonVocabulary(Vocabulary):
                 raise config.ConfigError(f"Vocabulary.file: the tokenizer.json has no token {' or '.join(names)}; add it to its special tokens")
             setattr(self, key, found[0])
 
+    def pieces(self):
+        return [self.model.id_to_token(index) or "" for index in range(self.size)]
+
     def encode_batch(self, texts):
         return [encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
 
@@ -186,6 +198,13 @@ def load(path: str | os.PathLike) -> Vocabulary:
         raise
     except Exception as error:  # protobuf, sentencepiece and tokenizers each raise their own, tokenizers a bare Exception
         raise config.ConfigError(f"Vocabulary.file: {path} cannot be read as {kind.FILE}: {' '.join(str(error).split())[:200]}") from error
+
+
+def _continue_words(pieces: list[str]) -> tuple[bool, ...]:
+    """Whether each piece goes on with the word before it: by WordPiece's mark where a vocabulary has it, else for lack of a space in front."""
+    if any(piece.startswith("##") and len(piece) > 2 for piece in pieces):
+        return tuple(piece.startswith("##") for piece in pieces)
+    return tuple(not piece.startswith(("▁", "Ġ")) for piece in pieces)
 
 
 def text_hash(text: str) -> int:

@@ -5,6 +5,7 @@ T tokens of a sequence, D width, H heads, K = D / H, N layers.
 """
 
 import math
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +18,10 @@ from maelm_jax import config
 MASKED_OUT = -1e9  # finite, so that a row without any visible key gives numbers, not NaN
 
 
-def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Linear:
+def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
     """x W + b with W ~ N(0, init_std), computed in the model's dtype."""
-    init = nnx.initializers.normal(settings.init_std)
-    return nnx.Linear(inputs, outputs, kernel_init=init, dtype=jnp.dtype(settings.dtype), param_dtype=jnp.float32, rngs=rngs)
+    init, dtype = nnx.initializers.normal(settings.init_std), jnp.dtype(settings.dtype)
+    return nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
 
 
 class LayerNorm(nnx.Module):
@@ -133,7 +134,10 @@ _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 class RelativeBias(nnx.Module):
-    """One table (buckets x heads) added to the attention scores of every layer, looked up by pos_j - pos_i of the ORIGINAL positions."""
+    """One table (buckets x heads) added to the attention scores of every layer, looked up by pos_j - pos_i.
+
+    Positions are those in the text, so distances stay true when masked tokens are dropped.
+    """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         self.buckets = tuple(bucket_of_distance(settings).tolist())
@@ -150,20 +154,30 @@ class RelativeBias(nnx.Module):
             table = nnx.initializers.normal(settings.init_std)(rngs.params(), shape, jnp.float32)
         self.table = nnx.Param(table)
 
-    def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B H T T"]:
-        distance = positions[:, None, :] - positions[:, :, None] + (len(self.buckets) // 2)
+    def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None) -> Float[Array, "B H T S"]:
+        """`keys` are the positions attended to; None: the same as the queries'."""
+        keys = positions if keys is None else keys
+        distance = keys[:, None, :] - positions[:, :, None] + (len(self.buckets) // 2)
         bucket = jnp.take(jnp.asarray(self.buckets, jnp.int32), distance, mode="clip")
         return _look_up(self.table[...].astype(dtype), bucket)
 
 
-def within_segment(segments: Int[Array, "B T"], dtype: jnp.dtype) -> Float[Array, "B 1 T T"]:
-    """0 where query and key share a segment, -1e9 elsewhere and at empty keys (segment 0)."""
-    same: Bool[Array, "B T T"] = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
-    return jnp.where(same, 0.0, MASKED_OUT).astype(dtype)[:, None]
+def within_segment(
+    segments: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None, causal: bool = False
+) -> Float[Array, "B 1 T S"]:
+    """0 where query and key share a segment, -1e9 elsewhere and at empty keys (segment 0); `causal`: at later slots too.
+
+    `keys` are the segments of what is attended to; None: the same as the queries'.
+    """
+    keys = segments if keys is None else keys
+    seen: Bool[Array, "B T S"] = (segments[:, :, None] == keys[:, None, :]) & (keys > 0)[:, None, :]
+    if causal:
+        seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
+    return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
-class Block(nnx.Module):
-    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)). Dropout on both branches and on the attention."""
+class Attention(nnx.Module):
+    """LN(x + W attention(x, what it reads)): multi-head attention with its residual connection and post-LN."""
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         width = settings.width
@@ -172,10 +186,47 @@ class Block(nnx.Module):
         self.value = linear(width, width, settings, rngs)
         self.out = linear(width, width, settings, rngs)
         self.attention_norm = LayerNorm(settings)
-        self.up = linear(width, settings.feed_forward, settings, rngs)
-        self.down = linear(settings.feed_forward, width, settings, rngs)
-        self.output_norm = LayerNorm(settings)
         self.heads = settings.heads
+
+    def attend(
+        self,
+        x: Float[Array, "B T D"],
+        read: Float[Array, "B S D"],
+        bias: Float[Array, "B G T S"],
+        dropout_rate: float = 0.0,
+        attention_dropout: float = 0.0,
+        keys: tuple[Key[Array, ""] | None, Key[Array, ""] | None] = (None, None),
+    ) -> Float[Array, "B T D"]:
+        """`bias` is added to the scores of all heads (G = H, or 1 for all alike). Dropout on the attention and on the branch."""
+        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1)  # noqa: E731
+        q, k, v = split_heads(self.query(x)), split_heads(self.key(read)), split_heads(self.value(read))
+        scores = jnp.einsum("bthk,bshk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
+        weights = jax.nn.softmax(scores + bias.astype(jnp.float32), axis=-1).astype(x.dtype)
+        weights = dropout(weights, attention_dropout, keys[0])
+        y = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(x.shape)
+        return self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
+
+
+class Memory(typing.NamedTuple):
+    """What cross-attention reads: the encoder's states, as the decoder takes them, and the bias of the scores."""
+
+    states: Float[Array, "B S D"]
+    bias: Float[Array, "B G T S"]
+
+
+class Block(Attention):
+    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)). Dropout on both branches and on the attention.
+
+    With `cross` a second attention, to a memory, stands between the two. Given a memory but no second attention, the first one reads it.
+    """
+
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs, cross: bool = False):
+        super().__init__(settings, rngs)
+        self.up = linear(settings.width, settings.feed_forward, settings, rngs)
+        self.down = linear(settings.feed_forward, settings.width, settings, rngs)
+        self.output_norm = LayerNorm(settings)
+        if cross:
+            self.cross = Attention(settings, rngs)
 
     def __call__(
         self,
@@ -184,24 +235,24 @@ class Block(nnx.Module):
         dropout_rate: float = 0.0,
         attention_dropout: float = 0.0,
         key: Key[Array, ""] | None = None,
+        memory: Memory | None = None,
     ) -> Float[Array, "B T D"]:
-        """`bias` is added to the scores of all heads (G = H, or 1 for all alike)."""
+        """`bias` is that of self-attention."""
         keys = (None, None, None) if key is None else jax.random.split(key, 3)
-        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1)  # noqa: E731
-        q, k, v = split_heads(self.query(x)), split_heads(self.key(x)), split_heads(self.value(x))
-        scores = jnp.einsum("bthk,bshk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores + bias.astype(jnp.float32), axis=-1).astype(x.dtype)
-        weights = dropout(weights, attention_dropout, keys[0])
-        y = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(x.shape)
-        x = self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
+        crossed = hasattr(self, "cross")
+        read = (x, bias) if crossed or memory is None else memory
+        x = self.attend(x, *read, dropout_rate, attention_dropout, (keys[0], keys[1]))
+        if crossed:
+            x = self.cross.attend(x, *memory)
         y = self.down(gelu(self.up(x)))
         return self.output_norm(x + dropout(y, dropout_rate, keys[2]))
 
 
-def stack(settings: config.Model, layers: int, rngs: nnx.Rngs) -> Block:
-    """A Block whose every parameter has a leading axis N: `layers` blocks with weights of their own."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Block(settings, nnx.Rngs(0))))
-    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key)))))(jax.random.split(rngs.params(), layers))
+def stack(settings: config.Model, rngs: nnx.Rngs, cross: bool = False) -> Block:
+    """A Block whose every parameter has a leading axis N: `settings.layers` blocks with weights of their own."""
+    graph = nnx.graphdef(nnx.eval_shape(lambda: Block(settings, nnx.Rngs(0), cross)))
+    keys = jax.random.split(rngs.params(), settings.layers)
+    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key), cross))))(keys)
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
@@ -213,15 +264,22 @@ def run_stack(
     attention_dropout: float = 0.0,
     key: Key[Array, ""] | None = None,
     rematerialise: bool = False,
-) -> Float[Array, "B T D"]:
-    """x through every layer in turn: one compiled body, scanned. With `rematerialise` only the layers' inputs are kept for the backward pass."""
+    memory: Memory | None = None,
+    every: bool = False,
+) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
+    """x through every layer in turn: one compiled body, scanned. With `every`, the states after each layer instead of the last alone.
+
+    With `rematerialise` only the layers' inputs are kept for the backward pass.
+    """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
 
     def body(x, layer):
         index, parameters = layer
         layer_key = None if key is None else jax.random.fold_in(key, index)
-        return nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_key), None
+        x = nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_key, memory)
+        return x, x if every else None
 
     body = jax.checkpoint(body, prevent_cse=False) if rematerialise else body
-    return jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))[0]
+    last, states = jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))
+    return states if every else last

@@ -5,6 +5,7 @@ padded to a multiple of 128).
 """
 
 import collections.abc
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import layers
-from maelm_jax.model.masking import Inputs
+from maelm_jax.model.masking import Inputs, at_slots
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -29,6 +30,13 @@ def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Flo
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
 
 
+class Where(typing.NamedTuple):
+    """Positions and segments of the slots that states stand at; segment 0: empty."""
+
+    positions: Int[Array, "B T"]
+    segments: Int[Array, "B T"]
+
+
 class Encoder(nnx.Module):
     """Reads the visible tokens only; the part that is kept after pretraining."""
 
@@ -39,15 +47,20 @@ class Encoder(nnx.Module):
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = layers.RelativeBias(settings, rngs)
-        self.blocks = layers.stack(settings, settings.layers, rngs)
+        self.blocks = layers.stack(settings, rngs)
         self.settings = settings
 
     def __call__(
-        self, ids: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], key: Key[Array, ""] | None = None
-    ) -> Float[Array, "B T D"]:
+        self,
+        ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        segments: Int[Array, "B T"],
+        key: Key[Array, ""] | None = None,
+        every: bool = False,
+    ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
         """Hidden states after the last layer; tokens of segment 0 are empty: never attended to, and of no meaning in the output.
 
-        `key` is dropout's; None for evaluation.
+        `key` is dropout's; None for evaluation. With `every`: the states that enter the first layer, and those after each layer (N = layers + 1).
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
@@ -57,39 +70,61 @@ class Encoder(nnx.Module):
         bias = layers.within_segment(segments, dtype)
         if settings.relative_buckets != "none":
             bias = bias + self.relative_bias(positions, dtype)
-        return layers.run_stack(self.blocks, x, bias, settings.dropout, settings.attention_dropout, keys[1], settings.rematerialise)
+        states = layers.run_stack(self.blocks, x, bias, settings.dropout, settings.attention_dropout, keys[1], settings.rematerialise, every=every)
+        return jnp.concatenate([x[None], states]) if every else states
 
 
 class Decoder(nnx.Module):
-    """Shallow, full length, bidirectional, without dropout; discarded after pretraining."""
+    """Shallow, without dropout; discarded after pretraining. By default full length, bidirectional, self-attention only.
+
+    It may be narrower or wider than the encoder: what it reads then passes a linear map.
+    """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.position_embedding = _embedding(settings.max_positions, settings, rngs)
-        self.norm = layers.LayerNorm(settings)
-        if settings.decoder_relative_bias:
-            self.relative_bias = layers.RelativeBias(settings, rngs)
-        self.blocks = layers.stack(settings, settings.decoder_layers, rngs)
-        self.settings = settings
+        own = settings.decoder
+        self.position_embedding = _embedding(own.max_positions, own, rngs)
+        self.norm = layers.LayerNorm(own)
+        if own.decoder_relative_bias:
+            self.relative_bias = layers.RelativeBias(own, rngs)
+        self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
+        if own.width != settings.width:
+            self.resize = layers.linear(settings.width, own.width, settings, rngs)
+        self.settings = own
 
-    def __call__(self, x: Float[Array, "B L D"], positions: Int[Array, "B L"], segments: Int[Array, "B L"]) -> Float[Array, "B L D"]:
-        x = self.norm(x + jnp.take(self.position_embedding[...], positions, axis=0).astype(x.dtype))
-        bias = layers.within_segment(segments, x.dtype)
+    def __call__(self, x: Float[Array, "B T D"], where: Where, encoded: Float[Array, "B V D"], read: Where) -> Float[Array, "B T E"]:
+        """States at the slots `where`, E wide. `encoded` are the encoder's, at `read`: what cross-attention sees, if there is any."""
+        settings = self.settings
+        resize = getattr(self, "resize", lambda x: x)
+        x = self.norm(resize(x) + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype))
+        bias = self._bias(x.dtype, where, where, settings.decoder_causal)
+        memory = layers.Memory(resize(encoded), self._bias(x.dtype, where, read)) if "cross" in settings.decoder_attention else None
+        x = _zero_at_empty(x, where.segments)
+        return layers.run_stack(self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory)
+
+    def _bias(self, dtype: jnp.dtype, queries: Where, keys: Where, causal: bool = False) -> Float[Array, "B G T S"]:
+        bias = layers.within_segment(queries.segments, dtype, keys.segments, causal)
         if self.settings.decoder_relative_bias:
-            bias = bias + self.relative_bias(positions, x.dtype)
-        return layers.run_stack(self.blocks, _zero_at_empty(x, segments), bias, rematerialise=self.settings.rematerialise)
+            bias = bias + self.relative_bias(queries.positions, dtype, keys.positions)
+        return bias
 
 
 class Head(nnx.Module):
-    """dense -> GELU -> LayerNorm; the logits are its output times the token table, plus `bias`."""
+    """dense -> GELU -> LayerNorm; the logits are its output times the token table, plus `bias`.
+
+    States of another width than the encoder's (a decoder's) are first brought to it, by a linear map without bias.
+    """
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
         self.dense = layers.linear(settings.width, settings.width, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
+        if settings.decoder.width != settings.width:
+            self.resize = layers.linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
         self.vocabulary_size = vocabulary_size
 
-    def __call__(self, x: Float[Array, "B M D"], table: Float[Array, "W D"]) -> Float[Array, "B M W"]:
+    def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Float[Array, "B M W"]:
         """Logits in float32; -1e9 at the rows that pad the table."""
+        x = self.resize(x) if hasattr(self, "resize") else x
         x = self.norm(layers.gelu(self.dense(x)))
         logits = jnp.einsum("bmd,wd->bmw", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
@@ -110,27 +145,32 @@ class MaeLm(nnx.Module):
         self.mask_id = special.mask
         self.settings = settings
 
-    def encode(self, inputs: Inputs, key: Key[Array, ""] | None = None) -> Float[Array, "B V D"]:
-        """The encoder's last hidden states at its own slots (`inputs.encoder_slots`)."""
-        length = inputs.ids.shape[1]
-        read = inputs.encoder_slots < length
-        slots = jnp.minimum(inputs.encoder_slots, length - 1)
-        positions = jnp.where(read, jnp.take_along_axis(inputs.positions, slots, axis=1), 0)
-        segments = jnp.where(read, jnp.take_along_axis(inputs.segments, slots, axis=1), 0)
-        return self.encoder(inputs.encoder_ids, positions, segments, key)
+    def encode(self, inputs: Inputs, key: Key[Array, ""] | None = None, every: bool = False) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
+        """The encoder's last hidden states at its own slots (`inputs.encoder_slots`); with `every`, those of each layer (see Encoder)."""
+        return self.encoder(inputs.encoder_ids, inputs.encoder_positions, at_slots(inputs.segments, inputs.encoder_slots), key, every)
 
     def __call__(self, inputs: Inputs, key: Key[Array, ""] | None = None) -> Float[Array, "B M W"]:
         """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `key` is dropout's; None for evaluation."""
         encoded = self.encode(inputs, key)
         x = layers.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
-            known = inputs.encoder_index < encoded.shape[1]
-            masked = inputs.masked_index < inputs.masked_slots.shape[1]
-            mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
-            x = jnp.where((masked & ~known)[:, :, None], mask_row[None, None], x)
-            x = self.decoder(x, inputs.positions, jnp.where(known | masked, inputs.segments, 0))
-        x = layers.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            x = self._decode(x, encoded, inputs)
+        if self.settings.decoder_slots == "all":
+            x = layers.gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])
+
+    def _decode(self, x: Float[Array, "B L D"], encoded: Float[Array, "B V D"], inputs: Inputs) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
+        """The decoder's states at the slots it runs on. `x` is the encoder's state where it reads a slot; [MASK] is put at those it does not."""
+        known = inputs.encoder_index < encoded.shape[1]
+        masked = inputs.masked_index < inputs.masked_slots.shape[1]
+        mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
+        x = jnp.where((masked & ~known)[:, :, None], mask_row[None, None], x)
+        where = Where(inputs.positions, jnp.where(known | masked, inputs.segments, 0))
+        if self.settings.decoder_slots == "masked":
+            x = layers.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            where = Where(*(at_slots(values, inputs.masked_slots) for values in where))
+        read = Where(*(at_slots(values, inputs.encoder_slots) for values in (inputs.positions, inputs.segments)))
+        return self.decoder(x, where, encoded, read)
 
 
 def create(settings: config.Model, vocabulary_size: int, special: config.SpecialIds) -> tuple[nnx.GraphDef, collections.abc.Callable]:
@@ -149,6 +189,11 @@ def create(settings: config.Model, vocabulary_size: int, special: config.Special
 def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
     """Of the encoder alone: `apply(graph, parameters["encoder"])` is an Encoder."""
     return nnx.graphdef(nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0))))
+
+
+def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
+    """The encoder's parameters as shapes: a dict of jax.ShapeDtypeStruct, what a checkpoint's `encoder` is read into."""
+    return jax.eval_shape(lambda: nnx.to_pure_dict(nnx.state(Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)), nnx.Param)))
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

@@ -21,24 +21,29 @@ PEAK_FLOPS = {
 def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
     """Model FLOPs of one training step, by term: forward and backward (3 x forward), without credit for recomputation.
 
-    6 x parameters x tokens for the matrices, 12 x layers x width x length^2 per row for attention, the head on predicted rows only; the
-    encoder counted at its V slots, the decoder at L.
+    6 x parameters x tokens for the matrices, 12 x width x queries x keys per row and layer for attention (a causal one as if it were not),
+    the head on predicted rows only; the encoder counted at its V slots, the decoder at L, or at M if it runs on the predicted slots only.
     """
     model, rows = experiment.model, experiment.run.batch_size
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-    length = experiment.corpus.sequence_length
+    visible, masked, resized = sizes.visible, sizes.masked, 0
 
-    def layers(count, tokens):
-        per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
-        return rows * count * 6.0 * per_layer * tokens, rows * count * 12.0 * model.width * tokens**2
+    def layer(part: config.Model, tokens: int, read: tuple[int, ...]):
+        """Of one row: the matrices, and attention to each of `read` (the numbers of keys)."""
+        matrices = 2 * part.width * part.feed_forward * tokens + sum(2 * part.width**2 * (tokens + keys) for keys in read)
+        return 6.0 * rows * matrices, 12.0 * rows * part.width * tokens * sum(read)
 
-    encoder, encoder_attention = layers(model.layers, sizes.visible)
-    decoder, decoder_attention = layers(model.decoder_layers, length)
-    head = rows * 6.0 * sizes.masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
+    encoder, encoder_attention = (model.layers * cost for cost in layer(model, visible, (visible,)))
+    tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
+    read = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}[model.decoder_attention]
+    decoder, decoder_attention = (model.decoder_layers * cost for cost in layer(model.decoder, tokens, read))
+    if model.decoder.width != model.width:  # what the decoder reads, and what the head reads, brought to the other width
+        resized = 6.0 * rows * model.width * model.decoder.width * (tokens + masked + (visible if "cross" in model.decoder_attention else 0))
+    head = rows * 6.0 * masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
     return {
         "encoder matrices": encoder,
         "encoder attention": encoder_attention,
-        "decoder matrices": decoder,
+        "decoder matrices": decoder + resized,
         "decoder attention": decoder_attention,
         "head": head,
     }

@@ -14,13 +14,13 @@ RULES = (
     (r"encoder/token_embedding", PartitionSpec("tensor", "fsdp")),
     (r"(encoder|decoder)/position_embedding", PartitionSpec(None, "fsdp")),
     (r"(encoder|decoder)/relative_bias/table", PartitionSpec()),
-    (r"(encoder|decoder)/blocks/(query|key|value|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
-    (r"(encoder|decoder)/blocks/(query|key|value|up)/bias", PartitionSpec(None, "tensor")),
-    (r"(encoder|decoder)/blocks/(out|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
-    (r"(encoder|decoder)/blocks/(out|down)/bias", PartitionSpec()),
-    (r"((encoder|decoder)/(blocks/(attention|output)_)?|head/)norm(/(scale|bias))", PartitionSpec()),
-    (r"head/dense/kernel", PartitionSpec("fsdp", None)),
-    (r"head/dense/bias", PartitionSpec()),
+    (r"(encoder|decoder)/blocks/(cross/)?(query|key|value|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
+    (r"(encoder|decoder)/blocks/(cross/)?(query|key|value|up)/bias", PartitionSpec(None, "tensor")),
+    (r"(encoder|decoder)/blocks/(cross/)?(out|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
+    (r"(encoder|decoder)/blocks/(cross/)?(out|down)/bias", PartitionSpec()),
+    (r"((encoder|decoder)/(blocks/(cross/)?(attention|output)_)?|head/)norm(/(scale|bias))", PartitionSpec()),
+    (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
+    (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
     (r"(classifier/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
 )
@@ -84,9 +84,10 @@ def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
             f"Run.batch_size {run.batch_size} in {run.accumulate} part(s) does not divide over {rows} devices (data x fsdp); "
             f"{fits} or {fits + rows * run.accumulate} would"
         )
-    for name, value, size in (("heads", model.heads, tensor), ("feed_forward", model.feed_forward, tensor), ("width", model.width, fsdp)):
-        if value % size:
-            raise config.ConfigError(f"Model.{name} {value} does not divide over the mesh's {size} devices")
+    for part, of in ((model, ""), (model.decoder, " of the decoder")):
+        for name, size in (("heads", tensor), ("feed_forward", tensor), ("width", fsdp)):
+            if getattr(part, name) % size:
+                raise config.ConfigError(f"Model.{name} {getattr(part, name)}{of} does not divide over the mesh's {size} devices")
 
 
 def local_places(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
