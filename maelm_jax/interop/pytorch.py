@@ -33,12 +33,17 @@ def _rows(model: typing.Mapping[str, typing.Any]) -> list[Row]:
     return [*rows, *tables.linear("head.dense", "head/dense"), *tables.norm("head.norm", "head/norm"), Row("head.bias", "head/bias")]
 
 
+def give(params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> dict[str, np.ndarray]:
+    """The state dict of maelm_torch.MaeLm."""
+    return tables.give(params, _rows({name: getattr(model, name) for name in FIELDS}), vocabulary_size)
+
+
 def write(folder: pathlib.Path, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int, special: config.SpecialIds) -> int:
     """Writes config.json, model.safetensors and maelm.py into `folder`; returns how many numbers. Any model of ours fits."""
     settings = {name: getattr(model, name) for name in FIELDS}
     content = {"format": "maelm_jax", "model": settings, "vocabulary_size": vocabulary_size, "special_ids": dataclasses.asdict(special)}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-    given = tables.give(params, _rows(settings), vocabulary_size)
+    given = give(params, model, vocabulary_size)
     tables.write_safetensors(folder / "model.safetensors", given)
     shutil.copyfile(MODULE, folder / "maelm.py")
     return sum(value.size for value in given.values())

@@ -56,7 +56,8 @@ def hidden_states(params: dict, model: config.Model, vocabulary: vocabularies.Vo
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
         return maelm.apply(graph, parameters)(ids, positions, (ids != vocabulary.pad).astype(jnp.int32))
 
-    return np.concatenate([np.asarray(states(params["encoder"], part)) for part in np.array_split(ids, -(-len(ids) // 8))])
+    filled = np.pad(ids, ((0, -len(ids) % 8), (0, 0)), constant_values=vocabulary.pad)  # parts of one shape are compiled once
+    return np.concatenate([np.asarray(states(params["encoder"], part)) for part in np.split(filled, len(filled) // 8)])[: len(ids)]
 
 
 def logits(params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary, ids: np.ndarray, masked: np.ndarray) -> np.ndarray:

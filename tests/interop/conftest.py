@@ -46,7 +46,7 @@ def random_params(init, seed: int) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(init, jax.random.key(0)))
 
 
-def make_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None) -> pathlib.Path:
+def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None) -> pathlib.Path:
     """A workdir with checkpoints of steps 6 and 12."""
     experiment = config.load(["tiny.gin"], [f"{name}={value}" for name, value in (SETTINGS | settings).items()])
     folder.mkdir(parents=True)
@@ -67,4 +67,10 @@ def make_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, sett
 def workdirs(tmp_path_factory, vocabulary) -> dict[str, pathlib.Path]:
     """{name of KINDS: workdir}."""
     root = tmp_path_factory.mktemp("workdirs")
-    return {name: make_workdir(root / name, vocabulary, settings) for name, settings in KINDS.items()}
+    return {name: write_workdir(root / name, vocabulary, settings) for name, settings in KINDS.items()}
+
+
+@pytest.fixture(scope="session")
+def make_workdir(vocabulary):
+    """(folder, settings, parameters or None) -> a workdir."""
+    return lambda folder, settings, params=None: write_workdir(folder, vocabulary, settings, params)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -16,7 +17,8 @@ from maelm_jax.interop import huggingface, reference, torch_file
 from maelm_jax.interop import tensors as tables
 from maelm_jax.model import maelm
 
-CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
+ROOT = pathlib.Path(__file__).parents[2]
+CASES = ROOT / "tests" / "data" / "reference"
 
 
 def values_of(workdir, step=None):
@@ -51,7 +53,9 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     assert rooms == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
     for path, value in values.items():
         assert np.array_equal(value, original[path]), path
-    assert source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
+    assert (
+        source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
+    )
     with export.whole_folder(tmp_path / "second") as folder:
         model = dataclasses.replace(experiment.model, **source.settings)
         again = dataclasses.replace(experiment, model=dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers))
@@ -74,7 +78,13 @@ def test_cases_of_the_reference_as_npz_and_as_checkpoint(path, tmp_path):
     data = np.load(path)
     case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
     source = pretrained.find(str(path))
-    expected = {"layers": case["layers"], "width": case["dim"], "heads": case["heads"], "num_buckets": case["rel_pos_bins"], "relative_buckets": "reference"}
+    expected = {
+        "layers": case["layers"],
+        "width": case["dim"],
+        "heads": case["heads"],
+        "num_buckets": case["rel_pos_bins"],
+        "relative_buckets": "reference",
+    }
     assert expected.items() <= source.settings.items() and source.settings["max_distance"] == case["max_rel_pos"]
     values = source.read(config.Model())
     assert np.array_equal(values["encoder/blocks/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
@@ -98,7 +108,12 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(workdirs, tmp_path):
     torch_file.write(tmp_path / "broken.pt", tensors, {}, {"encoder_attention_heads": 4})
     with pytest.raises(config.ConfigError) as error:
         pretrained.find(str(tmp_path / "broken.pt")).read(config.Model())
-    for what in ("fc2.bias is missing", "surplus is not a tensor", "emb_layer_norm.bias has shape (7,), expected (32,)", "lm_head.weight is not the same"):
+    for what in (
+        "fc2.bias is missing",
+        "surplus is not a tensor",
+        "emb_layer_norm.bias has shape (7,), expected (32,)",
+        "lm_head.weight is not the same",
+    ):
         assert what in str(error.value)
     torch_file.write(tmp_path / "other.pt", {"layer.weight": np.zeros((2, 2), np.float32)}, {}, {})
     with pytest.raises(config.ConfigError, match="it holds layer.weight"):
@@ -113,7 +128,12 @@ def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
     })  # fmt: skip
     with pytest.raises(config.ConfigError) as error:
         values_of(folder)
-    for what in ("output.dense.bias is missing", "roberta.extra is not a tensor", "LayerNorm.weight has shape (5,)", "lm_head.decoder.weight is not the same"):
+    for what in (
+        "output.dense.bias is missing",
+        "roberta.extra is not a tensor",
+        "LayerNorm.weight has shape (5,)",
+        "lm_head.decoder.weight is not the same",
+    ):
         assert what in str(error.value)
     assert "pooler" not in str(error.value)
 
@@ -206,14 +226,15 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     argv += [f"--gin.TEXT_FILES={tmp_path / 'text.txt'}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.SEQUENCE_LENGTH=32"]
     argv += [f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", "--gin.Corpus.heldout_fraction=0.1", "--gin.Corpus.processes=1", "--gin.Run.eval_rows=8"]
     argv += ["--gin.Optimizer.learning_rate=1e-6"]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    alone = {"capture_output": True, "text": True, "cwd": ROOT, "env": os.environ | {"XLA_FLAGS": ""}}  # one device: a tenth of the compilation
+    done = subprocess.run(argv, **alone)
     assert done.returncode == 0, done.stderr
     assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
     before, after = values_of(folder), values_of(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
     shutil.rmtree(folder)
-    done = subprocess.run([*argv[:3], f"--workdir={tmp_path / 'run'}"], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    done = subprocess.run([*argv[:3], f"--workdir={tmp_path / 'run'}"], **alone)
     assert done.returncode == 0 and "resuming" in done.stdout, done.stderr
 
 

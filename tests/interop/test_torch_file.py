@@ -12,7 +12,11 @@ import pytest
 from maelm_jax import config
 from maelm_jax.interop import torch_file
 
-TENSORS = {"a.weight": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.arange(24, dtype=np.float32).reshape(4, 6).T, "s": np.float32(3).reshape(())}
+TENSORS = {
+    "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),
+    "b": np.arange(24, dtype=np.float32).reshape(4, 6).T,
+    "s": np.float32(3).reshape(()),
+}
 
 
 def test_round_trip(tmp_path):
