@@ -61,7 +61,7 @@ def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folde
         result = finished(place, experiment_of(experiment, cell, seed))
         if result is None:
             print(f"{tuner.problem.name} {start.label} {name} seed {seed} ({number} of {len(chosen) * len(seeds)})", flush=True)
-            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe)
+            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe, single)
             if result is None:
                 return None
         found.setdefault(name, []).append(result | {"workdir": str(place)})
@@ -80,11 +80,13 @@ def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
     return json.loads((place / run.RESULTS).read_text()) if (place / run.RESULTS).exists() else None
 
 
-def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe) -> dict | None:
+def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, single: bool) -> dict | None:
     describe(place, experiment)
     try:
         return tuner.run(experiment, start, str(place))
     except loop.Diverged as error:
+        if single:
+            raise
         # In a grid some cells are meant to be too bold: they rank last. The curve up to there stays in metrics.jsonl.
         result = {"task": tuner.problem.name, "init_from": start.name, "seed": experiment.run.seed, "score": None, "diverged": str(error)}
         result |= {"cell": run.cell_of(experiment.finetune), "main_metric": tuner.problem.main, "notes": tuner.problem.notes}

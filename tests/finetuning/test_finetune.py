@@ -28,18 +28,21 @@ def grid(data_dir, pretrained, workdir) -> list[str]:
     return [*command, *arguments(data_dir, f"{pretrained},random:{pretrained}", workdir, *files)]
 
 
-def environment() -> dict:
-    return os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"}
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict:
+    """One device; what one process compiles, the next need not."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"} | cache
 
 
-def finish(argv: list[str]) -> subprocess.CompletedProcess:
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment())
+def finish(argv: list[str], environment: dict) -> subprocess.CompletedProcess:
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
 @pytest.fixture(scope="module")
-def whole(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
+def whole(data_dir, pretrained, environment, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("grid") / "whole"
-    done = finish(grid(data_dir, pretrained, workdir))
+    done = finish(grid(data_dir, pretrained, workdir), environment)
     assert done.returncode == 0, done.stderr
     assert "| little " in done.stdout and "| random-little " in done.stdout
     return workdir
@@ -70,26 +73,26 @@ def test_a_grid_leaves_a_table_and_the_chosen_models(whole):
     assert (whole / "differences.png").stat().st_size > 5000
 
 
-def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, tmp_path):
+def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, environment, tmp_path):
     argv = grid(data_dir, pretrained, tmp_path)
     lines = lambda: sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))  # noqa: E731
-    for at in (6, 15, 70):  # within the first, a later, and the second task's runs
-        process = subprocess.Popen(argv, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for at in (6, 15, 45):  # within the first, a later, and the second task's runs
+        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while lines() < at:
             assert process.poll() is None, "the grid ended before it could be killed"
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/seed*/results.json")}
-    done = finish(argv)
+    done = finish(argv, environment)
     assert done.returncode == 0, done.stderr
     assert len(before) >= 4 and all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert runs(tmp_path) == runs(whole)
     assert not list(tmp_path.glob("**/unfinished"))
 
 
-def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained):
-    done = finish(grid(data_dir, pretrained, whole))
+def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained, environment):
+    done = finish(grid(data_dir, pretrained, whole), environment)
     assert done.returncode == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
 
 
@@ -129,12 +132,12 @@ def test_bad_input(more, message, data_dir, pretrained, tmp_path):
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_path):
+def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, environment, tmp_path):
     shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "RTE")
     with (tmp_path / "RTE" / "train.tsv").open("a") as file:
         file.write("9\tA.\tB.\tmaybe\n")
     argv = [sys.executable, "-m", "maelm_jax.finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out")]
-    done = finish(argv)
+    done = finish(argv, environment)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -154,3 +154,28 @@ def test_no_unanswerable_question_in_2_0_is_said(data_dir, tmp_path):
         (tmp_path / f"{part}-v2.0.json").write_text(json.dumps(content))
     _, dev = squad.load("squad2", config.Finetune(data_dir=str(tmp_path)), config.Corpus())
     assert "no question is unanswerable" in dev.notes[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of TensorFlow and TFDS
+def test_tfds(tmp_path):
+    """A dataset of SQuAD's name in TFDS format, read by the real reader."""
+    pytest.importorskip("tensorflow_datasets")
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    folder = tmp_path / "squad" / "v2.0" / "3.0.0"
+    folder.mkdir(parents=True)
+    features = tfds.builder("squad/v2.0", data_dir=str(tmp_path / "none")).info.features
+    for split in ("train", "validation"):
+        with tf.io.TFRecordWriter(str(folder / f"squad-{split}.tfrecord-00000-of-00001")) as writer:
+            for number in range(2):
+                answers = {"text": ["été", "of"] * number, "answer_start": [3, 7] * number}
+                record = {"id": f"{split}{number}", "title": "T", "context": "un été of", "question": "Q?", "answers": answers}
+                record |= {"is_impossible": number == 0, "plausible_answers": {"text": [], "answer_start": []}}
+                writer.write(features.serialize_example(record))
+    splits = [tfds.core.SplitInfo(name=split, shard_lengths=[2], num_bytes=0) for split in ("train", "validation")]
+    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    tfds.folder_dataset.write_metadata(data_dir=str(folder), features=features, split_infos=splits, filename_template=template)
+    train, dev = squad.load("squad2", config.Finetune(), config.Corpus(tfds_data_dir=str(tmp_path)))
+    assert dev.questions[1] == squad.Question("validation1", "Q?", "un été of", (("été", 3), ("of", 7)), "T")
+    assert train.questions[0].answers == () and squad.answer_range(train.questions[1]) == (3, 6)
