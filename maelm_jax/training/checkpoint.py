@@ -39,7 +39,7 @@ class Checkpoints:
         """
         if step not in self._manager.all_steps():
             self.wait()
-            needed = sum(shard.data.nbytes for x in jax.tree.leaves(state) for shard in x.addressable_shards if shard.replica_id == 0)
+            needed = sum(map(_bytes_written_here, jax.tree.leaves(state)))
             free = shutil.disk_usage(self.directory).free
             if free < needed:
                 raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
@@ -128,3 +128,10 @@ def read_params(workdir: str, step: int) -> dict:
             return manager.restore(step, args=ocp.args.PyTreeRestore(item=like, partial_restore=True, restore_args=how))["params"]
         except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
             raise ConfigError(f"the checkpoint {directory / str(step)} cannot be read: {' '.join(str(error).split())[:300]}") from error
+
+
+def _bytes_written_here(leaf: jax.Array | np.ndarray) -> int:
+    """What this process writes of a leaf: of several copies on devices the first."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    return sum(shard.data.nbytes for shard in leaf.addressable_shards if shard.replica_id == 0)
