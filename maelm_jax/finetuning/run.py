@@ -50,8 +50,9 @@ class Tuner:
         self.fresh_params = jax.jit(self.init, out_shardings=place_as(shapes))
         self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(jax.eval_shape(self.updates.init, shapes)))
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
-        everything = [problem.train.lengths, *(dev.features.lengths for dev in (*problem.dev.values(), *problem.unscored.values()))]
-        self.sizes = features.padded_lengths(np.concatenate(everything))
+        longest = max(int(dev.features.lengths.max()) for dev in (*problem.dev.values(), *problem.unscored.values()))
+        sizes = features.padded_lengths(problem.train.lengths)
+        self.sizes = sizes if sizes[-1] >= longest else [*sizes, longest]
         self.predictor = Predictor(self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
         self.train_steps: dict[int, typing.Any] = {}  # by accumulation
         self.peak = metrics.peak_flops(experiment.model.dtype)[0]
