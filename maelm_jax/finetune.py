@@ -36,7 +36,10 @@ def main(argv: list[str]) -> int:
 
     from maelm_jax.finetuning import start
 
-    starts = [start.load(name) for name in args.init_from.split(",")]
+    names = args.init_from.split(",")
+    if len(set(names)) < len(names):
+        raise config.ConfigError(f"--init_from={args.init_from} names a run twice")
+    starts = [start.load(name) for name in names]
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
     # Task by task, so that data is read and steps are compiled once for all starts.
     plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]

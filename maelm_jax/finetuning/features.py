@@ -12,7 +12,7 @@ import tqdm
 
 from maelm_jax.data.vocabulary import Vocabulary
 
-MOST_LENGTHS = 8  # compiled shapes of a step at most
+MOST_LENGTHS = 10  # compiled shapes of a step at most
 ENOUGH = 0.12  # share of padding under which no further length is added
 
 

@@ -77,7 +77,10 @@ def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
         changed = config.differences(config.load([str(saved)]), experiment)
         if changed:
             raise config.ConfigError(f"{place} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
-    return json.loads((place / run.RESULTS).read_text()) if (place / run.RESULTS).exists() else None
+    if not (place / run.RESULTS).exists():
+        return None
+    shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
+    return json.loads((place / run.RESULTS).read_text())
 
 
 def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, single: bool) -> dict | None:

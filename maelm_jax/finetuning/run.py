@@ -47,13 +47,17 @@ class Tuner:
         self.updates = optimizer.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, jax.random.key(0))
         place_as = lambda tree: sharding.tree(tree, self.mesh)  # noqa: E731
+        moments = jax.eval_shape(self.updates.init, shapes)
         self.fresh_params = jax.jit(self.init, out_shardings=place_as(shapes))
-        self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(jax.eval_shape(self.updates.init, shapes)))
+        self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(moments))
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
-        everything = [problem.train.lengths, *(dev.features.lengths for dev in (*problem.dev.values(), *problem.unscored.values()))]
-        self.sizes = features.padded_lengths(np.concatenate(everything))
+        longest = max(int(dev.features.lengths.max()) for dev in (*problem.dev.values(), *problem.unscored.values()))
+        sizes = features.padded_lengths(problem.train.lengths)
+        self.sizes = sizes if sizes[-1] >= longest else [*sizes, longest]
         self.predictor = Predictor(self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
-        self.train_steps: dict[int, typing.Any] = {}  # by accumulation
+        state = State(self.zero, shapes, moments, shapes, self.zero)
+        # Seed 0: the run's own travels with the batch.
+        self.train_step = step.make_train_step(heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
         self.peak = metrics.peak_flops(experiment.model.dtype)[0]
 
     def fresh_state(self, start: Start, seed: int) -> State:
@@ -62,12 +66,6 @@ class Tuner:
         params |= {"encoder": start.encoder(params["encoder"])}
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a state's buffers are given away at each step
         return State(copy(self.zero), params, self.fresh_moments(params), copy(params), jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
-
-    def train_step(self, state: State, accumulate: int):
-        if accumulate not in self.train_steps:
-            loss_fn = heads.loss_of(self.graph)
-            self.train_steps[accumulate] = step.make_train_step(loss_fn, self.updates, state, 0, accumulate, self.mesh)  # the batch has the seed
-        return self.train_steps[accumulate]
 
     def run(self, experiment: config.Experiment, start: Start, workdir: str) -> dict | None:
         """Trains one cell with one seed (`experiment` names one of each) in `workdir`; returns its results, None after SIGTERM.
@@ -100,7 +98,7 @@ class Tuner:
         tokens = int(problem.train.lengths.sum()) / batches.per_epoch
         job = loop.Job(
             run=run,
-            train_step=self.train_step(state, run.accumulate),
+            train_step=self.train_step,
             batch=lambda number: place(batches.batch(number), self.mesh),
             evaluate=evaluate,
             learning_rate=lambda number: float(rate._replace(count=np.float32(number)).rate()),

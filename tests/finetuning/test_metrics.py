@@ -60,3 +60,9 @@ def test_nothing_answered_is_the_best_threshold_zero():
     answers = [metrics.Answered((), "moon", 1.0), metrics.Answered(("sun",), "ice", 2.0)]
     found = metrics.squad(answers, unanswerable=True)
     assert (found["best_f1"], found["best_f1_threshold"]) == (50.0, 0.0)
+
+
+def test_an_empty_answer_costs_an_unanswerable_question_nothing():
+    answers = [metrics.Answered((), "", -1.0), metrics.Answered(("sun",), "sun", 0.5)]
+    found = metrics.squad(answers, unanswerable=True)
+    assert (found["best_exact"], found["best_exact_threshold"]) == (100.0, 0.5)

@@ -11,6 +11,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.finetuning import features, heads, problem, run, start
+from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
@@ -45,6 +46,17 @@ def model(pretrained, classes):
     settings = config.load([begin.gin_file]).model
     graph, init = heads.create(settings, begin.vocabulary.size, begin.vocabulary.pad, classes)
     return graph, init(jax.random.key(0))
+
+
+def test_the_encoder_is_the_pretrained_one(pretrained):
+    begin = start.load(str(pretrained))
+    vocabulary = begin.vocabulary
+    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    saved = maelm.create(config.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    fresh = model(pretrained, 2)[1]["encoder"]
+    for _ in range(2):  # what is handed out is a copy each time
+        jax.tree.map(np.testing.assert_allclose, begin.encoder(fresh), saved)
+    jax.tree.map(np.testing.assert_array_equal, start.load(f"random:{pretrained}").encoder(fresh), fresh)
 
 
 def a_batch(size: int, targets) -> features.Batch:
