@@ -24,13 +24,21 @@ def parser(description: str) -> argparse.ArgumentParser:
     return result
 
 
+def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(flags, bindings NAME=VALUE); argparse itself ends an unknown flag with exit status 2."""
+    bindings = [argument.removeprefix("--gin.") for argument in argv if argument.startswith("--gin.")]
+    args = flags.parse_args([argument for argument in argv if not argument.startswith("--gin.")])
+    if args.workdir is None and args.gin_file:
+        args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
+    return args, bindings
+
+
 def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, config.Experiment]:
     """Parses `argv` and builds the settings. `workdir` is set; without --gin_file the workdir's own config.gin is read.
 
-    Raises ConfigError on anything wrong in the settings; argparse itself ends an unknown flag with exit status 2.
+    Raises ConfigError on anything wrong in the settings.
     """
-    bindings = [argument.removeprefix("--gin.") for argument in argv if argument.startswith("--gin.")]
-    args = flags.parse_args([argument for argument in argv if not argument.startswith("--gin.")])
+    args, bindings = arguments(flags, argv)
     if not args.gin_file:
         saved = pathlib.Path(args.workdir or "") / "config.gin"
         if not args.workdir or not saved.is_file():
@@ -38,8 +46,6 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
             )
         args.gin_file = [str(saved)]
-    if args.workdir is None:
-        args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
     return args, config.load(args.gin_file, bindings)
 
 
