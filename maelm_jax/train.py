@@ -45,6 +45,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     import numpy as np
 
     from maelm_jax import pretrained
+    from maelm_jax.analysis import watch
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, sharding, step
 
@@ -98,6 +99,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
     eval_size = experiment.run.batch_size // experiment.run.accumulate
+    ranks = watch.Watch(experiment, vocabulary.size, special, heldout, mesh)
     padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
     heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
     eval_places = sharding.local_places(eval_size, mesh)
@@ -107,7 +109,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         parts = [sharding.place(part[eval_places], mesh, eval_size) for part in heldout]
         sums = [eval_step(state.params, part, np.uint32(i * eval_size)) for i, part in enumerate(parts)]
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
-        return state, {"eval_loss": loss / count, "eval_accuracy": correct / count}
+        return state, {"eval_loss": loss / count, "eval_accuracy": correct / count, "unigram": unigram}
 
     unigram = unigram_cross_entropy(experiment, stores, rates, heldout, vocabulary.size, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)
@@ -130,6 +132,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         tokens_per_step=tokens,
         flops_per_step=sum(terms.values()),
         peak_flops=peak,
+        measures=((experiment.run.rank_every, ranks),),
     )
     writer = metrics.Writer(args.workdir, int(state.step))
     try:
@@ -142,11 +145,13 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         return status
     if jax.process_index():
         return 0
+    took = time.perf_counter() - began
+    print(ranks.cost(took))
     last = [line for line in metrics.read(args.workdir) if "eval_loss" in line][-1]
     picture = metrics.plot(args.workdir, unigram)
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, {unigram - last['eval_loss']:.2f} below the unigram cross-entropy "
-        f"{unigram:.4f}; accuracy {last['eval_accuracy']:.3f}; {time.perf_counter() - began:.0f} s in all\nloss curve: {picture}"
+        f"{unigram:.4f}; accuracy {last['eval_accuracy']:.3f}; {took:.0f} s in all\nloss curve: {picture}"
     )
     return 0
 

@@ -11,7 +11,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook(["maelm_jax.model", "maelm_jax.training"], "beartype.beartype")
+install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysis"], "beartype.beartype")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402

@@ -23,6 +23,13 @@ def test_every_config_loads_with_every_macro(path):
         assert experiment.masking.encoder_mask_fraction == len(files) - 1
 
 
+def test_every_ablation_loads_over_every_size():
+    for ablation in sorted((config.CONFIGS / "ablations").glob("*.gin")):
+        for path in COMPLETE:
+            experiment = config.load([path.name, f"ablations/{ablation.name}"], MACROS)
+            assert experiment.model.decoder_layers > 0 or experiment.masking.encoder_mask_fraction == 1, ablation
+
+
 @pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.stem)
 def test_what_is_written_down_reads_back(path, tmp_path):
     experiment = config.load([path.name], ["TEXT_FILES=it's a [glob]*.txt"])
@@ -50,6 +57,14 @@ def test_the_paper_s_presets():
     (["SEQUENCE_LENGTH=256"], "longer than the position table: set Model.max_positions to 256"),
     (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),
     (["Model.heads=3"], "not divisible by heads"),
+    (["Masking.random_fraction=0.5"], "set encoder_mask_fraction above 0"),
+    (["Masking.encoder_mask_fraction=1", "Masking.random_fraction=0.7", "Masking.keep_fraction=0.6"], "must not exceed 1 together"),
+    (["Masking.unit=sentence"], "Masking.unit must be one of 'token', 'word', 'span', got 'sentence'"),
+    (["Model.decoder_slots=masked"], "needs decoder_attention with 'cross'"),
+    (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
+    (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
+    (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "asks for a decoder"),
+    (["Run.rank_every=0"], "rank_every must be above 0"),
     (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
 ])  # fmt: skip
 def test_wrong_settings(bindings, message):

@@ -33,7 +33,7 @@ def command(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
         "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": text / "rows",
         "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64,
         "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20, "Run.eval_rows": 24,
-        "Run.checkpoint_every": 5,
+        "Run.checkpoint_every": 5, "Run.rank_every": 30,
     }  # fmt: skip
     bindings = [f"--gin.{name}={value}" for name, value in settings.items()]
     return [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", *bindings, f"--workdir={workdir}", *more]
@@ -68,9 +68,12 @@ def uninterrupted(text, tmp_path_factory) -> pathlib.Path:
 def test_a_run_leaves_what_it_promises(uninterrupted):
     assert [line["step"] for line in lines(uninterrupted)] == list(range(1, STEPS + 1))
     assert set(lines(uninterrupted)[-1]) >= {
-        "step", "loss", "accuracy", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss", "eval_accuracy"
+        "step", "loss", "accuracy", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss", "eval_accuracy", "unigram",
+        "rank_plain_middle", "rank_plain_last", "rank_real_middle", "rank_real_last",
     }  # fmt: skip
+    assert [line["step"] for line in lines(uninterrupted) if "rank_plain_last" in line] == [30, STEPS], "every 30 steps, and after the last"
     first, last = lines(uninterrupted)[0], lines(uninterrupted)[-1]
+    assert 1 < last["rank_plain_last"] <= 32
     assert last["eval_loss"] < first["loss"] - 0.3 and math.isfinite(last["grad_norm"])
     for name in ("config.gin", "environment.txt", "loss_curve.png", "tensorboard"):
         assert (uninterrupted / name).exists(), name

@@ -34,6 +34,8 @@ class Job:
     tokens_per_step: float  # the mean, where steps differ
     flops_per_step: float
     peak_flops: float
+    # More to measure now and then: (every so many steps, and after the last; params -> what is logged).
+    measures: tuple[tuple[int, collections.abc.Callable[[dict], dict[str, float]]], ...] = ()
 
 
 class Interrupted:
@@ -91,7 +93,7 @@ def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.
                 else:  # one step since the start: nothing to divide yet
                     line |= {"tokens_per_second": None}
                 writer.write(step, line | extra)
-                bar.set_postfix({"loss": f"{values['loss']:.3f}"} | {name: f"{value:.3f}" for name, value in extra.items()}, refresh=False)
+                bar.set_postfix({"loss": f"{values['loss']:.3f}"} | {name: f"{value:.4g}" for name, value in extra.items()}, refresh=False)
 
         for step in range(start + 1, settings.train_steps + 1):
             state, values = job.train_step(state, job.batch(step - 1))
@@ -104,6 +106,10 @@ def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.
                 with clock.paused():
                     state, evaluated = job.evaluate(state)
                 pending = (step, values, evaluated)
+            for every, measure in job.measures:
+                if last or step % every == 0:
+                    with clock.paused():
+                        pending = (step, values, pending[2] | measure(state.params))
             if last or stop or step % settings.checkpoint_every == 0:
                 record(*pending)
                 pending = None

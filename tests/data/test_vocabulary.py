@@ -20,6 +20,14 @@ def trained(documents):
     return vocabularies.train(documents, config.Vocabulary(size=2000))
 
 
+def test_where_words_go_on(trained):
+    special = trained.special
+    ids = trained.encode("an uncommonly long-winded reimplementation")
+    words = sum(not special.continues_word[i] for i in ids)
+    assert words == 4 < len(ids), "one piece of each word begins it"
+    assert len(special.continues_word) == trained.size and special.mask == trained.mask
+
+
 def test_special_ids_are_the_references(trained):
     assert (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask, trained.size) == (0, 1, 2, 3, 1999, 2000)
     assert [trained.model.id_to_piece(i) for i in (0, 1, 2, 3, 1999)] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

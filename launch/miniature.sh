@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The paper in miniature: pretrain the variants with equal steps, measure their ranks, fine-tune them on the GLUE tasks at hand, write one report.
+#
+#   launch/miniature.sh 'corpus/*.txt' OUT [GLUE] [flags of maelm_jax.train ...]
+#   launch/miniature.sh '../shared/data/corpus/train-*.txt.xz' runs/miniature ../shared/data/glue --gin.TRAIN_STEPS=7500
+#
+# OUT/report/report.md is the report. Stopped at any moment, the same command goes on from there; what is finished is not run again.
+# PYTHON=... picks the interpreter, TASKS="rte mrpc" fewer tasks, VARIANTS the lines below to run (names separated by spaces; default: all).
+set -euo pipefail
+[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+text=$1 out=$2 glue=
+shift 2
+if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi
+python=${PYTHON:-python}
+
+# name, seed, files stacked on miniature.gin
+variants='
+mae-lm        0
+mlm           0  mlm.gin
+mae-lm-seed1  1
+mlm-seed1     1  mlm.gin
+delta-50      0  ablations/delta_50.gin
+mlm-80-10-10  0  ablations/mlm_80_10_10.gin
+'
+
+runs=
+while read -r name seed files; do
+  [[ -n $name && " ${VARIANTS:-$name} " == *" $name "* ]] || continue
+  runs+=${runs:+,}$out/$name
+  [ -e "$out/$name/finished" ] && continue
+  echo "== pretraining $name"
+  stacked=()
+  for file in $files; do stacked+=("--gin_file=$file"); done
+  "$python" -m maelm_jax.train --gin_file=miniature.gin "${stacked[@]}" --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
+  touch "$out/$name/finished"
+done <<<"$variants"
+
+tuned=
+if [ -n "$glue" ] && "$python" -c 'import maelm_jax.finetune' 2>/dev/null; then
+  declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI [qnli]=QNLI [rte]=RTE)
+  there=
+  for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
+    if [ -d "$glue/${folders[$task]}" ]; then there+="'$task',"; fi
+  done
+  echo "== fine-tuning on $there"
+  "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" --workdir="$out/glue" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($there)"
+  # One fine-tuned run of each variant and of one task: rank before and after.
+  task=${there%%,*}
+  for run in ${runs//,/ }; do
+    first=$(find "$out/glue/$(basename "$run")/${task//\'/}" -name results.json | sort | head -n 1)
+    tuned+=,$(dirname "$first")
+  done
+fi
+
+echo "== ranks"
+"$python" -m maelm_jax.analyze --runs="$runs$tuned" --workdir="$out/report"
+if [ -e "$out/glue/table.md" ]; then cat "$out/glue/table.md" >>"$out/report/report.md"; fi
+echo "report: $out/report/report.md"

@@ -1,0 +1,270 @@
+"""What `analyze` writes: ranks.json with every number, the figures, and report.md that puts both into words.
+
+Figures are drawn in black and grey, lines told apart by their dashes and markers, so that they read the same when printed.
+"""
+
+import collections.abc
+import itertools
+import json
+import os
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.analysis import ranks
+from maelm_jax.training import metrics
+
+INK = ("0.0", "0.35", "0.6")
+DASHES = ("-", "--", ":", "-.")
+MARKERS = "os^Dvx"
+SETS = {
+    "plain": "without [MASK] in the input",
+    "real": "real tokens of masked input",
+    "mask": "[MASK]",
+    "all": "all tokens of masked input",
+}
+
+
+def started_from(experiment: config.Experiment) -> str | None:
+    """The workdir whose parameters a run began with: a fine-tuned run's, or one's with Run.init_from."""
+    finetune = getattr(experiment, "finetune", None)
+    return finetune.init_from if finetune else experiment.run.init_from
+
+
+def curve(workdir: str, experiment: config.Experiment) -> dict:
+    """Evaluations of a pretraining run: steps, losses (nats), hours of training until then (evaluation and start-up not counted), unigram."""
+    tokens, hours, before = experiment.run.batch_size * experiment.corpus.sequence_length, 0.0, 0
+    result: dict = {"steps": [], "losses": [], "hours": [], "unigram": None}
+    for line in metrics.read(workdir):
+        if line.get("tokens_per_second"):
+            hours += (line["step"] - before) * tokens / line["tokens_per_second"] / 3600
+        before = line["step"]
+        if "unigram" in line:
+            result["unigram"] = line["unigram"]
+            for name, value in (("steps", line["step"]), ("losses", line["eval_loss"]), ("hours", hours)):
+                result[name].append(value)
+    return result
+
+
+def write(results: dict, workdir: str) -> str:
+    """Writes everything about `results` (see analyze.py) into `workdir`; returns the report's path and its main table, to be printed."""
+    folder = pathlib.Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = draw(results, folder)
+    _replace(folder / "ranks.json", json.dumps(_rounded(results)) + "\n")
+    summary = "\n\n".join(part for part in (runs_table(results), last_layer_table(results), mask_table(results)) if part)
+    _replace(folder / "report.md", markdown(results, figures))
+    return f"{summary}\n\n{folder / 'report.md'}"
+
+
+def _replace(path: pathlib.Path, text: str):
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _rounded(value):
+    """Seven digits: what float32 states can tell."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+# Tables
+
+
+def table(header: collections.abc.Sequence[str], rows: collections.abc.Iterable[collections.abc.Sequence]) -> str:
+    """A Markdown table whose columns line up as plain text too; numbers to the right."""
+    cells = [list(map(str, header)), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    line = lambda row: "| " + " | ".join(c.ljust(w) if n == 0 else c.rjust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True))) + " |"  # noqa: E731
+    rule = "|" + "|".join("-" * (w + 2) if n == 0 else "-" * (w + 1) + ":" for n, w in enumerate(widths)) + "|"
+    return "\n".join([line(cells[0]), rule, *map(line, cells[1:])])
+
+
+def cell(found: dict | None) -> str:
+    """A rank with its interval, or why there is none."""
+    if found is None or found.get("tokens") == 0:
+        return "-"
+    if "rank" not in found:
+        return f"({found['tokens']:,} tokens: too few)"
+    half = found["rank_by_set"]["half"]
+    return str(found["rank"]) + (f" ({found['rank_by_set']['mean']:.1f} ± {half:.1f})" if half is not None else "")
+
+
+def runs_table(results: dict) -> str:
+    """The runs, their losses after equal steps and after equal time: the time of the run that was done first."""
+    trained = [run for run in results["runs"] if run["curve"]["hours"]]
+    least = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
+
+    def row(run):
+        masking, model, found = run["masking"], run["model"], run["curve"]
+        shares = f"{masking['encoder_mask_fraction']:g}"
+        if masking["random_fraction"] or masking["keep_fraction"]:
+            shares += f" (random {masking['random_fraction']:g}, kept {masking['keep_fraction']:g})"
+        losses = ["-"] * 4
+        if found["hours"]:
+            at = np.interp(least, found["hours"], found["losses"])
+            losses = [f"{found['losses'][-1]:.3f}", f"{found['hours'][-1]:.2f}", f"{at:.3f}", f"{found['unigram']:.3f}"]
+        sizes = f"{model['layers']} x {model['width']}"
+        return run["name"], sizes, model["decoder_layers"], shares, f"{masking['rate']:g}", run["step"], f"{run['tokens']['plain']:,}", *losses
+
+    header = ["run", "encoder", "decoder", "delta", "rate", "step", "tokens measured", "held-out loss", "hours", f"loss at {least:.2f} h", "unigram"]
+    return table(header, map(row, results["runs"]))
+
+
+def last_layer_table(results: dict) -> str:
+    """Ranks of the last layer, the (a) to (d) of the paper's comparison."""
+    rows = []
+    for run in results["runs"]:
+        last = run["layers"][-1]
+        rows.append([run["name"], run["model"]["width"], *(cell(last.get(name)) for name in SETS), last["plain"]["centred_rank"]])
+    return table(["last layer", "width", *SETS.values(), "without [MASK], centred"], rows)
+
+
+def mask_table(results: dict) -> str | None:
+    """What each encoder that sees [MASK] keeps for it."""
+    rows = []
+    for run in results["runs"]:
+        known = [layer for layer in run["layers"] if "mask_alone" in layer]
+        if known:
+            first, last = known[0], known[-1]
+            alone = last["mask_alone"]
+            ends = f"{first['mask']['rank']} -> {last['mask']['rank']}"
+            rows.append([run["name"], ends, alone["dimensions"], f"{alone['share_outside']:.1%}", f"{alone['variance_outside']:.1%}"])
+    header = ["[MASK] in the encoder", "rank, first -> last layer", "dimensions of its own", "length outside", "variance outside"]
+    return table(header, rows) if rows else None
+
+
+def markdown(results: dict, figures: dict[str, str]) -> str:
+    """The report."""
+    tau = results["tau"]
+    parts = ["# Effective rank", *(f"Note: {note}." for note in results["notes"]), runs_table(results)]
+    parts += [
+        f"The effective rank at tau = {tau:g} is the smallest k such that the k largest squared singular values of the (tokens x width) matrix of "
+        f"hidden states hold at least {tau:g} of their sum; the states are not centred. Tokens are held-out text with <s> and </s>, without "
+        f"padding; masks are those of each run's pretraining, seed {results['seed']}. In brackets: mean and {ranks.CONFIDENCE:.0%} interval over "
+        "disjoint sets of tokens, whose ranks lie a little lower the smaller the sets are. Nothing is reported from fewer than "
+        f"{ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is what enters the first layer.",
+        last_layer_table(results),
+    ]
+    if masked := mask_table(results):
+        parts += [
+            masked,
+            f"Dimensions of its own: of the span that holds {tau:g} of the squared length of [MASK]'s states, those at more than "
+            f"{ranks.ALONE_DEGREES:g} degrees from the same span of the real tokens beside it. Outside: the share of [MASK]'s squared length, and "
+            "of its variance, that lies outside the real tokens' span.",
+        ]
+    parts += [f"## {title}\n\n![{title}]({name})" for title, name in figures.items()]
+    parts.append("## Every layer")
+    for run in results["runs"]:
+        lines = [[layer["layer"], *(cell(layer.get(name)) for name in SETS)] for layer in run["layers"]]
+        sets = f"{run['sets']} disjoint sets" if run["sets"] > 1 else "one set: too few tokens for intervals"
+        origin = f", started from {run['started_from']}" if run["started_from"] else ""
+        parts.append(f"### {run['name']}\n\n`{run['workdir']}`, step {run['step']}{origin}; {run['rows']:,} rows of {run['length']}; {sets}.")
+        parts.append(table(["layer", *SETS.values()], lines))
+    return "\n\n".join(parts) + "\n"
+
+
+# Figures
+
+
+def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
+    """Draws every figure for which there is something; {title: file name}."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    runs = results["runs"]
+    names = {run["workdir"].rstrip("/"): run for run in runs}
+    pairs = [(names[run["started_from"].rstrip("/")], run) for run in runs if (run["started_from"] or "").rstrip("/") in names]
+    pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
+    masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
+    plots = {
+        "Rank by layer, with and without [MASK]": (len(pretrained), lambda axes: with_and_without(axes, pretrained)),
+        "Rank of [MASK] by layer": (1 if masked else 0, lambda axes: by_layer(axes[0], [(run["name"], run, "mask") for run in masked])),
+        "Rank without [MASK] of every run": (1, lambda axes: by_layer(axes[0], [(run["name"], run, "plain") for run in pretrained])),
+        "Rank before and after fine-tuning": (len(pairs), lambda axes: before_and_after(axes, pairs)),
+        "Spectra of the last layer": (2, lambda axes: spectra(axes, runs, results["tau"])),
+        "Held-out loss": (1 if any(run["curve"]["steps"] for run in runs) else 0, lambda axes: losses(axes[0], runs)),
+    }
+    drawn = {}
+    for title, (panels, plot) in plots.items():
+        if not panels:
+            continue
+        columns = min(panels, 3)
+        rows = -(-panels // columns)
+        figure, axes = pyplot.subplots(rows, columns, figsize=(1.6 + 4.2 * columns, 3.6 * rows), squeeze=False, layout="constrained")
+        for unused in axes.flat[panels:]:
+            unused.set_axis_off()
+        plot(list(axes.flat))
+        figure.suptitle(title)
+        drawn[title] = title.lower().replace("[", "").replace("]", "").replace(",", "").replace(" ", "_") + ".png"
+        figure.savefig(folder / drawn[title], dpi=120)
+        pyplot.close(figure)
+    return drawn
+
+
+def styles() -> collections.abc.Iterator[dict]:
+    """Line styles that differ without colour, in turn."""
+    for number in itertools.count():
+        ink, dashes, marker = INK[number % len(INK)], DASHES[number % len(DASHES)], MARKERS[number % len(MARKERS)]
+        yield {"color": ink, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
+
+
+def by_layer(axes, lines: collections.abc.Iterable[tuple[str, dict, str]]):
+    """Rank against layer for each (label, run, set of tokens), with the intervals as bars."""
+    for (label, run, name), style in zip(lines, styles(), strict=False):
+        known = [(layer["layer"], layer[name]) for layer in run["layers"] if "rank" in layer.get(name, {})]
+        if known:
+            numbers, found = zip(*known, strict=True)
+            bars = [one["rank_by_set"]["half"] or 0.0 for one in found]
+            axes.errorbar(numbers, [one["rank"] for one in found], yerr=bars, label=label, capsize=2, **style)
+    axes.set(xlabel="layer", ylabel="effective rank")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize="small")
+
+
+def with_and_without(axes: list, runs: list[dict]):
+    for panel, run in zip(axes, runs, strict=False):
+        by_layer(panel, [(SETS[name], run, name) for name in ("plain", "real", "all") if name != "all" or run["tokens"]["mask"]])
+        panel.set_title(run["name"], fontsize="medium")
+    top = max(panel.get_ylim()[1] for panel in axes[: len(runs)])
+    for panel in axes[: len(runs)]:
+        panel.set_ylim(0, top)
+
+
+def before_and_after(axes: list, pairs: list[tuple[dict, dict]]):
+    for panel, (before, after) in zip(axes, pairs, strict=False):
+        by_layer(panel, [(f"{before['name']}, pretrained", before, "plain"), (f"{after['name']}, fine-tuned", after, "plain")])
+
+
+def spectra(axes: list, runs: list[dict], tau: float):
+    """The last layer without [MASK]: squared singular values, as shares, and how they add up."""
+    for run, style in zip(runs, styles(), strict=False):
+        values = np.asarray(run["layers"][-1]["plain"]["spectrum"])
+        shares, dimensions = values / values.sum(), np.arange(1, len(values) + 1)
+        plain = {key: style[key] for key in ("color", "linestyle", "linewidth")}
+        axes[0].plot(dimensions, np.where(shares > 0, shares, np.nan), label=run["name"], **plain)
+        axes[1].plot(dimensions, np.cumsum(shares), label=run["name"], **plain)
+    axes[1].axhline(tau, color="0.7", linewidth=0.8)
+    axes[0].set(xscale="log", yscale="log", xlabel="dimension", ylabel="share of the squared length")
+    axes[1].set(xlabel="dimension", ylabel="share, added up", ylim=(0, 1.02))
+    axes[0].legend(fontsize="small")
+
+
+def losses(axes, runs: list[dict]):
+    for run, style in zip(runs, styles(), strict=False):
+        if run["curve"]["steps"]:
+            axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **style)
+    for unigram in sorted({round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]}):
+        axes.axhline(unigram, color="0.7", linewidth=0.8)
+        place = {"xy": (0.99, unigram), "xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(f"unigram {unigram:g}", **place, fontsize="small", color="0.4")
+    axes.set(xlabel="step", ylabel="held-out loss (nats per predicted token)")
+    axes.legend(fontsize="small")

@@ -1,0 +1,168 @@
+"""Measure what [MASK] does to the representations of trained runs: effective rank by layer, spectra, the dimensions kept for [MASK].
+
+    python -m maelm_jax.analyze --runs=runs/tiny,runs/tiny-mlm --workdir=runs/report
+    python -m maelm_jax.analyze --runs=runs/tiny,runs/rte --tau=0.99 --tokens=5000000 --sets=10
+    python -m maelm_jax.analyze --runs=runs/tiny --gin.Corpus.text_files='other/*.txt'     on other held-out text than the run's own
+
+RUN is the workdir of a pretrained or a fine-tuned run. Each is measured on held-out rows of its own corpus, with the masks of its own pretraining.
+--gin.NAME=VALUE and --gin_file change settings of every run's config.gin (Corpus.rows_dir, where rows were moved). The workdir gets report.md,
+its figures, and ranks.json with every number. Exit status: 0 done, 2 wrong input, 1 anything else.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import typing
+
+import numpy as np
+
+from maelm_jax import cli, config
+from maelm_jax.analysis import ranks
+
+
+def main(argv: list[str]) -> int:
+    flags = cli.parser(__doc__)
+    flags.add_argument("--runs", required=True, metavar="RUN,RUN", help="workdirs to analyse, separated by commas")
+    flags.add_argument("--tau", type=float, default=0.9, help="share of the squared length that the effective rank holds")
+    flags.add_argument("--tokens", type=int, default=1_000_000, help="held-out tokens of each run to measure, at most")
+    flags.add_argument("--sets", type=int, default=5, help="disjoint sets of tokens, from which the confidence intervals come")
+    flags.add_argument("--seed", type=int, default=0, help="of the masks")
+    flags.set_defaults(workdir="runs/report")
+    args, bindings = cli.arguments(flags, argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("maelm_jax").setLevel(logging.INFO)
+    ranks.check_tau(args.tau)
+    for name in ("tokens", "sets"):
+        if getattr(args, name) < 1:
+            raise config.ConfigError(f"--{name}={getattr(args, name)}: must be above 0")
+    workdirs = [path for path in args.runs.split(",") if path]
+    if not workdirs:
+        raise config.ConfigError(f"--runs={args.runs} names no workdir")
+    # All that can be wrong with a run is found before the first is measured.
+    runs = with_names([open_run(path, args.gin_file, bindings) for path in workdirs])
+    texts = [heldout_of(run, args.tokens) for run in runs]
+
+    from maelm_jax.analysis import report
+
+    notes = differences(runs)
+    for note in notes:
+        print(note)
+    results = {"tau": args.tau, "seed": args.seed, "tokens_asked": args.tokens, "notes": notes}
+    results["runs"] = [measure(run, rows, args) for run, rows in zip(runs, texts, strict=True)]
+    print(report.write(results, args.workdir))
+    return 0
+
+
+class Run(typing.NamedTuple):
+    """A workdir with what describes it, and its encoder's parameters."""
+
+    name: str
+    workdir: str
+    experiment: config.Experiment
+    vocabulary: typing.Any  # data.vocabulary.Vocabulary
+    step: int
+    params: dict
+
+
+def open_run(workdir: str, gin_files: list[str], bindings: list[str]) -> Run:
+    """Reads a workdir. Raises ConfigError when it is none, or holds no checkpoint that fits its config.gin."""
+    import jax
+
+    from maelm_jax.data import vocabulary as vocabularies
+    from maelm_jax.model import maelm
+    from maelm_jax.training import checkpoint
+
+    saved = pathlib.Path(workdir) / "config.gin"
+    if not saved.is_file():
+        raise config.ConfigError(f"{workdir} holds no config.gin; is it a workdir of maelm_jax.train?")
+    experiment = config.load([str(saved), *gin_files], bindings)
+    vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
+    shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
+    step, params = checkpoint.restore_params(workdir, {"encoder": like})
+    return Run(pathlib.Path(workdir).name, workdir, experiment, vocabulary, step, params["encoder"])
+
+
+def with_names(runs: list[Run]) -> list[Run]:
+    """Runs whose folders have the same name are told apart by their path."""
+    names = [run.name for run in runs]
+    return [run._replace(name=run.workdir.strip("./").replace("/", "-")) if names.count(run.name) > 1 else run for run in runs]
+
+
+def heldout_of(run: Run, tokens: int) -> np.ndarray:
+    """Rows of the run's held-out text that hold `tokens` tokens, or all there are, int32 [R, L].
+
+    Raises ConfigError when they are too few for the width.
+    """
+    from maelm_jax.data import batches, rows, sources
+
+    stores = rows.prepare(run.experiment.corpus, run.vocabulary)
+    heldout, rates = {name: store["heldout"] for name, store in stores.items()}, sources.rates(run.experiment.corpus)
+    found = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
+    held = (found != run.vocabulary.pad).sum(1).cumsum()
+    found = found[: int(np.searchsorted(held, tokens)) + 1]
+    count, least = int(held[len(found) - 1]), ranks.LEAST_PER_DIMENSION * run.experiment.model.width
+    visible = int(count * (1 - run.experiment.masking.rate))
+    if visible < least:
+        raise config.ConfigError(
+            f"{run.workdir}: {visible:,} visible held-out tokens are too few for a rank: {ranks.LEAST_PER_DIMENSION} for each of "
+            f"{run.experiment.model.width} dimensions, {least:,}, are needed; raise --tokens, or give more text with --gin.Corpus.text_files"
+        )
+    return found
+
+
+def differences(runs: list[Run]) -> list[str]:
+    """What keeps the runs from being compared token by token, in words."""
+    notes = []
+    kinds = {"vocabularies": lambda run: run.vocabulary.fingerprint[:12], "lengths": lambda run: run.experiment.corpus.sequence_length}
+    kinds["corpora"] = lambda run: run.experiment.corpus.rates
+    for what, of in kinds.items():
+        if len({str(of(run)) for run in runs}) > 1:
+            each = ", ".join(f"{run.name}: {of(run)}" for run in runs)
+            notes.append(f"the runs have different {what} ({each}); each is analysed on its own text")
+    return notes
+
+
+def measure(run: Run, rows: np.ndarray, args) -> dict:
+    """Everything about one run, ready for JSON."""
+    import jax
+    import tqdm
+
+    from maelm_jax.analysis import moments, report
+    from maelm_jax.model import maelm
+
+    experiment, special = run.experiment, run.vocabulary.special
+    graph = maelm.encoder_graph(experiment.model, run.vocabulary.size, special.pad)
+    compiled = jax.jit(moments.measure(graph, experiment.masking, rows.shape[1], special))
+    key = jax.random.key(args.seed)
+    # As many sets as leave each with tokens enough; neighbouring rows stay together, so that sets share few documents.
+    visible = int((rows != special.pad).sum() * (1 - experiment.masking.rate))
+    sets = max(1, min(args.sets, visible * 9 // 10 // (ranks.LEAST_PER_DIMENSION * experiment.model.width)))
+    bounds = np.linspace(0, len(rows), sets + 1).astype(int)
+    with tqdm.tqdm(total=len(rows), unit="row", desc=run.name) as bar:
+        found = [
+            moments.accumulate(compiled, run.params, rows[start:end], int(start), key, special.pad, progress=bar.update)
+            for start, end in zip(bounds[:-1], bounds[1:], strict=True)
+        ]
+    numbers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    layers = [ranks.describe(found, layer, args.tau) for layer in numbers]
+    return {
+        "name": run.name,
+        "workdir": run.workdir,
+        "step": run.step,
+        "started_from": report.started_from(experiment),
+        "model": dataclasses.asdict(experiment.model),
+        "masking": dataclasses.asdict(experiment.masking),
+        "vocabulary": run.vocabulary.fingerprint[:12],
+        "rows": len(rows),
+        "length": int(rows.shape[1]),
+        "sets": sets,
+        "tokens": {name: int(sum(one[name].count for one in found)) for name in moments.SETS},
+        "layers": layers,
+        "curve": report.curve(run.workdir, experiment),
+    }
+
+
+if __name__ == "__main__":
+    cli.run(main)

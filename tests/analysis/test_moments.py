@@ -1,0 +1,113 @@
+"""Moments of an encoder's states are those of the matrix that is never built; the sets of tokens are what they are called."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.analysis import moments, ranks, watch
+from maelm_jax.model import maelm, masking
+
+SPECIAL = config.SpecialIds.of_size(100)
+LENGTH, WIDTH, ROWS = 16, 8, 70
+MODEL = config.Model(layers=2, width=WIDTH, heads=2, feed_forward=16, max_positions=LENGTH, num_buckets=8, max_distance=16)
+
+
+def random_parameters(shapes: dict) -> dict:
+    """Normal matrices; LayerNorms as they begin, so that no common mean hides the rest."""
+    rng = np.random.default_rng(1)
+
+    def leaf(keys, x):
+        name = keys[-1].key
+        return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def rows():
+    ids = np.random.default_rng(0).integers(4, 99, (ROWS, LENGTH)).astype(np.int32)
+    ids[:, 0], ids[:, 12], ids[::2, 13:] = 0, 2, 1
+    return ids
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    graph = maelm.encoder_graph(MODEL, 100, SPECIAL.pad)
+    return graph, random_parameters(maelm.encoder_shapes(MODEL, 100, SPECIAL.pad))
+
+
+def measured(encoder, settings, layers=None, **how):
+    graph, params = encoder
+    compiled = jax.jit(moments.measure(graph, settings, LENGTH, SPECIAL, layers))
+    return moments.accumulate(compiled, params, rows(), 5, jax.random.key(3), SPECIAL.pad, **{"size": 16, **how})
+
+
+def states(encoder, settings):
+    """{set: [tokens, layers + 1, width]}: the matrices themselves, from the encoder alone."""
+    graph, params = encoder
+    ids = jnp.asarray(rows())
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(5, 5 + ROWS, dtype=jnp.uint32))
+    inputs = masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
+    run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, every=True))
+    read = np.asarray(inputs.encoder_slots) < LENGTH
+    masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, masking.at_slots(inputs.segments, inputs.encoder_slots)))
+    plain = np.asarray(run(params, ids, inputs.positions, inputs.segments))
+    is_mask = read & (np.asarray(inputs.encoder_ids) == SPECIAL.mask)
+    chosen = {"plain": (plain, np.asarray(ids) != SPECIAL.pad), "real": (masked, read & ~is_mask), "mask": (masked, is_mask)}
+    return {name: np.moveaxis(x, 0, 2)[member].astype(np.float64) for name, (x, member) in chosen.items()}
+
+
+@pytest.mark.parametrize("settings", [
+    config.Masking(rate=0.3), config.Masking(rate=0.3, encoder_mask_fraction=1.0),
+    config.Masking(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
+], ids=["mae-lm", "mlm", "corrupted"])  # fmt: skip
+def test_moments_are_those_of_the_whole_matrix(encoder, settings):
+    found, whole = measured(encoder, settings), states(encoder, settings)
+    for name in moments.SETS:
+        assert found[name].count == len(whole[name]), name
+        assert found[name].product.dtype == np.float64
+        for layer in range(MODEL.layers + 1):
+            x = whole[name][:, layer]
+            np.testing.assert_allclose(found[name].product[layer], x.T @ x, rtol=1e-4, atol=1e-3)
+            np.testing.assert_allclose(found[name].total[layer], x.sum(0), rtol=1e-4, atol=1e-3)
+            if len(x):
+                squares = np.linalg.svd(x, compute_uv=False) ** 2
+                for tau in (0.5, 0.9, 0.99):
+                    expected = int(np.searchsorted(np.cumsum(squares), tau * squares.sum()) + 1)
+                    assert ranks.effective_rank(ranks.spectrum(found[name].second(layer)), tau) == expected, (name, layer, tau)
+    assert (found["mask"].count > 0) == (settings.encoder_mask_fraction > 0)
+    if settings.encoder_mask_fraction == 1.0:
+        assert found["real"].count + found["mask"].count == found["plain"].count, "nothing is dropped, nothing counted twice"
+
+
+def test_batches_and_layers_make_no_difference(encoder):
+    settings = config.Masking(rate=0.3, encoder_mask_fraction=1.0)
+    one, other = measured(encoder, settings), measured(encoder, settings, size=ROWS)
+    last = measured(encoder, settings, layers=(1, 2))
+    for name in moments.SETS:
+        np.testing.assert_allclose(one[name].product, other[name].product, rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(last[name].product, one[name].product[1:], rtol=1e-4, atol=1e-3)
+        both = one[name] + other[name]
+        assert both.count == 2 * one[name].count
+
+
+def test_the_watch_measures_what_the_analysis_does(encoder):
+    _, params = encoder
+    corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
+    settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), MODEL, config.Optimizer(), config.Mesh(), run)
+    mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
+    eye = watch.Watch(settings, 100, SPECIAL, rows(), mesh)
+    found = eye({"encoder": params})
+    assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
+    used = rows()[: len(eye._rows)]
+    assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
+    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(MODEL, 100, 1), p)(i, where, segments, every=True))
+    segments, positions = masking.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
+    every = np.asarray(run_encoder(params, jnp.asarray(used), positions, segments))
+    assert min(found.values()) > 1
+    for layer, name in ((1, "middle"), (2, "last")):
+        squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
+        assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
+    assert "1 measurements of" in eye.cost(100.0)
+    assert watch.Watch(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

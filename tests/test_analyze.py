@@ -1,0 +1,157 @@
+"""The command on workdirs with random weights, made on the spot: the report, what it refuses, runs that differ, fine-tuned runs."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import analyze, config
+from maelm_jax.data import rows
+from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint
+
+ROOM = 16  # width of the models here
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> pathlib.Path:
+    from pydoc_data import topics
+
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+    return folder
+
+
+def random_parameters(shapes: dict, seed: int) -> dict:
+    """Normal matrices; LayerNorms as they begin, so that no common mean hides the rest."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(keys, x):
+        name = keys[-1].key
+        return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder", "decoder", "head"), seed=0) -> str:
+    """A run's folder as maelm_jax.train leaves it, but for the training; `keep` names the rooms of parameters in its checkpoint."""
+    settings = [
+        "BATCH_SIZE=8", "SEQUENCE_LENGTH=32", f"TEXT_FILES={text}/*.txt", "Vocabulary.size=400", f"Corpus.rows_dir={text}/rows",
+        "Corpus.processes=1", "Corpus.heldout_fraction=0.2", f"Model.width={ROOM}", "Model.heads=2", "Model.feed_forward=32", "Model.layers=2",
+    ]  # fmt: skip
+    files = [name.removeprefix("--gin_file=") for name in more if name.startswith("--gin_file=")]
+    experiment = config.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])
+    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    path.mkdir(parents=True)
+    (path / "config.gin").write_text(config.render(experiment))
+    vocabulary.save(path / "vocabulary")
+    _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+    params = random_parameters(jax.eval_shape(init, jax.random.key(0)), seed)
+    store = checkpoint.Checkpoints(str(path))
+    store.save(7, {"step": jnp.asarray(7), "params": {room: params[room] for room in keep if room in params}})
+    store.wait()
+    store.close()
+    lines = [{"step": 5, "loss": 6.0, "tokens_per_second": 256.0}, {"step": 7, "tokens_per_second": 512.0, "eval_loss": 5.5, "unigram": 5.9}]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def runs(text, tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "mae": workdir(text, folder / "mae"),
+        "mlm": workdir(text, folder / "mlm", "--gin_file=mlm.gin"),
+        "tuned": workdir(text, folder / "tuned", f"Run.init_from={folder / 'mae'}/", keep=("encoder",), seed=1),
+    }
+
+
+@pytest.fixture(scope="module")
+def report(runs, tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("report")
+    flags = [f"--runs={','.join(runs.values())}", f"--workdir={folder}", "--tokens=6000", "--sets=3"]
+    assert analyze.main(flags) == 0
+    return folder
+
+
+def test_the_numbers(report, runs):
+    found = json.loads((report / "ranks.json").read_text())
+    assert (found["tau"], found["seed"]) == (0.9, 0)
+    mae, mlm, tuned = found["runs"]
+    assert [run["name"] for run in found["runs"]] == ["mae", "mlm", "tuned"] and mae["step"] == 7
+    assert 6000 <= mae["tokens"]["plain"] < 6032 and mae["tokens"]["plain"] == mlm["tokens"]["plain"]
+    assert mae["tokens"]["mask"] == 0 and mlm["tokens"]["real"] + mlm["tokens"]["mask"] == mlm["tokens"]["plain"]
+    assert abs(mlm["tokens"]["mask"] / mlm["tokens"]["plain"] - 0.15) < 0.01
+    assert mae["tokens"]["real"] == mlm["tokens"]["real"], "the same masks"
+    for run in found["runs"]:
+        assert [layer["layer"] for layer in run["layers"]] == [0, 1, 2] and run["sets"] == 3
+        for layer in run["layers"]:
+            assert 1 <= layer["plain"]["rank"] <= ROOM and len(layer["plain"]["spectrum"]) == len(layer["plain"]["use_of_dimensions"]) == ROOM
+            assert sum(layer["plain"]["use_of_dimensions"]) == pytest.approx(1)
+            shares = np.cumsum(layer["plain"]["spectrum"]) / np.sum(layer["plain"]["spectrum"])
+            assert layer["plain"]["rank"] == np.searchsorted(shares, 0.9) + 1
+            assert ("mask_alone" in layer) == (run is mlm)
+    assert tuned["started_from"].rstrip("/") == runs["mae"]
+    assert mae["curve"] == {"steps": [7], "losses": [5.5], "hours": [pytest.approx((5 * 256 / 256 + 2 * 256 / 512) / 3600, rel=1e-6)], "unigram": 5.9}
+
+
+def test_the_report(report):
+    said = (report / "report.md").read_text()
+    figures = sorted(path.name for path in report.glob("*.png"))
+    assert len(figures) == 6 and all(f"]({name})" in said for name in figures)
+    assert any("fine-tuning" in name for name in figures) and any("rank_of_mask" in name for name in figures)
+    found = json.loads((report / "ranks.json").read_text())
+    for run in found["runs"]:
+        assert f"### {run['name']}" in said
+        assert f" {run['layers'][-1]['plain']['rank']} (" in said
+    for line in said.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+
+
+def test_figures_need_no_colour(report):
+    from matplotlib import image
+
+    for path in report.glob("*.png"):
+        pixels = image.imread(path)
+        assert np.allclose(pixels[..., 0], pixels[..., 1]) and np.allclose(pixels[..., 0], pixels[..., 2]), path
+        assert pixels[..., 0].min() < 0.1 and pixels.shape[0] > 300
+
+
+def test_tau_changes_the_rank(runs, report, tmp_path):
+    assert analyze.main([f"--runs={runs['mae']}", f"--workdir={tmp_path}", "--tokens=6000", "--sets=3", "--tau=0.5"]) == 0
+    ours, theirs = (json.loads((folder / "ranks.json").read_text())["runs"][0]["layers"][-1]["plain"] for folder in (tmp_path, report))
+    assert ours["rank"] < theirs["rank"] and ours["spectrum"] == theirs["spectrum"]
+
+
+def test_runs_that_differ_are_each_analysed_on_their_own_text(text, runs, tmp_path, capsys):
+    other = workdir(text, tmp_path / "other", "SEQUENCE_LENGTH=16", "Vocabulary.size=450")
+    assert analyze.main([f"--runs={runs['mae']},{other}", f"--workdir={tmp_path / 'report'}", "--tokens=2000", "--sets=1"]) == 0
+    said = capsys.readouterr().out
+    for what in ("different vocabularies", "different lengths (mae: 32, other: 16); each is analysed on its own text"):
+        assert what in said and what in (tmp_path / "report" / "report.md").read_text()
+    assert json.loads((tmp_path / "report" / "ranks.json").read_text())["runs"][1]["length"] == 16
+
+
+def test_bad_input(text, runs, tmp_path):
+    empty = workdir(text, tmp_path / "empty")
+    for path in pathlib.Path(empty, "checkpoints").iterdir():
+        path.rename(tmp_path / f"moved-{path.name}")
+    for flags, message in (
+        (["--runs=nowhere"], "nowhere holds no config.gin"),
+        ([f"--runs={empty}"], "holds no checkpoint"),
+        ([f"--runs={runs['mae']}", "--tau=0"], "tau must lie in"),
+        ([f"--runs={runs['mae']}", "--tau=1.5"], "tau must lie in"),
+        ([f"--runs={runs['mae']}", "--tokens=350"], "too few for a rank: 20 for each of 16 dimensions, 320, are needed"),
+        ([f"--runs={runs['mae']}", "--sets=0"], "--sets=0: must be above 0"),
+        (["--runs=,"], "--runs=, names no workdir"),
+        ([f"--runs={runs['mae']}", "--gin.Model.layers=3"], "does not fit"),
+        ([f"--runs={runs['mae']}", "--gin.Corpus.text_files=nowhere/*.txt"], "nowhere/*.txt"),
+    ):
+        with pytest.raises(config.ConfigError) as error:
+            analyze.main([*flags, f"--workdir={tmp_path / 'out'}"])
+        assert message in str(error.value) and "\n" not in str(error.value), flags
+    assert not (tmp_path / "out").exists()
