@@ -25,7 +25,9 @@ BASE = "finetune/base.gin"
 
 def main(argv: list[str]) -> int:
     flags = cli.parser(__doc__)
-    flags.add_argument("--init_from", metavar="RUN[,RUN...]", help="workdirs of pretrained runs; random:RUN for RUN's model with fresh weights")
+    flags.add_argument(
+        "--init_from", metavar="RUN[,RUN...]", help="pretrained workdirs, exported or stock folders; random:RUN: RUN's model with fresh weights"
+    )
     flags.add_argument("--predict", metavar="FILE", help="label this file with the fine-tuned model in --workdir, and stop")
     args, bindings = cli.arguments(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -88,7 +90,7 @@ def experiments(start, gin_files: list[str], bindings: list[str]) -> dict[str, c
     if not named:
         raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(gin_files)}")
     own = lambda task: [f"finetune/{task}.gin"] if len(named) > 1 else []  # noqa: E731
-    found = {task: config.load([*files, *own(task), *gin_files], [*bindings, f"Finetune.tasks={task}"]) for task in named}
+    found = {task: start.fit(config.load([*files, *own(task), *gin_files], [*bindings, f"Finetune.tasks={task}"])) for task in named}
     return {task: dataclasses.replace(e, finetune=dataclasses.replace(e.finetune, init_from=start.name)) for task, e in found.items()}
 
 

@@ -47,6 +47,8 @@ class Pretrained:
         what is missing, left over or misshapen.
         """
         values = self._weights(self.model(base))
+        if "encoder/token_embedding" not in values:
+            raise config.ConfigError(f"{self.path} holds no encoder, only {', '.join(sorted({path.split('/')[0] for path in values}))}")
         if self.vocabulary:
             size = vocabularies.load(self.vocabulary).size
             if len(values["encoder/token_embedding"]) < size:

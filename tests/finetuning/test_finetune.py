@@ -116,7 +116,7 @@ def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
 
 @pytest.mark.parametrize("more,message", [
     (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
-    (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "--init_from=nowhere: nowhere holds no config.gin and vocabulary"),
+    (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
     (["--gin_file=tiny.gin", "--init_from=RUN"], "names no task; stack a task's file"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "no task 'rta'; there are cola, sst2"),

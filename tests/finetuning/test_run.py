@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -57,6 +58,20 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     for _ in range(2):  # what is handed out is a copy each time
         jax.tree.map(np.testing.assert_allclose, begin.encoder(fresh), saved)
     jax.tree.map(np.testing.assert_array_equal, start.load(f"random:{pretrained}").encoder(fresh), fresh)
+
+
+def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
+    from maelm_jax import export, finetune
+
+    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
+    fresh = model(pretrained, 2)[1]["encoder"]
+    here, there = start.load(str(pretrained)), start.load(str(tmp_path / "stock"))
+    jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
+    files = ["finetune/rte.gin"]
+    settings = [finetune.experiments(one, files, [])["rte"].model for one in (here, there)]
+    assert [getattr(one, "width") for one in settings] == [32, 32] and settings[1].max_positions == 64
+    with pytest.raises(config.ConfigError, match="has no vocabulary"):
+        start.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
 
 
 def a_batch(size: int, targets) -> features.Batch:
@@ -118,11 +133,11 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
     fresh = model(pretrained, 2)[1]["encoder"]
     with pytest.raises(config.ConfigError, match="no checkpoint"):
-        start.load(str(tmp_path / "other")).encoder(fresh)
+        start.load(str(tmp_path / "other"))
     saved = checkpoint.Checkpoints(str(tmp_path / "other"))
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
     with pytest.raises(config.ConfigError, match="holds no encoder"):
         start.load(str(tmp_path / "other")).encoder(fresh)
-    with pytest.raises(config.ConfigError, match="give the workdir of a pretrained run"):
+    with pytest.raises(config.ConfigError, match="neither a workdir"):
         start.load(str(tmp_path))
