@@ -47,8 +47,18 @@ def batch(texts: list[str], vocabulary: vocabularies.Vocabulary, length: int) ->
     return result
 
 
+def in_parts(states: typing.Callable[[np.ndarray], np.ndarray], ids: np.ndarray, pad: int, width: int) -> np.ndarray:
+    """states(ids) [lines, length, width], 8 lines at a time, each part cut to its longest line (in 64s: few shapes); 0 past that."""
+    result = np.zeros((*ids.shape, width), np.float32)
+    for start in range(0, len(ids), 8):
+        part = ids[start : start + 8]
+        length = -(-int((part != pad).sum(1).max()) // 64) * 64
+        result[start : start + 8, :length] = states(part[:, :length])
+    return result
+
+
 def hidden_states(params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary, ids: np.ndarray) -> np.ndarray:
-    """float32 [lines, length, width] of JAX: the encoder's last hidden states, 8 lines at a time."""
+    """float32 [lines, length, width] of JAX: the encoder's last hidden states, of no meaning at padding."""
     graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
 
     @jax.jit
@@ -56,8 +66,7 @@ def hidden_states(params: dict, model: config.Model, vocabulary: vocabularies.Vo
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
         return maelm.apply(graph, parameters)(ids, positions, (ids != vocabulary.pad).astype(jnp.int32))
 
-    filled = np.pad(ids, ((0, -len(ids) % 8), (0, 0)), constant_values=vocabulary.pad)  # parts of one shape are compiled once
-    return np.concatenate([np.asarray(states(params["encoder"], part)) for part in np.split(filled, len(filled) // 8)])[: len(ids)]
+    return in_parts(lambda part: np.asarray(states(params["encoder"], part)), ids, vocabulary.pad, model.width)
 
 
 def logits(params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary, ids: np.ndarray, masked: np.ndarray) -> np.ndarray:
@@ -70,6 +79,14 @@ def logits(params: dict, model: config.Model, vocabulary: vocabularies.Vocabular
     inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, let_in)), sizes, vocabulary.mask)
     found = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(params, inputs))
     return np.concatenate([row[: mask.sum()] for row, mask in zip(found, masked, strict=True)])[:, : vocabulary.size]
+
+
+def tuned_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """A fine-tuned head on JAX's states (reference.md section 3): [lines, classes], or [positions that are not padding, start and end]."""
+    if "span" in params:
+        return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
+    dense, out = params["classifier"]["dense"], params["classifier"]["out"]
+    return np.tanh(states[:, 0] @ dense["kernel"] + dense["bias"]) @ out["kernel"] + out["bias"]
 
 
 def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
@@ -89,7 +106,7 @@ def pick(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
 
 
 def huggingface(folder: pathlib.Path, params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary) -> list[Report]:
-    """Stock tokenizer and model against ours: ids exactly, hidden states (and an MLM run's logits) within the tolerance."""
+    """Stock tokenizer and model against ours: ids exactly, hidden states (and the logits of an MLM or fine-tuned run) within the tolerance."""
     import torch
     import transformers
 
@@ -99,18 +116,30 @@ def huggingface(folder: pathlib.Path, params: dict, model: config.Model, vocabul
     ids = batch(texts, vocabulary, model.max_positions)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(texts, padding=True, truncation=True, max_length=model.max_positions, return_tensors="pt")
-    if not np.array_equal(encoded["input_ids"].numpy(), ids):
+    real = ids != vocabulary.pad
+    if not (np.array_equal(encoded["input_ids"].numpy(), ids) and np.array_equal(encoded["attention_mask"].numpy(), real)):
         raise config.RunError("verification failed: the stock tokenizer gives other ids than the vocabulary; nothing was written")
-    real = encoded["attention_mask"].numpy().astype(bool)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        theirs = np.concatenate([stock(**{k: v[i : i + 8] for k, v in encoded.items()}).last_hidden_state.numpy() for i in range(0, len(ids), 8)])
+
+    @torch.no_grad()
+    def states(part):
+        ids = torch.tensor(part).long()
+        return stock(input_ids=ids, attention_mask=(ids != vocabulary.pad).long()).last_hidden_state.numpy()
+
+    theirs = in_parts(states, ids, vocabulary.pad, model.width)
     ours = hidden_states(params, model, vocabulary, ids)
     first = [round(float(value), 6) for value in theirs[0, 0, :4]]
     size = int(real[0].sum())
     reports = [difference(f"hidden states of {type(stock).__name__}", theirs[real], ours[real])]
     reports[0] |= {"sentence": SENTENCE, "input_ids": ids[0, :size].tolist(), "hidden_state_of_<s>": first}
-    if model.decoder_layers == 0 and json.loads((folder / "config.json").read_text())["architectures"][0].endswith("MaskedLM"):
+    [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    if "classifier" in params or "span" in params:
+        head = getattr(transformers, name).from_pretrained(folder).eval()
+        with torch.no_grad():
+            found = head(input_ids=encoded["input_ids"][:8], attention_mask=encoded["attention_mask"][:8])
+        found = torch.stack([found.start_logits, found.end_logits], 2)[torch.tensor(real[:8])] if "span" in params else found.logits
+        reports.append(difference(f"logits of {name}", found.numpy(), tuned_logits(params, ours[:8], real[:8])))
+    elif name.endswith("MaskedLM"):
         masked = pick(ids[:8], vocabulary)
         seen = torch.where(torch.tensor(masked), vocabulary.mask, encoded["input_ids"][:8])
         head = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
@@ -130,8 +159,7 @@ def pytorch(folder: pathlib.Path, params: dict, model: config.Model, vocabulary:
     theirs = module.MaeLm.from_folder(folder).eval()
     ids = batch(lines(), vocabulary, model.max_positions)
     real = ids != vocabulary.pad
-    with torch.no_grad():
-        states = np.concatenate([theirs(torch.tensor(part)).numpy() for part in np.array_split(ids, -(-len(ids) // 8))])
+    states = in_parts(torch.no_grad()(lambda part: theirs(torch.tensor(part)).numpy()), ids, vocabulary.pad, model.width)
     reports = [difference("hidden states of maelm.MaeLm", states[real], hidden_states(params, model, vocabulary, ids)[real])]
     masked = pick(ids[:8], vocabulary)
     with torch.no_grad():

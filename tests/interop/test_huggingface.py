@@ -126,6 +126,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
     tuned = huggingface.Tuned.of(params | classifier, ["no", "maybe", "yes"])
+    tokenizers.write(tmp_path, vocabulary, 48)
     huggingface.write(tmp_path, params | classifier, model, vocabulary.size, vocabulary.special, tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
@@ -133,6 +134,8 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     expected = hidden @ classifier["classifier/out/kernel"] + classifier["classifier/out/bias"]
     with torch.no_grad():
         assert np.abs(stock.eval()(**batch).logits.numpy() - expected).max() < 1e-5 * np.abs(expected).max()
+    reports = verify.huggingface(tmp_path, pretrained.nested(params | classifier), model, vocabulary)
+    assert reports[1]["of"].endswith("ForSequenceClassification")
 
     span = {"span/kernel": array(32, 2), "span/bias": array(2)}
     huggingface.write(tmp_path, params | span, model, vocabulary.size, vocabulary.special, huggingface.Tuned.of(params | span, ()))
@@ -144,6 +147,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     real = ids != vocabulary.pad
     for side, logits in enumerate((found.start_logits, found.end_logits)):
         assert np.abs(logits.numpy() - expected[:, :, side])[real].max() < 1e-5 * np.abs(expected).max()
+    assert verify.huggingface(tmp_path, pretrained.nested(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
