@@ -43,16 +43,16 @@ class Encoder(nnx.Module):
         self.settings = settings
 
     def __call__(
-        self, ids: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], key: Key[Array, ""] | None = None
+        self, ids: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], keys: Key[Array, " B"] | None = None
     ) -> Float[Array, "B T D"]:
         """Hidden states after the last layer; tokens of segment 0 are empty: never attended to, and of no meaning in the output.
 
-        `key` is dropout's; None for evaluation.
+        `keys` are dropout's, one a row; None for evaluation.
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
         x = (jnp.take(self.token_embedding[...], ids, axis=0) + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = layers.split_keys(keys, 2)
         x = _zero_at_empty(layers.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         bias = layers.within_segment(segments, dtype)
         if settings.relative_buckets != "none":
@@ -110,18 +110,18 @@ class MaeLm(nnx.Module):
         self.mask_id = special.mask
         self.settings = settings
 
-    def encode(self, inputs: Inputs, key: Key[Array, ""] | None = None) -> Float[Array, "B V D"]:
+    def encode(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Float[Array, "B V D"]:
         """The encoder's last hidden states at its own slots (`inputs.encoder_slots`)."""
         length = inputs.ids.shape[1]
         read = inputs.encoder_slots < length
         slots = jnp.minimum(inputs.encoder_slots, length - 1)
         positions = jnp.where(read, jnp.take_along_axis(inputs.positions, slots, axis=1), 0)
         segments = jnp.where(read, jnp.take_along_axis(inputs.segments, slots, axis=1), 0)
-        return self.encoder(inputs.encoder_ids, positions, segments, key)
+        return self.encoder(inputs.encoder_ids, positions, segments, keys)
 
-    def __call__(self, inputs: Inputs, key: Key[Array, ""] | None = None) -> Float[Array, "B M W"]:
-        """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `key` is dropout's; None for evaluation."""
-        encoded = self.encode(inputs, key)
+    def __call__(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Float[Array, "B M W"]:
+        """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `keys` are dropout's, one a row; None for evaluation."""
+        encoded = self.encode(inputs, keys)
         x = layers.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
             known = inputs.encoder_index < encoded.shape[1]
