@@ -11,7 +11,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -76,7 +76,7 @@ def compilation_cache() -> pathlib.Path:
 
 def check_workdir(workdir: str, experiment: config.Experiment):
     """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
-    saved = pathlib.Path(workdir) / "config.gin"
+    saved = storage.here(workdir) / "config.gin"
     if saved.exists():
         changed = config.differences(config.load([str(saved)]), experiment)
         if changed:

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             describe_data(data, tuners[key], length, experiment)
         alone = len(plans) == 1 and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
-        describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(str(where), settings, vocabulary)  # noqa: E731
+        describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
         report = grid.run_all(tuners[key], one, experiment, place, describe)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")

@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
+    if storage.in_bucket(args.workdir):
+        storage.fetch_files(args.workdir, ("config.gin", "metrics.jsonl"))
     experiment, source = starting_point(experiment, args.workdir)
     cli.check_workdir(args.workdir, experiment)
 
@@ -60,20 +62,22 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     from maelm_jax.data import batches, rows, sources
     from maelm_jax.data import vocabulary as vocabularies
 
-    distributed.same_folder(args.workdir, "workdir")
-    own = pathlib.Path(args.workdir) / "vocabulary"  # of a run that goes on
+    if not storage.in_bucket(args.workdir):
+        distributed.same_folder(args.workdir, "workdir")
+    own = storage.here(args.workdir) / "vocabulary"  # of a run that goes on
     with distributed.first("vocabulary"):
         vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
-    if not distributed.everywhere(rows.prepared(experiment.corpus, vocabulary)):  # copies on each host will do
+    in_bucket = storage.in_bucket(experiment.corpus.rows_dir)
+    if not in_bucket and not distributed.everywhere(rows.prepared(experiment.corpus, vocabulary)):  # copies on each host will do
         distributed.same_folder(experiment.corpus.rows_dir, "row store")
     stores = rows.prepare(experiment.corpus, vocabulary, jax.process_index(), jax.process_count())
     distributed.same(
         "row store", {f"{source} ({split})": str(store.statistics) for source, splits in stores.items() for split, store in splits.items()}
     )
     if not jax.process_index():
-        describe_run(args.workdir, experiment, vocabulary)
+        describe_run(storage.here(args.workdir), experiment, vocabulary)
 
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
@@ -149,6 +153,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     print(ranks.cost(took))
     last = [line for line in metrics.read(args.workdir) if "eval_loss" in line][-1]
     picture = metrics.plot(args.workdir, unigram)
+    storage.send(args.workdir)
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, {unigram - last['eval_loss']:.2f} below the unigram cross-entropy "
         f"{unigram:.4f}; accuracy {last['eval_accuracy']:.3f}; {took:.0f} s in all\nloss curve: {picture}"
@@ -170,11 +175,10 @@ def starting_point(experiment: config.Experiment, workdir: str):
     return experiment, source
 
 
-def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
+def describe_run(folder: pathlib.Path, experiment: config.Experiment, vocabulary):
     """Writes config.gin, environment.txt and vocabulary/ into the workdir."""
     import jax
 
-    folder = pathlib.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
     storage.write(folder / "config.gin", config.render(experiment))
     here = pathlib.Path(__file__).parent
@@ -233,23 +237,11 @@ def unigram_cross_entropy(
 def dry_run(experiment: config.Experiment, mesh):
     """Prints the parameter table, FLOPs by term, memory by kind and the mesh; compiles the real step, allocates nothing."""
     import jax
-    import jax.numpy as jnp
 
-    from maelm_jax.model import maelm, masking
-    from maelm_jax.training import metrics, optimizer, sharding, step
+    from maelm_jax.model import masking
+    from maelm_jax.training import metrics, sharding, step
 
-    size = experiment.vocabulary.size
-    special = config.SpecialIds.of_size(size)
-    graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
-
-    def fresh(key):
-        params = init(key)
-        return step.State(jnp.zeros((), jnp.int32), params, updates.init(params))
-
-    shapes = jax.eval_shape(fresh, jax.random.key(0))
-    shardings = sharding.tree(shapes, mesh)
-    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    train_step, state, batch = step.abstract(experiment, mesh)
     print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state.params):
         path = sharding.path_of(keys)
@@ -263,15 +255,12 @@ def dry_run(experiment: config.Experiment, mesh):
         f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
-    terms = metrics.flops_terms(experiment, size)
+    terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
     for name, value in terms.items():
         print(f"{name:<20}{value:>12.4g} FLOPs a step {value / sum(terms.values()):>8.1%}")
     print(f"{'all':<20}{sum(terms.values()):>12.4g} FLOPs a step, {sum(terms.values()) * run.train_steps:.4g} in {run.train_steps:,} steps\n")
 
-    loss_fn = step.pretraining_loss(experiment, graph, special)
-    train_step = step.make_train_step(loss_fn, updates, state, run.seed, run.accumulate, mesh)
-    compiled = train_step.lower(state, jax.ShapeDtypeStruct((run.batch_size, length), jnp.int32)).compile()
-    memory = compiled.memory_analysis()
+    memory = train_step.lower(state, batch).compile().memory_analysis()
     gib = lambda n: f"{n / 2**30:>9.3f} GiB"  # noqa: E731
     print(f"parameters          {gib(4 * count)} in all")
     print(f"Adam's moments      {gib(8 * count)} in all")

@@ -97,6 +97,7 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     name = vocabularies.SentencePieceVocabulary.FILE
     path = _find(corpus, "vocabulary", request, list(rates), name)
     if not (path / name).is_file():
+        _not_in_bucket(corpus, "vocabulary")
         started = time.monotonic()
         sampled = (vocabularies.sample(_training_text(source, corpus), settings.sample_megabytes * rate) for source, rate in rates.items())
         trained = vocabularies.train((text for texts in sampled for text in texts), settings)
@@ -116,19 +117,28 @@ def _slug(source: str) -> str:
 def _find(corpus: config.Corpus, slug: str, request: str, names: list[str], manifest: str) -> pathlib.Path:
     """The folder of what was asked for. Where a source is not (wholly) on this machine: the newest whole folder of the same request, if any."""
     prefix = f"{slug}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
+    folder = storage.here(corpus.rows_dir)
+    if storage.in_bucket(corpus.rows_dir):  # rows are read at random, which a bucket is slow at: the whole store is copied, once
+        storage.fetch_folders(corpus.rows_dir, f"{prefix}-*", manifest)
     try:
         content = "".join(sources.identity(name, corpus) for name in names)
     except sources.Unavailable as error:
-        whole = [path.parent for path in pathlib.Path(corpus.rows_dir).glob(f"{prefix}-*/{manifest}")]
+        whole = [path.parent for path in folder.glob(f"{prefix}-*/{manifest}")]
         if whole:
             newest = max(whole, key=lambda path: (path / manifest).stat().st_mtime)
             log.warning("%s; taking what was prepared before: %s", error, newest)
             return newest
         content = "".join(sources.identity(name, corpus, partial=True) for name in names)
-    return pathlib.Path(corpus.rows_dir) / f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return folder / f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _not_in_bucket(corpus: config.Corpus, what: str):
+    if storage.in_bucket(corpus.rows_dir):
+        raise config.ConfigError(f"{corpus.rows_dir} holds no {what} for these settings; launch/prepare_data.sh makes it and copies it there")
 
 
 def _make(path: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: int, hosts: int):
+    _not_in_bucket(corpus, f"whole store of the rows of {source}")
     started = time.monotonic()
     folder = path.with_name(path.name + ".parts")
     shards = sources.shards(source, corpus)

@@ -19,8 +19,8 @@ class Classifier(nnx.Module):
         self.out = layers.linear(settings.width, classes, settings, rngs)
         self.rate = settings.dropout
 
-    def __call__(self, states: Float[Array, "B T D"], key: Key[Array, ""] | None) -> Float[Array, "B C"]:
-        keys = (None, None) if key is None else jax.random.split(key)
+    def __call__(self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None) -> Float[Array, "B C"]:
+        keys = layers.split_keys(keys, 2)
         x = jnp.tanh(self.dense(layers.dropout(states[:, 0], self.rate, keys[0])))
         return self.out(layers.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
@@ -36,10 +36,10 @@ class FineTuned(nnx.Module):
             self.span = layers.linear(settings.width, 2, settings, rngs)
         self.classes = classes
 
-    def __call__(self, batch: Batch, key: Key[Array, ""] | None = None) -> Float[Array, "B ..."]:
-        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `key` is dropout's; None for evaluation."""
+    def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
+        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys` are dropout's, one a row; None for evaluation."""
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = layers.split_keys(keys, 2)
         states = self.encoder(batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0])
         if self.classes:
             return self.classifier(states, keys[1])
@@ -68,8 +68,9 @@ def loss_of(graph: nnx.GraphDef):
     """
 
     def loss_fn(params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
-        key = jax.random.fold_in(jax.random.fold_in(key, batch.seed[0]), numbers[0]) if train else None
-        scores, target = maelm.apply(graph, params)(batch, key), batch.targets
+        fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        keys = fold_in(jax.random.fold_in(key, batch.seed[0]), numbers) if train else None
+        scores, target = maelm.apply(graph, params)(batch, keys), batch.targets
         if scores.ndim == 3:
             each = 0.5 * (_nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1]))
             correct = (jnp.argmax(scores, axis=1).astype(target.dtype) == target).all(axis=1)

@@ -6,25 +6,31 @@ A step's folder appears under its name only when it is whole; one that was damag
 import errno
 import logging
 import os
-import pathlib
 import shutil
 import typing
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from maelm_jax import storage
 from maelm_jax.config import ConfigError
 from maelm_jax.training import distributed
 
 log = logging.getLogger(__name__)
 
 
+def _directory(workdir: str) -> epath.Path:
+    folder = storage.here(workdir).resolve()  # asked for a bucket too: it says through what Orbax reaches one
+    return epath.Path(workdir if storage.in_bucket(workdir) else folder) / "checkpoints"
+
+
 class Checkpoints:
     """The folder `checkpoints/` of a workdir."""
 
     def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):
-        self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+        self.directory = _directory(workdir)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -39,11 +45,15 @@ class Checkpoints:
         """
         if step not in self._manager.all_steps():
             self.wait()
-            needed = sum(map(_bytes_written_here, jax.tree.leaves(state)))
-            free = shutil.disk_usage(self.directory).free
-            if free < needed:
-                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
+            if not storage.in_bucket(self.directory):
+                self._check_room(state)
             self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+
+    def _check_room(self, state: typing.Any):
+        needed = sum(map(_bytes_written_here, jax.tree.leaves(state)))
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
 
     def wait(self):
         """Returns when everything is on disk; raises what a background write ran into."""
@@ -82,7 +92,7 @@ class Checkpoints:
 
 def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
     """(step, parameters) of a workdir's newest checkpoint, laid out as `like`. Raises ConfigError when there is none or it does not fit."""
-    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    directory = _directory(workdir)
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; is it a workdir of maelm_jax.train?")
     with ocp.CheckpointManager(directory) as manager:

@@ -115,6 +115,7 @@ def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.
                 pending = None
                 with clock.paused():
                     save(checkpoints, step, state, wait=last or stop)
+                    writer.send()
             if stop and not last:
                 return state, STOPPED
     return state, 0

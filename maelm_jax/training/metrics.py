@@ -76,8 +76,9 @@ class Writer:
     """Appends one JSON object a logged step to metrics.jsonl, and the same to TensorBoard. Silent on processes other than 0."""
 
     def __init__(self, workdir: str, step: int):
-        """Lines past `step` are cut: the run goes on from there, and the file reads as one run."""
-        self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        """Lines past `step` are cut: the run goes on from there, and the file reads as one run. A workdir in a bucket is written to by `send`."""
+        self.workdir = workdir
+        self.path = storage.here(workdir) / "metrics.jsonl"
         self._board = None
         if jax.process_index():
             return
@@ -86,7 +87,7 @@ class Writer:
             storage.write(self.path, "".join(kept))
         from tensorboardX import SummaryWriter
 
-        self._board = SummaryWriter(str(pathlib.Path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(storage.here(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, step: int, values: dict[str, float | None]):
         if self._board is None:
@@ -98,14 +99,21 @@ class Writer:
                 continue
             self._board.add_scalar(name, value, step)
 
+    def send(self):
+        """What was written so far is copied to a workdir that is in a bucket."""
+        if self._board is not None:
+            self._board.flush()
+            storage.send(self.workdir)
+
     def close(self):
         if self._board is not None:
             self._board.close()
+            storage.send(self.workdir)
 
 
 def read(workdir: str) -> list[dict]:
     """The lines of metrics.jsonl."""
-    path = pathlib.Path(workdir) / "metrics.jsonl"
+    path = storage.here(workdir) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -127,7 +135,7 @@ def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
         axes.axhline(unigram, linestyle="--", color="0.3", label=f"unigram {unigram:.2f}")
     axes.set(xlabel="step", ylabel="masked cross-entropy (nats per token)", title=pathlib.Path(workdir).name)
     axes.legend()
-    path = pathlib.Path(workdir) / "loss_curve.png"
+    path = storage.here(workdir) / "loss_curve.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path

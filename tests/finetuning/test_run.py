@@ -69,7 +69,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
     files = ["finetune/rte.gin"]
     settings = [finetune.experiments(one, files, [])["rte"].model for one in (here, there)]
-    assert [getattr(one, "width") for one in settings] == [32, 32] and settings[1].max_positions == 64
+    assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="has no vocabulary"):
         start.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
 
