@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.data import vocabulary as vocabularies
 
     own = pathlib.Path(args.workdir) / "vocabulary"  # of a run that goes on
-    vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    vocabulary = vocabularies.load(own) if vocabularies.files_in(own) else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
     stores = rows.prepare(experiment.corpus, vocabulary)
