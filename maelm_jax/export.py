@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; --format={args.format} does not")
 
     with whole_folder(output) as folder:
-        architecture, count = write(folder, args.format, params, experiment, vocabulary, tuned)
+        length = results.get("max_length", experiment.corpus.sequence_length)  # tokens of the longest input it was trained on
+        architecture, count = write(folder, args.format, params, experiment.model, vocabulary, length, tuned)
         reports = None
         if verifying:
             reports = compare(folder, args.format, pretrained.nested(params), experiment.model, vocabulary)
@@ -95,27 +96,27 @@ def whole_folder(output: pathlib.Path) -> typing.Iterator[pathlib.Path]:
         if output.exists():
             output.rename(retired)
         folder.rename(output)
+        shutil.rmtree(retired, ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(retired, ignore_errors=True)
 
 
-def write(folder: pathlib.Path, format: str, params: dict, experiment: config.Experiment, vocabulary, tuned) -> tuple[str, int]:
+def write(folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary, length: int, tuned=None) -> tuple[str, int]:
     """Writes all but the card; returns (what loads it, how many numbers it holds)."""
     from maelm_jax.interop import huggingface, pytorch, reference, tokenizer
 
-    model, special = experiment.model, vocabulary.special
+    special = vocabulary.special
     if format == "reference":
         vocabulary.save(folder)
         return "the reference's layout", reference.write(folder / "model.pt", params, model, vocabulary.size)
     if format == "pytorch":
         try:
-            tokenizer.write(folder, vocabulary, experiment.corpus.sequence_length)
+            tokenizer.write(folder, vocabulary, length)
         except tokenizer.NoEqual as error:  # the weights have a home here all the same
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)
         return "maelm.MaeLm", pytorch.write(folder, params, model, vocabulary.size, special)
-    tokenizer.write(folder, vocabulary, experiment.corpus.sequence_length)
+    tokenizer.write(folder, vocabulary, length)
     return huggingface.architecture(model, special, tuned), huggingface.write(folder, params, model, vocabulary.size, special, tuned)
 
 

@@ -94,8 +94,7 @@ def _folder(place: pathlib.Path) -> Pretrained:
         content = json.loads((place / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise config.ConfigError(f"{place / 'config.json'} is not JSON: {error}") from error
-    has_vocabulary = any((place / kind.FILE).is_file() for kind in (vocabularies.SentencePieceVocabulary, vocabularies.TokenizerJsonVocabulary))
-    if not has_vocabulary:
+    if not vocabularies.files_in(place):
         raise config.ConfigError(
             f"{place} has no tokenizer.json; transformers makes it: AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
         )

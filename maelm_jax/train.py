@@ -66,7 +66,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         distributed.same_folder(args.workdir, "workdir")
     own = storage.here(args.workdir) / "vocabulary"  # of a run that goes on
     with distributed.first("vocabulary"):
-        vocabulary = vocabularies.load(own) if own.is_dir() else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+        vocabulary = vocabularies.load(own) if vocabularies.files_in(own) else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
     in_bucket = storage.in_bucket(experiment.corpus.rows_dir)

@@ -181,11 +181,17 @@ class TokenizerJsonVocabulary(Vocabulary):
         return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
 
 
+def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
+    """The vocabulary files of a directory; `load` reads the first."""
+    files = [pathlib.Path(directory) / kind.FILE for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)]
+    return [file for file in files if file.is_file()]
+
+
 def load(path: str | os.PathLike) -> Vocabulary:
     """Reads a SentencePiece model, a tokenizer.json, or a directory that `save` wrote. Raises ConfigError when it is neither."""
     path = pathlib.Path(path)
     if path.is_dir():
-        files = [path / kind.FILE for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary) if (path / kind.FILE).is_file()]
+        files = files_in(path)
         if not files:
             raise config.ConfigError(f"Vocabulary.file: {path} holds neither {SentencePieceVocabulary.FILE} nor {TokenizerJsonVocabulary.FILE}")
         path = files[0]

@@ -115,7 +115,7 @@ def test_writing_streams(tmp_path, vocabulary, format):
     assert size > 30e6
     tracemalloc.start()
     try:
-        export.write(tmp_path, format, params, experiment, vocabulary, None)
+        export.write(tmp_path, format, params, experiment.model, vocabulary, 64)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -129,13 +129,21 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     shapes = jax.eval_shape(maelm.create(model, vocabulary.size, vocabulary.special)[1], jax.random.key(0))
     params = {"encoder": jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes["encoder"])}
     head = lambda outputs: {"kernel": np.ones((32, outputs), np.float32), "bias": np.ones(outputs, np.float32)}  # noqa: E731
-    results = {"task": "rte", "labels": ["entailment", "not_entailment"], "main_metric": "accuracy", "score": 0.625, "init_from": "runs/tiny"}
+    results = {
+        "task": "rte",
+        "labels": ["entailment", "not_entailment"],
+        "main_metric": "accuracy",
+        "score": 0.625,
+        "max_length": 96,
+        "init_from": "runs/tiny",
+    }
 
     tuned = make_workdir(tmp_path / "rte", {}, params | {"classifier": {"dense": head(32), "out": head(2)}})
     (tuned / "results.json").write_text(json.dumps(results))
     assert run(tuned, tmp_path / "out") == 0
     content = json.loads((tmp_path / "out" / "config.json").read_text())
     assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "entailment", "1": "not_entailment"}
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 96
     card = (tmp_path / "out" / "README.md").read_text()
     assert "fine-tuned on | rte" in card and "accuracy 0.6250" in card and "AutoModelForSequenceClassification" in card
     with pytest.raises(config.ConfigError, match="fine-tuned run"):

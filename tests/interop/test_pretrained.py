@@ -58,8 +58,8 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     )
     with export.whole_folder(tmp_path / "second") as folder:
         model = dataclasses.replace(experiment.model, **source.settings)
-        again = dataclasses.replace(experiment, model=dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers))
-        export.write(folder, format, values, again, vocabulary, None)
+        model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
+        export.write(folder, format, values, model, vocabulary, experiment.corpus.sequence_length)
     files = sorted(path.name for path in (tmp_path / "second").iterdir())
     assert "README.md" not in files and len(files) >= 2
     for file in files:
