@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     print(report(plan, where), flush=True)
     if not args.no_largest and where.chip:
         largest, tried = largest_rows(plan, where, devices)
-        print(f"largest microbatch that fits: {largest or 'none'} rows a device (compiled: {', '.join(map(str, sorted(tried)))})")
+        print(f"largest microbatch that fits: {largest or 'none'} rows a device, in eights above 16 (compiled: {', '.join(map(str, sorted(tried)))})")
     return 0 if plan.fits is not False else 1
 
 
@@ -157,10 +157,11 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
     try:
         program = train_step.lower(state, batch).compile()
     except jax.errors.JaxRuntimeError as error:
-        used = re.search(r"Used ([\d.]+)([MG]) of", str(error))
+        used = re.search(r"(Used |HLO temporaries \()([\d.]+)([MGT])", str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or not used:
             raise
-        return dataclasses.replace(plan, needed=float(used[1]) * (GIB if used[2] == "G" else 2**20), fits=False)
+        needed = float(used[2]) * {"M": 2**20, "G": GIB, "T": 1024 * GIB}[used[3]]
+        return dataclasses.replace(plan, needed=needed + (0 if used[1] == "Used " else sum(memory.values())), fits=False)
     analysis, text = program.memory_analysis(), program.as_text()
     memory |= {
         "gradient (of one device's rows, whole)": whole_gradient,
@@ -239,12 +240,11 @@ def largest_rows(plan: Plan, where: Slice, devices: list) -> tuple[int, list[int
         needs[guess] = tried.needed
         if tried.fits:
             fitting.add(guess)
-        (low, less), (high, more) = sorted(needs.items())[:2] if len(needs) == 2 else (min(needs.items()), max(needs.items()))
-        slope = max((more - less) / max(high - low, 1), 1.0)
-        guess = int(low + (0.99 * limit - less) / slope)
-        guess -= guess % (8 if guess > 16 else 1)
-        refused = min(set(needs) - fitting, default=guess + 1)
-        guess = max(min(guess, refused - (8 if refused > 16 else 1)), 0)
+        (low, less), (high, more) = min(needs.items()), max(needs.items())
+        guess = int(low + (0.99 * limit - less) * (high - low) / max(more - less, 1.0))
+        if refused := set(needs) - fitting:
+            guess = min(guess, min(refused) - 1)
+        guess = max(guess - guess % (8 if guess > 16 else 1), 0)
         if fitting and guess <= max(fitting):
             break
     return max(fitting, default=0), list(needs)
