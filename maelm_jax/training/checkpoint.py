@@ -116,7 +116,7 @@ def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
 
 def pick_step(workdir: str, step: int | None = None) -> int:
     """`step`, or the newest of a workdir's checkpoints. Raises ConfigError when there is none, or not that one (naming those that there are)."""
-    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    directory = _directory(workdir)
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; has it been trained?")
     with ocp.CheckpointManager(directory) as manager:
@@ -130,7 +130,7 @@ def pick_step(workdir: str, step: int | None = None) -> int:
 
 def read_params(workdir: str, step: int) -> dict:
     """All parameters of a checkpoint, whatever their names and shapes, as numpy arrays. Raises ConfigError when it cannot be read."""
-    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    directory = _directory(workdir)
     with ocp.CheckpointManager(directory, item_handlers=ocp.PyTreeCheckpointHandler()) as manager:
         try:
             like = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), manager.item_metadata(step).tree["params"])}
