@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import re
 import typing
 
 import numpy as np
@@ -109,9 +110,9 @@ def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None
 def answer_range(question: Question) -> tuple[int, int] | None:
     """Characters of the first answer in the context; where it does not stand at its place, the nearest occurrence; None where there is none."""
     text, start = question.answers[0]
-    places = [index for index in range(len(question.context)) if question.context.startswith(text, index)] if text else []
-    if question.context[max(start, 0) :].startswith(text) and start >= 0 and text:
+    if text and start >= 0 and question.context.startswith(text, start):
         return start, start + len(text)
+    places = [found.start() for found in re.finditer(re.escape(text), question.context)] if text else []
     if not places:
         return None
     start = min(places, key=lambda place: abs(place - start))
