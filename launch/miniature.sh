@@ -5,9 +5,9 @@
 #   launch/miniature.sh '../shared/data/corpus/train-*.txt.xz' runs/miniature ../shared/data/glue --gin.TRAIN_STEPS=7500
 #
 # OUT/report/report.md is the report. Stopped at any moment, the same command goes on from there; what is finished is not run again.
-# PYTHON=... picks the interpreter, TASKS="rte mrpc" fewer tasks, VARIANTS the lines below to run (names separated by spaces; default: all).
+# From the environment: PYTHON, the interpreter; VARIANTS="mae-lm mlm" and TASKS="rte mrpc", fewer of them; TUNE, flags of maelm_jax.finetune.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 text=$1 out=$2 glue=
 shift 2
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi
@@ -43,7 +43,8 @@ if [ -n "$glue" ] && "$python" -c 'import maelm_jax.finetune' 2>/dev/null; then
     if [ -d "$glue/${folders[$task]}" ]; then there+="'$task',"; fi
   done
   echo "== fine-tuning on $there"
-  "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" --workdir="$out/glue" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($there)"
+  read -ra flags <<<"--gin_file=finetune/glue.gin --init_from=$runs --workdir=$out/glue ${TUNE:-}"
+  "$python" -m maelm_jax.finetune "${flags[@]}" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($there)"
   # One fine-tuned run of each variant and of one task: rank before and after.
   task=${there%%,*}
   for run in ${runs//,/ }; do

@@ -1,7 +1,10 @@
 """The command on workdirs with random weights, made on the spot: the report, what it refuses, runs that differ, fine-tuned runs."""
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -148,10 +151,17 @@ def test_bad_input(text, runs, tmp_path):
         ([f"--runs={runs['mae']}", "--tokens=350"], "too few for a rank: 20 for each of 16 dimensions, 320, are needed"),
         ([f"--runs={runs['mae']}", "--sets=0"], "--sets=0: must be above 0"),
         (["--runs=,"], "--runs=, names no workdir"),
-        ([f"--runs={runs['mae']}", "--gin.Model.layers=3"], "does not fit"),
         ([f"--runs={runs['mae']}", "--gin.Corpus.text_files=nowhere/*.txt"], "nowhere/*.txt"),
     ):
         with pytest.raises(config.ConfigError) as error:
             analyze.main([*flags, f"--workdir={tmp_path / 'out'}"])
         assert message in str(error.value) and "\n" not in str(error.value), flags
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_one_line_and_status_2(runs, tmp_path):
+    command = [sys.executable, "-m", "maelm_jax.analyze", f"--runs={runs['mae']}", "--gin.Model.layers=3", f"--workdir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=config.CONFIGS.parent, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 2, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: the checkpoint") and "does not fit this model" in last and "Traceback" not in done.stderr

@@ -36,7 +36,7 @@ def test_known_rank(rank):
 @pytest.mark.parametrize("tau", [0.5, 0.9, 0.99, 1.0])
 def test_effective_rank_is_that_of_a_plain_svd(tau):
     rng = np.random.default_rng(3)
-    states = rng.normal(size=(3000, WIDTH)) * 0.7 ** np.arange(WIDTH) + rng.normal(size=WIDTH) * 0.1
+    states = rng.normal(size=(3000, WIDTH)) * 0.85 ** np.arange(WIDTH) + rng.normal(size=WIDTH) * 0.1
     singular = np.linalg.svd(states, compute_uv=False) ** 2
     expected = next(k for k in range(1, WIDTH + 1) if singular[:k].sum() >= tau * singular.sum() * (1 - 1e-12))
     found = moments_of(states)
