@@ -138,14 +138,18 @@ class Model(Settings):
         self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
-        plain = (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
-        self.require(self.decoder_layers > 0 or plain, "decoder_layers is 0, yet decoder_width, _attention, _causal or _slots asks for a decoder")
+        self.require(self.decoder_layers > 0 or self.has_plain_decoder, "decoder_layers is 0, yet decoder_width, _attention, _causal or _slots asks for a decoder")
         attends = self.decoder_attention
         self.require(self.decoder_slots == "all" or "cross" in attends, "decoder_slots = 'masked' needs decoder_attention with 'cross'")
         self.require(not self.decoder_causal or "self" in attends, "decoder_causal needs decoder_attention with 'self'")
         size, head = self.decoder_width, self.width // self.heads
         fits = size is None or size > 0 and size % head == 0
         self.require(fits, f"decoder_width {size} is not a multiple of the encoder's head size {head}")
+
+    @property
+    def has_plain_decoder(self) -> bool:
+        """Whether the decoder (if there is one) is the paper's: as wide as the encoder, self-attention over every slot, both ways."""
+        return (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
 
     @property
     def decoder(self) -> "Model":

@@ -77,12 +77,12 @@ def main(argv: list[str]) -> int:
 
 def check_fits(format: str, model: config.Model, vocabulary):
     """Raises ConfigError, before anything is read, when the format cannot hold the model."""
-    from maelm_jax.interop import huggingface, reference
+    from maelm_jax.interop import huggingface, pytorch, reference
 
     if format == "huggingface":
         huggingface.home(model, vocabulary.special)
-    elif format == "reference":
-        reference.check(model)
+    else:
+        {"pytorch": pytorch, "reference": reference}[format].check(model)
 
 
 @contextlib.contextmanager

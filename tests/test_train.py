@@ -32,7 +32,7 @@ def command(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
         "TRAIN_STEPS": STEPS,
         "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": text / "rows",
         "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64,
-        "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20, "Run.eval_rows": 24,
+        "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20, "Run.eval_rows": 40,
         "Run.checkpoint_every": 5, "Run.rank_every": 30,
     }  # fmt: skip
     bindings = [f"--gin.{name}={value}" for name, value in settings.items()]

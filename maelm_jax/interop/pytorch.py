@@ -1,6 +1,5 @@
 """The whole model for plain PyTorch: a safetensors state dict beside the one module file that loads it (maelm_torch.py, written as maelm.py)."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -38,10 +37,18 @@ def give(params: dict[str, np.ndarray], model: config.Model, vocabulary_size: in
     return tables.give(params, _rows({name: getattr(model, name) for name in FIELDS}), vocabulary_size)
 
 
+def check(model: config.Model):
+    """Raises ConfigError for a decoder of the ablations, which maelm_torch.py does not have. Any other model of ours fits."""
+    if not model.has_plain_decoder:
+        raise config.ConfigError("maelm.py has only the paper's decoder, this run another one; --format=huggingface leaves the decoder out")
+
+
 def write(folder: pathlib.Path, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int, special: config.SpecialIds) -> int:
-    """Writes config.json, model.safetensors and maelm.py into `folder`; returns how many numbers. Any model of ours fits."""
+    """Writes config.json, model.safetensors and maelm.py into `folder`; returns how many numbers. Raises as `check` does."""
+    check(model)
     settings = {name: getattr(model, name) for name in FIELDS}
-    content = {"format": "maelm_jax", "model": settings, "vocabulary_size": vocabulary_size, "special_ids": dataclasses.asdict(special)}
+    ids = {name: getattr(special, name) for name in ("bos", "pad", "eos", "unk", "mask")}
+    content = {"format": "maelm_jax", "model": settings, "vocabulary_size": vocabulary_size, "special_ids": ids}
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     given = give(params, model, vocabulary_size)
     tables.write_safetensors(folder / "model.safetensors", given)

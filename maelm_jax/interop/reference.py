@@ -77,6 +77,8 @@ def check(model: config.Model):
         wrong.append("Model.relative_buckets is 't5', of which the reference knows nothing")
     if model.decoder_relative_bias:
         wrong.append("Model.decoder_relative_bias is on, and the reference's decoder has no such table")
+    if not model.has_plain_decoder:
+        wrong.append("the decoder is one of the ablations that the reference's code does not have")
     if model.layer_norm_eps != 1e-5:
         wrong.append(f"Model.layer_norm_eps is {model.layer_norm_eps}, the reference's 1e-5")
     if wrong:

@@ -95,23 +95,31 @@ def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
     directory = _directory(workdir)
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; is it a workdir of maelm_jax.train?")
-    with ocp.CheckpointManager(directory) as manager:
+    with ocp.CheckpointManager(directory, item_handlers=ocp.PyTreeCheckpointHandler()) as manager:
         step = manager.latest_step()
         if step is None:
             raise ConfigError(f"{directory} holds no checkpoint")
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like})
+        how = ocp.checkpoint_utils.construct_restore_args(target)
         try:
-            restored = manager.restore(
-                step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=ocp.checkpoint_utils.construct_restore_args(target))
-            )
+            _check_shapes(manager.item_metadata(step).tree["params"], like)  # before Orbax finds out, which prints a traceback for each array
+            return step, manager.restore(step, args=ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=how))["params"]
         except Exception as error:
             raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
-        # A partial restore hands back what it was given for what the checkpoint does not hold.
-        leaves = jax.tree_util.tree_leaves_with_path(restored["params"])
-        absent = ["/".join(key.key for key in keys) for keys, leaf in leaves if not isinstance(leaf, jax.Array)]
-        if absent:
-            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: it holds no {', '.join(absent[:3])}")
-        return step, restored["params"]
+
+
+def _check_shapes(saved: dict, like: dict):
+    """Raises ValueError that names what of `like` is missing in `saved`, or has another shape there."""
+    shapes = {keys: tuple(leaf.shape) for keys, leaf in jax.tree_util.tree_leaves_with_path(saved)}
+    wrong = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(like):
+        path = "/".join(str(key.key) for key in keys)
+        if keys not in shapes:
+            wrong.append(f"it holds no {path}")
+        elif shapes[keys] != leaf.shape:
+            wrong.append(f"{path} has shape {shapes[keys]} there, {leaf.shape} here")
+    if wrong:
+        raise ValueError("; ".join(wrong[:3]))
 
 
 def pick_step(workdir: str, step: int | None = None) -> int:

@@ -1,6 +1,7 @@
 """Heads, losses and runs in this process: 32 examples learned by heart, the schedule, what an answer can never be."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -54,9 +55,10 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     vocabulary = begin.vocabulary
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
     saved = maelm.create(config.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = model(pretrained, 2)[1]["encoder"]
     for _ in range(2):  # what is handed out is a copy each time
-        jax.tree.map(np.testing.assert_allclose, begin.encoder(fresh), saved)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.encoder(fresh), saved)
     jax.tree.map(np.testing.assert_array_equal, start.load(f"random:{pretrained}").encoder(fresh), fresh)
 
 

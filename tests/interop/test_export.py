@@ -1,10 +1,12 @@
 """The commands: what they refuse, that nothing half-written is left, memory, and embeddings. No PyTorch needed."""
 
+import dataclasses
 import json
 import pathlib
 import subprocess
 import sys
 import tracemalloc
+import types
 
 import jax
 import numpy as np
@@ -204,3 +206,14 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("format,message", [("pytorch", "only the paper's decoder"), ("reference", "one of the ablations")])
+def test_a_decoder_of_the_ablations_is_left_out_or_refused(format, message):
+    vocabulary = types.SimpleNamespace(special=config.SpecialIds.of_size(1000))
+    usual = config.Model(relative_buckets="t5" if format == "pytorch" else "reference")
+    export.check_fits(format, usual, vocabulary)
+    for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 512}):
+        with pytest.raises(config.ConfigError, match=message):
+            export.check_fits(format, dataclasses.replace(usual, **change), vocabulary)
+    export.check_fits("huggingface", config.Model(decoder_causal=True), vocabulary)
