@@ -7,7 +7,7 @@
 # OUT/report/report.md is the report. Stopped at any moment, the same command goes on from there; what is finished is not run again.
 # From the environment: PYTHON, the interpreter; VARIANTS="mae-lm mlm" and TASKS="rte mrpc", fewer of them; TUNE, flags of maelm_jax.finetune.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
 text=$1 out=$2 glue=
 shift 2
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi

@@ -132,7 +132,7 @@ def measure(run: Run, rows: np.ndarray, args) -> dict:
     from maelm_jax.analysis import moments, report
     from maelm_jax.model import maelm
 
-    experiment, special = run.experiment, run.vocabulary.special()
+    experiment, special = run.experiment, run.vocabulary.special
     graph = maelm.encoder_graph(experiment.model, run.vocabulary.size, special.pad)
     compiled = jax.jit(moments.measure(graph, experiment.masking, rows.shape[1], special))
     key = jax.random.key(args.seed)

@@ -3,13 +3,15 @@
 import argparse
 import collections.abc
 import errno
+import hashlib
 import os
 import pathlib
+import platform
 import sys
 import traceback
 import typing
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -22,6 +24,15 @@ def parser(description: str) -> argparse.ArgumentParser:
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     result.epilog = "Any setting of maelm_jax/config.py: --gin.NAME=VALUE, as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
     return result
+
+
+def add_process_flags(flags: argparse.ArgumentParser):
+    """The flags of a command that runs as several processes (maelm_jax/training/distributed.py)."""
+    group = flags.add_argument_group("several processes", "Slurm and Open MPI tell each its place; docs/SCALE.md")
+    group.add_argument("--coordinator", metavar="HOST:PORT", help='where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes')
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
+    group.add_argument("--peer_timeout", type=int, default=120, metavar="SECONDS", help="after which one that does not come or answer is given up")
 
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -49,9 +60,35 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
     return args, config.load(args.gin_file, bindings)
 
 
+def compilation_cache() -> pathlib.Path:
+    """Where compiled programs are kept, so that a step is compiled once and not at each start; JAX_COMPILATION_CACHE_DIR says otherwise.
+
+    One folder per kind of processor: a home directory may be shared by machines that do not know each other's instructions.
+    """
+    try:
+        instructions = next(line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        instructions = platform.processor()
+    digest = hashlib.sha256(f"{platform.machine()} {instructions}".encode()).hexdigest()[:8]
+    home = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    return home / "maelm_jax" / f"compiled-{digest}"
+
+
+def check_workdir(workdir: str, experiment: config.Experiment):
+    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
+    saved = storage.here(workdir) / "config.gin"
+    if saved.exists():
+        changed = config.differences(config.load([str(saved)]), experiment)
+        if changed:
+            raise config.ConfigError(
+                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
+            )
+
+
 def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
     """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
     argv = sys.argv[1:]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     try:
         sys.exit(main(argv) or 0)
     except (config.ConfigError, config.RunError) as error:

@@ -7,7 +7,7 @@ each dataclass once, and returns them as one `Experiment`; `render` writes an Ex
 import ast
 import dataclasses
 import difflib
-import importlib.util  # noqa: F401  gin uses it without importing it
+import importlib.util  # noqa: F401  (gin uses it for `include` and does not import it)
 import logging
 import pathlib
 import typing
@@ -121,6 +121,7 @@ class Model(Settings):
     init_std: float = 0.02
     dropout: float = 0.1  # encoder only: the decoder has none
     attention_dropout: float = 0.1  # encoder only
+    layer_norm_eps: float = 1e-5  # the reference's; other encoders that a run starts from have their own
     dtype: typing.Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     rematerialise: bool = False  # recompute each layer in the backward pass instead of keeping its activations
 
@@ -134,6 +135,7 @@ class Model(Settings):
         for name in ("dropout", "attention_dropout"):
             self.require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), got {getattr(self, name)}")
         self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
+        self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
         plain = (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
@@ -196,7 +198,7 @@ class Run(Settings):
     batch_size: int = 2048  # rows per optimiser step, over all devices and hosts
     accumulate: int = 1  # microbatches a step is computed in
     seed: int = 0
-    init_from: str | None = None  # a workdir whose newest parameters the run starts from
+    init_from: str | None = None  # what the run starts from: a workdir, an exported or a stock MPNet/RoBERTa folder, a reference .pt or .npz
     log_every: int = 100
     eval_every: int = 5_000
     eval_rows: int = 4096  # held-out rows per evaluation: the same rows with the same masks each time
@@ -212,9 +214,54 @@ class Run(Settings):
         self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
 
+@gin.configurable
+@dataclasses.dataclass(frozen=True)
+class Finetune(Settings):
+    """Fine-tuning on labelled tasks (reference.md section 2). Where a field takes a list, every combination is a cell of the grid.
+
+    The optimiser's other settings are `Optimizer`'s, cadence and seed `Run`'s; both are filled in for each cell.
+    """
+
+    tasks: str | tuple[str, ...] = ()  # of cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2
+    init_from: str | None = None  # where the encoder is from: --init_from
+    data_dir: str | None = None  # the folder of GLUE's folders or of SQuAD's files, or the one above; None reads TFDS
+    seeds: int | tuple[int, ...] = 1
+    batch_size: int | tuple[int, ...] = 32
+    learning_rate: float | tuple[float, ...] = 3e-5
+    epochs: int | tuple[int, ...] = 3
+    small_task_epochs: int | tuple[int, ...] = ()  # tried as well where there are fewer than 10,000 training examples
+    warmup: float | tuple[float, ...] = 0.06  # share of all steps
+    evaluations: int = 2  # an epoch
+    eval_batch_size: int = 64
+    max_length: int = 512  # tokens; never more than the encoder's positions
+    train_examples: int | None = None  # train on a sample of this size, the same for every seed; None: on all
+    question_length: int = 64  # SQuAD: tokens of a question; the rest is cut off
+    stride: int = 128  # SQuAD: tokens from the start of one window to the start of the next; at most half a window
+    answer_length: int = 30  # SQuAD: tokens of an answer at most
+    dev_share: float = 0.0  # SQuAD without a training file: share of the dev file's articles that are evaluated, the others train
+
+    def check(self):
+        for name in ("batch_size", "learning_rate", "epochs", "small_task_epochs", "warmup", "seeds", "tasks"):
+            values = self.listed(name)
+            self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
+            self.require(values or name in ("small_task_epochs", "tasks"), f"{name} must hold a value")
+            if name in ("batch_size", "learning_rate", "epochs", "small_task_epochs"):
+                self.require(all(value > 0 for value in values), f"{name} must be above 0, got {values}")
+        self.require(all(0 <= value < 1 for value in self.listed("warmup")), f"warmup must lie in [0, 1), got {self.warmup}")
+        for name in ("evaluations", "eval_batch_size", "stride", "answer_length"):
+            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        self.require(self.train_examples is None or self.train_examples > 0, f"train_examples must be above 0, got {self.train_examples}")
+        self.require(0 <= self.dev_share < 1, f"dev_share must lie in [0, 1), got {self.dev_share}")
+
+    def listed(self, name: str) -> tuple:
+        """A field as a tuple, whether it was given as one value or as a list."""
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,)
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run."""
+    """All settings of one run; `finetune` where it is a fine-tuned one."""
 
     vocabulary: Vocabulary
     corpus: Corpus
@@ -223,6 +270,7 @@ class Experiment:
     optimizer: Optimizer
     mesh: Mesh
     run: Run
+    finetune: Finetune | None = None
 
     def __post_init__(self):
         length, positions = self.corpus.sequence_length, self.model.max_positions
@@ -267,6 +315,8 @@ FREE_ON_RESUME = (
     "Corpus.processes",
     "Corpus.rows_dir",
     "Run.init_from",
+    "Finetune.data_dir",
+    "Finetune.eval_batch_size",
 )
 
 
@@ -312,6 +362,8 @@ def load(gin_files: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -
                 raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(gin_files)}{hint}")
             gin.parse_config(_binding(text), skip_unknown=False)
         sections = [section() for section in SECTIONS]
+        if any(selector.endswith(".Finetune") for _, selector in gin.config._CONFIG):
+            sections.append(Finetune())
         unused = _macros() - _used_macros()
     except ConfigError as error:
         raise ConfigError(str(error).split("\n")[0]) from None  # gin appends a line on where the constructor was called
@@ -338,6 +390,8 @@ def render(experiment: Experiment) -> str:
     blocks = []
     for field in dataclasses.fields(experiment):
         section = getattr(experiment, field.name)
+        if section is None:
+            continue
         name = type(section).__name__
         blocks.append("\n".join(f"{name}.{item.name} = {getattr(section, item.name)!r}" for item in dataclasses.fields(section)))
     return "\n\n".join(blocks) + "\n"
@@ -348,6 +402,9 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
     lines = []
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
+        if before is None or after is None:
+            lines += [f"{field.name}: {'there' if before else 'not there'} -> {'there' if after else 'not there'}"] * (before != after)
+            continue
         for item in dataclasses.fields(before):
             name = f"{type(before).__name__}.{item.name}"
             a, b = getattr(before, item.name), getattr(after, item.name)

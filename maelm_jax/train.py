@@ -9,33 +9,49 @@ The workdir holds all of it: config.gin, environment.txt, vocabulary/, metrics.j
 command started again goes on from the newest checkpoint. Exit status: 0 done, 143 saved on SIGTERM, 2 wrong input, 1 anything else.
 """
 
+import argparse
 import importlib.metadata
 import logging
+import os
 import pathlib
 import platform
 import subprocess
 import sys
 import time
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, storage
 
 
 def main(argv: list[str]) -> int:
     began = time.perf_counter()
     flags = cli.parser(__doc__)
     flags.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory and mesh, then stop; reads no data")
+    cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
-    check_workdir(args.workdir, experiment)
+    if storage.in_bucket(args.workdir):
+        storage.fetch_files(args.workdir, ("config.gin", "metrics.jsonl"))
+    experiment, source = starting_point(experiment, args.workdir)
+    cli.check_workdir(args.workdir, experiment)
 
+    from maelm_jax.training import distributed
+
+    with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
+        return train(args, experiment, source, began)
+
+
+def train(args: argparse.Namespace, experiment: config.Experiment, source, began: float) -> int:
+    """The run, on one process or as one of several, from `source` (a pretrained.Pretrained) or from scratch; the exit status."""
     import jax
     import numpy as np
 
+    from maelm_jax import pretrained
     from maelm_jax.analysis import watch
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
+    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, sharding, step
 
+    distributed.same_start(experiment, args.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
     if args.dry_run:
@@ -44,12 +60,26 @@ def main(argv: list[str]) -> int:
 
     # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
     from maelm_jax.data import batches, rows, sources
+    from maelm_jax.data import vocabulary as vocabularies
 
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
-    stores = rows.prepare(experiment.corpus, vocabulary)
-    describe_run(args.workdir, experiment, vocabulary)
+    if not storage.in_bucket(args.workdir):
+        distributed.same_folder(args.workdir, "workdir")
+    own = storage.here(args.workdir) / "vocabulary"  # of a run that goes on
+    with distributed.first("vocabulary"):
+        vocabulary = vocabularies.load(own) if vocabularies.files_in(own) else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    if source:
+        source.check_vocabulary(vocabulary)
+    in_bucket = storage.in_bucket(experiment.corpus.rows_dir)
+    if not in_bucket and not distributed.everywhere(rows.prepared(experiment.corpus, vocabulary)):  # copies on each host will do
+        distributed.same_folder(experiment.corpus.rows_dir, "row store")
+    stores = rows.prepare(experiment.corpus, vocabulary, jax.process_index(), jax.process_count())
+    distributed.same(
+        "row store", {f"{source} ({split})": str(store.statistics) for source, splits in stores.items() for split, store in splits.items()}
+    )
+    if not jax.process_index():
+        describe_run(storage.here(args.workdir), experiment, vocabulary)
 
-    special = vocabulary.special()
+    special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     loss_fn = step.pretraining_loss(experiment, graph, special)
@@ -62,24 +92,28 @@ def main(argv: list[str]) -> int:
     if resumed is not None:
         state = resumed[1]
         print(f"resuming {args.workdir} at step {resumed[0]}")
-    elif experiment.run.init_from:
-        start, params = checkpoint.restore_params(experiment.run.init_from, state.params)
+    elif source:
+        params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state = state._replace(params=params)
-        print(f"starting from the parameters of {experiment.run.init_from}, step {start}")
+        listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
+        print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
 
     rates = sources.rates(experiment.corpus)
-    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed)
+    places = sharding.local_places(experiment.run.batch_size, mesh)
+    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
     eval_size = experiment.run.batch_size // experiment.run.accumulate
     ranks = watch.Watch(experiment, vocabulary.size, special, heldout, mesh)
     padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
     heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
+    eval_places = sharding.local_places(eval_size, mesh)
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
-    def evaluate(params) -> dict[str, float]:
-        sums = [eval_step(params, sharding.place(part, mesh), np.uint32(i * eval_size)) for i, part in enumerate(heldout)]
+    def evaluate(state) -> tuple[step.State, dict[str, float]]:
+        parts = [sharding.place(part[eval_places], mesh, eval_size) for part in heldout]
+        sums = [eval_step(state.params, part, np.uint32(i * eval_size)) for i, part in enumerate(parts)]
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
-        return {"eval_loss": loss / count, "eval_accuracy": correct / count, "unigram": unigram}
+        return state, {"eval_loss": loss / count, "eval_accuracy": correct / count, "unigram": unigram}
 
     unigram = unigram_cross_entropy(experiment, stores, rates, heldout, vocabulary.size, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)
@@ -96,7 +130,7 @@ def main(argv: list[str]) -> int:
     job = loop.Job(
         run=experiment.run,
         train_step=step.make_train_step(loss_fn, updates, state, seed, experiment.run.accumulate, mesh),
-        batch=lambda number: sharding.place(train.batch(number), mesh),
+        batch=lambda number: sharding.place(train.batch(number), mesh, experiment.run.batch_size),
         evaluate=evaluate,
         learning_rate=optimizer.schedule(experiment.optimizer, experiment.run.train_steps),
         tokens_per_step=tokens,
@@ -113,10 +147,13 @@ def main(argv: list[str]) -> int:
     if status == loop.STOPPED:
         print(f"stopped by SIGTERM at step {int(state.step)}; the same command goes on from there")
         return status
+    if jax.process_index():
+        return 0
     took = time.perf_counter() - began
     print(ranks.cost(took))
     last = [line for line in metrics.read(args.workdir) if "eval_loss" in line][-1]
     picture = metrics.plot(args.workdir, unigram)
+    storage.send(args.workdir)
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, {unigram - last['eval_loss']:.2f} below the unigram cross-entropy "
         f"{unigram:.4f}; accuracy {last['eval_accuracy']:.3f}; {took:.0f} s in all\nloss curve: {picture}"
@@ -124,24 +161,26 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def check_workdir(workdir: str, experiment: config.Experiment):
-    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
-    saved = pathlib.Path(workdir) / "config.gin"
-    if saved.exists():
-        changed = config.differences(config.load([str(saved)]), experiment)
-        if changed:
-            raise config.ConfigError(
-                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
-            )
+def starting_point(experiment: config.Experiment, workdir: str):
+    """(settings with those of Run.init_from taken over, what it names or None). A run that has a checkpoint does not need its source any more."""
+    path = experiment.run.init_from
+    if not path or (not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*"))):
+        return experiment, None
+    from maelm_jax import pretrained
+
+    source = pretrained.find(path)
+    experiment, said = pretrained.adopt(experiment, source)
+    if said:
+        print(f"taken over from {path}: {'; '.join(said)}")
+    return experiment, source
 
 
-def describe_run(workdir: str, experiment: config.Experiment, vocabulary):
+def describe_run(folder: pathlib.Path, experiment: config.Experiment, vocabulary):
     """Writes config.gin, environment.txt and vocabulary/ into the workdir."""
     import jax
 
-    folder = pathlib.Path(workdir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.gin").write_text(config.render(experiment))
+    storage.write(folder / "config.gin", config.render(experiment))
     here = pathlib.Path(__file__).parent
     commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())
@@ -198,23 +237,11 @@ def unigram_cross_entropy(
 def dry_run(experiment: config.Experiment, mesh):
     """Prints the parameter table, FLOPs by term, memory by kind and the mesh; compiles the real step, allocates nothing."""
     import jax
-    import jax.numpy as jnp
 
-    from maelm_jax.model import maelm, masking
-    from maelm_jax.training import metrics, optimizer, sharding, step
+    from maelm_jax.model import masking
+    from maelm_jax.training import metrics, sharding, step
 
-    size = experiment.vocabulary.size
-    special = config.SpecialIds.of_size(size)
-    graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
-
-    def fresh(key):
-        params = init(key)
-        return step.State(jnp.zeros((), jnp.int32), params, updates.init(params))
-
-    shapes = jax.eval_shape(fresh, jax.random.key(0))
-    shardings = sharding.tree(shapes, mesh)
-    state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    train_step, state, batch = step.abstract(experiment, mesh)
     print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state.params):
         path = sharding.path_of(keys)
@@ -228,15 +255,12 @@ def dry_run(experiment: config.Experiment, mesh):
         f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
-    terms = metrics.flops_terms(experiment, size)
+    terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
     for name, value in terms.items():
         print(f"{name:<20}{value:>12.4g} FLOPs a step {value / sum(terms.values()):>8.1%}")
     print(f"{'all':<20}{sum(terms.values()):>12.4g} FLOPs a step, {sum(terms.values()) * run.train_steps:.4g} in {run.train_steps:,} steps\n")
 
-    loss_fn = step.pretraining_loss(experiment, graph, special)
-    train_step = step.make_train_step(loss_fn, updates, state, run.seed, run.accumulate, mesh)
-    compiled = train_step.lower(state, jax.ShapeDtypeStruct((run.batch_size, length), jnp.int32)).compile()
-    memory = compiled.memory_analysis()
+    memory = train_step.lower(state, batch).compile().memory_analysis()
     gib = lambda n: f"{n / 2**30:>9.3f} GiB"  # noqa: E731
     print(f"parameters          {gib(4 * count)} in all")
     print(f"Adam's moments      {gib(8 * count)} in all")

@@ -5,6 +5,8 @@ import pathlib
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))  # the commands are started many times
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from jaxtyping import install_import_hook  # noqa: E402
@@ -17,7 +19,6 @@ import pytest  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -28,3 +29,11 @@ def corpus_file() -> pathlib.Path:
     if not path.exists():
         pytest.skip("the corpus in ../shared/data is not here")
     return path
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of glue/ and squad/; tests that need it skip where it is absent."""
+    if not (SHARED / "glue").is_dir():
+        pytest.skip("the labelled data in ../shared/data is not here")
+    return SHARED

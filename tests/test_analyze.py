@@ -51,7 +51,7 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder",
     path.mkdir(parents=True)
     (path / "config.gin").write_text(config.render(experiment))
     vocabulary.save(path / "vocabulary")
-    _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special())
+    _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     params = random_parameters(jax.eval_shape(init, jax.random.key(0)), seed)
     store = checkpoint.Checkpoints(str(path))
     store.save(7, {"step": jnp.asarray(7), "params": {room: params[room] for room in keep if room in params}})

@@ -29,7 +29,8 @@ class Watch:
         self._key = jax.random.key(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
         graph = maelm.encoder_graph(experiment.model, vocabulary_size, special.pad)
-        self._measure = jax.jit(moments.measure(graph, experiment.masking, length, special, layers))
+        everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        self._measure = jax.jit(moments.measure(graph, experiment.masking, length, special, layers), out_shardings=everywhere)
         self._seconds: list[float] = []  # of each measurement; the first one compiles
 
     def __call__(self, params: dict) -> dict[str, int]:
@@ -38,7 +39,8 @@ class Watch:
         A rank is left out when there are fewer held-out tokens than 20 for each dimension.
         """
         began = time.perf_counter()
-        place = lambda rows: sharding.place(rows, self._mesh)  # noqa: E731
+        mine = sharding.local_places(self._size, self._mesh)
+        place = lambda rows: sharding.place(rows[mine], self._mesh, self._size)  # noqa: E731
         found = moments.accumulate(self._measure, params["encoder"], self._rows, 0, self._key, self._pad, size=self._size, place=place)
         names = {"plain": "rank_plain", "real": "rank_real"}
         result = {

@@ -2,7 +2,7 @@
 
 Example i of step s is number g = s * batch_size + i of the whole run. A fixed schedule of PERIOD slots says which task example g is drawn from and
 how many of that task's examples came before; that count says the epoch and the place in it, and a keyed permutation of the row numbers, new each
-epoch, says the row. Each host works out its own slice of the batch, so any number of hosts sees the same global batch.
+epoch, says the row. Each host reads only the places of the batch that its own devices hold, so any number of hosts sees the same global batch.
 """
 
 import typing
@@ -58,15 +58,16 @@ def schedule(rates: typing.Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 class Batches:
-    """Training batches of prepared rows. `stores` is {source: Rows}, `rates` {source: rate}; `batch_size` counts the rows of all hosts."""
+    """Training batches of prepared rows. `stores` is {source: Rows}, `rates` {source: rate}; `batch_size` counts the rows of all hosts.
 
-    def __init__(self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int, seed: int, host: int = 0, hosts: int = 1):
-        if batch_size % hosts:
-            below = batch_size - batch_size % hosts
-            raise config.ConfigError(f"Run.batch_size {batch_size} is not divisible by {hosts} hosts: set it to {below or hosts} or {below + hosts}")
+    `places` (int [n], of range(batch_size)) are the places of a batch that this host reads; None: all.
+    """
+
+    def __init__(self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int, seed: int, places: np.ndarray | None = None):
         self.stores = [stores[source] for source in rates]
         self.tasks, self.ranks, self.slots = schedule(list(rates.values()))
-        self.batch_size, self.seed, self.host, self.hosts = batch_size, seed, host, hosts
+        self.batch_size, self.seed = batch_size, seed
+        self.places = np.arange(batch_size) if places is None else np.asarray(places, np.int64)
         self.length = self.stores[0].length
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -83,10 +84,9 @@ class Batches:
         return task, epoch, number
 
     def batch(self, step: int) -> np.ndarray:
-        """This host's rows of a step, int32 [batch_size / hosts, length]: a contiguous slice of the global batch."""
-        size = self.batch_size // self.hosts
-        task, _, number = self.locate(step * self.batch_size + self.host * size + np.arange(size, dtype=np.int64))
-        result = np.empty((size, self.length), np.int32)
+        """This host's rows of a step, int32 [len(places), length]."""
+        task, _, number = self.locate(step * self.batch_size + self.places)
+        result = np.empty((len(self.places), self.length), np.int32)
         for index, store in enumerate(self.stores):
             here = task == index
             result[here] = store[number[here]]

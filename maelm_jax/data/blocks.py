@@ -17,6 +17,7 @@ import typing
 import numpy as np
 import tqdm
 
+from maelm_jax import storage
 from maelm_jax.data import packing, sources
 from maelm_jax.data import vocabulary as vocabularies
 
@@ -139,7 +140,7 @@ def _blocks(job: Job) -> typing.Iterator[Job]:
         number += 1
     mark = mark_path(job.folder, job.number)
     if not mark.is_file():  # of hosts that share a shard the first one counts; later the folder may be gone, the rows being joined
-        replace(mark, json.dumps({"blocks": number}).encode())
+        storage.write(mark, json.dumps({"blocks": number}))
 
 
 def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
@@ -153,10 +154,8 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
         arrays[split] = rows.astype(dtype(vocabulary))
         values = (len(documents), sum(len(text.encode()) for text in documents), len(rows), segments, int((rows != vocabulary.pad).sum()))
         counts[split] = dict(zip(COUNTS, values, strict=True))
-    path = block_path(job.folder, job.number, job.block)
-    with open(_temporary(path), "wb") as file:
+    with storage.whole(block_path(job.folder, job.number, job.block)) as file:
         np.savez(file, counts=json.dumps(counts), **arrays)
-    os.replace(_temporary(path), path)
     return {key: sum(counts[split][key] for split in SPLITS) for key in ("bytes", "tokens")}
 
 
@@ -164,12 +163,3 @@ def dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
     """What ids are stored as."""
     return np.dtype(np.uint16 if vocabulary.size <= 65536 else np.uint32)
 
-
-def replace(path: pathlib.Path, content: bytes):
-    """Writes a file so that it is there whole or not at all."""
-    _temporary(path).write_bytes(content)
-    os.replace(_temporary(path), path)
-
-
-def _temporary(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp")

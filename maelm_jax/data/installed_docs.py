@@ -17,11 +17,10 @@ import pathlib
 import platform
 import re
 import sysconfig
-import threading
 import typing
 import warnings
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data import sources
 
 VERSION = 1  # of the rules below: part of the cache's key
@@ -69,12 +68,10 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
     """
     path = pathlib.Path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         documents = extract(modules(), corpus.processes or len(os.sched_getaffinity(0)))
         content = ("\n\n".join(documents) + "\n").encode()
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write(path, content)
         digest = hashlib.sha256(content).hexdigest()
         log.info("installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s", len(documents), len(content) / 1e6, digest, path)
     return path

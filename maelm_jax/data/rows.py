@@ -13,18 +13,20 @@ import pathlib
 import re
 import shutil
 import time
+import typing
 
 import numpy as np
 import tensorstore
 
-from maelm_jax import config
-from maelm_jax.data import blocks, sources
+from maelm_jax import config, storage
+from maelm_jax.data import blocks, packing, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 VERSION = 1  # of what is written: part of every key
 CHUNK_ROWS = 16  # the least that is read from disk at a time
 SHARD_ROWS = 4096  # rows in one file of the store
 POLL_SECONDS = 2.0  # between looks at what other hosts have done
+SILENCE_SECONDS = 1800  # after which a host that waits for the others gives up; a block takes seconds, joining a large store minutes
 log = logging.getLogger(__name__)
 
 
@@ -63,9 +65,7 @@ def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: in
     the number of hosts and processes. Raises ConfigError for a source that cannot be read, or that has too little text for one row.
     """
     result = {}
-    for source in sources.rates(corpus):
-        request = json.dumps([VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction])
-        path = _find(corpus, _slug(source), request, [source], "store.json")
+    for source, path in _stores(corpus, vocabulary).items():
         if not (path / "store.json").is_file():
             _make(path, source, corpus, vocabulary, host, hosts)
         result[source] = {split: Rows.open(path, split) for split in blocks.SPLITS}
@@ -74,21 +74,40 @@ def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: in
     return result
 
 
+def prepared(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> bool:
+    """Whether the rows of every source are there already."""
+    return all((path / "store.json").is_file() for path in _stores(corpus, vocabulary).values())
+
+
+def _stores(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> dict[str, pathlib.Path]:
+    """The folder of each source's rows, there or not."""
+    result = {}
+    for source in sources.rates(corpus):
+        request = json.dumps([VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction])
+        result[source] = _find(corpus, _slug(source), request, [source], "store.json")
+    return result
+
+
 def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
-    """The vocabulary of `settings.file`, or one trained on the corpus (its sources by their rates) and kept under `corpus.rows_dir`."""
+    """The vocabulary of `settings.file`, or one trained on the corpus (its sources by their rates, no held-out document), kept under `rows_dir`."""
     if settings.file:
         return vocabularies.load(settings.file)
     rates = sources.rates(corpus)
-    request = json.dumps([VERSION, vocabularies.describe(settings), sorted(rates.items()), corpus.json_field])
+    request = json.dumps([VERSION, vocabularies.describe(settings), sorted(rates.items()), corpus.json_field, corpus.heldout_fraction])
     name = vocabularies.SentencePieceVocabulary.FILE
     path = _find(corpus, "vocabulary", request, list(rates), name)
     if not (path / name).is_file():
+        _not_in_bucket(corpus, "vocabulary")
         started = time.monotonic()
-        sampled = (vocabularies.sample(sources.documents(source, corpus), settings.sample_megabytes * rate) for source, rate in rates.items())
+        sampled = (vocabularies.sample(_training_text(source, corpus), settings.sample_megabytes * rate) for source, rate in rates.items())
         trained = vocabularies.train((text for texts in sampled for text in texts), settings)
         trained.save(path)
         log.info("vocabulary of %d ids trained in %.0f s, kept in %s", trained.size, time.monotonic() - started, path)
     return vocabularies.load(path)
+
+
+def _training_text(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
+    return (text for text in sources.documents(source, corpus) if not packing.is_heldout(text, corpus.heldout_fraction))
 
 
 def _slug(source: str) -> str:
@@ -98,19 +117,28 @@ def _slug(source: str) -> str:
 def _find(corpus: config.Corpus, slug: str, request: str, names: list[str], manifest: str) -> pathlib.Path:
     """The folder of what was asked for. Where a source is not (wholly) on this machine: the newest whole folder of the same request, if any."""
     prefix = f"{slug}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
+    folder = storage.here(corpus.rows_dir)
+    if storage.in_bucket(corpus.rows_dir):  # rows are read at random, which a bucket is slow at: the whole store is copied, once
+        storage.fetch_folders(corpus.rows_dir, f"{prefix}-*", manifest)
     try:
         content = "".join(sources.identity(name, corpus) for name in names)
     except sources.Unavailable as error:
-        whole = [path.parent for path in pathlib.Path(corpus.rows_dir).glob(f"{prefix}-*/{manifest}")]
+        whole = [path.parent for path in folder.glob(f"{prefix}-*/{manifest}")]
         if whole:
             newest = max(whole, key=lambda path: (path / manifest).stat().st_mtime)
             log.warning("%s; taking what was prepared before: %s", error, newest)
             return newest
         content = "".join(sources.identity(name, corpus, partial=True) for name in names)
-    return pathlib.Path(corpus.rows_dir) / f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return folder / f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+
+
+def _not_in_bucket(corpus: config.Corpus, what: str):
+    if storage.in_bucket(corpus.rows_dir):
+        raise config.ConfigError(f"{corpus.rows_dir} holds no {what} for these settings; launch/prepare_data.sh makes it and copies it there")
 
 
 def _make(path: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: int, hosts: int):
+    _not_in_bucket(corpus, f"whole store of the rows of {source}")
     started = time.monotonic()
     folder = path.with_name(path.name + ".parts")
     shards = sources.shards(source, corpus)
@@ -119,15 +147,18 @@ def _make(path: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vo
     except FileNotFoundError:  # host 0 had every block, joined them and cleared the folder while this host was still counting
         if not (path / "store.json").is_file():
             raise
-    said = False
+    seen, since = None, time.monotonic()
     while not (path / "store.json").is_file():
         if host == 0 and not any(blocks.missing(folder, number) for number in range(len(shards))):
             _join(path, blocks.finished(folder, len(shards)), source, vocabulary, corpus.sequence_length)
             shutil.rmtree(folder, ignore_errors=True)
             break
-        if not said:
+        if seen is None:
             log.warning("%s: waiting for the other hosts' share of %s", source, folder)
-            said = True
+        if (files := len(list(folder.glob("*")))) != seen:
+            seen, since = files, time.monotonic()
+        elif time.monotonic() - since > SILENCE_SECONDS and not (path / "store.json").is_file():
+            raise config.RunError(f"{folder}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; start prepare again where it ended")
         time.sleep(POLL_SECONDS)
     total = json.loads((path / "store.json").read_text())["splits"]
     size = sum(total[split]["bytes"] for split in blocks.SPLITS) / 1e6
@@ -158,7 +189,7 @@ def _join(path: pathlib.Path, files: list[pathlib.Path], source: str, vocabulary
         if len(rest):
             array[start : start + len(rest)].write(rest).result()
         manifest["splits"][split] = _statistics(total, length)
-    blocks.replace(path / "store.json", json.dumps(manifest, indent=1).encode())
+    storage.write(path / "store.json", json.dumps(manifest, indent=1))
 
 
 def _statistics(total: dict[str, int], length: int) -> dict[str, float]:

@@ -12,11 +12,10 @@ import json
 import lzma
 import os
 import pathlib
-import threading
 import typing
 import zlib
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 SUFFIXES = (".txt", ".jsonl")
 PACKINGS = ("", ".gz", ".xz")
@@ -91,7 +90,7 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
 
                 parts = tasks.members(source, corpus)
                 record.parent.mkdir(parents=True, exist_ok=True)
-                _write(record, json.dumps(parts))
+                storage.write(record, json.dumps(parts))
             except Unavailable:
                 if not record.is_file():
                     raise
@@ -128,14 +127,8 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
             parts.append(f"{os.path.basename(path)} {hashes[key]}")
         if len(hashes) > before:
             known.parent.mkdir(parents=True, exist_ok=True)
-            _write(known, json.dumps(hashes, indent=0))
+            storage.write(known, json.dumps(hashes, indent=0))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _write(path: pathlib.Path, text: str):
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _files(source: str) -> list[str]:
@@ -149,7 +142,7 @@ def _files(source: str) -> list[str]:
     return paths
 
 
-def _lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
+def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
     """(byte offset in the unpacked text, line without its end) of a file. Raises ConfigError: empty, or corrupt gzip/xz."""
     opener = gzip.open if path.endswith(".gz") else lzma.open if path.endswith(".xz") else open
     offset = 0
@@ -167,7 +160,7 @@ def _lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
         raise config.ConfigError(f"{path}: the file is empty; remove it or leave it out of the glob")
 
 
-def _decode(data: bytes, path: str, offset: int) -> str:
+def decode(data: bytes, path: str, offset: int) -> str:
     try:
         return data.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -177,8 +170,8 @@ def _decode(data: bytes, path: str, offset: int) -> str:
 
 def _blank_line_documents(path: str) -> typing.Iterator[str]:
     paragraphs: list[str] = []
-    for offset, line in _lines(path):
-        text = _decode(line, path, offset).strip()
+    for offset, line in lines(path):
+        text = decode(line, path, offset).strip()
         if text:
             paragraphs.append(text)
         elif paragraphs:
@@ -189,8 +182,8 @@ def _blank_line_documents(path: str) -> typing.Iterator[str]:
 
 
 def _json_records(path: str, field: str) -> typing.Iterator[str]:
-    for number, (offset, line) in enumerate(_lines(path), start=1):
-        text = _decode(line, path, offset)
+    for number, (offset, line) in enumerate(lines(path), start=1):
+        text = decode(line, path, offset)
         if not text.strip():
             continue
         try:

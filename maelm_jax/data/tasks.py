@@ -171,6 +171,14 @@ def _tfds_source(source: str, corpus: config.Corpus):
     return _seqio().TfdsDataSource(f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True)
 
 
+def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None:
+    """All records of one split of a TFDS dataset as NumPy values, in the order they are stored; None when it has no such split."""
+    builder = _builder(source, corpus)
+    if split not in builder.info.splits:
+        return None
+    return list(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator())
+
+
 def shard_count(source: str, corpus: config.Corpus) -> int:
     """How many parts the source can be read in: its files."""
     if source.startswith("tfds:"):

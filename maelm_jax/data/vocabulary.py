@@ -5,6 +5,7 @@ Special ids never come out of text: a literal `<mask>` or `<s>` in a text is enc
 """
 
 import abc
+import functools
 import hashlib
 import heapq
 import io
@@ -12,13 +13,12 @@ import json
 import os
 import pathlib
 import re
-import threading
 import typing
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from maelm_jax import config
+from maelm_jax import config, storage
 
 NAMES = {"bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"), "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]")}
 ASCII = "".join(chr(code) for code in range(33, 127))  # always among the pieces, however rare in the corpus
@@ -58,6 +58,7 @@ class Vocabulary(abc.ABC):
     def special_ids(self) -> tuple[int, ...]:
         return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
 
+    @functools.cached_property
     def special(self) -> config.SpecialIds:
         """What model and masks must know of this vocabulary."""
         return config.SpecialIds(self.bos, self.pad, self.eos, self.unk, self.mask, _continue_words(self.pieces()))
@@ -74,6 +75,10 @@ class Vocabulary(abc.ABC):
         return self.encode_batch([text])[0]
 
     @abc.abstractmethod
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text, and for each the half-open range of the text's characters that it stands for (white space before it may be in it)."""
+
+    @abc.abstractmethod
     def decode(self, ids: typing.Iterable[int]) -> str:
         """The text of `ids`; `<s>`, `<pad>`, `</s>` and `<mask>` give nothing."""
 
@@ -85,9 +90,7 @@ class Vocabulary(abc.ABC):
         """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""
         path = pathlib.Path(directory) / self.FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
-        temporary.write_bytes(self.content)
-        os.replace(temporary, path)
+        storage.write(path, self.content)
         return path
 
     def seqio_vocabulary(self):
@@ -127,6 +130,10 @@ class SentencePieceVocabulary(Vocabulary):
     def encode_batch(self, texts):
         return self.model.encode(texts, out_type=int, num_threads=1)
 
+    def encode_with_offsets(self, text):
+        found = self.model.encode(text, return_type="offset_mapping")
+        return found["ids"], found["offsets"]
+
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode([int(i) for i in ids if int(i) not in silent])
@@ -162,6 +169,10 @@ class TokenizerJsonVocabulary(Vocabulary):
     def encode_batch(self, texts):
         return [encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
 
+    def encode_with_offsets(self, text):
+        found = self.model.encode(text, add_special_tokens=False)
+        return found.ids, found.offsets
+
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode([int(i) for i in ids if int(i) not in silent], skip_special_tokens=False)
@@ -170,11 +181,17 @@ class TokenizerJsonVocabulary(Vocabulary):
         return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
 
 
+def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
+    """The vocabulary files of a directory; `load` reads the first."""
+    files = [pathlib.Path(directory) / kind.FILE for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)]
+    return [file for file in files if file.is_file()]
+
+
 def load(path: str | os.PathLike) -> Vocabulary:
     """Reads a SentencePiece model, a tokenizer.json, or a directory that `save` wrote. Raises ConfigError when it is neither."""
     path = pathlib.Path(path)
     if path.is_dir():
-        files = [path / kind.FILE for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary) if (path / kind.FILE).is_file()]
+        files = files_in(path)
         if not files:
             raise config.ConfigError(f"Vocabulary.file: {path} holds neither {SentencePieceVocabulary.FILE} nor {TokenizerJsonVocabulary.FILE}")
         path = files[0]

@@ -3,83 +3,150 @@
 The table below is the whole mapping; every tensor on either side must be accounted for.
 """
 
+import json
+import os
+import typing
+
 import numpy as np
 
-from maelm_jax.config import ConfigError
+from maelm_jax import config
+from maelm_jax.interop import tensors as tables
+from maelm_jax.interop import torch_file
+from maelm_jax.interop.tensors import Row
 
 _LAYER = {
-    "self_attn.q_proj": "query",
-    "self_attn.k_proj": "key",
-    "self_attn.v_proj": "value",
-    "self_attn.out_proj": "out",
-    "self_attn_layer_norm": "attention_norm",
-    "fc1": "up",
-    "fc2": "down",
-    "final_layer_norm": "output_norm",
-}
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "out": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm", "up": "fc1", "down": "fc2", "output_norm": "final_layer_norm",
+}  # fmt: skip
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
+TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
+# The reference's names of our settings, in the Namespace `args` of its checkpoints.
+_ARGUMENTS = {
+    "layers": "encoder_layers", "width": "encoder_embed_dim", "heads": "encoder_attention_heads", "feed_forward": "encoder_ffn_embed_dim",
+    "max_positions": "max_positions", "num_buckets": "rel_pos_bins", "max_distance": "max_rel_pos", "dropout": "dropout",
+    "attention_dropout": "attention_dropout", "decoder_layers": "gen_decoder_layers",
+}  # fmt: skip
 
 
-def _names(layers: int, decoder_layers: int, relative: bool):
-    """(reference name, our path, layer or None, transposed) of every tensor of a model."""
-    yield _ENCODER + "embed_tokens.weight", "encoder/token_embedding", None, False
+def _rows(layers: int, decoder_layers: int, relative: bool) -> list[Row]:
+    rows = [Row(TOKENS, "encoder/token_embedding")]
     for prefix, room, depth in ((_ENCODER, "encoder", layers), (_DECODER, "decoder", decoder_layers)):
-        if not depth:
-            continue
-        yield prefix + "embed_positions.weight", f"{room}/position_embedding", None, False
-        yield prefix + "emb_layer_norm.weight", f"{room}/norm/scale", None, False
-        yield prefix + "emb_layer_norm.bias", f"{room}/norm/bias", None, False
-        for layer in range(depth):
-            for theirs, ours in _LAYER.items():
-                weight = "scale" if ours.endswith("norm") else "kernel"
-                yield f"{prefix}layers.{layer}.{theirs}.weight", f"{room}/blocks/{ours}/{weight}", layer, weight == "kernel"
-                yield f"{prefix}layers.{layer}.{theirs}.bias", f"{room}/blocks/{ours}/bias", layer, False
+        if depth:
+            rows.append(Row(prefix + "embed_positions.weight", f"{room}/position_embedding"))
+            rows += tables.norm(prefix + "emb_layer_norm", f"{room}/norm") + tables.blocks(f"{prefix}layers.", room, depth, _LAYER)
     if relative:
-        yield _ENCODER + "relative_attention_bias.weight", "encoder/relative_bias/table", None, False
-    head = "gen_decoder.lm_head." if decoder_layers else "encoder.lm_head."
-    yield head + "dense.weight", "head/dense/kernel", None, True
-    yield head + "dense.bias", "head/dense/bias", None, False
-    yield head + "layer_norm.weight", "head/norm/scale", None, False
-    yield head + "layer_norm.bias", "head/norm/bias", None, False
-    yield head + "bias", "head/bias", None, False
+        rows.append(Row(BUCKETS, "encoder/relative_bias/table"))
+    head = _head(decoder_layers)
+    return [*rows, *tables.linear(head + "dense", "head/dense"), *tables.norm(head + "layer_norm", "head/norm"), Row(head + "bias", "head/bias")]
 
 
-def from_reference(tensors: dict[str, np.ndarray], ours: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Our parameters, as {path: array}, with the values of `tensors` ({reference name: array}).
+def _head(decoder_layers: int) -> str:
+    return "gen_decoder.lm_head." if decoder_layers else "encoder.lm_head."
+
+
+def _tied(decoder_layers: int) -> dict[str, str]:
+    """{name: name of what it is a copy of}."""
+    copies = [_head(decoder_layers) + "weight"] + ([_DECODER + "embed_tokens.weight"] if decoder_layers else [])
+    return {name: TOKENS for name in copies}
+
+
+def from_reference(theirs: tables.Tensors, ours: dict[str, np.ndarray], where: str = "the reference's tensors") -> dict[str, np.ndarray]:
+    """Our parameters, as {path: array}, with the values of `theirs` ({reference name: array}).
 
     `ours` ({path: array}) gives the shapes; rows that pad the token table and the head's bias keep its values. Raises ConfigError
     that lists every tensor that is missing, left over, or of another shape.
     """
-    result = {path: np.array(value) for path, value in ours.items()}
-    left, wrong = set(tensors), []
-    layers = result["encoder/blocks/query/kernel"].shape[0]
-    decoder_layers = result["decoder/blocks/query/kernel"].shape[0] if "decoder/blocks/query/kernel" in result else 0
-    for name, path, layer, transposed in _names(layers, decoder_layers, "encoder/relative_bias/table" in result):
-        if name not in tensors:
-            wrong.append(f"{name} is missing")
-            continue
-        left.discard(name)
-        value = tensors[name].T if transposed else tensors[name]
-        slot = result[path] if layer is None else result[path][layer]
-        padded = path in ("encoder/token_embedding", "head/bias") and value.shape[0] <= slot.shape[0] and value.shape[1:] == slot.shape[1:]
-        if value.shape != slot.shape and not padded:
-            wrong.append(f"{name} has shape {value.shape}, expected {slot.shape}")
-            continue
-        slot[: value.shape[0]] = value
-    wrong += [f"{name} is not a tensor of this model" for name in sorted(left)]
-    if wrong:
-        raise ConfigError("the weights do not fit the model: " + "; ".join(wrong))
+    layers, decoder_layers = tables.depth(ours, "encoder"), tables.depth(ours, "decoder")
+    rows = _rows(layers, decoder_layers, "encoder/relative_bias/table" in ours)
+    result = tables.take(theirs, rows, {path: value.shape for path, value in ours.items()}, where, _tied(decoder_layers))
+    for path in tables.VOCABULARY:
+        result[path] = np.concatenate([result[path], ours[path][len(result[path]) :]])
     return result
 
 
 def to_reference(ours: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
     """{reference name: array} of parameters given as {path: array}; tied copies and padding rows left out."""
-    layers = ours["encoder/blocks/query/kernel"].shape[0]
-    decoder_layers = ours["decoder/blocks/query/kernel"].shape[0] if "decoder/blocks/query/kernel" in ours else 0
-    result = {}
-    for name, path, layer, transposed in _names(layers, decoder_layers, "encoder/relative_bias/table" in ours):
-        value = np.asarray(ours[path]) if layer is None else np.asarray(ours[path][layer])
-        if path in ("encoder/token_embedding", "head/bias"):
-            value = value[:vocabulary_size]
-        result[name] = value.T if transposed else value
-    return result
+    rows = _rows(tables.depth(ours, "encoder"), tables.depth(ours, "decoder"), "encoder/relative_bias/table" in ours)
+    return tables.give({path: np.asarray(value) for path, value in ours.items()}, rows, vocabulary_size)
+
+
+def check(model: config.Model):
+    """Raises ConfigError unless the reference's code computes the same function as `model`."""
+    wrong = []
+    if model.relative_buckets == "t5":
+        wrong.append("Model.relative_buckets is 't5', of which the reference knows nothing")
+    if model.decoder_relative_bias:
+        wrong.append("Model.decoder_relative_bias is on, and the reference's decoder has no such table")
+    if model.layer_norm_eps != 1e-5:
+        wrong.append(f"Model.layer_norm_eps is {model.layer_norm_eps}, the reference's 1e-5")
+    if wrong:
+        raise config.ConfigError(f"the reference's code would not compute this model ({'; '.join(wrong)}); --format=pytorch holds any model")
+
+
+def write(path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> int:
+    """Writes a .pt in the layout of the reference's own checkpoints: `args`, and under `model` the state dict with its tied copies.
+
+    Returns how many numbers, the copies not counted.
+
+    `args` holds what describes the architecture, not a training state: the reference starts from it, it does not resume it.
+    """
+    check(model)
+    given = {name: getattr(model, ours) for ours, name in _ARGUMENTS.items()}
+    given |= {"arch": "ae", "rel_pos": int(model.relative_buckets != "none"), "decoder_rel_pos": 0, "tokens_per_sample": model.max_positions}
+    given |= {f"decoder_{name}": given[f"encoder_{name}"] for name in ("embed_dim", "ffn_embed_dim", "attention_heads")}
+    tensors = to_reference(params, vocabulary_size)
+    torch_file.write(path, tensors, _tied(model.decoder_layers), given)
+    return sum(value.size for value in tensors.values())
+
+
+def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
+    """(settings, tensors by the reference's names) of a .pt checkpoint or a .npz case.
+
+    `settings` are fields of config.Model, those that the file tells: of a file without `args`, the numbers of heads (without relative bias) and
+    the largest distance are not among them. Raises ConfigError for a file that is no such checkpoint.
+    """
+    if str(path).endswith(".npz"):
+        try:
+            with np.load(path) as data:
+                case = json.loads(str(data["config"]))
+                weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
+        except (OSError, ValueError, KeyError) as error:
+            raise config.ConfigError(f"{path} cannot be read as a case of the reference (config and weights/*): {error}") from error
+        said = {"heads": case["heads"], "max_distance": case["max_rel_pos"]}
+    else:
+        content = torch_file.read(path)
+        weights = content.get("model") if isinstance(content, dict) else None
+        if not isinstance(weights, dict) or not all(isinstance(value, np.ndarray) for value in weights.values()):
+            raise config.ConfigError(f"{path} holds no tensors under `model`: it is no checkpoint of the reference implementation")
+        given = vars(content["args"]) if hasattr(content.get("args"), "__dict__") else {}
+        said = {ours: given[name] for ours, name in _ARGUMENTS.items() if ours in ("heads", "max_distance") and name in given}
+    return settings(weights, str(path)) | said, weights
+
+
+def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
+    """What names and shapes say of config.Model's fields. Raises ConfigError when not even the tables are there."""
+    needed = (TOKENS, _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight")
+    absent = [name for name in needed if name not in weights]
+    if absent:
+        raise config.ConfigError(f"{where}: no checkpoint of the reference implementation: {', '.join(absent)} missing; it holds {summary(weights)}")
+    layers = {prefix: len({name.split(".")[3] for name in weights if name.startswith(prefix + "layers.")}) for prefix in (_ENCODER, _DECODER)}
+    found: dict[str, typing.Any] = {"layers": layers[_ENCODER], "decoder_layers": layers[_DECODER]}
+    found |= {"decoder_relative_bias": False, "layer_norm_eps": 1e-5}
+    found |= {"width": weights[TOKENS].shape[1], "max_positions": weights[needed[1]].shape[0], "feed_forward": weights[needed[2]].shape[0]}
+    if BUCKETS in weights:
+        buckets, heads = weights[BUCKETS].shape
+        return found | {"relative_buckets": "reference", "num_buckets": buckets, "heads": heads}
+    return found | {"relative_buckets": "none"}
+
+
+def summary(weights: tables.Tensors) -> str:
+    """The first few names, for an error message."""
+    names = sorted(weights)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "nothing"
+
+
+def take(weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:
+    """{our path: array} of a checkpoint's tensors, as many vocabulary rows as it has; errors as in tensors.take."""
+    decoder_layers = shapes["decoder/blocks/query/kernel"][0] if "decoder/blocks/query/kernel" in shapes else 0
+    rows = _rows(shapes["encoder/blocks/query/kernel"][0], decoder_layers, "encoder/relative_bias/table" in shapes)
+    return tables.take(weights, rows, shapes, where, _tied(decoder_layers))

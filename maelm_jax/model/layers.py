@@ -4,6 +4,7 @@ Modules hold parameters only (float32) and no random state: dropout takes an exp
 T tokens of a sequence, D width, H heads, K = D / H, N layers.
 """
 
+import abc
 import math
 import typing
 
@@ -25,16 +26,17 @@ def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs, us
 
 
 class LayerNorm(nnx.Module):
-    """Epsilon 1e-5 and the biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
+    """The biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
 
-    def __init__(self, width: int):
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
+    def __init__(self, settings: config.Model):
+        self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(settings.width, jnp.float32))
+        self.epsilon = settings.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         y = x.astype(jnp.float32)
         y = y - y.mean(axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + 1e-5)
+        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + self.epsilon)
         return (y * self.scale[...][None, None] + self.bias[...][None, None]).astype(x.dtype)
 
 
@@ -50,24 +52,29 @@ def _scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
     return x ^ (x >> 16)
 
 
-def dropout(x: Float[Array, "*S"], rate: float, key: Key[Array, ""] | None) -> Float[Array, "*S"]:
-    """Sets a share `rate` of x to 0 and scales the rest by 1 / (1 - rate); x itself when `key` is None or `rate` 0.
+def split_keys(keys: Key[Array, " B"] | None, count: int) -> tuple[Key[Array, " B"] | None, ...]:
+    """`count` independent keys for each row; None for each when there are none."""
+    return (None,) * count if keys is None else tuple(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys))
 
-    Threefry costs about a hundred operations a word, a fifth of a training step on CPU. Here every element's index is hashed with the
-    key in about ten operations, which the compiler fuses into the multiplication forward and again backward: no mask is ever stored. It
-    is a function of (key, index) alone, so it is the same on every mesh.
+
+def dropout(x: Float[Array, "B *S"], rate: float, keys: Key[Array, " B"] | None) -> Float[Array, "B *S"]:
+    """Sets a share `rate` of x to 0 and scales the rest by 1 / (1 - rate); x itself when `keys` is None or `rate` 0.
+
+    Threefry costs about a hundred operations a word, a fifth of a training step on CPU. Here every element's index in its row is hashed
+    with the row's key in about ten operations, which the compiler fuses into the multiplication forward and again backward: no mask is
+    ever stored. It is a function of (the row's key, index) alone, so it is the same on every mesh and in any microbatch.
     """
-    if key is None or rate == 0.0:
+    if keys is None or rate == 0.0:
         return x
-    words = jax.random.key_data(key).astype(jnp.uint32)
-    iota = lambda axis: jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)  # noqa: E731
-    matrix, element = jnp.zeros(x.shape, jnp.uint32), jnp.zeros(x.shape, jnp.uint32)
-    for axis, size in enumerate(x.shape):  # two counters, so that neither wraps: which matrix, and which element of it
+    words = jax.random.key_data(keys).astype(jnp.uint32).reshape(x.shape[0], 2, *(1,) * (x.ndim - 1))
+    iota = lambda axis: jax.lax.broadcasted_iota(jnp.uint32, (1, *x.shape[1:]), axis)  # noqa: E731
+    matrix, element = jnp.zeros((1, *x.shape[1:]), jnp.uint32), jnp.zeros((1, *x.shape[1:]), jnp.uint32)
+    for axis in range(1, x.ndim):  # two counters, so that neither wraps: which matrix of the row, and which element of it
         if axis < x.ndim - 2:
-            matrix = matrix * jnp.uint32(size) + iota(axis)
+            matrix = matrix * jnp.uint32(x.shape[axis]) + iota(axis)
         else:
-            element = element * jnp.uint32(size) + iota(axis)
-    bits = _scramble(_scramble(matrix + words[0]) ^ (element + words[1]) * jnp.uint32(0x9E3779B9))
+            element = element * jnp.uint32(x.shape[axis]) + iota(axis)
+    bits = _scramble(_scramble(matrix + words[:, 0]) ^ (element + words[:, 1]) * jnp.uint32(0x9E3779B9))
     kept = bits >= jnp.uint32(round(rate * 2**32))
     return jnp.where(kept, x * jnp.asarray(1.0 / (1.0 - rate), x.dtype), jnp.zeros((), x.dtype))
 
@@ -184,7 +191,7 @@ class Attention(nnx.Module):
         self.key = linear(width, width, settings, rngs)
         self.value = linear(width, width, settings, rngs)
         self.out = linear(width, width, settings, rngs)
-        self.attention_norm = LayerNorm(width)
+        self.attention_norm = LayerNorm(settings)
         self.heads = settings.heads
 
     def attend(
@@ -194,7 +201,7 @@ class Attention(nnx.Module):
         bias: Float[Array, "B G T S"],
         dropout_rate: float = 0.0,
         attention_dropout: float = 0.0,
-        keys: tuple[Key[Array, ""] | None, Key[Array, ""] | None] = (None, None),
+        keys: tuple[Key[Array, " B"] | None, ...] = (None, None),
     ) -> Float[Array, "B T D"]:
         """`bias` is added to the scores of all heads (G = H, or 1 for all alike). Dropout on the attention and on the branch."""
         split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1)  # noqa: E731
@@ -223,7 +230,7 @@ class Block(Attention):
         super().__init__(settings, rngs)
         self.up = linear(settings.width, settings.feed_forward, settings, rngs)
         self.down = linear(settings.feed_forward, settings.width, settings, rngs)
-        self.output_norm = LayerNorm(settings.width)
+        self.output_norm = LayerNorm(settings)
         if cross:
             self.cross = Attention(settings, rngs)
 
@@ -233,11 +240,11 @@ class Block(Attention):
         bias: Float[Array, "B G T T"],
         dropout_rate: float = 0.0,
         attention_dropout: float = 0.0,
-        key: Key[Array, ""] | None = None,
+        keys: Key[Array, " B"] | None = None,
         memory: Memory | None = None,
     ) -> Float[Array, "B T D"]:
         """`bias` is that of self-attention."""
-        keys = (None, None, None) if key is None else jax.random.split(key, 3)
+        keys = split_keys(keys, 3)
         crossed = hasattr(self, "cross")
         read = (x, bias) if crossed or memory is None else memory
         x = self.attend(x, *read, dropout_rate, attention_dropout, (keys[0], keys[1]))
@@ -245,6 +252,19 @@ class Block(Attention):
             x = self.cross.attend(x, *memory)
         y = self.down(gelu(self.up(x)))
         return self.output_norm(x + dropout(y, dropout_rate, keys[2]))
+
+
+class Scattered(abc.ABC):
+    """A parameter of a stack of layers of which this device holds a part; a pytree whose leaves have the leading layer axis."""
+
+    @abc.abstractmethod
+    def whole(self, dtype: jnp.dtype) -> Array:
+        """The parameter of one layer (the layer axis is gone), in the dtype the layer computes in."""
+
+    @staticmethod
+    def keep(primitive, *_, **__) -> bool:
+        """jax.checkpoint's policy: all is kept for the backward pass but what `whole` put together."""
+        return primitive.name not in ("all_gather", "custom_vjp_call")
 
 
 def stack(settings: config.Model, rngs: nnx.Rngs, cross: bool = False) -> Block:
@@ -261,24 +281,30 @@ def run_stack(
     bias: Float[Array, "B G T T"],
     dropout_rate: float = 0.0,
     attention_dropout: float = 0.0,
-    key: Key[Array, ""] | None = None,
+    keys: Key[Array, " B"] | None = None,
     rematerialise: bool = False,
     memory: Memory | None = None,
     every: bool = False,
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """x through every layer in turn: one compiled body, scanned. With `every`, the states after each layer instead of the last alone.
 
-    With `rematerialise` only the layers' inputs are kept for the backward pass.
+    With `rematerialise` only the layers' inputs are kept for the backward pass. Parameters that are `Scattered` are put together layer by layer,
+    forward and again backward.
     """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
+    scattered = lambda leaf: isinstance(leaf, Scattered)  # noqa: E731
 
     def body(x, layer):
         index, parameters = layer
-        layer_key = None if key is None else jax.random.fold_in(key, index)
-        x = nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_key, memory)
+        parameters = jax.tree.map(lambda p: p.whole(x.dtype) if scattered(p) else p, parameters, is_leaf=scattered)
+        layer_keys = None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
+        x = nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_keys, memory)
         return x, x if every else None
 
-    body = jax.checkpoint(body, prevent_cse=False) if rematerialise else body
+    if rematerialise:
+        body = jax.checkpoint(body, prevent_cse=False)
+    elif any(map(scattered, jax.tree.leaves(state, is_leaf=scattered))):
+        body = jax.checkpoint(body, prevent_cse=False, policy=Scattered.keep)
     last, states = jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))
     return states if every else last

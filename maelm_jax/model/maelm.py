@@ -44,7 +44,7 @@ class Encoder(nnx.Module):
         table = _embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
-        self.norm = layers.LayerNorm(settings.width)
+        self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = layers.RelativeBias(settings, rngs)
         self.blocks = layers.stack(settings, rngs)
@@ -55,17 +55,18 @@ class Encoder(nnx.Module):
         ids: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         segments: Int[Array, "B T"],
-        key: Key[Array, ""] | None = None,
+        keys: Key[Array, " B"] | None = None,
         every: bool = False,
     ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
         """Hidden states after the last layer; tokens of segment 0 are empty: never attended to, and of no meaning in the output.
 
-        `key` is dropout's; None for evaluation. With `every`: the states that enter the first layer, and those after each layer (N = layers + 1).
+        `keys` are dropout's, one a row; None for evaluation. With `every`: the states that enter the first layer, and those after each layer
+        (N = layers + 1).
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
         x = (jnp.take(self.token_embedding[...], ids, axis=0) + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
-        keys = (None, None) if key is None else jax.random.split(key)
+        keys = layers.split_keys(keys, 2)
         x = _zero_at_empty(layers.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         bias = layers.within_segment(segments, dtype)
         if settings.relative_buckets != "none":
@@ -83,7 +84,7 @@ class Decoder(nnx.Module):
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         own = settings.decoder
         self.position_embedding = _embedding(own.max_positions, own, rngs)
-        self.norm = layers.LayerNorm(own.width)
+        self.norm = layers.LayerNorm(own)
         if own.decoder_relative_bias:
             self.relative_bias = layers.RelativeBias(own, rngs)
         self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
@@ -116,7 +117,7 @@ class Head(nnx.Module):
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
         self.dense = layers.linear(settings.width, settings.width, settings, rngs)
-        self.norm = layers.LayerNorm(settings.width)
+        self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
         if settings.decoder.width != settings.width:
             self.resize = layers.linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
@@ -145,13 +146,13 @@ class MaeLm(nnx.Module):
         self.mask_id = special.mask
         self.settings = settings
 
-    def encode(self, inputs: Inputs, key: Key[Array, ""] | None = None, every: bool = False) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
+    def encode(self, inputs: Inputs, keys: Key[Array, " B"] | None = None, every: bool = False) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
         """The encoder's last hidden states at its own slots (`inputs.encoder_slots`); with `every`, those of each layer (see Encoder)."""
-        return self.encoder(inputs.encoder_ids, inputs.encoder_positions, at_slots(inputs.segments, inputs.encoder_slots), key, every)
+        return self.encoder(inputs.encoder_ids, inputs.encoder_positions, at_slots(inputs.segments, inputs.encoder_slots), keys, every)
 
-    def __call__(self, inputs: Inputs, key: Key[Array, ""] | None = None) -> Float[Array, "B M W"]:
-        """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `key` is dropout's; None for evaluation."""
-        encoded = self.encode(inputs, key)
+    def __call__(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Float[Array, "B M W"]:
+        """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `keys` are dropout's, one a row; None for evaluation."""
+        encoded = self.encode(inputs, keys)
         x = layers.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
             x = self._decode(x, encoded, inputs)

@@ -132,7 +132,7 @@ def _first_of_unit(
 
 def _of_every_id(special: config.SpecialIds) -> Bool[Array, " W"]:
     if not special.continues_word:
-        raise ValueError("these masks need SpecialIds.continues_word: Vocabulary.special() gives it")
+        raise ValueError("these masks need SpecialIds.continues_word: Vocabulary.special gives it")
     return jnp.asarray(special.continues_word)
 
 

@@ -3,23 +3,34 @@
 A step's folder appears under its name only when it is whole; one that was damaged later is passed over for the one before.
 """
 
+import errno
 import logging
-import pathlib
+import os
+import shutil
 import typing
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from maelm_jax import storage
 from maelm_jax.config import ConfigError
+from maelm_jax.training import distributed
 
 log = logging.getLogger(__name__)
+
+
+def _directory(workdir: str) -> epath.Path:
+    folder = storage.here(workdir).resolve()  # asked for a bucket too: it says through what Orbax reaches one
+    return epath.Path(workdir if storage.in_bucket(workdir) else folder) / "checkpoints"
 
 
 class Checkpoints:
     """The folder `checkpoints/` of a workdir."""
 
     def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):
-        self.directory = pathlib.Path(workdir).resolve() / "checkpoints"
+        self.directory = _directory(workdir)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, create=True, enable_async_checkpointing=True)
         self._manager = ocp.CheckpointManager(self.directory, options=options)
 
@@ -28,9 +39,21 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: typing.Any):
-        """Starts writing `state` in the background. An error of the write before is raised here; the same step is not written twice."""
+        """Starts writing `state` in the background. An error of the write before is raised here; the same step is not written twice.
+
+        Raises OSError (ENOSPC) before anything is written when the device has no room for it: Orbax would print a traceback for each array.
+        """
         if step not in self._manager.all_steps():
+            self.wait()
+            if not storage.in_bucket(self.directory):
+                self._check_room(state)
             self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+
+    def _check_room(self, state: typing.Any):
+        needed = sum(map(_bytes_written_here, jax.tree.leaves(state)))
+        free = shutil.disk_usage(self.directory).free
+        if free < needed:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are free")
 
     def wait(self):
         """Returns when everything is on disk; raises what a background write ran into."""
@@ -44,15 +67,18 @@ class Checkpoints:
         target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         failures = []
         for step in reversed(self.steps()):
+            state, reason = None, "another process cannot read it"
             try:
                 state = self._manager.restore(step, args=ocp.args.StandardRestore(target))
             except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
                 reason = " ".join(str(error).split())[:200]
+            if not distributed.everywhere(state is not None):
                 log.warning("checkpoint %d cannot be read, trying the one before: %s", step, reason)
                 failures.append((step, reason))
                 continue
-            for broken, _ in failures:  # so that the run can write these steps again
-                (self.directory / str(broken)).rename(self.directory / f"damaged-{broken}")
+            with distributed.first("damaged checkpoints"):
+                for broken, _ in failures if jax.process_index() == 0 else ():  # so that the run can write these steps again
+                    (self.directory / str(broken)).rename(self.directory / f"damaged-{broken}")
             if failures:
                 self._manager.reload()
             return step, state
@@ -66,7 +92,7 @@ class Checkpoints:
 
 def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
     """(step, parameters) of a workdir's newest checkpoint, laid out as `like`. Raises ConfigError when there is none or it does not fit."""
-    directory = pathlib.Path(workdir).resolve() / "checkpoints"
+    directory = _directory(workdir)
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; is it a workdir of maelm_jax.train?")
     with ocp.CheckpointManager(directory) as manager:
@@ -80,4 +106,42 @@ def restore_params(workdir: str, like: dict) -> tuple[int, dict]:
             )
         except Exception as error:
             raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: {' '.join(str(error).split())[:300]}") from error
+        # A partial restore hands back what it was given for what the checkpoint does not hold.
+        leaves = jax.tree_util.tree_leaves_with_path(restored["params"])
+        absent = ["/".join(key.key for key in keys) for keys, leaf in leaves if not isinstance(leaf, jax.Array)]
+        if absent:
+            raise ConfigError(f"the checkpoint {directory / str(step)} does not fit this model: it holds no {', '.join(absent[:3])}")
         return step, restored["params"]
+
+
+def pick_step(workdir: str, step: int | None = None) -> int:
+    """`step`, or the newest of a workdir's checkpoints. Raises ConfigError when there is none, or not that one (naming those that there are)."""
+    directory = _directory(workdir)
+    if not directory.is_dir():
+        raise ConfigError(f"{workdir} holds no checkpoints/ folder; has it been trained?")
+    with ocp.CheckpointManager(directory) as manager:
+        steps = sorted(manager.all_steps())
+    if not steps:
+        raise ConfigError(f"{directory} holds no checkpoint; has the run come to its first?")
+    if step is not None and step not in steps:
+        raise ConfigError(f"{directory} holds no checkpoint of step {step}; it holds {', '.join(map(str, steps))}")
+    return steps[-1] if step is None else step
+
+
+def read_params(workdir: str, step: int) -> dict:
+    """All parameters of a checkpoint, whatever their names and shapes, as numpy arrays. Raises ConfigError when it cannot be read."""
+    directory = _directory(workdir)
+    with ocp.CheckpointManager(directory, item_handlers=ocp.PyTreeCheckpointHandler()) as manager:
+        try:
+            like = {"params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), manager.item_metadata(step).tree["params"])}
+            how = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), like)
+            return manager.restore(step, args=ocp.args.PyTreeRestore(item=like, partial_restore=True, restore_args=how))["params"]
+        except Exception as error:  # whatever the storage layers raise for a file that is cut short or gone
+            raise ConfigError(f"the checkpoint {directory / str(step)} cannot be read: {' '.join(str(error).split())[:300]}") from error
+
+
+def _bytes_written_here(leaf: jax.Array | np.ndarray) -> int:
+    """What this process writes of a leaf: of several copies on devices the first."""
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    return sum(shard.data.nbytes for shard in leaf.addressable_shards if shard.replica_id == 0)

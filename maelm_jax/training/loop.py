@@ -10,12 +10,16 @@ import typing
 
 import jax
 import tqdm
+from jax.experimental import multihost_utils
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, metrics
-from maelm_jax.training.step import State
+from maelm_jax.training import checkpoint, distributed, metrics
 
 STOPPED = 143  # exit status after a checkpoint on SIGTERM: launchers start the command again
+
+
+class Diverged(config.RunError):
+    """The loss or the gradient is not finite."""
 
 
 @dataclasses.dataclass
@@ -23,11 +27,11 @@ class Job:
     """What the loop runs."""
 
     run: config.Run
-    train_step: collections.abc.Callable[[State, typing.Any], tuple[State, dict]]
+    train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]  # (state, batch) -> (state, metrics)
     batch: collections.abc.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
-    evaluate: collections.abc.Callable[[dict], dict[str, float]]  # params -> what is logged as eval_*
+    evaluate: collections.abc.Callable[[tuple], tuple[tuple, dict[str, float]]]  # state -> (state to go on with, what is logged as eval_*)
     learning_rate: collections.abc.Callable[[int], float]
-    tokens_per_step: int
+    tokens_per_step: float  # the mean, where steps differ
     flops_per_step: float
     peak_flops: float
     # More to measure now and then: (every so many steps, and after the last; params -> what is logged).
@@ -35,25 +39,33 @@ class Job:
 
 
 class Interrupted:
-    """Notes SIGTERM instead of dying of it, for as long as the context lasts."""
+    """Notes SIGTERM instead of dying of it, for as long as the context lasts; of several processes all stop after the same step."""
 
     def __enter__(self):
-        self.asked = False
-        self._before = signal.signal(signal.SIGTERM, self._note)
+        self._asked, self._before = False, None
+        if distributed.several():
+            distributed.listen()
+        else:
+            self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
     def _note(self, *_):
-        self.asked = True
+        self._asked = True
+
+    def after(self, step: int) -> bool:
+        """Whether the run is to stop after this step; asked once for every step."""
+        return multihost_utils.reached_preemption_sync_point(step) if distributed.several() else self._asked
 
     def __exit__(self, *_):
-        signal.signal(signal.SIGTERM, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
 
 
-def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[State, int]:
+def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
     """Trains until `job.run.train_steps`; returns the last state and the exit status (0, or 143 after SIGTERM).
 
-    Step n's numbers are read while step n + 1 runs, so the device never waits for the host. Raises RunError when the loss or
-    gradient is not finite (the state is then not saved), or when a checkpoint cannot be written.
+    The state is a named tuple with `step` at least. Step n's numbers are read while step n + 1 runs, so the device never waits for the host.
+    Raises Diverged when the loss or gradient is not finite (the state is then not saved), RunError when a checkpoint cannot be written.
     """
     settings, start = job.run, int(state.step)
     clock = Clock()
@@ -68,7 +80,7 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
             if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
                 good = max(checkpoints.steps(), default=None)
                 kept = f"the last good checkpoint is step {good}" if good is not None else "there is no checkpoint yet"
-                raise config.RunError(
+                raise Diverged(
                     f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}; stopped; {kept}. A lower learning rate may help"
                 )
             if step % settings.log_every == 0 or extra or step == settings.train_steps:
@@ -89,10 +101,11 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
                 record(*pending)
             pending = (step, values, {})
             last = step == settings.train_steps
-            stop = interrupted.asked
+            stop = interrupted.after(step)
             if last or step % settings.eval_every == 0:
                 with clock.paused():
-                    pending = (step, values, job.evaluate(state.params))
+                    state, evaluated = job.evaluate(state)
+                pending = (step, values, evaluated)
             for every, measure in job.measures:
                 if last or step % every == 0:
                     with clock.paused():
@@ -102,12 +115,13 @@ def run(job: Job, state: State, writer: metrics.Writer, checkpoints: checkpoint.
                 pending = None
                 with clock.paused():
                     save(checkpoints, step, state, wait=last or stop)
+                    writer.send()
             if stop and not last:
                 return state, STOPPED
     return state, 0
 
 
-def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: bool):
+def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool):
     """Saves, and turns a storage error into RunError. What was whole before stays whole."""
     try:
         checkpoints.save(step, state)
@@ -115,9 +129,8 @@ def save(checkpoints: checkpoint.Checkpoints, step: int, state: State, wait: boo
             checkpoints.wait()
     except Exception as error:  # Orbax hands on whatever its storage layers raise
         whole = [kept for kept in checkpoints.steps() if kept != step]
-        raise config.RunError(
-            f"the checkpoint of step {step} could not be written: {' '.join(str(error).split())[:300]}. Whole checkpoints: {whole or 'none'}"
-        ) from error
+        reason = " ".join(str(error).split())[:300]
+        raise config.RunError(f"a checkpoint could not be written by step {step}: {reason}. Whole checkpoints: {whole or 'none'}") from error
 
 
 class Clock:

@@ -1,7 +1,6 @@
 """What a run shows: metrics.jsonl, TensorBoard, the loss curve, and how its speed compares with the hardware's."""
 
 import json
-import os
 import pathlib
 import time
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.model import maelm, masking
 
 # Dense bf16 peak in FLOP/s per device, from the vendors' data sheets, by a part of jax.Device.device_kind.
@@ -77,19 +76,18 @@ class Writer:
     """Appends one JSON object a logged step to metrics.jsonl, and the same to TensorBoard. Silent on processes other than 0."""
 
     def __init__(self, workdir: str, step: int):
-        """Lines past `step` are cut: the run goes on from there, and the file reads as one run."""
-        self.path = pathlib.Path(workdir) / "metrics.jsonl"
+        """Lines past `step` are cut: the run goes on from there, and the file reads as one run. A workdir in a bucket is written to by `send`."""
+        self.workdir = workdir
+        self.path = storage.here(workdir) / "metrics.jsonl"
         self._board = None
         if jax.process_index():
             return
         if self.path.exists():
             kept = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text("".join(kept))
-            os.replace(temporary, self.path)
+            storage.write(self.path, "".join(kept))
         from tensorboardX import SummaryWriter
 
-        self._board = SummaryWriter(str(pathlib.Path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(storage.here(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, step: int, values: dict[str, float | None]):
         if self._board is None:
@@ -101,14 +99,21 @@ class Writer:
                 continue
             self._board.add_scalar(name, value, step)
 
+    def send(self):
+        """What was written so far is copied to a workdir that is in a bucket."""
+        if self._board is not None:
+            self._board.flush()
+            storage.send(self.workdir)
+
     def close(self):
         if self._board is not None:
             self._board.close()
+            storage.send(self.workdir)
 
 
 def read(workdir: str) -> list[dict]:
     """The lines of metrics.jsonl."""
-    path = pathlib.Path(workdir) / "metrics.jsonl"
+    path = storage.here(workdir) / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -130,7 +135,7 @@ def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
         axes.axhline(unigram, linestyle="--", color="0.3", label=f"unigram {unigram:.2f}")
     axes.set(xlabel="step", ylabel="masked cross-entropy (nats per token)", title=pathlib.Path(workdir).name)
     axes.legend()
-    path = pathlib.Path(workdir) / "loss_curve.png"
+    path = storage.here(workdir) / "loss_curve.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path

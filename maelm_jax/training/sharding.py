@@ -22,7 +22,9 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
+    (r"(classifier/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
 )
+ROOMS = ("encoder", "decoder", "head", "classifier", "span")  # what a parameter's path begins with
 BATCH = PartitionSpec(("data", "fsdp"))  # rows are divided over data and fsdp
 
 
@@ -37,7 +39,7 @@ def spec(path: str) -> PartitionSpec:
 def path_of(keys) -> str:
     """A tree path as parameter path; the optimiser's moments have the parameter's path behind their own."""
     names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys]
-    rooms = [index for index, name in enumerate(names) if name in ("encoder", "decoder", "head")]
+    rooms = [index for index, name in enumerate(names) if name in ROOMS]
     return "/".join(names[rooms[0] :]) if rooms else ""
 
 
@@ -88,6 +90,18 @@ def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
                 raise config.ConfigError(f"Model.{name} {getattr(part, name)}{of} does not divide over the mesh's {size} devices")
 
 
-def place(rows: np.ndarray, mesh: jax.sharding.Mesh) -> jax.Array:
-    """This host's rows as its part of the global batch [B, L]."""
-    return jax.make_array_from_process_local_data(NamedSharding(mesh, BATCH), rows)
+def local_places(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
+    """The places of a batch of `size` rows that this process's devices hold, ascending: all of them where `tensor` spans the hosts."""
+    return np.unique(np.concatenate([np.arange(size)[index] for (index,) in _row_slices(size, mesh).values()]))
+
+
+def _row_slices(size: int, mesh: jax.sharding.Mesh) -> dict:
+    return NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,))
+
+
+def place(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = None) -> jax.Array:
+    """The rows at this process's `local_places` as its part of a batch of `size` rows [size, L]; by default these are all rows."""
+    size = len(rows) if size is None else size
+    mine = local_places(size, mesh)
+    part = lambda index: rows[np.searchsorted(mine, np.arange(size)[index[0]])]  # noqa: E731
+    return jax.make_array_from_callback((size, *rows.shape[1:]), NamedSharding(mesh, BATCH), part)

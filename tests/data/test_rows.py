@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data import blocks, packing, rows
 from maelm_jax.data import vocabulary as vocabularies
 
@@ -145,7 +145,7 @@ def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabular
 
 SCRIPT = """
 import sys, time
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data import blocks, rows, vocabulary
 if __name__ == "__main__":
     blocks.BLOCK_CHARACTERS = 100_000
@@ -198,12 +198,28 @@ def test_a_join_that_was_cut_off_is_done_again(corpus, vocabulary, monkeypatch):
             raise OSError(28, "No space left on device")
         return original(path, content)
 
-    original = blocks.replace
-    monkeypatch.setattr(blocks, "replace", full)
+    original = storage.write
+    monkeypatch.setattr(storage, "write", full)
     with pytest.raises(OSError, match="No space"):
         rows.prepare(corpus, vocabulary)
-    monkeypatch.setattr(blocks, "replace", original)
+    monkeypatch.setattr(storage, "write", original)
     assert len(prepared(corpus, vocabulary)["train"]) > 100
+
+
+def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypatch):
+    monkeypatch.setattr(rows, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(rows, "POLL_SECONDS", 0.1)
+    with pytest.raises(config.RunError, match="no host wrote anything"):
+        rows.prepare(corpus, vocabulary, host=0, hosts=2)
+
+
+def test_a_vocabulary_knows_nothing_of_heldout_text(corpus, tmp_path):
+    trained = rows.vocabulary_for(config.Vocabulary(size=500), corpus)
+    candidates = (f"Zyzzyva zyzzyva number {number}." for number in range(1000))
+    secret = next(text for text in candidates if packing.is_heldout(text, corpus.heldout_fraction))
+    (tmp_path / "c.txt").write_text(f"{secret}\n\n" * 1000)
+    more = variant(corpus, text_files=f"{tmp_path}/*.txt")
+    assert rows.vocabulary_for(config.Vocabulary(size=500), more).fingerprint == trained.fingerprint
 
 
 def test_what_determines_the_rows_is_in_their_key(corpus, vocabulary, documents, tmp_path):

@@ -21,7 +21,7 @@ def trained(documents):
 
 
 def test_where_words_go_on(trained):
-    special = trained.special()
+    special = trained.special
     ids = trained.encode("an uncommonly long-winded reimplementation")
     words = sum(not special.continues_word[i] for i in ids)
     assert words == 4 < len(ids), "one piece of each word begins it"

@@ -141,14 +141,16 @@ def test_local_bias_favours_neighbours():
 
 def test_dropout():
     x = jnp.ones((8, 16, 128, 64))
-    y = np.asarray(layers.dropout(x, 0.1, jax.random.key(0)))
+    keys = jax.random.split(jax.random.key(0), 8)
+    y = np.asarray(layers.dropout(x, 0.1, keys))
     kept = y != 0
     assert abs(kept.mean() - 0.9) < 0.001
     np.testing.assert_allclose(y[kept], 1 / 0.9, rtol=1e-6)
     for axis in range(4):  # neighbours along every axis are independent
         a, b = np.take(kept, range(7), axis), np.take(kept, range(1, 8), axis)
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
-    other = np.asarray(layers.dropout(x, 0.1, jax.random.key(1))) != 0
+    np.testing.assert_array_equal(layers.dropout(x[3:5], 0.1, keys[3:5]), y[3:5])  # a row's own affair
+    other = np.asarray(layers.dropout(x, 0.1, jax.random.split(jax.random.key(1), 8))) != 0
     assert abs(np.corrcoef(kept.ravel(), other.ravel())[0, 1]) < 0.01
     assert layers.dropout(x, 0.1, None) is x
 
@@ -156,8 +158,9 @@ def test_dropout():
 def test_rematerialised_gradients_are_the_same():
     graph, params, inputs = make(dropout=0.1, attention_dropout=0.1)
     again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
+    keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, jax.random.key(5)), inputs).loss))(params)
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, keys), inputs).loss))(params)
         for g in (graph, again)
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):

@@ -1,0 +1,72 @@
+"""Seeds of one cell of the fine-tuning grid: one after the other, or all in one compiled step (vmap over parameters, moments and batches)?
+
+    python benchmarks/finetune_seeds.py --init_from=runs/tiny --seeds=5 --batch_size=32 --length=64
+
+Prints seconds a step of all seeds (median of alternating repetitions) and seconds of compilation, both ways.
+"""
+
+import argparse
+import pathlib
+import statistics
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from maelm_jax import config  # noqa: E402
+from maelm_jax.finetuning import features, heads, start  # noqa: E402
+from maelm_jax.training import optimizer, sharding, step  # noqa: E402
+
+
+def main():
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--init_from", required=True)
+    for name, value in (("seeds", 5), ("batch_size", 32), ("length", 64), ("repetitions", 9)):
+        flags.add_argument(f"--{name}", type=int, default=value)
+    args = flags.parse_args()
+    begin = start.load(args.init_from)
+    experiment = config.load([begin.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
+    mesh = sharding.make_mesh(experiment.mesh)
+    graph, init = heads.create(experiment.model, begin.vocabulary.size, begin.vocabulary.pad, 3)
+    updates = optimizer.create_adjustable(experiment.optimizer)
+
+    def fresh(seed: int) -> step.State:
+        state = step.create_state(init, updates, seed, mesh)
+        return state._replace(opt_state=optimizer.with_schedule(state.opt_state, 3e-5, 10, 1000))
+
+    draw = np.random.default_rng(0)
+    ids = [draw.integers(4, begin.vocabulary.size - 1, args.length).astype(np.int32) for _ in range(args.batch_size)]
+    rows = features.Features(ids, draw.integers(0, 3, args.batch_size).astype(np.int32), np.zeros(args.batch_size, np.int32))
+    batches = [jax.tree.map(jnp.asarray, features.pack(rows, args.length, args.batch_size, 1, seed)) for seed in range(args.seeds)]
+    states = [fresh(seed) for seed in range(args.seeds)]
+    one = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
+    together = jax.jit(jax.vmap(one), donate_argnums=0)
+    stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)  # noqa: E731
+    all_states, all_batches = stack([fresh(seed) for seed in range(args.seeds)]), stack(batches)
+
+    def each():
+        states[:] = [one(state, batch)[0] for state, batch in zip(states, batches, strict=True)]
+        jax.block_until_ready(states)
+
+    def at_once():
+        nonlocal all_states
+        all_states = jax.block_until_ready(together(all_states, all_batches)[0])
+
+    def timed(function) -> float:
+        began = time.perf_counter()
+        function()
+        return time.perf_counter() - began
+
+    compiled = timed(each), timed(at_once)
+    pairs = [(timed(each), timed(at_once)) for _ in range(args.repetitions)]
+    print(f"{jax.devices()[0].device_kind}; {args.seeds} seeds, batch {args.batch_size}, length {args.length}")
+    for number, name in enumerate(("one by one", "vmap")):
+        print(f"{name:<12}{statistics.median(pair[number] for pair in pairs):>8.3f} s a step of all seeds{compiled[number]:>8.1f} s the first time")
+
+
+if __name__ == "__main__":
+    main()

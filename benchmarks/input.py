@@ -1,0 +1,45 @@
+"""Rows/s from the row store to device memory, batch by batch as training reads them; nothing is trained.
+
+    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 --gin.TEXT_FILES='books/*.txt'
+
+The rows are prepared first if they are not there yet. Batches come in the order of training, from a cold process: the file cache is as it is.
+"""
+
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from maelm_jax import cli  # noqa: E402
+
+
+def main(argv: list[str]):
+    flags = cli.parser(__doc__)
+    flags.add_argument("--batches", type=int, default=100, help="batches timed, after two that are not")
+    args, experiment = cli.parse(flags, argv)
+
+    import jax
+
+    from maelm_jax.data import batches, rows, sources
+    from maelm_jax.training import sharding
+
+    mesh = sharding.make_mesh(experiment.mesh)
+    sharding.check(experiment, mesh)
+    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    stores = {name: splits["train"] for name, splits in rows.prepare(experiment.corpus, vocabulary).items()}
+    train = batches.Batches(stores, sources.rates(experiment.corpus), experiment.run.batch_size, experiment.run.seed)
+    times = []
+    for number in range(args.batches + 2):
+        start = time.perf_counter()
+        jax.block_until_ready(sharding.place(train.batch(number), mesh))
+        times.append(time.perf_counter() - start)
+    times = times[2:]
+    size, length = experiment.run.batch_size, experiment.corpus.sequence_length
+    print(f"{sum(map(len, stores.values())):,} rows of {length} ids; batches of {size}; {jax.device_count()} x {jax.devices()[0].device_kind}")
+    print(f"{size * len(times) / sum(times):,.0f} rows/s ({1e3 * statistics.median(times):.2f} ms a batch, slowest {1e3 * max(times):.2f} ms)")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Trains on this machine, on all its devices in one process: GPUs, TPU chips, or else the CPU.
+#
+#   launch/local.sh [--dry-run] --gin_file=base.gin [any flag of maelm_jax.train]
+#
+# The first time it makes .venv beside this folder and installs what the machine needs. PYTHON names another interpreter (3.11 or later) to
+# make it with. A run that was stopped goes on where it stopped when the same command is given again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+dry=
+if [ "${1:-}" = --dry-run ]; then
+  dry=1
+  shift
+fi
+if [ $# -eq 0 ]; then
+  sed -n '2,7s/^# \{0,1\}//p' "$0"
+  exit 2
+fi
+
+run() {
+  printf '+%s\n' "$(printf ' %q' "$@")"
+  if [ -z "$dry" ]; then "$@"; fi
+}
+
+if [ -e /dev/nvidia0 ]; then
+  extra=cuda
+elif compgen -G '/dev/accel*' >/dev/null || compgen -G '/dev/vfio/[0-9]*' >/dev/null; then
+  extra=tpu
+else
+  extra=
+fi
+
+if [ ! -x .venv/bin/python ] || [ -n "$dry" ]; then
+  run "${PYTHON:-python3.11}" -m venv .venv
+  if [ -n "$extra" ]; then
+    run .venv/bin/pip install -q -e ".[data,$extra]"
+  else
+    run .venv/bin/pip install -q -r requirements.txt
+  fi
+fi
+run .venv/bin/python -m maelm_jax.train "$@"

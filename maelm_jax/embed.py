@@ -1,0 +1,109 @@
+"""Embeds lines of text with a run's encoder, without PyTorch: a vector a line.
+
+    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy                   mean over a line's tokens
+    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy --pooling=first   the state of <s>
+
+The output is a float32 array [lines, width], in the order of the lines. A line is read as `<s>` line `</s>`, and cut to the length the run was
+trained with. The mean is over all of these tokens, `<s>` and `</s>` included, as sentence-transformers takes it.
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+
+import numpy as np
+import tqdm
+
+from maelm_jax import cli, config
+
+TOKENS = 16_384  # in a batch, padding included
+STEP = 16  # batches are padded to a multiple of this many tokens, so that few shapes are compiled
+
+
+def main(argv: list[str]) -> int:
+    flags = cli.parser(__doc__)
+    flags.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding")
+    flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
+    flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
+    flags.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; default the newest")
+    args, experiment = cli.parse(flags, argv)
+    lines = read_lines(args.input)
+    if not args.output.endswith(".npy"):
+        raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
+
+    from maelm_jax import pretrained
+    from maelm_jax.data import vocabulary as vocabularies
+
+    source = pretrained.find(args.workdir, args.step)
+    vocabulary = vocabularies.load(source.vocabulary)
+    model = dataclasses.replace(source.model(experiment.model), dtype=experiment.model.dtype)
+    length = min(experiment.corpus.sequence_length, model.max_positions)
+    encoded = vocabulary.encode_batch(lines)
+    rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
+    cut = sum(len(ids) > length - 2 for ids in encoded)
+
+    vectors = embed(source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
+    output = pathlib.Path(args.output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        np.save(file, vectors)
+    os.replace(temporary, output)
+    shortened = f"; {cut} lines cut to {length} tokens" if cut else ""
+    print(f"{output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}{shortened}")
+    return 0
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a UTF-8 file, without their ends. Raises ConfigError for a file that is absent, empty or not UTF-8."""
+    try:
+        lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
+    except OSError as error:
+        raise config.ConfigError(f"--input={path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise config.ConfigError(f"--input={path} is not UTF-8: byte {error.start}") from error
+    lines = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    if not lines:
+        raise config.ConfigError(f"--input={path} holds no line")
+    return lines
+
+
+def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], length: int, pooling: str) -> np.ndarray:
+    """float32 [rows, width]: rows of ids, at most `length` each, through the encoder, batched by length."""
+    import jax
+    import jax.numpy as jnp
+
+    from maelm_jax import pretrained
+    from maelm_jax.model import maelm
+
+    graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
+    parameters = jax.device_put(pretrained.nested({path: value for path, value in params.items() if path.startswith("encoder/")})["encoder"])
+
+    @jax.jit
+    def vectors(parameters, ids):
+        positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+        present = (ids != vocabulary.pad).astype(jnp.int32)
+        states = maelm.apply(graph, parameters)(ids, positions, present).astype(jnp.float32)
+        weights = present if pooling == "mean" else (positions == 0).astype(jnp.int32)
+        weights = weights.astype(jnp.float32)[:, :, None]
+        return (states * weights).sum(1) / weights.sum(1)
+
+    result = np.zeros((len(rows), model.width), np.float32)
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))  # longest first: what does not fit in memory fails at once
+    with tqdm.tqdm(total=len(rows), unit="line", desc="embedding", mininterval=0.5 if sys.stderr.isatty() else 30.0) as bar:
+        while order:
+            padded = min(-(-len(rows[order[0]]) // STEP) * STEP, length)
+            size = max(TOKENS // padded, 1)
+            chosen, order = order[:size], order[size:]
+            ids = np.full((size, padded), vocabulary.pad, np.int32)
+            for row, number in zip(ids, chosen, strict=False):
+                row[: len(rows[number])] = rows[number]
+            ids[len(chosen) :, 0] = vocabulary.bos  # rows that only fill the last batch
+            result[chosen] = np.asarray(vectors(parameters, ids))[: len(chosen)]
+            bar.update(len(chosen))
+    return result
+
+
+if __name__ == "__main__":
+    cli.run(main)

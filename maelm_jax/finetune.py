@@ -1,0 +1,144 @@
+"""Fine-tune a pretrained encoder on GLUE or SQuAD, as one run, as a grid, or as the whole table.
+
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --workdir=runs/rte --gin.DATA_DIR=glue_data
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin --init_from=runs/tiny    the paper's grid, five seeds
+    python -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from=runs/tiny,runs/tiny-mlm --workdir=runs/table   all tasks, two encoders
+    python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv                                              labels for an unlabelled file
+
+Data is read from DATA_DIR (GLUE's folders, SQuAD's files), or from TFDS. `--init_from=random:RUN` is the control: RUN's model with fresh weights.
+A run's folder holds results.json, predictions, config.gin, vocabulary/, metrics.jsonl and the best parameters in checkpoints/. A grid or table
+has such a folder for each run, and table.md, table.json and differences.png. Finished runs are not run again. Exit status as in maelm_jax.train.
+"""
+
+import collections
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+import time
+
+from maelm_jax import cli, config
+
+BASE = "finetune/base.gin"
+
+
+def main(argv: list[str]) -> int:
+    flags = cli.parser(__doc__)
+    flags.add_argument(
+        "--init_from", metavar="RUN[,RUN...]", help="pretrained workdirs, exported or stock folders; random:RUN: RUN's model with fresh weights"
+    )
+    flags.add_argument("--predict", metavar="FILE", help="label this file with the fine-tuned model in --workdir, and stop")
+    args, bindings = cli.arguments(flags, argv)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    if args.predict:
+        return predict(args, bindings)
+    if not args.gin_file or not args.init_from:
+        raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
+
+    from maelm_jax.finetuning import start
+
+    names = args.init_from.split(",")
+    if len(set(names)) < len(names):
+        raise config.ConfigError(f"--init_from={args.init_from} names a run twice")
+    starts = [start.load(name) for name in names]
+    settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
+    # Task by task, so that data is read and steps are compiled once for all starts.
+    plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]
+
+    import jax
+
+    from maelm_jax.finetuning import grid, problem, run, table
+    from maelm_jax.train import describe_run
+
+    if jax.process_count() > 1:
+        raise config.ConfigError("fine-tuning runs in one process; give each of your hosts other tasks or seeds")
+    labels = [one.label for one in starts]
+    twice = [label for label, count in collections.Counter(labels).items() if count > 1]
+    label_of = {one.name: one.name.strip("/").replace("/", "-") if one.label in twice else one.label for one in starts}
+    folder = pathlib.Path(args.workdir)
+    began = time.perf_counter()
+    tuners: dict[tuple, run.Tuner] = {}
+    reports: dict[str, dict[str, dict]] = {label_of[one.name]: {} for one in starts}
+    for task, one, experiment in plans:
+        key = (task, one.vocabulary.fingerprint, experiment.model, experiment.finetune.max_length)
+        if key not in tuners:
+            tuners.clear()
+            length = run.length_of(experiment)
+            data = problem.load(task, experiment.finetune, experiment.corpus, one.vocabulary, length)
+            tuners[key] = run.Tuner(experiment, data, one.vocabulary)
+            describe_data(data, tuners[key], length, experiment)
+        alone = len(plans) == 1 and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
+        place = folder if alone else folder / label_of[one.name] / task
+        describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
+        report = grid.run_all(tuners[key], one, experiment, place, describe)
+        if report is None:
+            print("stopped by SIGTERM; the same command goes on from there")
+            return run.STOPPED
+        reports[label_of[one.name]][task] = report
+        if not alone:
+            table.write(reports, folder)  # as far as it is
+    shown = summary_of_run(folder) if len(plans) == 1 and alone else table.markdown(reports) + f"\n{folder}/table.md"
+    print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
+    return 0
+
+
+def experiments(start, gin_files: list[str], bindings: list[str]) -> dict[str, config.Experiment]:
+    """{task: settings}: the start's own settings, then fine-tuning's, the task's (where there are several), the files given, the command line."""
+    files = [start.gin_file, BASE]
+    named = config.load([*files, *gin_files], bindings).finetune.listed("tasks")
+    if not named:
+        raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(gin_files)}")
+    own = lambda task: [f"finetune/{task}.gin"] if len(named) > 1 else []  # noqa: E731
+    found = {task: start.fit(config.load([*files, *own(task), *gin_files], [*bindings, f"Finetune.tasks={task}"])) for task in named}
+    return {task: dataclasses.replace(e, finetune=dataclasses.replace(e.finetune, init_from=start.name)) for task, e in found.items()}
+
+
+def describe_data(data, tuner, length: int, experiment: config.Experiment):
+    """Prints what the task's data is, and everything that was met while reading it."""
+    dev = ", ".join(f"{len(found.features.ids):,}" + (f" {name}" if name else "") for name, found in data.dev.items())
+    sizes = ", ".join(map(str, tuner.sizes))
+    print(f"{data.name}: {len(data.train.ids):,} training rows, {dev} dev rows of at most {length} tokens, padded to {sizes}")
+    if length < experiment.finetune.max_length:
+        print(f"{data.name}: the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}")
+    for note in data.notes:
+        print(f"{data.name}: {note}")
+    sys.stdout.flush()
+
+
+def summary_of_run(folder: pathlib.Path) -> str:
+    results = json.loads((folder / "results.json").read_text())
+    best, last = results["best"], results["last"]
+    names = [name for name in best if name not in ("step", "epoch")]
+    lines = [f"{results['task']}, best of {len(results['evaluations'])} evaluations (epoch {best['epoch']:g}) and last:"]
+    lines += [f"  {name:<24}{best[name]:>10.4f}{last[name]:>10.4f}" for name in names]
+    return "\n".join([*lines, f"predictions: {', '.join(str(folder / name) for name in results['predictions'])}"])
+
+
+def predict(args, bindings: list[str]) -> int:
+    """Labels FILE with a finished run: predictions_STEM.tsv or .json in its workdir."""
+    folder = pathlib.Path(args.workdir or "")
+    if not args.workdir or not (folder / "results.json").is_file():
+        inside = next(folder.glob("**/seed*/checkpoints"), None) if args.workdir else None
+        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
+        raise config.ConfigError(f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}")
+    if not pathlib.Path(args.predict).is_file():
+        raise config.ConfigError(f"--predict={args.predict}: no such file")
+    experiment = config.load([str(folder / "config.gin")], bindings)
+
+    from maelm_jax.data import vocabulary as vocabularies
+    from maelm_jax.finetuning import features, problem, run
+
+    results = json.loads((folder / "results.json").read_text())
+    task, length = results["task"], run.length_of(experiment)
+    vocabulary = vocabularies.load(folder / "vocabulary")
+    dev, notes = problem.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
+    predictor, params = run.restore(str(folder), experiment, problem.classes_of(task)[0], vocabulary)
+    outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths))
+    path = dev.write(outputs, folder, f"predictions_{pathlib.Path(args.predict).name.split('.')[0]}")
+    print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,166 @@
+"""GLUE: where a task's sentences and labels stand in its files (the distribution's folders) and in TFDS, and the format of its predictions."""
+
+import collections.abc
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.finetuning import files
+
+YES_NO = ("0", "1")
+ENTAILED = ("entailment", "not_entailment")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """One GLUE task. Class i is `labels[i]` in the files and i in TFDS; a task without labels is a regression from 0 to 5 (STS-B)."""
+
+    name: str
+    folder: str
+    sentences: tuple[str, ...]  # the columns of the text, one or two
+    label: str  # the column of the label
+    labels: tuple[str, ...] = YES_NO
+    metrics: tuple[str, ...] = ("accuracy",)  # the first picks the best evaluation
+    fields: tuple[str, ...] = ()  # the text's names in TFDS, where they are not the columns'
+    dev: tuple[str, ...] = ("",)  # the dev sets: "", or what follows dev_ in the file's name
+    headless: tuple[str, ...] = ()  # the columns of a file without header line
+    broken_rows: bool = False  # the distribution's training file has a few rows cut in two: they are left out
+
+    @property
+    def tfds(self) -> str:
+        return f"glue/{self.name}"
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("cola", "CoLA", ("sentence",), "label", metrics=("mcc", "accuracy"), headless=("source", "label", "mark", "sentence")),
+        Task("sst2", "SST-2", ("sentence",), "label"),
+        Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"), fields=("sentence1", "sentence2")),
+        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(), metrics=("spearman", "pearson")),
+        Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), broken_rows=True),
+        Task("mnli", "MNLI", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"),
+             fields=("premise", "hypothesis"), dev=("matched", "mismatched")),
+        Task("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED),
+        Task("rte", "RTE", ("sentence1", "sentence2"), "label", ENTAILED),
+        Task("wnli", "WNLI", ("sentence1", "sentence2"), "label"),
+    )
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class Examples:
+    """Sentences (one or two an example), labels (int32 classes or float32 scores; None where not asked for), and what was met on the way."""
+
+    sentences: list[tuple[str, ...]]
+    labels: np.ndarray | None
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def load(task: Task, settings: config.Finetune, corpus: config.Corpus) -> tuple[Examples, dict[str, Examples]]:
+    """(training examples, dev sets by name): from the files under `settings.data_dir`, or from TFDS.
+
+    Raises ConfigError when the training file or every dev file is missing; a dev set that is missing beside another is noted.
+    """
+    if settings.data_dir is None:
+        read = lambda part: _from_tfds(task, part.replace("dev", "validation"), corpus)  # noqa: E731
+        where = f"TFDS dataset {task.tfds}"
+    else:
+        path_of = lambda part: files.locate(settings.data_dir, f"{task.folder}/{part}.tsv")  # noqa: E731
+        read = lambda part: read_file(task, path_of(part), labelled=True) if path_of(part) else None  # noqa: E731
+        where = f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, .tsv.xz or .tsv.gz)"
+    parts = {name: "dev" + (f"_{name}" if name else "") for name in task.dev}
+    train, dev = read("train"), {name: read(part) for name, part in parts.items()}
+    if train is None or not any(dev.values()):
+        raise config.ConfigError(f"{task.name}: no {'train' if train is None else ' or '.join(parts.values())} in {where}")
+    train.notes += [f"no {parts[name]} in {where}" for name, found in dev.items() if found is None]
+    return train, {name: found for name, found in dev.items() if found is not None}
+
+
+def read_file(task: Task, path: str | pathlib.Path, labelled: bool) -> Examples:
+    """Reads one file of a task. Raises ConfigError (file, line, what was expected) on a column or label that is missing or unknown."""
+    lines = files.rows(path)
+    number, header = next(lines)
+    wanted = (*task.sentences, task.label) if labelled else task.sentences
+    if task.headless and task.sentences[0] not in header:  # the first line is an example already
+        lines, header = _chain((number, header), lines), list(task.headless)
+    absent = [name for name in wanted if name not in header]
+    if absent:
+        raise config.ConfigError(
+            f"{path}:1: no column {', '.join(map(repr, absent))}; {task.name} needs {', '.join(wanted)}, the header has {', '.join(header)}"
+        )
+    columns = [header.index(name) for name in wanted]
+    sentences, labels, broken = [], [], 0
+    for number, cells in lines:
+        if len(cells) <= max(columns):
+            if task.broken_rows:
+                broken += 1
+                continue
+            raise config.ConfigError(f"{path}:{number}: {len(cells)} columns, expected {len(header)} ({', '.join(header)}), separated by tabs")
+        sentences.append(tuple(cells[column].strip() for column in columns[: len(task.sentences)]))
+        if labelled:
+            labels.append(_label(task, cells[columns[-1]].strip(), path, number))
+    if not sentences:
+        raise config.ConfigError(f"{path}: holds no example, only a header line")
+    found = Examples(sentences, _array(task, labels) if labelled else None)
+    if broken:
+        found.notes.append(f"{path}: {broken} rows with missing columns left out")
+    return _note_empty(found, str(path))
+
+
+def _chain(first, rest: collections.abc.Iterator) -> collections.abc.Iterator:
+    yield first
+    yield from rest
+
+
+def _label(task: Task, text: str, path, number: int) -> int | float:
+    if task.labels:
+        if text in task.labels:
+            return task.labels.index(text)
+        raise config.ConfigError(f"{path}:{number}: unknown label {text!r} in column {task.label}; {task.name} has {', '.join(task.labels)}")
+    try:
+        score = float(text)
+    except ValueError:
+        score = -1.0
+    if 0.0 <= score <= 5.0:
+        return score
+    raise config.ConfigError(f"{path}:{number}: unknown label {text!r} in column {task.label}; {task.name} has numbers from 0 to 5")
+
+
+def _array(task: Task, labels: list) -> np.ndarray:
+    return np.asarray(labels, np.int32 if task.labels else np.float32)
+
+
+def _note_empty(found: Examples, where: str) -> Examples:
+    empty = sum(not all(sentences) for sentences in found.sentences)
+    if empty:
+        found.notes.append(f"{where}: {empty} examples with an empty sentence, kept")
+    return found
+
+
+def _from_tfds(task: Task, split: str, corpus: config.Corpus) -> Examples | None:
+    records = files.records(task.tfds, split, corpus)
+    if records is None:
+        return None
+    sentences = [tuple(record[name].strip() for name in task.fields or task.sentences) for record in records]
+    return _note_empty(Examples(sentences, _array(task, [record["label"] for record in records])), f"{task.tfds} {split}")
+
+
+def diagnostic(settings: config.Finetune, corpus: config.Corpus) -> Examples | None:
+    """GLUE's diagnostic set, which MNLI's model labels and nobody else can score; None when it is not there."""
+    if settings.data_dir is None:
+        records = files.records("glue/ax", "test", corpus)
+        return records and Examples([(record["premise"].strip(), record["hypothesis"].strip()) for record in records], None)
+    path = files.locate(settings.data_dir, "AX/AX.tsv", "AX/diagnostic.tsv", "diagnostic/diagnostic.tsv", "diagnostic/AX.tsv")
+    return read_file(TASKS["mnli"], path, labelled=False) if path else None
+
+
+def write_predictions(task: Task, logits: np.ndarray, path: pathlib.Path):
+    """GLUE's submission format: `index`, `prediction`; the label's name, or the score from 0 to 5. `logits` is [n, classes], or [n, 1]."""
+    if task.labels:
+        shown = [task.labels[label] for label in logits.argmax(axis=1)]
+    else:
+        shown = [f"{score:.3f}" for score in np.clip(logits[:, 0] * 5, 0, 5)]
+    path.write_text("index\tprediction\n" + "".join(f"{index}\t{value}\n" for index, value in enumerate(shown)))

@@ -1,0 +1,136 @@
+"""The grid: every cell with every seed, each in a folder of its own, none run twice; the median of the seeds picks the cell."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import shutil
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.finetuning import run
+from maelm_jax.finetuning.problem import Problem
+from maelm_jax.finetuning.start import Start
+from maelm_jax.training import loop, sharding
+
+SMALL_TASK = 10_000  # training examples under which `small_task_epochs` are tried too
+
+
+def cells(settings: config.Finetune, examples: int) -> list[config.Finetune]:
+    """The combinations of batch size, learning rate, epochs and warm-up, each as settings with one value of each."""
+    epochs = settings.listed("epochs")
+    if examples < SMALL_TASK:
+        epochs += tuple(value for value in settings.listed("small_task_epochs") if value not in epochs)
+    lists = (settings.listed("batch_size"), settings.listed("learning_rate"), epochs, settings.listed("warmup"))
+    names = ("batch_size", "learning_rate", "epochs", "warmup")
+    return [dataclasses.replace(settings, small_task_epochs=(), **dict(zip(names, values, strict=True))) for values in itertools.product(*lists)]
+
+
+def name_of(cell: config.Finetune) -> str:
+    """The folder of a cell, as in b32-lr3e-05-e3-w0.06."""
+    return f"b{cell.batch_size}-lr{cell.learning_rate:g}-e{cell.epochs}-w{cell.warmup:g}"
+
+
+def is_single(settings: config.Finetune, examples: int) -> bool:
+    """Whether there is nothing to choose from: one cell, one seed."""
+    return len(cells(settings, examples)) * len(settings.listed("seeds")) == 1
+
+
+def experiment_of(experiment: config.Experiment, cell: config.Finetune, seed: int) -> config.Experiment:
+    """The settings of one run of the grid: what its config.gin holds."""
+    settings = dataclasses.replace(experiment.run, seed=seed, batch_size=cell.batch_size)
+    return dataclasses.replace(experiment, finetune=dataclasses.replace(cell, seeds=seed), run=settings)
+
+
+def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folder: pathlib.Path, describe) -> dict | None:
+    """Runs what is not finished under `folder` (FOLDER itself for a single run, else FOLDER/CELL/seedN) and returns the summary; None after SIGTERM.
+
+    Only the chosen cell keeps its models. `describe(folder, experiment)` writes a run's config.gin, environment.txt and vocabulary.
+    """
+    chosen = cells(experiment.finetune, len(tuner.problem.train.ids))
+    seeds = experiment.finetune.listed("seeds")
+    for cell in chosen:
+        sharding.check(experiment_of(experiment, cell, 0), tuner.mesh)
+    single = is_single(experiment.finetune, len(tuner.problem.train.ids))
+    found: dict[str, list[dict]] = {}
+    best = None
+    for number, (cell, seed) in enumerate(itertools.product(chosen, seeds), start=1):
+        name = name_of(cell)
+        place = folder if single else folder / name / f"seed{seed}"
+        result = finished(place, experiment_of(experiment, cell, seed))
+        if result is None:
+            print(f"{tuner.problem.name} {start.label} {name} seed {seed} ({number} of {len(chosen) * len(seeds)})", flush=True)
+            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe, single)
+            if result is None:
+                return None
+        found.setdefault(name, []).append(result | {"workdir": str(place)})
+        if len(found[name]) == len(seeds) and not single:
+            best = _keep_better(folder, best, name, found)
+    return summary(tuner.problem, found)
+
+
+def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
+    """The results of a run that is done; None where there is none. Raises ConfigError when the folder holds one with other settings."""
+    saved = place / "config.gin"
+    if saved.exists():
+        changed = config.differences(config.load([str(saved)]), experiment)
+        if changed:
+            raise config.ConfigError(f"{place} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
+    if not (place / run.RESULTS).exists():
+        return None
+    shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
+    return json.loads((place / run.RESULTS).read_text())
+
+
+def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, single: bool) -> dict | None:
+    describe(place, experiment)
+    try:
+        return tuner.run(experiment, start, str(place))
+    except loop.Diverged as error:
+        if single:
+            raise
+        # In a grid some cells are meant to be too bold: they rank last. The curve up to there stays in metrics.jsonl.
+        result = {"task": tuner.problem.name, "init_from": start.name, "seed": experiment.run.seed, "score": None, "diverged": str(error)}
+        result |= {"cell": run.cell_of(experiment.finetune), "main_metric": tuner.problem.main, "notes": tuner.problem.notes}
+        run.write_json(place / run.RESULTS, result)
+        shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)
+        return result
+
+
+def median(results: list[dict]) -> float:
+    """Of the scores; a run that diverged counts as -inf, so that a cell in which half of them do is never chosen."""
+    scores = sorted(-np.inf if result["score"] is None else result["score"] for result in results)
+    half = len(scores) // 2
+    return scores[half] if len(scores) % 2 else (scores[half - 1] + scores[half]) / 2
+
+
+def _keep_better(folder: pathlib.Path, best: str | None, name: str, found: dict[str, list[dict]]) -> str:
+    """The better of two cells; the other's models are removed (its results stay)."""
+    if best is None:
+        return name
+    keep, drop = (name, best) if median(found[name]) > median(found[best]) else (best, name)
+    for place in (folder / drop).glob("seed*/checkpoints"):
+        shutil.rmtree(place)
+    return keep
+
+
+def summary(problem: Problem, found: dict[str, list[dict]]) -> dict:
+    """A task's report: for every cell the median, least and highest score over its seeds; the chosen cell with the same of every metric."""
+    rows = []
+    for name, results in found.items():
+        scores = [result["score"] for result in results]
+        known = [score for score in scores if score is not None]
+        row = {"name": name, **results[0]["cell"], "median": median(results), "least": min(known, default=None), "highest": max(known, default=None)}
+        row |= {"median": row["median"] if np.isfinite(row["median"]) else None, "scores": scores, "seeds": [result["seed"] for result in results]}
+        rows.append(row)
+    chosen = max(found, key=lambda name: median(found[name]))
+    good = [result for result in found[chosen] if result["score"] is not None]
+    values = lambda metric: [result["best"][metric] for result in good]  # noqa: E731
+    names = [name for name in good[0]["best"] if name not in ("step", "epoch")] if good else []
+    spread = {name: {"median": float(np.median(values(name))), "least": min(values(name)), "highest": max(values(name))} for name in names}
+    middle = sorted(good, key=lambda result: result["score"])[len(good) // 2]["workdir"] if good else None
+    return {
+        "task": problem.name, "main_metric": problem.main, "chosen": chosen, "seeds": len(found[chosen]), "metrics": spread, "model": middle,
+        "cells": rows, "notes": problem.notes,
+    }  # fmt: skip

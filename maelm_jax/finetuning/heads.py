@@ -1,0 +1,103 @@
+"""What stands above the encoder when it is fine-tuned, and its loss (reference.md section 3). Axis letters: B rows, T slots, D width, C classes."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+from maelm_jax import config
+from maelm_jax.finetuning.features import Batch
+from maelm_jax.finetuning.squad import BEST, Spans
+from maelm_jax.model import layers, loss, maelm
+
+
+class Classifier(nnx.Module):
+    """First token's last state -> dropout -> linear D to D -> tanh -> dropout -> linear to C; C = 1 is a regression."""
+
+    def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
+        self.dense = layers.linear(settings.width, settings.width, settings, rngs)
+        self.out = layers.linear(settings.width, classes, settings, rngs)
+        self.rate = settings.dropout
+
+    def __call__(self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None) -> Float[Array, "B C"]:
+        keys = layers.split_keys(keys, 2)
+        x = jnp.tanh(self.dense(layers.dropout(states[:, 0], self.rate, keys[0])))
+        return self.out(layers.dropout(x, self.rate, keys[1])).astype(jnp.float32)
+
+
+class FineTuned(nnx.Module):
+    """The encoder and one head: `classifier` with `classes` outputs, or `span` (start and end of an answer) where `classes` is 0."""
+
+    def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, classes: int, rngs: nnx.Rngs):
+        self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
+        if classes:
+            self.classifier = Classifier(settings, classes, rngs)
+        else:
+            self.span = layers.linear(settings.width, 2, settings, rngs)
+        self.classes = classes
+
+    def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
+        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys` are dropout's, one a row; None for evaluation."""
+        slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
+        keys = layers.split_keys(keys, 2)
+        states = self.encoder(batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0])
+        if self.classes:
+            return self.classifier(states, keys[1])
+        # The question, the separators (the one at the end too) and padding hold no answer; slot 0 stands for "none".
+        allowed = (slots == 0) | ((slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1))
+        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), layers.MASKED_OUT)
+
+
+def create(settings: config.Model, vocabulary_size: int, pad_id: int, classes: int):
+    """(graph, init), as `maelm.create`."""
+
+    def init(key):
+        return nnx.to_pure_dict(nnx.state(FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(key)), nnx.Param))
+
+    return nnx.graphdef(nnx.eval_shape(lambda: FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(0)))), init
+
+
+def _nats(scores: Float[Array, "B C"], target: Int[Array, " B"]) -> Float[Array, " B"]:
+    return jax.nn.logsumexp(scores, axis=1) - jnp.take_along_axis(scores, target[:, None], axis=1)[:, 0]
+
+
+def loss_of(graph: nnx.GraphDef):
+    """The loss function of the training step: cross-entropy of the class, mean of those of start and end, or squared error of the score / 5.
+
+    `correct` counts the right classes; answers with both ends right; scores within half a point of 5.
+    """
+
+    def loss_fn(params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
+        fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        keys = fold_in(jax.random.fold_in(key, batch.seed[0]), numbers) if train else None
+        scores, target = maelm.apply(graph, params)(batch, keys), batch.targets
+        if scores.ndim == 3:
+            each = 0.5 * (_nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1]))
+            correct = (jnp.argmax(scores, axis=1).astype(target.dtype) == target).all(axis=1)
+        elif target.dtype == jnp.float32:
+            each = (scores[:, 0] - target) ** 2
+            correct = jnp.abs(scores[:, 0] - target) < 0.1
+        else:
+            each = _nats(scores, target)
+            correct = jnp.argmax(scores, axis=1).astype(target.dtype) == target
+        weights = batch.weights
+        return loss.Sums((each * weights).sum(), (correct.astype(jnp.float32) * weights).sum(), weights.sum())
+
+    return loss_fn
+
+
+def predict_of(graph: nnx.GraphDef):
+    """(params, batch) -> float32 [B, C] scores, or Spans of B windows."""
+
+    def predict(params: dict, batch: Batch):
+        scores = maelm.apply(graph, params)(batch)
+        if scores.ndim == 2:
+            return scores
+        null = scores[:, 0].sum(axis=1)
+        short = max(BEST - scores.shape[1], 0)
+        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=layers.MASKED_OUT)
+        start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
+        end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
+        return Spans(start, start_slot, end, end_slot, null)
+
+    return predict

@@ -1,0 +1,138 @@
+"""A task as the training sees it: features to train on, dev sets that score and write down predictions. GLUE and SQuAD look alike from here on."""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import features, glue, metrics, squad
+
+NAMES = (*glue.TASKS, *squad.FILES)
+SAMPLE_SEED = 0  # of Finetune.train_examples: the same sample for every seed
+
+
+@dataclasses.dataclass(frozen=True)
+class DevSet:
+    """Examples to predict. `outputs`, below, is what heads.predict_of gives, for all examples in their order."""
+
+    features: features.Features
+    score: collections.abc.Callable[..., dict[str, float]]  # outputs -> {metric: value}
+    write: collections.abc.Callable[..., pathlib.Path]  # (outputs, folder, stem) -> the file written
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    name: str
+    classes: int  # of the classifier: 1 is a regression, 0 an answer's start and end
+    labels: tuple[str, ...]  # of the classes; empty where there are none
+    main: str  # the metric that picks the best evaluation
+    train: features.Features
+    dev: dict[str, DevSet]
+    unscored: dict[str, DevSet]  # predicted at the end only
+    notes: list[str]
+
+
+def classes_of(name: str) -> tuple[int, tuple[str, ...]]:
+    """(outputs of the classifier, or 0; label names) of a task. Raises ConfigError on an unknown one."""
+    if name in squad.FILES:
+        return 0, ()
+    if name not in glue.TASKS:
+        raise config.ConfigError(f"Finetune.tasks: no task {name!r}; there are {', '.join(NAMES)}")
+    labels = glue.TASKS[name].labels
+    return max(len(labels), 1), labels
+
+
+def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int) -> Problem:
+    """Reads and tokenises a task's data; at most `length` tokens an example. Raises ConfigError on data that is missing or wrong."""
+    classes, labels = classes_of(name)
+    build = _squad if classes == 0 else _glue
+    problem = build(name, classes, labels, settings, corpus, vocabulary, length)
+    count = settings.train_examples
+    if count is None or count >= len(problem.train.ids):
+        return problem
+    numbers = np.sort(np.random.default_rng(SAMPLE_SEED).permutation(len(problem.train.ids))[:count])
+    note = f"trained on {count} of {len(problem.train.ids)} examples" if classes else f"trained on {count} of {len(problem.train.ids)} windows"
+    return dataclasses.replace(problem, train=problem.train.take(numbers), notes=[*problem.notes, note])
+
+
+def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
+    task = glue.TASKS[name]
+    train, dev = glue.load(task, settings, corpus)
+    rows = glue_features(train, vocabulary, length, "training")
+    dev_sets = {}
+    for which, found in dev.items():
+        dev_sets[which] = glue_dev(task, found, vocabulary, length, which or "dev")
+    unscored = {}
+    if name == "mnli" and (diagnostic := glue.diagnostic(settings, corpus)):
+        unscored["ax"] = glue_dev(task, diagnostic, vocabulary, length, "diagnostic")
+    # The scores are found at STS-B's scale by a monotonous step (/ 5), which no correlation notices.
+    main = "_".join(filter(None, (next(iter(dev)), task.metrics[0])))
+    return Problem(name, classes, labels, main, rows, dev_sets, unscored, [note for found in (train, *dev.values()) for note in found.notes])
+
+
+def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> features.Features:
+    """Tokenised; what is cut is counted in `found.notes`. STS-B's 0..5 becomes 0..1, absent labels become class 0."""
+    ids, cut = features.sentences(found.sentences, vocabulary, length)
+    if cut:
+        found.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
+    targets = np.zeros(len(ids), np.int32) if found.labels is None else found.labels
+    targets = targets / np.float32(5) if targets.dtype == np.float32 else targets
+    return features.Features(ids, targets, np.zeros(len(ids), np.int32))
+
+
+def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> DevSet:
+    rows = glue_features(found, vocabulary, length, which)
+
+    def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
+        path = folder / f"{stem}.tsv"
+        glue.write_predictions(task, outputs, path)
+        return path
+
+    return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write)
+
+
+def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
+    train, dev = squad.load(name, settings, corpus)
+    rows = squad.windows(train, vocabulary, settings, length, training=True).rows
+    dev_set = squad_dev(name, dev, vocabulary, settings, length)
+    return Problem(name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {}, train.notes + dev.notes)
+
+
+def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune, length: int, threshold=None) -> DevSet:
+    """With `threshold` given, written answers are empty above that null margin; otherwise above the dev set's best for F1 (SQuAD 2.0)."""
+    cut = squad.windows(found, vocabulary, settings, length, training=False)
+
+    def answers(outputs) -> list[squad.Answer]:
+        return squad.answers(found, cut, squad.Spans(*outputs), settings.answer_length)
+
+    def score(outputs) -> dict[str, float]:
+        golds = [tuple(text for text, _ in question.answers) for question in found.questions]
+        return metrics.squad([metrics.Answered(g, *a) for g, a in zip(golds, answers(outputs), strict=True)], unanswerable=name == "squad2")
+
+    def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
+        path = folder / f"{stem}.json"
+        given = dict(zip([question.id for question in found.questions], answers(outputs), strict=True))
+        limit = np.inf
+        if name == "squad2":
+            limit = score(outputs)["best_f1_threshold"] if threshold is None else threshold
+            (folder / f"{stem}_null_margins.json").write_text(json.dumps({key: a.null_margin for key, a in given.items()}, indent=1))
+        shown = {key: "" if a.null_margin > limit else a.text for key, a in given.items()}
+        path.write_text(json.dumps(shown, indent=1, ensure_ascii=False))
+        return path
+
+    return DevSet(cut.rows, score, write)
+
+
+def unlabelled(
+    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int, best: dict[str, float]
+) -> tuple[DevSet, list[str]]:
+    """(a file to predict, notes). `best` are the figures of the run's best evaluation, SQuAD 2.0's null threshold among them."""
+    if name in squad.FILES:
+        questions = squad.Questions(squad.read_file(path))
+        return squad_dev(name, questions, vocabulary, settings, length, best.get("best_f1_threshold")), questions.notes
+    found = glue.read_file(glue.TASKS[name], path, labelled=False)
+    return glue_dev(glue.TASKS[name], found, vocabulary, length, path), found.notes

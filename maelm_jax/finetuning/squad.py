@@ -1,0 +1,220 @@
+"""SQuAD 1.1 and 2.0: questions from JSON or TFDS, windows over long contexts, answers out of span scores (reference.md section 3)."""
+
+import dataclasses
+import hashlib
+import re
+import typing
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import features, files
+
+FILES = {"squad1": ("train-v1.1.json", "dev-v1.1.json"), "squad2": ("train-v2.0.json", "dev-v2.0.json")}
+TFDS = {"squad1": "squad/v1.1", "squad2": "squad/v2.0"}
+BEST = 20  # starts, and ends, that are tried with each other
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question; `answers` are (text, first character), none where it is unanswerable."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
+    article: str
+
+
+@dataclasses.dataclass
+class Questions:
+    """A training or dev set, and what was met on the way."""
+
+    questions: list[Question]
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def load(task: str, settings: config.Finetune, corpus: config.Corpus) -> tuple[Questions, Questions]:
+    """(training set, dev set) from the JSON files under `settings.data_dir`, or from TFDS. Raises ConfigError when they are not there.
+
+    With a dev file alone, `settings.dev_share` of its articles (by hash of the title) are evaluated and the others train: noted.
+    """
+    train_name, dev_name = FILES[task]
+    if settings.data_dir is None:
+        train, dev = _from_tfds(task, "train", corpus), _from_tfds(task, "validation", corpus)
+    else:
+        paths = [files.locate(settings.data_dir, name) for name in FILES[task]]
+        train, dev = (Questions(read_file(path)) if path else None for path in paths)
+    where = settings.data_dir or f"TFDS dataset {TFDS[task]}"
+    if dev is None or train is None and not settings.dev_share:
+        part = "; --gin.Finetune.dev_share=0.25 trains on three quarters of the dev file's articles" if dev else ""
+        raise config.ConfigError(f"{task}: no {train_name if dev else dev_name} in {where} (also in its squad/; .json, .json.xz or .json.gz){part}")
+    if train is None:
+        train, dev = _split(dev.questions, settings.dev_share, dev_name)
+    if task == "squad2" and all(question.answers for question in (*train.questions, *dev.questions)):
+        dev.notes.append("squad2: no question is unanswerable in these files; the null threshold has nothing to decide")
+    return train, dev
+
+
+def _split(questions: list[Question], share: float, name: str) -> tuple[Questions, Questions]:
+    """By article, so that no context is in both; the articles of smallest hash are evaluated."""
+    key = lambda article: hashlib.sha256(article.encode()).hexdigest()  # noqa: E731
+    articles = sorted({question.article for question in questions}, key=key)
+    kept = set(articles[: max(1, round(share * len(articles)))])
+    if len(kept) == len(articles):
+        raise config.ConfigError(f"Finetune.dev_share {share}: nothing is left to train on of the {len(articles)} articles in {name}")
+    dev = [question for question in questions if question.article in kept]
+    train = [question for question in questions if question.article not in kept]
+    note = f"no training file: trained on {len(articles) - len(kept)} articles of {name}, evaluated on its other {len(kept)}; not the official split"
+    return Questions(train), Questions(dev, [note])
+
+
+def read_file(path) -> list[Question]:
+    """Reads SQuAD's JSON. Raises ConfigError that names the place of what is missing or of another type."""
+    content = files.read_json(path)
+
+    def need(value, kind: type, what: str):
+        if not isinstance(value, kind):
+            raise config.ConfigError(f"{path}: {what}: expected {kind.__name__}, got {type(value).__name__}; SQuAD's JSON is data > paragraphs > qas")
+        return value
+
+    found = []
+    for a, article in enumerate(need(need(content, dict, "the file").get("data"), list, "data")):
+        title = need(need(article, dict, f"data[{a}]").get("title", str(a)), str, f"data[{a}].title")
+        for p, paragraph in enumerate(need(article.get("paragraphs"), list, f"data[{a}].paragraphs")):
+            here = f"data[{a}].paragraphs[{p}]"
+            context = need(need(paragraph, dict, here).get("context"), str, f"{here}.context")
+            for q, entry in enumerate(need(paragraph.get("qas"), list, f"{here}.qas")):
+                place = f"{here}.qas[{q}]"
+                text, name = (need(need(entry, dict, place).get(field), str, f"{place}.{field}") for field in ("question", "id"))
+                answers = [] if entry.get("is_impossible") else need(entry.get("answers", []), list, f"{place}.answers")
+                spans = []
+                for answer in answers:
+                    start = need(answer, dict, f"{place}.answers").get("answer_start", -1)
+                    spans.append((need(answer.get("text"), str, f"{place}.answers.text"), need(start, int, f"{place}.answers.answer_start")))
+                found.append(Question(name, text, context, tuple(spans), title))
+    if not found:
+        raise config.ConfigError(f"{path}: holds no question")
+    return found
+
+
+def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None:
+    records = files.records(TFDS[task], split, corpus)
+    if records is None:
+        return None
+    spans = lambda answers: tuple(zip(answers["text"], map(int, answers["answer_start"]), strict=True))  # noqa: E731
+    return Questions([Question(r["id"], r["question"], r["context"], spans(r["answers"]), r["title"]) for r in records])
+
+
+def answer_range(question: Question) -> tuple[int, int] | None:
+    """Characters of the first answer in the context; where it does not stand at its place, the nearest occurrence; None where there is none."""
+    text, start = question.answers[0]
+    if text and start >= 0 and question.context.startswith(text, start):
+        return start, start + len(text)
+    places = [found.start() for found in re.finditer(re.escape(text), question.context)] if text else []
+    if not places:
+        return None
+    start = min(places, key=lambda place: abs(place - start))
+    return start, start + len(text)
+
+
+class Windows(typing.NamedTuple):
+    """Windows over the contexts of questions, as the model reads them: `<s> question </s> </s> part of the context </s>`."""
+
+    rows: features.Features
+    question: np.ndarray  # int32 [n]: which question each window belongs to
+    start: np.ndarray  # int32 [n]: the context's token that stands at the window's slot rows.context
+    offsets: list[np.ndarray]  # per question, int32 [tokens of its context, 2]: each token's characters
+
+
+def windows(found: Questions, vocabulary: Vocabulary, settings: config.Finetune, length: int, training: bool) -> Windows:
+    """Cuts every question into windows of at most `length` ids. In training, targets are the (first, last) slot of the answer, (0, 0) where the
+    window does not hold it or there is none, and questions whose answer is not in their context are left out; counts go to `found.notes`."""
+    contexts: dict[str, tuple[list[int], np.ndarray]] = {}
+    ids, targets, first, owner, begins, offsets = [], [], [], [], [], []
+    cut = lost = windowed = 0
+    texts = features.encode(vocabulary, [question.text for question in found.questions])
+    for number, (question, asked) in enumerate(zip(found.questions, texts, strict=True)):
+        if question.context not in contexts:
+            tokens, places = vocabulary.encode_with_offsets(question.context)
+            contexts[question.context] = tokens, np.asarray(places, np.int32).reshape(-1, 2)
+        tokens, places = contexts[question.context]
+        offsets.append(places)
+        answer = answer_range(question) if training and question.answers else None
+        if training and question.answers and answer is None:
+            lost += 1
+            continue
+        limit = min(settings.question_length, length // 2 - 4)
+        cut += len(asked) > limit
+        prefix = [vocabulary.bos, *asked[:limit], vocabulary.eos, vocabulary.eos]
+        room = length - len(prefix) - 1
+        step = max(1, min(settings.stride, room // 2))
+        span = np.flatnonzero((places[:, 0] < answer[1]) & (places[:, 1] > answer[0])) if answer else []
+        starts = range(0, max(len(tokens) - room, 0) + step, step)
+        windowed += len(starts) > 1
+        for start in starts:
+            part = tokens[start : start + room]
+            inside = len(span) > 0 and span[0] >= start and span[-1] < start + len(part)
+            ids.append(np.asarray([*prefix, *part, vocabulary.eos], np.int32))
+            targets.append((len(prefix) + span[0] - start, len(prefix) + span[-1] - start) if inside else (0, 0))
+            first.append(len(prefix))
+            owner.append(number)
+            begins.append(start)
+    which = "training" if training else "dev"
+    for count, what in ((cut, "questions cut to their first tokens"), (lost, "questions left out: the answer is not in the context")):
+        if count:
+            found.notes.append(f"{which}: {count} {what}")
+    if windowed:
+        found.notes.append(
+            f"{which}: {windowed} of {len(found.questions)} questions do not fit {length} tokens with their context: {len(ids)} windows"
+        )
+    rows = features.Features(ids, np.asarray(targets, np.int32).reshape(-1, 2), np.asarray(first, np.int32))
+    return Windows(rows, np.asarray(owner, np.int32), np.asarray(begins, np.int32), offsets)
+
+
+class Spans(typing.NamedTuple):
+    """What the model says of each window: the BEST highest start and end scores with their slots, and the score of no answer."""
+
+    start: np.ndarray  # float32 [n, BEST]
+    start_slot: np.ndarray  # int32 [n, BEST]
+    end: np.ndarray
+    end_slot: np.ndarray
+    null: np.ndarray  # float32 [n]: start + end score of slot 0
+
+
+class Answer(typing.NamedTuple):
+    text: str  # the best span, never empty for want of confidence
+    null_margin: float  # null score minus the span's: the higher, the less there seems to be an answer
+
+
+def answers(found: Questions, cut: Windows, spans: Spans, longest: int) -> list[Answer]:
+    """The best span of each question over its windows: the end not before the start, at most `longest` tokens, the start in the window in which it
+    has most context. The null score is the smallest over the windows."""
+    bounds = np.searchsorted(cut.question, np.arange(len(found.questions) + 1))
+    lengths = np.asarray([len(row) for row in cut.rows.ids]) - cut.rows.context - 1
+    result = []
+    for number, question in enumerate(found.questions):
+        mine = np.arange(bounds[number], bounds[number + 1])
+        places = cut.offsets[number]
+        tokens = np.arange(len(places))[None]
+        begin, size = cut.start[mine, None], lengths[mine, None]
+        context = np.minimum(tokens - begin, begin + size - 1 - tokens) + 0.01 * size
+        home = context.argmax(axis=0)  # the window, of these, in which each token has most context
+        first = cut.start[mine] - cut.rows.context[mine]  # slot + first = token of the context
+        start, end = spans.start_slot[mine] + first[:, None], spans.end_slot[mine] + first[:, None]
+        last = (cut.start[mine] + lengths[mine])[:, None]
+        good_start, good_end = ((token >= begin) & (token < last) for token in (start, end))
+        if len(places):
+            good_start &= home[np.clip(start, 0, len(places) - 1)] == np.arange(len(mine))[:, None]
+        size = end[:, None, :] - start[:, :, None] + 1
+        allowed = good_start[:, :, None] & good_end[:, None, :] & (size >= 1) & (size <= longest)
+        score = np.where(allowed, spans.start[mine][:, :, None] + spans.end[mine][:, None, :], -np.inf)
+        window, s, e = np.unravel_index(score.argmax(), score.shape)
+        null = float(spans.null[mine].min())
+        if not np.isfinite(score[window, s, e]):
+            result.append(Answer("", 0.0))
+            continue
+        text = question.context[places[start[window, s], 0] : places[end[window, e], 1]].strip()
+        result.append(Answer(text, null - float(score[window, s, e])))
+    return result

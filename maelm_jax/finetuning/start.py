@@ -1,0 +1,64 @@
+"""Where a fine-tuning run starts from: what `--init_from` names, as settings, vocabulary and encoder."""
+
+import collections.abc
+import dataclasses
+import pathlib
+
+import jax
+
+from maelm_jax import config, pretrained
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.vocabulary import Vocabulary
+
+RANDOM = "random:"  # before a run's name: its model and vocabulary with fresh weights, as the control
+OTHERS = "base.gin"  # what else there is to set, where the source is no workdir of ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """An encoder to start from."""
+
+    name: str  # as given
+    gin_file: str  # the settings it was made with, as far as they are known
+    fit: collections.abc.Callable[[config.Experiment], config.Experiment]  # puts the encoder's own shape into settings
+    vocabulary: Vocabulary
+    encoder: collections.abc.Callable[[dict], dict]  # fresh encoder parameters -> those to start with, laid out alike
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and folders."""
+        path = self.name.removeprefix(RANDOM).rstrip("/")
+        return ("random-" if self.name.startswith(RANDOM) else "") + pathlib.Path(path).name
+
+
+def load(name: str) -> Start:
+    """Anything that pretrained.find knows (a workdir, an exported or stock folder, a reference checkpoint), with or without `random:` before it.
+
+    Raises ConfigError when there is no such thing, or it comes without the vocabulary its ids belong to.
+    """
+    source = pretrained.find(name.removeprefix(RANDOM))
+    if source.vocabulary is None:
+        raise config.ConfigError(f"--init_from={name} has no vocabulary; put it into a folder as model.pt, with its vocabulary's file beside it")
+    vocabulary = vocabularies.load(source.vocabulary)
+    own = pathlib.Path(source.path) / "config.gin"
+    gin_file = str(own) if own.is_file() else OTHERS
+
+    def fit(experiment: config.Experiment) -> config.Experiment:
+        if source.step is not None:  # a workdir's own settings file has said it
+            return experiment
+        told = {field: source.settings[field] for field in pretrained.ENCODER if field in source.settings}
+        model = dataclasses.replace(experiment.model, **told)
+        length = min(experiment.corpus.sequence_length, model.max_positions)
+        return dataclasses.replace(experiment, model=model, corpus=dataclasses.replace(experiment.corpus, sequence_length=length))
+
+    restored: list[dict] = []  # read once for all runs of a grid
+
+    def encoder(fresh: dict) -> dict:
+        if name.startswith(RANDOM):
+            return fresh
+        if not restored:
+            values = source.read(config.load([gin_file]).model)
+            restored.append(pretrained.place(values, {"encoder": fresh}, vocabulary.size, source.path)[0]["encoder"])
+        return jax.tree.map(jax.numpy.copy, restored[0])
+
+    return Start(name, gin_file, fit, vocabulary, encoder)

@@ -1,0 +1,120 @@
+"""The model card of an exported folder: what the run's own files say of it, and how to load it. Nothing that was not measured."""
+
+import dataclasses
+
+from maelm_jax import config
+
+LOADING = {
+    "huggingface": """```python
+import torch
+from transformers import {auto}, AutoTokenizer
+
+tokenizer, model = AutoTokenizer.from_pretrained("{name}"), {auto}.from_pretrained("{name}").eval()
+with torch.no_grad():
+    output = model(**tokenizer(["A sentence."], return_tensors="pt"))
+```
+
+Use `{output}`; a pooler was never trained and is not in the file. A literal `<mask>` in a text is text, as it was in training; for the special
+token give `split_special_tokens=False` to the tokenizer.""",
+    "pytorch": """```python
+import torch
+from maelm import MaeLm  # the file in this folder
+
+model = MaeLm.from_folder("{name}").eval()
+with torch.no_grad():
+    states = model(ids, attention_mask)
+```
+
+The file says the rest: it holds encoder, decoder and prediction head, and needs torch and safetensors only.""",
+    "reference": """`model.pt` has the layout of the checkpoints of the published implementation (yumeng5/MAE-LM): `args` with the architecture,
+`model` with the state dict and its tied copies. It holds no training state. The implementation itself has not been run on this file.""",
+}
+
+
+def objective(experiment: config.Experiment) -> str:
+    """In words."""
+    masking, model = experiment.masking, experiment.model
+    rate = f"{masking.rate:.0%} of the tokens are predicted"
+    if model.decoder_layers == 0:
+        return f"masked language modelling (MLM): {rate}, each [MASK] in the encoder's input"
+    layers = f"a decoder of {model.decoder_layers} layer(s) puts [MASK] back and is not part of the encoder"
+    if masking.encoder_mask_fraction == 0:
+        return f"MAE-LM (arXiv 2302.02060): {rate}, none of them seen by the encoder in any form; {layers}"
+    return f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of the [MASK]s in the encoder's input; {layers}"
+
+
+def verification(reports: list[dict] | None) -> str:
+    if reports is None:
+        return "Unverified: PyTorch was not at hand, or verification was switched off, when this was written."
+    listed = [f"{item['of']} {item['largest_difference']:.2g} (largest value {item['largest_value']:.3g})" for item in reports]
+    return "Read back with the stock library and compared with the JAX model on real text, float32; largest differences: " + "; ".join(listed) + "."
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a card is made of."""
+
+    name: str  # of the folder
+    format: str
+    architecture: str  # what loads it
+    parameters: int
+    experiment: config.Experiment
+    step: int
+    lines: list[dict]  # of metrics.jsonl
+    results: dict  # results.json of a fine-tuned run, else empty
+    reports: list[dict] | None  # of the verification
+
+
+def pretraining(about: About) -> dict[str, str]:
+    """The rows that tell of a pretraining run."""
+    run, corpus = about.experiment.run, about.experiment.corpus
+    lines = [line for line in about.lines if line["step"] <= about.step]
+    losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line][-1:]
+    evaluated = [line for line in lines if "eval_loss" in line][-1:]
+    losses += [f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})" for line in evaluated]
+    return {
+        "objective": objective(about.experiment),
+        "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
+        "started from": f"`{run.init_from}`" if run.init_from else "random weights",
+        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of {corpus.sequence_length} tokens",
+        "loss, nats a predicted token": "; ".join(losses) or "not recorded",
+        "longest input": f"{corpus.sequence_length} tokens: positions past that were not trained",
+    }
+
+
+def fine_tuning(about: About) -> dict[str, str]:
+    """The rows that tell of a fine-tuned run, and where its head is not all of the function."""
+    results = about.results
+    rows = {
+        "fine-tuned on": str(results.get("task", "not recorded")),
+        "started from": f"`{results.get('init_from', 'not recorded')}`",
+        "steps": f"{about.step:,}",
+        "score": f"{results['main_metric']} {results['score']:.4f} on the development set" if "score" in results else "not recorded",
+    }
+    if about.architecture.endswith("QuestionAnswering"):
+        rows["logits"] = (
+            "also at the question, the separators and padding, where no answer can begin or end: training ruled these out, the class does not"
+        )
+    elif not results.get("labels"):
+        rows["output"] = "the score divided by its largest value, as it was trained (STS-B: score / 5)"
+    return rows
+
+
+def render(about: About) -> str:
+    """The card's Markdown."""
+    model = about.experiment.model
+    buckets = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
+    buckets = "no relative positions" if model.relative_buckets == "none" else buckets
+    shape = f"{model.layers} layers of width {model.width}, {model.heads} heads, feed-forward {model.feed_forward}, {buckets}"
+    rows = {"architecture": f"{about.architecture}: {shape}", "parameters": f"{about.parameters:,} in this folder"}
+    rows |= fine_tuning(about) if about.results else pretraining(about)
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    front = "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n" if about.format == "huggingface" else ""
+    heads = {"MaskedLM": "logits", "SequenceClassification": "logits", "QuestionAnswering": "start_logits` and `output.end_logits"}
+    head = next((name for name in heads if about.architecture.endswith(name)), "")
+    auto, output = f"AutoModelFor{head}" if head else "AutoModel", heads.get(head, "last_hidden_state")
+    loading = LOADING[about.format].format(name=about.name, auto=auto, output=f"output.{output}")
+    return (
+        f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
+        f"## Verification\n\n{verification(about.reports)}\n"
+    )

@@ -1,0 +1,209 @@
+"""Stock transformers models that compute our encoder's function, with no code of ours: MPNet (t5 buckets) and RoBERTa (no relative bias).
+
+Their position tables begin with rows of no meaning (the padding's and those before it); a position p of ours is their row p + pad + 1. RoBERTa
+adds a token-type row to every token: written as 0, folded into the positions when read. The pooler of either was never trained and is not written.
+"""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.interop import tensors as tables
+from maelm_jax.interop import torch_file
+from maelm_jax.interop.tensors import Row
+
+_PARTS = {
+    "mpnet": {
+        "query": "attention.attn.q", "key": "attention.attn.k", "value": "attention.attn.v", "out": "attention.attn.o",
+        "attention_norm": "attention.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "output_norm": "output.LayerNorm",
+    },
+    "roberta": {
+        "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value", "out": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "output_norm": "output.LayerNorm",
+    },
+}  # fmt: skip
+CLASS = {"mpnet": "MPNet", "roberta": "Roberta"}
+WORDS, TYPES = "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight"
+UNTRAINED = ("pooler.", "embeddings.position_ids")  # not of the encoder's function
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What stands above the encoder of a fine-tuned run: `classifier` (dense, out) or `span` (one linear map to start and end)."""
+
+    head: str  # the end of the stock class's name
+    labels: tuple[str, ...] = ()  # of the classes, in order; none for a regression and for questions
+
+    @classmethod
+    def of(cls, params: dict[str, np.ndarray], labels: typing.Sequence[str]) -> "Tuned | None":
+        """That of a workdir's parameters, {path: array}; None of a pretraining run. Raises ConfigError when the labels are not one a class."""
+        if "span/kernel" in params:
+            return cls("ForQuestionAnswering")
+        if "classifier/out/bias" not in params:
+            return None
+        classes = len(params["classifier/out/bias"])
+        if classes > 1 and len(labels) != classes:
+            raise config.ConfigError(f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: {', '.join(labels) or 'none'}")
+        return cls("ForSequenceClassification", tuple(labels) if classes > 1 else ())
+
+    def rows(self) -> list[Row]:
+        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same (reference.md 3)."""
+        if self.head == "ForQuestionAnswering":
+            return tables.linear("qa_outputs", "span")
+        return tables.linear("classifier.dense", "classifier/dense") + tables.linear("classifier.out_proj", "classifier/out")
+
+    def settings(self) -> dict[str, typing.Any]:
+        """What config.json says of the head."""
+        if self.head == "ForQuestionAnswering":
+            return {}
+        if not self.labels:
+            return {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+        names = {str(index): name for index, name in enumerate(self.labels)}
+        return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}, "problem_type": "single_label_classification"}
+
+
+def home(model: config.Model, special: config.SpecialIds) -> str:
+    """The model_type that computes `model`'s encoder. Raises ConfigError, naming the format that works, when there is none."""
+    if model.relative_buckets == "none":
+        return "roberta"
+    wrong = []
+    if (model.relative_buckets, model.num_buckets, model.max_distance) != ("t5", 32, 128):
+        wrong.append(f"the stock MPNet has t5 buckets 32/128, this model {model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}")
+    if special.pad != 1:
+        wrong.append(f"the stock MPNet has its <pad> at id 1, this vocabulary at {special.pad}")
+    if wrong:
+        raise config.ConfigError(f"no stock transformers model computes this encoder: {'; '.join(wrong)}. --format=pytorch holds any model")
+    return "mpnet"
+
+
+def _encoder_rows(kind: str, layers: int, offset: int, prefix: str) -> list[Row]:
+    rows = [Row(prefix + WORDS, "encoder/token_embedding")]
+    rows.append(Row(f"{prefix}embeddings.position_embeddings.weight", "encoder/position_embedding", offset=offset))
+    rows += tables.norm(f"{prefix}embeddings.LayerNorm", "encoder/norm")
+    rows += tables.blocks(f"{prefix}encoder.layer.", "encoder", layers, _PARTS[kind])
+    if kind == "mpnet":
+        rows.append(Row(f"{prefix}encoder.relative_attention_bias.weight", "encoder/relative_bias/table"))
+    return rows
+
+
+def _head_rows() -> list[Row]:
+    return [*tables.linear("lm_head.dense", "head/dense"), *tables.norm("lm_head.layer_norm", "head/norm"), Row("lm_head.bias", "head/bias")]
+
+
+def architecture(model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None) -> str:
+    """The stock class: with the head of a fine-tuned run; with the language-model head where that reads the encoder (MLM); else the bare model."""
+    return CLASS[home(model, special)] + (tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
+
+
+def write(
+    folder: pathlib.Path,
+    params: dict[str, np.ndarray],
+    model: config.Model,
+    vocabulary_size: int,
+    special: config.SpecialIds,
+    tuned: Tuned | None = None,
+) -> int:
+    """Writes config.json and model.safetensors into `folder`: the encoder, and the head of `tuned` or of an MLM run; returns how many numbers."""
+    kind, stock = home(model, special), architecture(model, special, tuned)
+    offset = special.pad + 1
+    settings = {
+        "architectures": [stock],
+        "model_type": kind,
+        "vocab_size": vocabulary_size,
+        "hidden_size": model.width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "intermediate_size": model.feed_forward,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": model.dropout,
+        "attention_probs_dropout_prob": model.attention_dropout,
+        "max_position_embeddings": model.max_positions + offset,
+        "layer_norm_eps": model.layer_norm_eps,
+        "initializer_range": model.init_std,
+        "bos_token_id": special.bos,
+        "pad_token_id": special.pad,
+        "eos_token_id": special.eos,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+    }
+    settings |= {"relative_attention_num_buckets": 32} if kind == "mpnet" else {"type_vocab_size": 1}
+    settings |= tuned.settings() if tuned else {}
+    prefix = "" if stock.endswith("Model") else f"{kind}."
+    given = tables.give(params, _encoder_rows(kind, model.layers, offset, prefix), vocabulary_size)
+    if kind == "roberta":
+        given[prefix + TYPES] = np.zeros((1, model.width), np.float32)
+    if tuned:
+        given |= tables.give(params, tuned.rows(), vocabulary_size)
+    elif stock.endswith("MaskedLM"):
+        given |= tables.give(params, _head_rows(), vocabulary_size)
+    (folder / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    tables.write_safetensors(folder / "model.safetensors", given)
+    return sum(value.size for value in given.values())
+
+
+def settings(content: dict, where: str) -> dict[str, typing.Any]:
+    """The fields of config.Model that a stock config.json tells. Raises ConfigError when it is a model of another function."""
+    kind = content.get("model_type")
+    pad = content.get("pad_token_id", 1)
+    # What every config.json may leave out is the stock class's own default.
+    default = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
+    expected = {"hidden_act": "gelu", "tie_word_embeddings": True, "relative_attention_num_buckets": 32, "position_embedding_type": "absolute"}
+    said = default | {"layer_norm_eps": 1e-12} | expected | content
+    wrong = [f"{name} {said[name]!r} (only {wanted!r})" for name, wanted in expected.items() if said[name] != wanted]
+    if kind not in CLASS:
+        wrong.append(f"model_type {kind!r} (only {' and '.join(map(repr, CLASS))})")
+    if kind == "mpnet" and pad != 1:
+        wrong.append(f"pad_token_id {pad} (only 1)")
+    if "vocab_size" not in content:
+        wrong.append("no vocab_size")
+    if wrong:
+        raise config.ConfigError(f"{where}: not an encoder that a run can start from: {'; '.join(wrong)}")
+    found = {
+        "layers": said["num_hidden_layers"],
+        "width": said["hidden_size"],
+        "heads": said["num_attention_heads"],
+        "feed_forward": said["intermediate_size"],
+        "max_positions": said["max_position_embeddings"] - pad - 1,
+        "layer_norm_eps": float(said["layer_norm_eps"]),
+    }
+    return found | ({"relative_buckets": "t5", "num_buckets": 32, "max_distance": 128} if kind == "mpnet" else {"relative_buckets": "none"})
+
+
+def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:
+    """{our path: array} of a stock model's tensors: the encoder, and the language-model head where it has one.
+
+    Heads of fine-tuned models and poolers are left out by name. Errors as in tensors.take.
+    """
+    kind, offset = content["model_type"], content.get("pad_token_id", 1) + 1
+    prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in weights) else ""
+    dropped = (*(prefix + name for name in UNTRAINED), "classifier.", "qa_outputs.")
+    weights = {name: weights[name] for name in weights if not name.startswith(dropped)}
+    types = weights.pop(prefix + TYPES, None) if kind == "roberta" else None
+    rows = _encoder_rows(kind, shapes["encoder/blocks/query/kernel"][0], offset, prefix)
+    copies = {}
+    if any(name.startswith("lm_head.") for name in weights):
+        rows += _head_rows()
+        copies = {"lm_head.decoder.weight": prefix + WORDS, "lm_head.decoder.bias": "lm_head.bias"}
+    result = tables.take(weights, rows, shapes, where, copies)
+    if types is not None:
+        result["encoder/position_embedding"] += types[0].astype(np.float32)
+    return result
+
+
+def weights_of(folder: pathlib.Path) -> tables.Tensors:
+    """The tensors of a folder that transformers saved: .safetensors (one file or several), or an older pytorch_model.bin."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        parts = [tables.Safetensors(folder / name) for name in files]
+        return {name: part[name] for part in parts for name in part}
+    if (folder / "model.safetensors").is_file():
+        return tables.Safetensors(folder / "model.safetensors")
+    if (folder / "pytorch_model.bin").is_file():
+        content = torch_file.read(folder / "pytorch_model.bin")
+        return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+    raise config.ConfigError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")

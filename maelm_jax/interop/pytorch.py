@@ -1,0 +1,54 @@
+"""The whole model for plain PyTorch: a safetensors state dict beside the one module file that loads it (maelm_torch.py, written as maelm.py)."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import typing
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.interop import tensors as tables
+from maelm_jax.interop.tensors import Row
+
+MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
+_PARTS = {name: name for name in ("query", "key", "value", "out", "attention_norm", "up", "down", "output_norm")}
+# The fields of config.Model that say which function is computed; the others belong to training.
+FIELDS = (
+    "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions", "relative_buckets", "num_buckets", "max_distance",
+    "decoder_relative_bias", "layer_norm_eps", "dropout", "attention_dropout",
+)  # fmt: skip
+
+
+def _rows(model: typing.Mapping[str, typing.Any]) -> list[Row]:
+    rows = [Row("encoder.token_embedding.weight", "encoder/token_embedding")]
+    relative = {"encoder": model["relative_buckets"] != "none", "decoder": model["decoder_relative_bias"]}
+    for room, depth in (("encoder", model["layers"]), ("decoder", model["decoder_layers"])):
+        if depth:
+            rows.append(Row(f"{room}.position_embedding.weight", f"{room}/position_embedding"))
+            rows += tables.norm(f"{room}.norm", f"{room}/norm")
+            rows += [Row(f"{room}.relative_bias.weight", f"{room}/relative_bias/table")] if relative[room] else []
+            rows += tables.blocks(f"{room}.blocks.", room, depth, _PARTS)
+    return [*rows, *tables.linear("head.dense", "head/dense"), *tables.norm("head.norm", "head/norm"), Row("head.bias", "head/bias")]
+
+
+def give(params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> dict[str, np.ndarray]:
+    """The state dict of maelm_torch.MaeLm."""
+    return tables.give(params, _rows({name: getattr(model, name) for name in FIELDS}), vocabulary_size)
+
+
+def write(folder: pathlib.Path, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int, special: config.SpecialIds) -> int:
+    """Writes config.json, model.safetensors and maelm.py into `folder`; returns how many numbers. Any model of ours fits."""
+    settings = {name: getattr(model, name) for name in FIELDS}
+    content = {"format": "maelm_jax", "model": settings, "vocabulary_size": vocabulary_size, "special_ids": dataclasses.asdict(special)}
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+    given = give(params, model, vocabulary_size)
+    tables.write_safetensors(folder / "model.safetensors", given)
+    shutil.copyfile(MODULE, folder / "maelm.py")
+    return sum(value.size for value in given.values())
+
+
+def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:
+    """{our path: array} of a folder's tensors; `content` is its config.json. Errors as in tensors.take."""
+    return tables.take(weights, _rows(content["model"]), shapes, where)

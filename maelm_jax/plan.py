@@ -1,0 +1,286 @@
+"""Before renting anything: does a run fit on a TPU slice, how fast is it about, what does it send? Compiles the real training step with the real
+TPU compiler (libtpu, the extra [plan]), on a machine that has no TPU.
+
+    python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16
+    python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16 --sweep      tries microbatches, rematerialisation and meshes
+    python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8                  memory and collectives on 8 pretended CPU devices
+
+Memory and collectives are the compiler's own, for the very program a slice would run. Time is an estimate: the compiler's cycles, each loop counted
+as often as it runs, plus the bytes sent over one axis of links, nothing overlapped. What it leaves out (waiting for data, say) makes a run slower.
+"""
+
+import dataclasses
+import os
+import re
+import sys
+
+from maelm_jax import cli, config
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A TPU generation as its data sheet has it."""
+
+    kind: str  # as in metrics.PEAK_FLOPS
+    hbm: float  # bytes a chip
+    clock: float  # Hz of the compiler's cycles: peak FLOP/s over the FLOPs a cycle of the matrix units (docs/SCALE.md has how well that fits)
+    link: float  # bytes/s one way of one link, nine tenths of the data sheet; an axis of the torus has two of them a chip
+    cores: int  # devices that the compiler lists a chip
+    slices: tuple[str, ...]
+    cloud: str  # name of a slice, with what is counted in it
+
+
+FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16")
+CHIPS = {
+    "v4": Chip("TPU v4", 32 * GIB, 1.05e9, 4.5e10, 2, DEEP, "v4-{cores}"),
+    "v5e": Chip("TPU v5 lite", 16 * GIB, 1.5e9, 4.5e10, 1, FLAT, "v5litepod-{chips}"),
+    "v5p": Chip("TPU v5", 95 * GIB, 1.75e9, 9e10, 1, DEEP, "v5p-{cores}"),
+    "v6e": Chip("TPU v6 lite", 32 * GIB, 1.75e9, 9e10, 1, FLAT, "v6e-{chips}"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """What is planned for."""
+
+    topology: str
+    chip: Chip | None  # None: pretended CPU devices
+    chips: int
+
+    @property
+    def devices(self) -> int:
+        return self.chips * (self.chip.cores if self.chip else 1)
+
+    @property
+    def title(self) -> str:
+        if self.chip is None:
+            return f"{self.topology}: {self.chips} pretended CPU devices"
+        cloud = self.chip.cloud.format(chips=self.chips, cores=2 * self.chips)
+        listed = f", {self.devices} devices (the compiler lists {self.chip.cores} cores a chip)" if self.chip.cores > 1 else ""
+        return f"{self.topology}: {self.chips} chips of {self.chip.kind}, {self.chip.hbm / GIB:.1f} GiB each{listed}; the cloud calls it {cloud}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One experiment compiled for one slice. Bytes are per device; seconds per step."""
+
+    experiment: config.Experiment
+    mesh: dict[str, int]
+    rows: int  # a device and microbatch
+    memory: dict[str, float]  # by kind
+    needed: float
+    fits: bool | None  # None: there is no limit to compare with
+    collectives: list
+    compute: float | None
+    sending: float | None
+    model_flops: float
+
+    @property
+    def seconds(self) -> float | None:
+        return None if self.compute is None else self.compute + self.sending
+
+
+def main(argv: list[str]) -> int:
+    flags = cli.parser(__doc__)
+    flags.add_argument("--topology", required=True, metavar="NAME", help="as in v5e:16x16, v5p:4x4x8, or cpu:8; a wrong one lists those there are")
+    flags.add_argument("--sweep", action="store_true", help="try microbatches, rematerialisation and meshes, and recommend one")
+    flags.add_argument("--no_largest", action="store_true", help="do not look for the largest microbatch that fits (two to four more compilations)")
+    args, experiment = cli.parse(flags, argv)
+    where = slice_of(args.topology)
+    devices = prepare(where)
+    print(where.title, flush=True)
+    if args.sweep:
+        sweep(experiment, where, devices)
+        return 0
+    plan = compile_for(experiment, where, devices)
+    print(report(plan, where), flush=True)
+    if not args.no_largest and where.chip:
+        largest, tried = largest_rows(plan, where, devices)
+        print(f"largest microbatch that fits: {largest or 'none'} rows a device, in eights above 16 (compiled: {', '.join(map(str, sorted(tried)))})")
+    return 0 if plan.fits is not False else 1
+
+
+def slice_of(topology: str) -> Slice:
+    """Raises ConfigError, with the known ones, for a topology there is none of."""
+    name, _, shape = topology.partition(":")
+    if name == "cpu" and shape.isdigit() and int(shape):
+        return Slice(topology, None, int(shape))
+    if name not in CHIPS or shape not in CHIPS[name].slices:
+        known = "; ".join(f"{name}: {' '.join(chip.slices)}" for name, chip in CHIPS.items())
+        raise config.ConfigError(f"--topology={topology}: known are {known}; and cpu:N")
+    chips = 1
+    for size in shape.split("x"):
+        chips *= int(size)
+    return Slice(topology, CHIPS[name], chips)
+
+
+def prepare(where: Slice) -> list:
+    """The devices to compile for; sets up JAX, which must not have been used yet."""
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_WORKER_HOSTNAMES": "localhost"}
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no device to hold: several plans may be made at once
+    if where.chip is None:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={where.chips}"
+        import jax
+
+        return jax.devices()
+    from jax.experimental import topologies
+
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=where.topology).devices)
+    except Exception as error:  # jaxlib raises several types
+        raise config.RunError(
+            f"the TPU compiler could not be started ({' '.join(str(error).split())[:200]}); it comes with pip install '.[plan]'"
+        ) from error
+
+
+def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> Plan:
+    """Compiles the training step. A step that does not fit is a Plan as well, with what the compiler says it needs."""
+    import jax
+    import numpy as np
+
+    from maelm_jax.training import compiled, metrics, sharding, step
+
+    axes = ("data", "fsdp", "tensor")
+    sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
+    mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), axes)  # which device is which changes neither memory nor bytes
+    sharding.check(experiment, mesh)
+    train_step, state, batch = step.abstract(experiment, mesh)
+    held = lambda tree: sum(4 * np.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(tree))  # noqa: E731  all of it is 4 bytes wide
+    whole_gradient = sum(x.size for x in jax.tree.leaves(state.params)) * 4 / sizes[2]
+    memory = {"parameters": held(state.params), "optimiser (Adam's moments)": held(state.opt_state), "batch": held(batch)}
+    flops = sum(metrics.flops_terms(experiment, experiment.vocabulary.size).values())
+    rows = experiment.run.batch_size // (sizes[0] * sizes[1] * experiment.run.accumulate)
+    plan = Plan(experiment, dict(zip(axes, sizes, strict=True)), rows, memory, 0.0, None, [], None, None, flops)
+    try:
+        program = train_step.lower(state, batch).compile()
+    except jax.errors.JaxRuntimeError as error:
+        used = re.search(r"(Used |HLO temporaries \()([\d.]+)([MGT])", str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or not used:
+            raise
+        needed = float(used[2]) * {"M": 2**20, "G": GIB, "T": 1024 * GIB}[used[3]]
+        return dataclasses.replace(plan, needed=needed + (0 if used[1] == "Used " else sum(memory.values())), fits=False)
+    analysis, text = program.memory_analysis(), program.as_text()
+    memory |= {
+        "gradient (of one device's rows, whole)": whole_gradient,
+        "activations and temporaries": max(analysis.temp_size_in_bytes - whole_gradient, 0),
+        "program": analysis.generated_code_size_in_bytes,
+    }
+    found, cycles = compiled.collectives(text), compiled.estimated_cycles(text)
+    limit = where.chip.hbm / where.chip.cores if where.chip else None
+    return dataclasses.replace(
+        plan,
+        memory=memory,
+        needed=sum(memory.values()),
+        fits=None if limit is None else True,  # the compiler refuses what does not fit
+        collectives=found,
+        compute=None if cycles is None or where.chip is None else cycles / where.chip.clock,
+        sending=None if where.chip is None else sum(one.sent_bytes for one in found) / (2 * where.chip.link),
+    )
+
+
+def report(plan: Plan, where: Slice) -> str:
+    """The table of one Plan."""
+    from maelm_jax.training import metrics
+
+    run, length = plan.experiment.run, plan.experiment.corpus.sequence_length
+    lines = [
+        f"mesh {plan.mesh}; {run.batch_size} rows of {length} a step: {plan.rows} a device in each of {run.accumulate} part(s); "
+        f"rematerialise {plan.experiment.model.rematerialise}",
+        "",
+    ]
+    limit = where.chip.hbm / where.chip.cores if where.chip else None
+    if plan.fits is False:
+        return "\n".join([*lines, f"does not fit: the compiler needs {plan.needed / GIB:.2f} GiB a device of {limit / GIB:.2f}"])
+    lines += [f"{name:<42}{value / GIB:>9.3f} GiB a device" for name, value in plan.memory.items()]
+    lines += [f"{'all':<42}{plan.needed / GIB:>9.3f} GiB a device" + (f": fits in {limit / GIB:.2f}" if limit else ""), ""]
+    lines += [f"{'collective':<20}{'devices':>8}{'whole array, MB':>17}{'times a step':>14}{'sent a step, MB':>17}  from"]
+    merged: dict[tuple, list] = {}
+    for one in plan.collectives:
+        merged.setdefault((one.kind, one.group, one.times, place(one.name)), []).append(one)
+    for (kind, group, times, origin), ones in sorted(merged.items(), key=lambda item: -sum(one.sent_bytes for one in item[1])):
+        size, sent = sum(one.array_bytes for one in ones) / 1e6, sum(one.sent_bytes for one in ones) / 1e6
+        lines.append(f"{kind:<20}{group:>8}{size:>17.3f}{times:>14}{sent:>17.3f}  {origin}")
+    lines += ["", f"model FLOPs a step: {plan.model_flops:.4g}; {plan.model_flops / where.devices:.4g} a device"]
+    if plan.seconds is not None:
+        peak = metrics.PEAK_FLOPS[where.chip.kind] * where.chips
+        tokens, days = run.batch_size * length, plan.seconds * run.train_steps / 86400
+        lines += [
+            f"step: {1e3 * plan.compute:.1f} ms computing (the compiler's estimate) + {1e3 * plan.sending:.1f} ms sending (bytes / link speed)",
+            f"that is {tokens / plan.seconds:,.0f} tokens/s, MFU {plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s",
+            f"{run.train_steps:,} steps: {days:.2f} days, {24 * days * where.chips:,.0f} chip-hours",
+        ]
+    return "\n".join(lines)
+
+
+def place(name: str) -> str:
+    """Where in the step a JAX operation stands: in how many loops, and in which pass."""
+    loops = name.count("while/body")
+    backward = "backward " if "transpose" in name else ""
+    return f"{backward}{('outside the loops', 'one loop', 'loop in a loop')[min(loops, 2)]}: {name.rsplit('/', 1)[-1]}"
+
+
+def with_rows(experiment: config.Experiment, rows: int, row_devices: int, steps_alike: bool) -> config.Experiment | None:
+    """The experiment with microbatches of `rows` a device: the same batch in more or fewer parts (`steps_alike`), or another batch in one part."""
+    if not steps_alike:
+        return dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=rows * row_devices, accumulate=1))
+    parts, rest = divmod(experiment.run.batch_size, rows * row_devices)
+    return None if rest or not parts else dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, accumulate=parts))
+
+
+def largest_rows(plan: Plan, where: Slice, devices: list) -> tuple[int, list[int]]:
+    """(rows a device of the largest microbatch that compiles, all that were tried). Memory grows almost linearly with the rows: so few are tried."""
+    limit, row_devices = where.chip.hbm / where.chip.cores, plan.mesh["data"] * plan.mesh["fsdp"]
+    needs, fitting = {plan.rows: plan.needed}, {plan.rows} if plan.fits else set()
+    guess = 2 * plan.rows if plan.fits else max(plan.rows // 2, 1)
+    while guess and guess not in needs and len(needs) < 6:
+        tried = compile_for(with_rows(plan.experiment, guess, row_devices, steps_alike=False), where, devices)
+        needs[guess] = tried.needed
+        if tried.fits:
+            fitting.add(guess)
+        (low, less), (high, more) = min(needs.items()), max(needs.items())
+        guess = int(low + (0.99 * limit - less) * (high - low) / max(more - less, 1.0))
+        if refused := set(needs) - fitting:
+            guess = min(guess, min(refused) - 1)
+        guess = max(guess - guess % (8 if guess > 16 else 1), 0)
+        if fitting and guess <= max(fitting):
+            break
+    return max(fitting, default=0), list(needs)
+
+
+def sweep(experiment: config.Experiment, where: Slice, devices: list):
+    """Prints a table of microbatches x rematerialisation x meshes, all of the same batch, and the fastest that fits."""
+    import tqdm
+
+    count = len(devices)
+    meshes = [config.Mesh(count, 1, 1)] + [config.Mesh(count // size, size, 1) for size in (8, count) if count % size == 0 and size <= count]
+    choices = []
+    for mesh in dict.fromkeys(meshes):
+        if experiment.model.width % mesh.fsdp:
+            continue
+        for remat in (False, True):
+            for rows in (32, 16, 8, 4):
+                model = dataclasses.replace(experiment.model, rematerialise=remat)
+                choice = with_rows(dataclasses.replace(experiment, mesh=mesh, model=model), rows, count, steps_alike=True)
+                choices += [choice] if choice else []
+    plans = []
+    for choice in tqdm.tqdm(choices, desc="compiling", unit="program", disable=None, file=sys.stderr):
+        plans.append(compile_for(choice, where, devices))
+    print(f"{'mesh':<16}{'rows a device':>14}{'parts':>7}{'remat':>7}{'GiB a device':>14}{'fits':>6}{'step, ms':>10}{'tokens/s':>14}")
+    for plan in plans:
+        run, tokens = plan.experiment.run, plan.experiment.run.batch_size * plan.experiment.corpus.sequence_length
+        speed = f"{1e3 * plan.seconds:>10.1f}{tokens / plan.seconds:>14,.0f}" if plan.seconds and plan.fits else f"{'-':>10}{'-':>14}"
+        mesh, fits = "x".join(map(str, plan.mesh.values())), {True: "yes", False: "no", None: "?"}[plan.fits]
+        print(f"{mesh:<16}{plan.rows:>14}{run.accumulate:>7}{plan.experiment.model.rematerialise!s:>7}{plan.needed / GIB:>14.2f}{fits:>6}{speed}")
+    good = [plan for plan in plans if plan.fits and plan.seconds]
+    if good:
+        best = min(good, key=lambda plan: plan.seconds)
+        flags = {f"Mesh.{name}": size for name, size in best.mesh.items()}
+        flags |= {"Run.accumulate": best.experiment.run.accumulate, "Model.rematerialise": best.experiment.model.rematerialise}
+        print("recommended: " + " ".join(f"--gin.{name}={value}" for name, value in flags.items()))
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,197 @@
+"""What a run can start from, whoever made it: one `find` for train, finetune, export and embed.
+
+A workdir of ours; a folder that maelm_jax.export wrote (any format); a stock MPNet or RoBERTa folder with its tokenizer.json; a checkpoint of
+the reference implementation (.pt, or a .npz case). `find` reads what describes the model, `Pretrained.read` its weights.
+"""
+
+import collections.abc
+import dataclasses
+import json
+import pathlib
+import typing
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.interop import huggingface, pytorch, reference
+from maelm_jax.interop import tensors as tables
+from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint
+
+ENCODER = ("layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets", "max_distance", "layer_norm_eps")
+DECODER = ("decoder_layers", "decoder_relative_bias")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """`settings` are the fields of config.Model that the source tells; a stock encoder has no decoder (its `decoder_layers` is 0)."""
+
+    path: str
+    kind: str  # in words
+    settings: dict[str, typing.Any]
+    vocabulary: str | None  # what data.vocabulary.load reads; None when the weights came without
+    _weights: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
+    step: int | None = None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other source has one
+
+    def model(self, base: config.Model) -> config.Model:
+        """`base` with the source's own settings in place of base's."""
+        return dataclasses.replace(base, **self.settings)
+
+    def read(self, base: config.Model) -> dict[str, np.ndarray]:
+        """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
+
+        Tables of the vocabulary have one row an id. `base` gives what the source does not tell (see reference.read). Raises ConfigError that lists
+        what is missing, left over or misshapen.
+        """
+        values = self._weights(self.model(base))
+        if "encoder/token_embedding" not in values:
+            raise config.ConfigError(f"{self.path} holds no encoder, only {', '.join(sorted({path.split('/')[0] for path in values}))}")
+        if self.vocabulary:
+            size = vocabularies.load(self.vocabulary).size
+            if len(values["encoder/token_embedding"]) < size:
+                raise config.ConfigError(f"{self.path}: {len(values['encoder/token_embedding'])} rows of tokens, but its vocabulary has {size} ids")
+            values |= {path: values[path][:size] for path in tables.VOCABULARY if path in values}
+        return values
+
+    def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
+        """Raises ConfigError unless `vocabulary` is the source's (where it brings one): other ids would make its weights worthless."""
+        if self.vocabulary and vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint:
+            raise config.ConfigError(f"Vocabulary.file is not the vocabulary of {self.path}, whose weights are for its own ids: leave it out")
+
+
+def find(path: str, step: int | None = None) -> Pretrained:
+    """What lies at `path`; `step` picks a checkpoint of a workdir. Raises ConfigError when it is nothing that a run can start from."""
+    place = pathlib.Path(path)
+    if place.is_file():
+        return _reference(place, None)
+    if (place / "config.gin").is_file():
+        return _workdir(place, step)
+    if (place / "model.pt").is_file():
+        return _reference(place / "model.pt", str(place))
+    if (place / "config.json").is_file():
+        return _folder(place)
+    if not place.exists():
+        raise config.ConfigError(f"{path}: no such file or folder")
+    held = ", ".join(sorted(item.name for item in place.iterdir())[:6]) or "nothing"
+    raise config.ConfigError(f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor a checkpoint; it holds {held}")
+
+
+def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
+    model, step = config.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
+
+    def weights(_):
+        return flat(checkpoint.read_params(str(place), step))
+
+    settings = {name: getattr(model, name) for name in (*ENCODER, *DECODER)}
+    return Pretrained(str(place), "workdir", settings, str(place / "vocabulary"), weights, step)
+
+
+def _folder(place: pathlib.Path) -> Pretrained:
+    try:
+        content = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise config.ConfigError(f"{place / 'config.json'} is not JSON: {error}") from error
+    if not vocabularies.files_in(place):
+        raise config.ConfigError(
+            f"{place} has no tokenizer.json; transformers makes it: AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
+        )
+    ours = content.get("format") == "maelm_jax"
+    if ours:
+        settings = {name: content["model"][name] for name in (*ENCODER, *DECODER)}
+    else:
+        settings = huggingface.settings(content, str(place)) | {"decoder_layers": 0, "decoder_relative_bias": False}
+    reader = pytorch.read if ours else huggingface.read
+
+    def weights(model):
+        shapes = _shapes(model, content["vocabulary_size" if ours else "vocab_size"])
+        return reader(content, huggingface.weights_of(place), shapes, str(place))
+
+    return Pretrained(str(place), "folder of ours" if ours else f"{content['model_type']} folder", settings, str(place), weights)
+
+
+def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
+    settings, tensors = reference.read(file)
+
+    def weights(model):
+        return reference.take(tensors, _shapes(model, tensors[reference.TOKENS].shape[0]), str(file))
+
+    return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
+
+
+def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of the model's parameters."""
+    init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[1]
+    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, jax.random.key(0))).items()}
+
+
+def nested(values: dict[str, typing.Any]) -> dict:
+    """The parameter tree of {path: leaf}."""
+    return traverse_util.unflatten_dict(values, sep="/")
+
+
+def flat(params: dict) -> dict[str, typing.Any]:
+    """{path: leaf} of a parameter tree."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in leaves}
+
+
+def adopt(experiment: config.Experiment, source: Pretrained) -> tuple[config.Experiment, list[str]]:
+    """The settings of a run that starts from `source`, and what was changed, in words.
+
+    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign source the encoder's shape is taken over (and the decoder's, where
+    both have one); a workdir's must be the one configured, for its own config.gin can be given. Raises ConfigError when it is not.
+    """
+    before = experiment.model
+    wanted = {name: value for name, value in source.settings.items() if name in (*ENCODER, *DECODER)}
+    if not (before.decoder_layers and wanted.get("decoder_layers")):
+        wanted = {name: value for name, value in wanted.items() if name not in DECODER}
+    if wanted.get("relative_buckets") == "none":
+        wanted["decoder_relative_bias"] = False
+    changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
+    if changed and source.step is not None:
+        listed = "; ".join(f"Model.{name} is {value!r} there, {getattr(before, name)!r} here" for name, value in changed.items())
+        raise config.ConfigError(f"Run.init_from {source.path} does not fit this model: {listed} (its settings: {source.path}/config.gin)")
+    said = [f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()]
+    vocabulary = experiment.vocabulary
+    if source.vocabulary and vocabulary.file is None:
+        vocabulary = dataclasses.replace(vocabulary, file=source.vocabulary)
+        said.append(f"Vocabulary.file: None -> {source.vocabulary!r}")
+    return dataclasses.replace(experiment, model=dataclasses.replace(before, **changed), vocabulary=vocabulary), said
+
+
+def place(values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str) -> tuple[dict, list[str], list[str]]:
+    """(parameters laid out as `params`, rooms left as `params` has them, rooms of `values` without a place); a room is encoder, decoder or head.
+
+    A room is taken whole or not at all, the encoder always. Raises ConfigError that lists what is missing, left over or misshapen.
+    """
+    ours = flat(params)
+    rooms = {path.split("/")[0] for path in values}
+    unused = sorted(rooms - {path.split("/")[0] for path in ours})
+    wrong = [f"{path} is not a parameter of this model" for path in values if path not in ours and path.split("/")[0] not in unused]
+    fresh = set()
+
+    def leaf(keys, old):
+        path = "/".join(str(key.key) for key in keys)
+        room = path.split("/")[0]
+        if room not in rooms and room != "encoder":
+            fresh.add(room)
+            return old
+        if path not in values:
+            wrong.append(f"{path} is missing")
+            return old
+        value = values[path]
+        rows = (vocabulary_size,) if path in tables.VOCABULARY else old.shape[:1]
+        if value.shape != (*rows, *old.shape[1:]):
+            wrong.append(f"{path} has shape {value.shape}, expected {(*rows, *old.shape[1:])}")
+            return old
+        if len(value) < len(old):
+            value = np.concatenate([value, np.zeros((len(old) - len(value), *old.shape[1:]), np.float32)])
+        return jax.make_array_from_callback(old.shape, old.sharding, lambda index: value[index])
+
+    result = jax.tree_util.tree_map_with_path(leaf, params)
+    if wrong:
+        raise config.ConfigError(f"{where} does not fit this model: " + "; ".join(wrong))
+    return result, sorted(fresh), unused

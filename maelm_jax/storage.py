@@ -1,0 +1,104 @@
+"""Files that are there whole or not at all, whoever is killed while writing; and folders in buckets (gs://, s3://), through fsspec.
+
+A bucket is slow at small reads and cannot append. So what is read at random (rows) is copied from it once, and what is appended to (metrics,
+TensorBoard) is written to a folder here that is copied to it. Checkpoints go there directly: Orbax writes few large objects.
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import shutil
+import tempfile
+import threading
+import typing
+
+from maelm_jax import config
+
+
+@contextlib.contextmanager
+def whole(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
+    """A file open for writing bytes that takes the place of `path` when the block ends, and disappears if the block raises.
+
+    Raises FileNotFoundError when the folder is not there: it is not made again behind the back of whoever removed it.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write(path: str | os.PathLike, content: bytes | str):
+    """Writes a file whole (text as UTF-8)."""
+    with whole(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def in_bucket(place: str | os.PathLike) -> bool:
+    return str(place).startswith(("gs://", "s3://"))
+
+
+def here(place: str) -> pathlib.Path:
+    """The folder itself, or the one on this machine that stands for a folder in a bucket (under $XDG_CACHE_HOME/maelm_jax)."""
+    if not in_bucket(place):
+        return pathlib.Path(place)
+    os.environ.setdefault("EPATH_USE_TF", "false")  # Orbax's paths then go through fsspec too, whether TensorFlow is installed or not
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    folder = cache / "maelm_jax" / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def fetch_folders(place: str, pattern: str, manifest: str):
+    """Copies folders in the bucket whose names match `pattern` and that hold the file `manifest` into `here(place)`, unless they are there."""
+    files, root = _bucket(place)
+    for found in files.glob(f"{root}/{pattern}/{manifest}"):
+        source = found.rsplit("/", 1)[0]
+        target = here(place) / source.rsplit("/", 1)[1]
+        if target.is_dir():
+            continue
+        arriving = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            files.get(f"{source}/", f"{arriving}/", recursive=True)
+            os.rename(arriving, target)
+        except OSError:
+            if not target.is_dir():  # else another process of this machine was faster
+                raise
+        finally:
+            shutil.rmtree(arriving, ignore_errors=True)
+
+
+def fetch_files(place: str, names: typing.Sequence[str]):
+    """Copies files of a bucket's folder into `here(place)`; what the bucket does not have is not there afterwards either."""
+    files, root = _bucket(place)
+    for name in names:
+        target = here(place) / name
+        target.unlink(missing_ok=True)
+        if files.exists(f"{root}/{name}"):
+            write(target, files.cat_file(f"{root}/{name}"))
+
+
+def send(place: str):
+    """Copies all of `here(place)` to the bucket. Does nothing for a folder that is here."""
+    if not in_bucket(place):
+        return
+    files, root = _bucket(place)
+    for path in sorted(here(place).rglob("*")):
+        if path.is_file() and path.suffix != ".tmp":
+            files.pipe_file(f"{root}/{path.relative_to(here(place))}", path.read_bytes())
+
+
+def _bucket(place: str):
+    """(fsspec's file system, the folder's path in it). Nothing listed before is remembered."""
+    try:
+        import fsspec
+
+        files, root = fsspec.url_to_fs(place, use_listings_cache=False)
+    except ImportError as error:
+        raise config.ConfigError(f"{place}: {error}; pip install '.[bucket]' has what buckets need") from error
+    return files, root.rstrip("/")

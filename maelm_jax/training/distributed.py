@@ -1,0 +1,221 @@
+"""Several processes as one run: joining them, comparing what they were started with, and ending all when one is gone.
+
+JAX's coordination service (jax.distributed) does the work; process 0 hosts it. A process is a host of a TPU slice, a GPU under Slurm, or anything
+that is told where the others meet. What is said here holds for one process too, where all of it does nothing.
+"""
+
+import atexit
+import collections.abc
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import pathlib
+import secrets
+import signal
+import socket
+import sys
+import time
+
+import jax
+import numpy as np
+from jax._src import distributed as runtime  # the client of the coordination service has no public name; Orbax takes it from here too
+from jax.experimental import multihost_utils
+
+from maelm_jax import config
+
+DAY = 86_400_000  # milliseconds: the bound of waits during which a process that dies is noticed by its missing heartbeats
+LOCAL = ("Corpus.processes", "Corpus.rows_dir")  # settings that may differ from host to host
+
+
+@contextlib.contextmanager
+def joined(coordinator: str | None, processes: int | None, process: int | None, timeout: int) -> collections.abc.Iterator[None]:
+    """Joins the other processes before JAX is used, and lets them know when this one ends.
+
+    `coordinator` is where process 0 listens (HOST:PORT; "auto" asks the TPU slice, Slurm, Open MPI or Kubernetes), `processes` how many there are and
+    `process` the number of this one. What is None comes from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, or from Slurm or Open
+    MPI where they started several tasks; without any of these there is one process. `timeout`, in seconds, bounds the wait for the others at the
+    start, and the time in which a process that has died is noticed. Only process 0 prints to stdout.
+
+    Raises ConfigError for flags that do not fit together, RunError when contact with another process is lost.
+    """
+    several = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ or int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS") or ("auto" if several else None)
+    if coordinator is None:
+        if processes is not None or process is not None:
+            raise config.ConfigError("--processes and --process need --coordinator=HOST:PORT, the address at which process 0 listens")
+        yield
+        return
+    _connect(coordinator, processes, process, timeout)
+    if jax.process_index():
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    try:
+        yield
+    except Exception as error:
+        status = 2 if isinstance(error, config.ConfigError) else 1
+        atexit.register(_leave, status)  # not through JAX's own way out, which waits for the other processes
+        if isinstance(error, (config.ConfigError, config.RunError)):
+            _tell(str(error))
+            raise
+        reason = " ".join(str(error).split())
+        if any(word in reason for word in ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task")):
+            told = _told()
+            raise config.RunError(told or f"{_lost()} ({reason[:160]})") from error
+        _tell(f"{type(error).__name__}: {reason[:300]}")
+        raise
+
+
+def _connect(coordinator: str, processes: int | None, process: int | None, timeout: int):
+    jax.config.update("jax_enable_preemption_service", False)  # until `listen`: before there is anything to save, SIGTERM ends a process at once
+    if coordinator != "auto":
+        processes = processes if processes is not None else int(os.environ.get("JAX_NUM_PROCESSES", 0))
+        process = process if process is not None else int(os.environ.get("JAX_PROCESS_ID", -1))
+        if ":" not in coordinator or not 0 <= process < processes:
+            raise config.ConfigError(
+                f"--coordinator={coordinator} --processes={processes} --process={process}: expected HOST:PORT, the number of processes, and "
+                "this one's number from 0"
+            )
+    place = "the address the environment gives" if coordinator == "auto" else coordinator
+    _set_last_words(f"error: the processes did not all meet at {place} (where process 0 listens) within {timeout} s; is each of them running?")
+    try:
+        jax.distributed.initialize(
+            None if coordinator == "auto" else coordinator, processes or None, process, initialization_timeout=timeout,
+            heartbeat_timeout_seconds=timeout, shutdown_timeout_seconds=timeout,
+            cluster_detection_method=None if coordinator == "auto" else "deactivate",
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:  # jaxlib's own errors are RuntimeErrors
+        raise config.RunError(f"could not join the other processes at {place}: {' '.join(str(error).split())[:300]}") from error
+    _set_last_words(f"error: {_lost()}")
+
+
+def several() -> bool:
+    """Whether there are other processes."""
+    return jax.process_count() > 1
+
+
+def name(process: int | None = None) -> str:
+    """What a process (this one by default) is called in messages."""
+    if process is not None and process != jax.process_index():
+        return f"process {process}"
+    return f"process {jax.process_index()} on {socket.gethostname()}"
+
+
+@contextlib.contextmanager
+def first(what: str) -> collections.abc.Iterator[None]:
+    """Process 0 does the block before the others do: what it makes and keeps on disk, they find. `what` names the place in the program."""
+    if jax.process_index():
+        _client().wait_at_barrier(what, DAY)
+    yield
+    if several() and not jax.process_index():
+        _client().wait_at_barrier(what, DAY)
+
+
+def same(what: str, values: dict[str, str]):
+    """Compares `values` of all processes. Raises ConfigError on all of them, naming the first that differs from process 0, and in what."""
+    if not several():
+        return
+    client, count = _client(), jax.process_count()
+    client.key_value_set(f"same {what}/{jax.process_index()}", json.dumps([name(), values]))
+    if not jax.process_index():
+        verdict = ""
+        for process in range(1, count):
+            their_name, theirs = json.loads(client.blocking_key_value_get(f"same {what}/{process}", DAY))
+            differing = [key for key in values if theirs.get(key) != values[key]]
+            if differing and not verdict:
+                shown = "; ".join(f"{key}: {values[key]} -> {theirs.get(key)}" for key in differing[:5])
+                verdict = f"{their_name} has another {what} than {name()} ({shown})"
+        client.key_value_set(f"same {what}/verdict", verdict)
+    if verdict := client.blocking_key_value_get(f"same {what}/verdict", DAY):
+        raise config.ConfigError(verdict)
+
+
+def everywhere(flag: bool) -> bool:
+    """Whether it holds on every process."""
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def same_start(experiment: config.Experiment, workdir: str):
+    """Raises ConfigError, naming the host, unless all processes have the same settings, workdir, code and JAX."""
+    lines = [line.partition(" = ") for line in config.render(experiment).splitlines() if line]
+    settings = {key: value for key, _, value in lines if key not in LOCAL}
+    same("start", settings | {"workdir": workdir, "maelm_jax (hash of its code)": code_hash(), "jax": jax.__version__})
+
+
+def code_hash() -> str:
+    """Of every module of maelm_jax and its name."""
+    root = pathlib.Path(__file__).parent.parent
+    content = (str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() for path in sorted(root.rglob("*.py")))
+    return hashlib.sha256(b"\0".join(content)).hexdigest()[:12]
+
+
+def same_folder(path: str, what: str, patience: float = 30.0):
+    """Raises ConfigError unless every process sees what process 0 writes into the folder `path` within `patience` seconds."""
+    if not several():
+        return
+    client, folder = _client(), pathlib.Path(path)
+    if not jax.process_index():
+        folder.mkdir(parents=True, exist_ok=True)
+        client.key_value_set(f"{what}/marker", f".seen-by-all-{secrets.token_hex(4)}")
+    marker = folder / client.blocking_key_value_get(f"{what}/marker", DAY)
+    if not jax.process_index():
+        marker.touch()
+    end = time.monotonic() + patience
+    while not (seen := marker.exists()) and time.monotonic() < end:
+        time.sleep(0.2)
+    try:
+        same(f"view of the {what}", {f"{path} as process 0 sees it": str(seen)})
+    except config.ConfigError as error:
+        raise config.ConfigError(f"{error}; put it on storage that all of them share") from None
+    finally:
+        if not jax.process_index():
+            marker.unlink(missing_ok=True)
+
+
+def listen():
+    """From here on a SIGTERM to any process is noted for all (`jax.experimental.multihost_utils.reached_preemption_sync_point`)."""
+    if runtime.global_state.preemption_sync_manager is None:
+        jax.config.update("jax_enable_preemption_service", True)
+        runtime.global_state.initialize_preemption_sync_manager()
+
+
+def _client():
+    return runtime.global_state.client
+
+
+def _tell(reason: str):
+    with contextlib.suppress(Exception):  # the service may be gone already
+        _client().key_value_set("failed", f"{name()} ended: {reason}")
+
+
+def _told() -> str | None:
+    with contextlib.suppress(Exception):
+        time.sleep(0.5)
+        return _client().key_value_try_get("failed")
+    return None
+
+
+def _lost() -> str:
+    return f"{name()} lost contact with another process of the run, which has died or cannot be reached; the same command, on all hosts, goes on"
+
+
+def _leave(status: int):
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _set_last_words(text: str):
+    """What is said, with exit status 1, when JAX's runtime calls abort(): it does when processes do not meet or one of them is gone.
+
+    A handler of the signal module would not do: those run in the main thread, and abort() in any thread ends the process first.
+    """
+    global _handler
+    line = f"{text}\n".encode()
+
+    def handler(_):
+        os.write(2, line)
+        os._exit(1)
+
+    _handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handler)  # kept: the C library holds no reference
+    ctypes.CDLL(None).signal(int(signal.SIGABRT), _handler)

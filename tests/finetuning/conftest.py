@@ -1,0 +1,99 @@
+"""A run as maelm_jax.train leaves it (one layer, random weights, made in a second), and little data sets in the published layouts."""
+
+import json
+import pathlib
+import random
+
+import pytest
+
+from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
+
+WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
+
+
+def sentence(draw: random.Random, words: int = 6) -> str:
+    return " ".join(draw.choice(WORDS) for _ in range(words)).capitalize() + "."
+
+
+@pytest.fixture(scope="session")
+def vocabulary():
+    from pydoc_data import topics
+
+    draw = random.Random(0)
+    return vocabularies.train([*topics.topics.values(), *(sentence(draw, 40) for _ in range(400))], config.Vocabulary(size=500))
+
+
+@pytest.fixture(scope="session")
+def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
+    """A workdir that can be started from."""
+    import jax
+    import jax.numpy as jnp
+
+    from maelm_jax.model import maelm
+    from maelm_jax.training import checkpoint, step
+
+    folder = tmp_path_factory.mktemp("pretrained") / "little"
+    settings = ["Model.layers=1", "Model.width=32", "Model.heads=2", "Model.feed_forward=64", "SEQUENCE_LENGTH=64", "Model.max_positions=64"]
+    experiment = config.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
+    vocabulary.save(folder / "vocabulary")
+    (folder / "config.gin").write_text(config.render(experiment))
+    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    _, init = maelm.create(experiment.model, vocabulary.size, special)
+    params = jax.jit(init)(jax.random.key(5))
+    checkpoints = checkpoint.Checkpoints(str(folder))
+    checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
+    checkpoints.close()
+    return folder
+
+
+def write_tsv(path: pathlib.Path, header: list[str] | None, rows: list[list[str]]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join("\t".join(row) + "\n" for row in ([header] if header else []) + rows))
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory) -> pathlib.Path:
+    """RTE, CoLA, STS-B and both SQuADs: 32 training examples that are the dev set as well."""
+    root = tmp_path_factory.mktemp("data")
+    draw = random.Random(1)
+    rte = [[str(i), sentence(draw), sentence(draw), draw.choice(["entailment", "not_entailment"])] for i in range(32)]
+    cola = [["src", str(draw.randrange(2)), "", sentence(draw)] for _ in range(32)]
+    scores = [f"{i * 5 / 31:.4f}" for i in range(32)]
+    draw.shuffle(scores)
+    stsb = [[str(i), "news", "f", "2012", "0", "s", "s", sentence(draw), sentence(draw), scores[i]] for i in range(32)]
+    stsb_header = "index genre filename year old_index source1 source2 sentence1 sentence2 score".split()
+    for part in ("train", "dev"):
+        write_tsv(root / "glue" / "RTE" / f"{part}.tsv", ["index", "sentence1", "sentence2", "label"], rte)
+        write_tsv(root / "glue" / "CoLA" / f"{part}.tsv", None, cola)
+        write_tsv(root / "glue" / "STS-B" / f"{part}.tsv", stsb_header, stsb)
+    for name, unanswerable in (("v1.1", 0), ("v2.0", 3)):
+        content = json.dumps(squad_json(random.Random(2), 32, unanswerable))
+        for part in ("train", "dev"):
+            (root / "squad").mkdir(exist_ok=True)
+            (root / "squad" / f"{part}-{name}.json").write_text(content)
+    return root
+
+
+def squad_json(draw: random.Random, count: int, every: int) -> dict:
+    """`count` questions on contexts of 14 words in 4 articles; with `every`, each such question is unanswerable."""
+    articles = [{"title": f"Article {a}", "paragraphs": []} for a in range(4)]
+    for number in range(count):
+        words = sentence(draw, 14).split()
+        first = draw.randrange(10)
+        text = " ".join(words[first : first + draw.randrange(1, 4)]).strip(".")
+        start = len(" ".join(words[:first])) + (first > 0)
+        impossible = bool(every) and number % every == 0
+        answers = [] if impossible else [{"text": text, "answer_start": start}]
+        asked = {"id": f"q{number}", "question": sentence(draw, 4), "answers": answers, "is_impossible": impossible}
+        articles[number % 4]["paragraphs"].append({"context": " ".join(words), "qas": [asked]})
+    return {"version": "v2.0" if every else "1.1", "data": articles}
+
+
+@pytest.fixture(scope="session")
+def corpus_vocabulary(corpus_file):
+    """A vocabulary of real English."""
+    from maelm_jax.data import sources
+
+    settings = config.Vocabulary(size=4000, sample_megabytes=0.6)
+    return vocabularies.train(sources.documents(f"files:{corpus_file}", config.Corpus()), settings)

@@ -1,0 +1,167 @@
+"""The command: a grid that is killed, a table, predictions for a file, bad input."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from maelm_jax import config, finetune
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
+
+
+def arguments(data_dir, init_from, workdir, *more) -> list[str]:
+    return [f"--gin.DATA_DIR={data_dir}", f"--init_from={init_from}", f"--workdir={workdir}", *SMALL, *more]
+
+
+def grid(data_dir, pretrained, workdir) -> list[str]:
+    """Two tasks, two starts, two cells, two seeds."""
+    files = ["--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')", "--gin.SEEDS=[1, 2]", "--gin.LEARNING_RATE=[1e-3, 3e-3]"]
+    command = [sys.executable, "-m", "maelm_jax.finetune"]
+    return [*command, *arguments(data_dir, f"{pretrained},random:{pretrained}", workdir, *files)]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict:
+    """One device; what one process compiles, the next need not."""
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"} | cache
+
+
+def finish(argv: list[str], environment: dict) -> subprocess.CompletedProcess:
+    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.fixture(scope="module")
+def whole(data_dir, pretrained, environment, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("grid") / "whole"
+    done = finish(grid(data_dir, pretrained, workdir), environment)
+    assert done.returncode == 0, done.stderr
+    assert "| little " in done.stdout and "| random-little " in done.stdout
+    return workdir
+
+
+def runs(workdir: pathlib.Path) -> dict[str, tuple]:
+    """What must repeat to the last bit: every logged number but the speeds, and the predictions."""
+    found = {}
+    for path in sorted(workdir.glob("*/*/*/seed*/results.json")):
+        lines = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
+        kept = [{name: value for name, value in line.items() if "second" not in name and name != "mfu"} for line in lines]
+        found[str(path.parent.relative_to(workdir))] = (kept, (path.parent / "predictions.tsv").read_text())
+    return found
+
+
+def test_a_grid_leaves_a_table_and_the_chosen_models(whole):
+    assert len(runs(whole)) == 16
+    table = json.loads((whole / "table.json").read_text())
+    assert list(table["columns"]) == ["little", "random-little"] and list(table["columns"]["little"]) == ["CoLA", "RTE"]
+    for label, task in (("little", "rte"), ("random-little", "cola")):
+        report = table["reports"][label][task]
+        medians = {row["name"]: sum(row["scores"]) / 2 for row in report["cells"]}
+        assert report["chosen"] == max(medians, key=medians.get) and report["metrics"][report["main_metric"]]["median"] == max(medians.values())
+        kept = {path.parent.parent.name for path in (whole / label / task).glob("*/seed*/checkpoints")}
+        assert kept == {report["chosen"]} and (pathlib.Path(report["model"]) / "checkpoints").is_dir()
+    text = (whole / "table.md").read_text()
+    assert "CoLA" in text and "b16-lr0.003-e2-w0.06" in text
+    assert (whole / "differences.png").stat().st_size > 5000
+
+
+def test_predictions_are_the_best_evaluation_s(whole, data_dir):
+    gold = [row.split("\t")[3] for row in (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
+    found = [(path.parent, json.loads(path.read_text())) for path in whole.glob("*/rte/*/seed*/results.json")]
+    assert any(results["best"]["accuracy"] > results["last"]["accuracy"] for _, results in found)  # else the best could be the last
+    for folder, results in found:
+        given = [row.split("\t")[1] for row in (folder / "predictions.tsv").read_text().splitlines()[1:]]
+        assert sum(map(str.__eq__, gold, given)) / len(gold) == results["score"] == results["best"]["accuracy"]
+
+
+def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, environment, tmp_path):
+    argv = grid(data_dir, pretrained, tmp_path)
+    lines = lambda: sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))  # noqa: E731
+    for at in (6, 15, 45):  # within the first, a later, and the second task's runs
+        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while lines() < at:
+            assert process.poll() is None, "the grid ended before it could be killed"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/seed*/results.json")}
+    done = finish(argv, environment)
+    assert done.returncode == 0, done.stderr
+    assert len(before) >= 4 and all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert runs(tmp_path) == runs(whole)
+    assert not list(tmp_path.glob("**/unfinished"))
+
+
+def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained, environment):
+    done = finish(grid(data_dir, pretrained, whole), environment)
+    assert done.returncode == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
+
+
+def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
+    argv = arguments(data_dir, pretrained, tmp_path / "out", "--gin_file=finetune/rte.gin")
+    assert finetune.main(argv) == 0
+    said = capsys.readouterr().out
+    assert "rte: 32 training rows, 32 dev rows" in said and "predictions.tsv" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
+    assert results["score"] == max(line["accuracy"] for line in results["evaluations"]) == results["best"]["accuracy"]
+    saved = config.load([str(tmp_path / "out" / "config.gin")])
+    assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.width == 32
+    rows = (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()
+    (tmp_path / "new.tsv").write_text("\n".join("\t".join(row.split("\t")[:3]) for row in rows) + "\n")
+    assert finetune.main([f"--workdir={tmp_path / 'out'}", f"--predict={tmp_path / 'new.tsv'}"]) == 0
+    assert (tmp_path / "out" / "predictions_new.tsv").read_text() == (tmp_path / "out" / "predictions.tsv").read_text()
+    with pytest.raises(config.ConfigError, match="Finetune.epochs: 2 -> 3"):
+        finetune.main([*argv, "--gin.EPOCHS=3"])
+
+
+@pytest.mark.parametrize("more,message", [
+    (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
+    (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
+    (["--gin_file=tiny.gin", "--init_from=RUN"], "names no task; stack a task's file"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "no task 'rta'; there are cola, sst2"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Finetune.seeds names a value twice"),
+    (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size 20 .* does not divide over 8 devices"),
+    (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
+])  # fmt: skip
+def test_bad_input(more, message, data_dir, pretrained, tmp_path):
+    argv = [argument.replace("RUN", str(pretrained)) for argument in more]
+    with pytest.raises(config.ConfigError, match=message) as error:
+        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", f"--workdir={tmp_path / 'out'}"])
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, environment, tmp_path):
+    shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "RTE")
+    with (tmp_path / "RTE" / "train.tsv").open("a") as file:
+        file.write("9\tA.\tB.\tmaybe\n")
+    argv = [sys.executable, "-m", "maelm_jax.finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out")]
+    done = finish(argv, environment)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((config.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+def test_every_config_loads_on_a_pretrained_run(path, pretrained):
+    from maelm_jax.finetuning import start
+
+    files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
+        path.stem, [f"finetune/{path.name}"]
+    )
+    found = finetune.experiments(start.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x"])
+    for task, experiment in found.items():
+        assert experiment.finetune.tasks == task and experiment.finetune.listed("seeds") == (4, 5)
+        assert (experiment.model.width, experiment.model.dropout, experiment.mesh.fsdp) == (32, 0.1, 1)
+    if path.stem == "glue":
+        assert len(found) == 9 and (found["rte"].finetune.epochs, found["squad2"].finetune.max_length) == (10, 384)

@@ -1,0 +1,68 @@
+"""Figures worked out by hand; SQuAD's also where the official evaluation has its corners."""
+
+import numpy as np
+import pytest
+
+from maelm_jax.finetuning import metrics
+
+
+def test_glue_figures():
+    truth, scores = np.asarray([1, 1, 0, 0, 1, 0], np.int32), np.asarray([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0]], np.float32)
+    found = metrics.glue(("accuracy", "f1", "mcc"), truth, scores)  # 2 true, 1 false positive; 1 false, 2 true negatives
+    assert found == pytest.approx({"accuracy": 4 / 6, "f1": 2 / 3, "mcc": (2 * 2 - 1 * 1) / 9})
+    assert metrics.glue(("mcc", "f1"), truth, np.asarray([[1, 0]] * 6, np.float32)) == {"mcc": 0.0, "f1": 0.0}
+
+
+def test_correlations():
+    truth, scores = np.asarray([0.0, 0.1, 0.2, 0.9], np.float32), np.asarray([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    found = metrics.glue(("spearman", "pearson"), truth, scores)
+    assert found["spearman"] == pytest.approx(1.0)
+    assert found["pearson"] == pytest.approx(np.corrcoef(truth, scores[:, 0])[0, 1], abs=1e-6)
+    assert metrics.glue(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
+
+
+@pytest.mark.parametrize("gold,answer,exact,f1", [
+    ("the Denver Broncos", "Denver Broncos!", 1, 1.0),
+    ("Denver Broncos", "denver  the broncos", 1, 1.0),
+    ("U.S.", "us", 1, 1.0),
+    ("well-known", "well known", 0, 0.0),  # punctuation goes without a space in its place
+    ("in June 1999", "June", 0, 0.5),
+    ("a b b c", "b b d", 0, 2 * 2 / (3 + 3)),  # "a" is an article
+    ("", "", 1, 1.0),
+    ("", "x", 0, 0.0),
+    ("the", "a", 1, 1.0),  # both normalise to nothing
+])  # fmt: skip
+def test_exact_and_f1(gold, answer, exact, f1):
+    assert metrics.exact(gold, answer) == exact
+    assert metrics.f1(gold, answer) == pytest.approx(f1)
+
+
+def test_squad1_takes_the_best_gold():
+    answers = [metrics.Answered(("in 1999", "1999"), "1999", 9.0), metrics.Answered(("x y",), "x", 0.0)]
+    assert metrics.squad(answers, unanswerable=False) == pytest.approx({"exact": 50.0, "f1": 100 * (1 + 2 / 3) / 2})
+
+
+def test_squad2_thresholds():
+    # Sorted by margin: right answer, wrong answer to an unanswerable question, right answer, wrong answer.
+    answers = [
+        metrics.Answered((), "moon", -1.0), metrics.Answered(("sun",), "sun", -3.0), metrics.Answered(("rain",), "rain", 0.5),
+        metrics.Answered(("snow",), "ice", 2.0), metrics.Answered((), "fog", 4.0),
+    ]  # fmt: skip
+    found = metrics.squad(answers, unanswerable=True)
+    # Margin above 0 is "no answer": sun right, moon wrong, rain and snow missed, fog right.
+    assert found["exact"] == found["f1"] == 40.0
+    assert found["exact_answerable"] == pytest.approx(100 / 3) and found["exact_unanswerable"] == 50.0
+    # From 2 (nothing answered): sun 3, moon 2, rain 3, ice 3, fog 2: the best is 3 of 5, first reached at sun.
+    assert found["best_exact"] == 60.0 and found["best_exact_threshold"] == -3.0
+
+
+def test_nothing_answered_is_the_best_threshold_zero():
+    answers = [metrics.Answered((), "moon", 1.0), metrics.Answered(("sun",), "ice", 2.0)]
+    found = metrics.squad(answers, unanswerable=True)
+    assert (found["best_f1"], found["best_f1_threshold"]) == (50.0, 0.0)
+
+
+def test_an_empty_answer_costs_an_unanswerable_question_nothing():
+    answers = [metrics.Answered((), "", -1.0), metrics.Answered(("sun",), "sun", 0.5)]
+    found = metrics.squad(answers, unanswerable=True)
+    assert (found["best_exact"], found["best_exact_threshold"]) == (100.0, 0.5)

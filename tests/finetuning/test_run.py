@@ -1,0 +1,144 @@
+"""Heads, losses and runs in this process: 32 examples learned by heart, the schedule, what an answer can never be."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from maelm_jax import config
+from maelm_jax.finetuning import features, heads, problem, run, start
+from maelm_jax.model import maelm
+from maelm_jax.training import optimizer
+
+SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
+FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64", "Mesh.data=8"]
+
+
+def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
+    bindings = [f"DATA_DIR={data_dir}", *SETTINGS, *FEW, *more]
+    return config.load([str(pretrained / "config.gin"), "finetune/base.gin", f"finetune/{task}.gin"], bindings)
+
+
+@pytest.mark.parametrize("task,best,epochs", [("rte", 1.0, 120), ("stsb", 1.0, 400), ("squad2", 100.0, 120)])
+def test_32_examples_are_learned_by_heart(task, best, epochs, pretrained, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "MOST_LENGTHS", 1)  # one shape to compile
+    experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
+    begin = start.load(str(pretrained))
+    data = problem.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
+    tuner = run.Tuner(experiment, data, begin.vocabulary)
+    experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
+    results = tuner.run(experiment, begin, str(tmp_path))
+    assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
+    # What is kept is the best evaluation's model: loaded again, it gives the same score.
+    predictor, params = run.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)
+    again = data.dev[""].score(predictor.outputs(params, data.dev[""], tuner.sizes))
+    assert again[data.main] == pytest.approx(results["score"], abs=1e-6)
+    assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
+    assert not (tmp_path / run.UNFINISHED).exists()
+
+
+def model(pretrained, classes):
+    begin = start.load(str(pretrained))
+    settings = config.load([begin.gin_file]).model
+    graph, init = heads.create(settings, begin.vocabulary.size, begin.vocabulary.pad, classes)
+    return graph, init(jax.random.key(0))
+
+
+def test_the_encoder_is_the_pretrained_one(pretrained):
+    begin = start.load(str(pretrained))
+    vocabulary = begin.vocabulary
+    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    saved = maelm.create(config.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    fresh = model(pretrained, 2)[1]["encoder"]
+    for _ in range(2):  # what is handed out is a copy each time
+        jax.tree.map(np.testing.assert_allclose, begin.encoder(fresh), saved)
+    jax.tree.map(np.testing.assert_array_equal, start.load(f"random:{pretrained}").encoder(fresh), fresh)
+
+
+def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
+    from maelm_jax import export, finetune
+
+    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
+    fresh = model(pretrained, 2)[1]["encoder"]
+    here, there = start.load(str(pretrained)), start.load(str(tmp_path / "stock"))
+    jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
+    files = ["finetune/rte.gin"]
+    settings = [finetune.experiments(one, files, [])["rte"].model for one in (here, there)]
+    assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
+    with pytest.raises(config.ConfigError, match="has no vocabulary"):
+        start.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
+
+
+def a_batch(size: int, targets) -> features.Batch:
+    ids = [np.arange(4, 4 + length, dtype=np.int32) for length in (9, 12, 7)]
+    rows = features.Features(ids, np.asarray(targets), np.asarray([4, 5, 4], np.int32))
+    return jax.tree.map(jnp.asarray, features.pack(rows, size, 4, 1, seed=0))
+
+
+def test_neither_padding_nor_rows_without_weight_count(pretrained):
+    graph, params = model(pretrained, 2)
+    params = jax.tree.map(lambda x: 4 * x, params)  # so that what is attended to is seen in the scores
+    loss_fn = heads.loss_of(graph)
+    sums = lambda batch: loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False)  # noqa: E731
+    short, long = a_batch(12, np.asarray([0, 1, 1], np.int32)), a_batch(24, np.asarray([0, 1, 1], np.int32))
+    np.testing.assert_allclose(sums(short), sums(long), rtol=1e-5)
+    assert float(sums(short).count) == 3
+    other = short._replace(ids=short.ids.at[3].set(7), targets=short.targets.at[3].set(1))
+    np.testing.assert_array_equal(sums(short), sums(other))
+
+
+def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
+    graph, params = model(pretrained, 2)
+    graph = heads.create(dataclasses.replace(config.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, 2)[0]
+    loss_fn, numbers = heads.loss_of(graph), jnp.arange(4, dtype=jnp.uint32)
+    batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
+    of = lambda batch: float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)  # noqa: E731
+    assert of(batch) == of(batch) != of(batch._replace(seed=batch.seed + 1))
+
+
+def test_an_answer_is_in_the_context_or_nowhere(pretrained):
+    graph, params = model(pretrained, 0)
+    spans = heads.predict_of(graph)(params, a_batch(24, np.zeros((3, 2), np.int32)))
+    for row, (first, length) in enumerate([(4, 9), (5, 12), (4, 7)]):
+        allowed = {0, *range(first, length - 1)}
+        for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
+            assert set(np.asarray(slots[row])[np.asarray(scores[row]) > -1e8].tolist()) == allowed
+
+
+def test_the_adjustable_optimiser_is_the_other_one():
+    settings = config.Optimizer(learning_rate=3e-3, warmup_steps=4, clip_norm=0.5)
+    one, other = optimizer.create(settings, 20), optimizer.create_adjustable(settings)
+    params = {"encoder": jnp.asarray([1.0, -2.0, 3.0])}
+    a, b = one.init(params), optimizer.with_schedule(other.init(params), 3e-3, 4, 20)
+    ours = theirs = params
+    for number in range(20):
+        gradient = {"encoder": jnp.sin(jnp.arange(3.0) + number)}
+        updates, a = one.update(gradient, a, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+        assert float(b[1].rate()) == pytest.approx(float(optimizer.schedule(settings, 20)(number)), rel=1e-5)
+        updates, b = other.update(gradient, b, ours)
+        ours = optax.apply_updates(ours, updates)
+        np.testing.assert_allclose(ours["encoder"], theirs["encoder"], rtol=1e-5)
+
+
+def test_a_workdir_without_an_encoder(pretrained, tmp_path):
+    import shutil
+
+    from maelm_jax.training import checkpoint
+
+    shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
+    fresh = model(pretrained, 2)[1]["encoder"]
+    with pytest.raises(config.ConfigError, match="no checkpoint"):
+        start.load(str(tmp_path / "other"))
+    saved = checkpoint.Checkpoints(str(tmp_path / "other"))
+    saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
+    saved.close()
+    with pytest.raises(config.ConfigError, match="holds no encoder"):
+        start.load(str(tmp_path / "other")).encoder(fresh)
+    with pytest.raises(config.ConfigError, match="neither a workdir"):
+        start.load(str(tmp_path))

@@ -1,0 +1,76 @@
+"""Workdirs as training leaves them, made in a second: a vocabulary of real text, random weights in which nothing is 0 or 1 by chance."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint
+
+SETTINGS = {
+    "SEQUENCE_LENGTH": 48, "TRAIN_STEPS": 12, "Vocabulary.size": 600, "Model.width": 32, "Model.heads": 4, "Model.feed_forward": 48,
+    "Model.max_positions": 160, "Model.dropout": 0.1,
+}  # fmt: skip
+# Named for what it is exported to.
+KINDS = {
+    "mpnet": {},
+    "mpnet-mlm": {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False},
+    "roberta": {"Model.relative_buckets": "none", "Model.decoder_relative_bias": False},
+    "roberta-mlm": {
+        "Model.relative_buckets": "none", "Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False,
+    },
+    "reference": {"Model.relative_buckets": "reference", "Model.num_buckets": 64, "Model.decoder_relative_bias": False, "Model.decoder_layers": 2},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> vocabularies.Vocabulary:
+    from pydoc_data import topics
+
+    return vocabularies.train([topics.topics[name] for name in sorted(topics.topics)], config.Vocabulary(size=600))
+
+
+def random_params(init, seed: int) -> dict:
+    """Parameters of which every one, biases and scales too, has a value of its own."""
+    draw = np.random.default_rng(seed)
+
+    def leaf(keys, shape):
+        scale = str(keys[-1]) == "['scale']"
+        return (draw.normal(size=shape.shape) * 0.15 + scale).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(init, jax.random.key(0)))
+
+
+def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None) -> pathlib.Path:
+    """A workdir with checkpoints of steps 6 and 12."""
+    experiment = config.load(["tiny.gin"], [f"{name}={value}" for name, value in (SETTINGS | settings).items()])
+    folder.mkdir(parents=True)
+    (folder / "config.gin").write_text(config.render(experiment))
+    vocabulary.save(folder / "vocabulary")
+    lines = [{"step": 6, "loss": 6.5}, {"step": 12, "loss": 6.25, "eval_loss": 6.125, "eval_accuracy": 0.25}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+    checkpoints = checkpoint.Checkpoints(str(folder))
+    for step in (6, 12):
+        checkpoints.save(step, {"params": params or random_params(init, step), "step": np.asarray(step)})
+    checkpoints.wait()
+    checkpoints.close()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def workdirs(tmp_path_factory, vocabulary) -> dict[str, pathlib.Path]:
+    """{name of KINDS: workdir}."""
+    root = tmp_path_factory.mktemp("workdirs")
+    return {name: write_workdir(root / name, vocabulary, settings) for name, settings in KINDS.items()}
+
+
+@pytest.fixture(scope="session")
+def make_workdir(vocabulary):
+    """(folder, settings, parameters or None) -> a workdir."""
+    return lambda folder, settings, params=None: write_workdir(folder, vocabulary, settings, params)

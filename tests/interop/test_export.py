@@ -1,0 +1,206 @@
+"""The commands: what they refuse, that nothing half-written is left, memory, and embeddings. No PyTorch needed."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tracemalloc
+
+import jax
+import numpy as np
+import pytest
+
+from maelm_jax import config, embed, export, pretrained
+from maelm_jax.interop import huggingface, verify
+from maelm_jax.model import maelm
+
+
+def run(workdir, output, *more) -> int:
+    return export.main([f"--workdir={workdir}", f"--output={output}", "--no-verify", *more])
+
+
+def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
+    assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"README.md", "config.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "tokenizer_config.json"}
+    card = (tmp_path / "out" / "README.md").read_text()
+    for what in (
+        "MAE-LM (arXiv 2302.02060)",
+        "`installed_docs` 100%",
+        "12 of 12, each of 32 rows of 48 tokens",
+        "held-out 6.1250",
+        "Unverified",
+        "48 tokens",
+    ):
+        assert what in card, what
+    said = capsys.readouterr().out
+    assert "MPNetModel of step 12" in said and "unverified: --no-verify was given" in said
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 48
+    assert run(workdirs["mpnet"], tmp_path / "old", "--step=6") == 0
+    card = (tmp_path / "old" / "README.md").read_text()
+    assert "6.5000 (batch of step 6)" in card and "6.1250" not in card, "a card tells nothing of later steps"
+
+
+@pytest.mark.parametrize("name,more,message", [
+    ("mpnet", ["--step=7"], "holds no checkpoint of step 7; it holds 6, 12"),
+    ("reference", [], "reference buckets 64/128. --format=pytorch holds any model"),
+    ("mpnet", ["--format=reference"], "--format=pytorch holds any model"),
+    ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
+])  # fmt: skip
+def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):
+    with pytest.raises(config.ConfigError) as error:
+        export.main([f"--workdir={workdirs[name]}", f"--output={tmp_path / 'out'}", "--no-verify", f"--gin_file={workdirs[name]}/config.gin", *more])
+    assert message in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_without_a_checkpoint(workdirs, tmp_path):
+    (tmp_path / "run").mkdir()
+    for name in ("config.gin", "vocabulary"):
+        (tmp_path / "run" / name).symlink_to(workdirs["mpnet"] / name)
+    with pytest.raises(config.ConfigError, match="no checkpoints/ folder"):
+        run(tmp_path / "run", tmp_path / "out")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(config.ConfigError, match="holds no checkpoint"):
+        run(tmp_path / "run", tmp_path / "out")
+    with pytest.raises(config.ConfigError, match="workdir"):
+        run(tmp_path / "nothing", tmp_path / "out")
+
+
+def test_a_folder_that_exists_is_kept_unless_told(workdirs, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("x")
+    with pytest.raises(config.ConfigError, match="--overwrite"):
+        run(workdirs["mpnet"], tmp_path / "out")
+    assert (tmp_path / "out" / "mine.txt").exists()
+    assert run(workdirs["mpnet"], tmp_path / "out", "--overwrite") == 0
+    assert not (tmp_path / "out" / "mine.txt").exists() and (tmp_path / "out" / "config.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_fails_half_way_leaves_the_old_folder(workdirs, tmp_path, monkeypatch):
+    assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    monkeypatch.setattr(huggingface, "write", lambda *_: (_ for _ in ()).throw(OSError("disk gone")))
+    with pytest.raises(OSError, match="disk gone"):
+        run(workdirs["mpnet"], tmp_path / "out", "--overwrite")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_verification_without_pytorch_says_how_to_get_it(workdirs, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(verify, "installed", lambda _: False)
+    with pytest.raises(config.ConfigError, match="pip install torch"):
+        export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
+    assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
+    assert "unverified: PyTorch is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("format", export.FORMATS)
+def test_writing_streams(tmp_path, vocabulary, format):
+    """Beside the parameters themselves, less than half of them is in memory while they are written."""
+    buckets = "reference" if format == "reference" else "t5"
+    bindings = [
+        "Model.width=512",
+        "Model.feed_forward=512",
+        "Model.layers=6",
+        "Model.decoder_relative_bias=False",
+        f"Model.relative_buckets={buckets}",
+    ]
+    experiment = config.load(["tiny.gin"], bindings)
+    _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+    params = {path: np.ones(leaf.shape, np.float32) for path, leaf in pretrained.flat(jax.eval_shape(init, jax.random.key(0))).items()}
+    params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
+    size = sum(value.nbytes for value in params.values())
+    assert size > 30e6
+    tracemalloc.start()
+    try:
+        export.write(tmp_path, format, params, experiment.model, vocabulary, 64)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 0.5 * size
+
+
+def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
+    """The head's names and labels; the function is tested beside PyTorch."""
+    draw = np.random.default_rng(0)
+    model = config.load([str(workdirs["mpnet"] / "config.gin")]).model
+    shapes = jax.eval_shape(maelm.create(model, vocabulary.size, vocabulary.special)[1], jax.random.key(0))
+    params = {"encoder": jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes["encoder"])}
+    head = lambda outputs: {"kernel": np.ones((32, outputs), np.float32), "bias": np.ones(outputs, np.float32)}  # noqa: E731
+    results = {
+        "task": "rte",
+        "labels": ["entailment", "not_entailment"],
+        "main_metric": "accuracy",
+        "score": 0.625,
+        "max_length": 96,
+        "init_from": "runs/tiny",
+    }
+
+    tuned = make_workdir(tmp_path / "rte", {}, params | {"classifier": {"dense": head(32), "out": head(2)}})
+    (tuned / "results.json").write_text(json.dumps(results))
+    assert run(tuned, tmp_path / "out") == 0
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "entailment", "1": "not_entailment"}
+    assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 96
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "fine-tuned on | rte" in card and "accuracy 0.6250" in card and "AutoModelForSequenceClassification" in card
+    with pytest.raises(config.ConfigError, match="fine-tuned run"):
+        run(tuned, tmp_path / "out2", "--format=pytorch")
+    (tuned / "results.json").write_text(json.dumps(results | {"labels": ["one"]}))
+    with pytest.raises(config.ConfigError, match="2 classes, results.json names 1: one"):
+        run(tuned, tmp_path / "out2")
+
+    squad = make_workdir(tmp_path / "squad", {}, params | {"span": head(2)})
+    (squad / "results.json").write_text(json.dumps(results | {"task": "squad1", "labels": []}))
+    assert run(squad, tmp_path / "out3") == 0
+    assert "MPNetForQuestionAnswering" in (tmp_path / "out3" / "config.json").read_text()
+    assert "training ruled these out" in (tmp_path / "out3" / "README.md").read_text()
+    score = make_workdir(tmp_path / "stsb", {}, params | {"classifier": {"dense": head(32), "out": head(1)}})
+    (score / "results.json").write_text(json.dumps(results | {"task": "stsb", "labels": []}))
+    assert run(score, tmp_path / "out4") == 0
+    assert json.loads((tmp_path / "out4" / "config.json").read_text())["problem_type"] == "regression"
+    assert "STS-B: score / 5" in (tmp_path / "out4" / "README.md").read_text()
+
+
+LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "a short line", "é 🙂", "x"]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first"])
+def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pooling, monkeypatch, capsys):
+    (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    monkeypatch.setattr(embed, "TOKENS", 64)  # several batches, the last one not full
+    argv = [f"--workdir={workdirs['mpnet']}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'vectors.npy'}", f"--pooling={pooling}"]
+    assert embed.main(argv) == 0
+    assert "1 lines cut to 48 tokens" in capsys.readouterr().out
+    vectors = np.load(tmp_path / "vectors.npy")
+    assert vectors.dtype == np.float32 and vectors.shape == (6, 32)
+    source = pretrained.find(str(workdirs["mpnet"]))
+    ids = verify.batch(LINES, vocabulary, 48)
+    states = verify.hidden_states(pretrained.nested(source.read(config.Model())), source.model(config.Model()), vocabulary, ids)
+    for row, state, vector in zip(ids, states, vectors, strict=True):
+        state = state[row != vocabulary.pad]
+        assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5
+
+
+@pytest.mark.parametrize("content,output,message", [
+    (None, "v.npy", "No such file"), (b"", "v.npy", "no line"), (b"ok\n\xff\xfe", "v.npy", "not UTF-8: byte 3"), (b"x\n", "v.txt", "ends in .npy")
+])  # fmt: skip
+def test_embed_refuses(workdirs, tmp_path, content, output, message):
+    if content is not None:
+        (tmp_path / "in.txt").write_bytes(content)
+    with pytest.raises(config.ConfigError, match=message):
+        embed.main([f"--workdir={workdirs['mpnet']}", f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / output}"])
+
+
+def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path):
+    (tmp_path / "lines.txt").write_text("a line\n")
+    code = (
+        "import sys\nfor name in ('tensorflow', 'seqio', 'tensorflow_datasets', 'torch', 'transformers'): sys.modules[name] = None\n"
+        "from maelm_jax import embed, export\n"
+        f"export.main(['--workdir={workdirs['mpnet']}', '--output={tmp_path / 'out'}', '--no-verify'])\n"
+        f"embed.main(['--workdir={workdirs['mpnet']}', '--input={tmp_path / 'lines.txt'}', '--output={tmp_path / 'v.npy'}'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,267 @@
+"""Weights in: every source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from maelm_jax import config, export, pretrained
+from maelm_jax.interop import huggingface, reference, torch_file
+from maelm_jax.interop import tensors as tables
+from maelm_jax.model import maelm
+
+ROOT = pathlib.Path(__file__).parents[2]
+CASES = ROOT / "tests" / "data" / "reference"
+
+
+def values_of(workdir, step=None):
+    return pretrained.find(str(workdir), step).read(config.Model())
+
+
+def write(workdir, output, format="huggingface"):
+    assert export.main([f"--workdir={workdir}", f"--output={output}", f"--format={format}", "--no-verify"]) == 0
+    return output
+
+
+def rewrite(folder, **changes):
+    """Rewrites a folder's tensors: name -> function of the old array, or an array; None takes it away."""
+    path = folder / "model.safetensors"
+    found = {name: np.array(value) for name, value in tables.Safetensors(path).items()}
+    for name, change in changes.items():
+        found[name] = change(found[name]) if callable(change) else change
+    tables.write_safetensors(path, {name: value.astype(np.float32) for name, value in found.items() if value is not None})
+
+
+@pytest.mark.parametrize("name,format", [
+    ("mpnet", "huggingface"), ("mpnet-mlm", "huggingface"), ("roberta-mlm", "huggingface"), ("reference", "pytorch"), ("mpnet", "pytorch"),
+    ("reference", "reference"), ("roberta-mlm", "reference"),
+])  # fmt: skip
+def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, name, format):
+    first = write(workdirs[name], tmp_path / "first", format)
+    source = pretrained.find(str(first))
+    experiment = config.load([str(workdirs[name] / "config.gin")])
+    values = source.read(experiment.model)
+    original = values_of(workdirs[name])
+    rooms = {path.split("/")[0] for path in values}
+    assert rooms == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
+    for path, value in values.items():
+        assert np.array_equal(value, original[path]), path
+    assert (
+        source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
+    )
+    with export.whole_folder(tmp_path / "second") as folder:
+        model = dataclasses.replace(experiment.model, **source.settings)
+        model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
+        export.write(folder, format, values, model, vocabulary, experiment.corpus.sequence_length)
+    files = sorted(path.name for path in (tmp_path / "second").iterdir())
+    assert "README.md" not in files and len(files) >= 2
+    for file in files:
+        assert (first / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+
+
+def test_steps(workdirs):
+    newest, older = values_of(workdirs["mpnet"]), values_of(workdirs["mpnet"], 6)
+    assert pretrained.find(str(workdirs["mpnet"])).step == 12
+    assert not np.array_equal(newest["encoder/norm/scale"], older["encoder/norm/scale"])
+    assert len(newest["encoder/token_embedding"]) == 600, "rows of padding are not given away"
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.npz")), ids=lambda path: path.stem)
+def test_cases_of_the_reference_as_npz_and_as_checkpoint(path, tmp_path):
+    data = np.load(path)
+    case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
+    source = pretrained.find(str(path))
+    expected = {
+        "layers": case["layers"],
+        "width": case["dim"],
+        "heads": case["heads"],
+        "num_buckets": case["rel_pos_bins"],
+        "relative_buckets": "reference",
+    }
+    assert expected.items() <= source.settings.items() and source.settings["max_distance"] == case["max_rel_pos"]
+    values = source.read(config.Model())
+    assert np.array_equal(values["encoder/blocks/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
+    model = source.model(config.Model(dropout=0.1))
+    reference.write(tmp_path / "model.pt", values, model, case["vocab_size"])
+    stored = torch_file.read(tmp_path / "model.pt")
+    head = "gen_decoder" if "decoder_layers" in case and case["mode"] != "mlm" else "encoder"
+    assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[reference.TOKENS]), "tied copies are there"
+    assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
+    again = pretrained.find(str(tmp_path / "model.pt"))
+    assert again.settings == source.settings
+    assert all(np.array_equal(value, values[name]) for name, value in again.read(config.Model()).items())
+
+
+def test_a_reference_checkpoint_that_does_not_fit_is_listed(workdirs, tmp_path):
+    file = write(workdirs["reference"], tmp_path / "out", "reference") / "model.pt"
+    tensors = dict(torch_file.read(file)["model"])
+    tensors["surplus"] = tensors.pop("encoder.sentence_encoder.layers.1.fc2.bias")
+    tensors["gen_decoder.lm_head.weight"] = tensors["gen_decoder.lm_head.weight"] + 1
+    tensors["encoder.sentence_encoder.emb_layer_norm.bias"] = np.zeros(7, np.float32)
+    torch_file.write(tmp_path / "broken.pt", tensors, {}, {"encoder_attention_heads": 4})
+    with pytest.raises(config.ConfigError) as error:
+        pretrained.find(str(tmp_path / "broken.pt")).read(config.Model())
+    for what in (
+        "fc2.bias is missing",
+        "surplus is not a tensor",
+        "emb_layer_norm.bias has shape (7,), expected (32,)",
+        "lm_head.weight is not the same",
+    ):
+        assert what in str(error.value)
+    torch_file.write(tmp_path / "other.pt", {"layer.weight": np.zeros((2, 2), np.float32)}, {}, {})
+    with pytest.raises(config.ConfigError, match="it holds layer.weight"):
+        pretrained.find(str(tmp_path / "other.pt"))
+
+
+def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
+    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
+    rewrite(folder, **{
+        "roberta.encoder.layer.0.output.dense.bias": None, "roberta.extra": np.ones(3), "roberta.embeddings.LayerNorm.weight": np.ones(5),
+        "lm_head.decoder.weight": np.ones((600, 32)), "roberta.pooler.dense.bias": np.ones(32),
+    })  # fmt: skip
+    with pytest.raises(config.ConfigError) as error:
+        values_of(folder)
+    for what in (
+        "output.dense.bias is missing",
+        "roberta.extra is not a tensor",
+        "LayerNorm.weight has shape (5,)",
+        "lm_head.decoder.weight is not the same",
+    ):
+        assert what in str(error.value)
+    assert "pooler" not in str(error.value)
+
+
+@pytest.mark.parametrize("change,message", [
+    ({"hidden_act": "relu"}, "hidden_act 'relu'"), ({"model_type": "bert"}, "model_type 'bert'"), ({"relative_attention_num_buckets": 64}, "64"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings"), ({"position_embedding_type": "relative_key"}, "relative_key"),
+])  # fmt: skip
+def test_an_encoder_of_another_function_is_refused(workdirs, tmp_path, change, message):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(config.ConfigError, match=message):
+        pretrained.find(str(folder))
+
+
+def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
+    with pytest.raises(config.ConfigError, match="no such file"):
+        pretrained.find(str(tmp_path / "nowhere"))
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(config.ConfigError, match="it holds notes.txt"):
+        pretrained.find(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
+    with pytest.raises(config.ConfigError, match="no tokenizer.json"):
+        pretrained.find(str(tmp_path))
+
+
+def stock_roberta(folder, workdir) -> pathlib.Path:
+    """A folder as transformers users have them: another epsilon, a token-type row, a pooler, a tokenizer.json alone, a table longer than it."""
+    write(workdir, folder)
+    (folder / "sentencepiece.model").unlink()
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"layer_norm_eps": 1e-6, "vocab_size": 608}))
+    lengthen = lambda table: np.concatenate([table, np.ones((8, *table.shape[1:]))])  # noqa: E731
+    rewrite(folder, **{
+        "roberta.embeddings.token_type_embeddings.weight": np.linspace(-1, 1, 32)[None], "roberta.pooler.dense.bias": np.ones(32),
+        "roberta.embeddings.word_embeddings.weight": lengthen, "lm_head.bias": lengthen,
+    })  # fmt: skip
+    return folder
+
+
+def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
+    folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
+    original = values_of(workdirs["roberta-mlm"])
+    source = pretrained.find(str(folder))
+    experiment = config.load(["tiny.gin"])
+    adopted, said = pretrained.adopt(experiment, source)
+    assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
+    assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
+    assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in said)
+    values = source.read(adopted.model)
+    assert np.allclose(values["encoder/position_embedding"] - original["encoder/position_embedding"], np.linspace(-1, 1, 32), atol=1e-6)
+    assert np.array_equal(values["encoder/token_embedding"], original["encoder/token_embedding"]), "cut to the tokenizer's ids"
+
+    _, init = maelm.create(adopted.model, 600, config.SpecialIds(0, 1, 2, 3, 599))
+    params, fresh, unused = pretrained.place(values, jax.jit(init)(jax.random.key(0)), 600, str(folder))
+    assert (fresh, unused) == (["decoder"], [])
+    assert np.array_equal(np.asarray(params["encoder"]["token_embedding"])[:600], values["encoder/token_embedding"])
+    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding has shape \(600, 32\), expected \(500, 32\)"):
+        pretrained.place(values, params, 500, "x")
+
+
+def test_a_workdir_of_another_shape_is_refused(workdirs):
+    source = pretrained.find(str(workdirs["mpnet"]))
+    with pytest.raises(config.ConfigError, match="does not fit this model: Model.width is 32 there, 128 here"):
+        pretrained.adopt(config.load(["tiny.gin"]), source)
+
+
+def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
+    with pytest.raises(config.ConfigError, match="Vocabulary.file is not the vocabulary of"):
+        pretrained.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)
+
+
+@pytest.fixture(scope="module")
+def documents_vocabulary():
+    from pydoc_data import topics
+
+    from maelm_jax.data import vocabulary as vocabularies
+
+    return vocabularies.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
+
+
+def test_an_existing_encoder_is_continued(workdirs, tmp_path):
+    """One training run from a stock folder, then its export: the run needs no setting but init_from, and goes on when the folder is gone."""
+    from pydoc_data import topics
+
+    folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
+    argv = [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
+    argv += [f"--gin.TEXT_FILES={tmp_path / 'text.txt'}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.SEQUENCE_LENGTH=32"]
+    argv += [f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", "--gin.Corpus.heldout_fraction=0.1", "--gin.Corpus.processes=1", "--gin.Run.eval_rows=8"]
+    argv += ["--gin.Optimizer.learning_rate=1e-6"]
+    alone = {"capture_output": True, "text": True, "cwd": ROOT, "env": os.environ | {"XLA_FLAGS": ""}}  # one device: a tenth of the compilation
+    done = subprocess.run(argv, **alone)
+    assert done.returncode == 0, done.stderr
+    assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
+    before, after = values_of(folder), values_of(tmp_path / "run")
+    for path in before:
+        assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
+    shutil.rmtree(folder)
+    done = subprocess.run([*argv[:3], f"--workdir={tmp_path / 'run'}"], **alone)
+    assert done.returncode == 0 and "resuming" in done.stdout, done.stderr
+
+
+def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
+    folder = write(workdirs["mpnet-mlm"], tmp_path / "out")
+    table = np.array(tables.Safetensors(folder / "model.safetensors")["mpnet.embeddings.word_embeddings.weight"])
+    rewrite(folder, **{"lm_head.decoder.weight": table})
+    assert "head/dense/kernel" in values_of(folder)
+    rewrite(folder, **{"lm_head.decoder.weight": table + 1})
+    with pytest.raises(config.ConfigError, match="tied"):
+        values_of(folder)
+
+
+def test_half_precision_and_parts(workdirs, tmp_path):
+    """Folders in several files, and tensors of other float types."""
+    import ml_dtypes
+    import safetensors.numpy
+
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    expected = values_of(folder)
+    found = {name: np.array(value) for name, value in tables.Safetensors(folder / "model.safetensors").items()}
+    names = sorted(found)
+    safetensors.numpy.save_file({name: found[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
+    safetensors.numpy.save_file({name: found[name].astype(ml_dtypes.bfloat16) for name in names[1::2]}, folder / "b.safetensors")
+    index = {name: "ab"[number % 2] + ".safetensors" for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (folder / "model.safetensors").unlink()
+    assert huggingface.weights_of(folder)[names[0]].dtype == np.float16
+    for path, value in values_of(folder).items():
+        assert value.dtype == np.float32 and np.allclose(value, expected[path], rtol=0.01, atol=1e-3), path

