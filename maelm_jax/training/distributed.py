@@ -199,9 +199,18 @@ def _lost() -> str:
     return f"{name()} lost contact with another process of the run, which has died or cannot be reached; the same command, on all hosts, goes on"
 
 
-def _leave(status: int):
+def _leave(status: int, patience: float = 10.0):
+    """Ends this process; process 0 after the others, for what they are told goes with the service that it hosts."""
     sys.stdout.flush()
     sys.stderr.flush()
+    with contextlib.suppress(Exception):  # the service may be gone already, and a process that died says nothing
+        if jax.process_index():
+            _client().key_value_set(f"left/{jax.process_index()}", "")
+        else:
+            end = time.monotonic() + patience
+            for process in range(1, jax.process_count()):
+                _client().blocking_key_value_get(f"left/{process}", max(1, int(1000 * (end - time.monotonic()))))
+            time.sleep(0.5)
     os._exit(status)
 
 
