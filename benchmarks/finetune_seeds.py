@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import config  # noqa: E402
+from maelm_jax import gin_files  # noqa: E402
 from maelm_jax.finetuning import features, heads, start  # noqa: E402
 from maelm_jax.training import optimizer, sharding, step  # noqa: E402
 
@@ -29,7 +29,7 @@ def main():
         flags.add_argument(f"--{name}", type=int, default=value)
     args = flags.parse_args()
     begin = start.load(args.init_from)
-    experiment = config.load([begin.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
+    experiment = gin_files.load([begin.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
     mesh = sharding.make_mesh(experiment.mesh)
     graph, init = heads.create(experiment.model, begin.vocabulary.size, begin.vocabulary.pad, 3)
     updates = optimizer.create_adjustable(experiment.optimizer)

@@ -16,7 +16,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, gin_files
 from maelm_jax.analysis import ranks
 
 
@@ -64,7 +64,7 @@ class Run(typing.NamedTuple):
     params: dict
 
 
-def open_run(workdir: str, gin_files: list[str], bindings: list[str]) -> Run:
+def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     """Reads a workdir. Raises ConfigError when it is none, or holds no checkpoint that fits its config.gin."""
     import jax
 
@@ -75,7 +75,7 @@ def open_run(workdir: str, gin_files: list[str], bindings: list[str]) -> Run:
     saved = pathlib.Path(workdir) / "config.gin"
     if not saved.is_file():
         raise config.ConfigError(f"{workdir} holds no config.gin; is it a workdir of maelm_jax.train?")
-    experiment = config.load([str(saved), *gin_files], bindings)
+    experiment = gin_files.load([str(saved), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
     shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])

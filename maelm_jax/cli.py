@@ -11,7 +11,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, storage
+from maelm_jax import config, gin_files, storage
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -57,7 +57,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
             )
         args.gin_file = [str(saved)]
-    return args, config.load(args.gin_file, bindings)
+    return args, gin_files.load(args.gin_file, bindings)
 
 
 def compilation_cache() -> pathlib.Path:
@@ -78,7 +78,7 @@ def check_workdir(workdir: str, experiment: config.Experiment):
     """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
     saved = storage.here(workdir) / "config.gin"
     if saved.exists():
-        changed = config.differences(config.load([str(saved)]), experiment)
+        changed = config.differences(gin_files.load([str(saved)]), experiment)
         if changed:
             raise config.ConfigError(
                 f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"

@@ -18,7 +18,7 @@ import pathlib
 import sys
 import time
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, gin_files
 
 BASE = "finetune/base.gin"
 
@@ -83,14 +83,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def experiments(start, gin_files: list[str], bindings: list[str]) -> dict[str, config.Experiment]:
+def experiments(start, given: list[str], bindings: list[str]) -> dict[str, config.Experiment]:
     """{task: settings}: the start's own settings, then fine-tuning's, the task's (where there are several), the files given, the command line."""
-    files = [start.gin_file, BASE]
-    named = config.load([*files, *gin_files], bindings).finetune.listed("tasks")
+    below = [start.gin_file, BASE]
+    named = gin_files.load([*below, *given], bindings).finetune.listed("tasks")
     if not named:
-        raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(gin_files)}")
+        raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(given)}")
     own = lambda task: [f"finetune/{task}.gin"] if len(named) > 1 else []  # noqa: E731
-    found = {task: start.fit(config.load([*files, *own(task), *gin_files], [*bindings, f"Finetune.tasks={task}"])) for task in named}
+    found = {task: start.fit(gin_files.load([*below, *own(task), *given], [*bindings, f"Finetune.tasks={task}"])) for task in named}
     return {task: dataclasses.replace(e, finetune=dataclasses.replace(e.finetune, init_from=start.name)) for task, e in found.items()}
 
 
@@ -124,7 +124,7 @@ def predict(args, bindings: list[str]) -> int:
         raise config.ConfigError(f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}")
     if not pathlib.Path(args.predict).is_file():
         raise config.ConfigError(f"--predict={args.predict}: no such file")
-    experiment = config.load([str(folder / "config.gin")], bindings)
+    experiment = gin_files.load([str(folder / "config.gin")], bindings)
 
     from maelm_jax.data import vocabulary as vocabularies
     from maelm_jax.finetuning import features, problem, run

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.interop import huggingface, pytorch, reference
 from maelm_jax.interop import tensors as tables
@@ -80,7 +80,7 @@ def find(path: str, step: int | None = None) -> Pretrained:
 
 
 def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
-    model, step = config.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
+    model, step = gin_files.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
 
     def weights(_):
         return flat(checkpoint.read_params(str(place), step))

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 
-from maelm_jax import cli, config, storage
+from maelm_jax import cli, config, gin_files, storage
 
 
 def main(argv: list[str]) -> int:
@@ -180,7 +180,7 @@ def describe_run(folder: pathlib.Path, experiment: config.Experiment, vocabulary
     import jax
 
     folder.mkdir(parents=True, exist_ok=True)
-    storage.write(folder / "config.gin", config.render(experiment))
+    storage.write(folder / "config.gin", gin_files.render(experiment))
     here = pathlib.Path(__file__).parent
     commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
     packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())

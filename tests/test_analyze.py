@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import analyze, config
+from maelm_jax import analyze, config, gin_files
 from maelm_jax.data import rows
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
@@ -46,10 +46,10 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder",
         "Corpus.processes=1", "Corpus.heldout_fraction=0.2", f"Model.width={ROOM}", "Model.heads=2", "Model.feed_forward=32", "Model.layers=2",
     ]  # fmt: skip
     files = [name.removeprefix("--gin_file=") for name in more if name.startswith("--gin_file=")]
-    experiment = config.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])
+    experiment = gin_files.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     path.mkdir(parents=True)
-    (path / "config.gin").write_text(config.render(experiment))
+    (path / "config.gin").write_text(gin_files.render(experiment))
     vocabulary.save(path / "vocabulary")
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     params = random_parameters(jax.eval_shape(init, jax.random.key(0)), seed)
@@ -161,7 +161,7 @@ def test_bad_input(text, runs, tmp_path):
 
 def test_a_checkpoint_of_another_shape_is_one_line_and_status_2(runs, tmp_path):
     command = [sys.executable, "-m", "maelm_jax.analyze", f"--runs={runs['mae']}", "--gin.Model.layers=3", f"--workdir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=config.CONFIGS.parent, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=gin_files.CONFIGS.parent, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: the checkpoint") and "does not fit this model" in last and "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from maelm_jax import config
+from maelm_jax import gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
@@ -110,4 +110,4 @@ def test_jobset():
     assert container["resources"]["limits"] == {"google.com/tpu": 4} and pod["terminationGracePeriodSeconds"] >= 120
     assert container["command"] == ["python", "-m", "maelm_jax.train"] and "--coordinator=auto" in container["args"]
     gin_file = next(argument.removeprefix("--gin_file=") for argument in container["args"] if argument.startswith("--gin_file="))
-    config.load([gin_file])
+    gin_files.load([gin_file])

@@ -44,14 +44,14 @@ def test_dry_run_blocks(line):
 
 @pytest.mark.parametrize("line", [line for body in of("shown") for line in body.splitlines() if "maelm_jax." in line])
 def test_shown_commands_name_real_settings(line, tmp_path):
-    from maelm_jax import config
+    from maelm_jax import gin_files
 
     argv = shlex.split(line)
     assert (ROOT / "maelm_jax" / f"{argv[2].removeprefix('maelm_jax.')}.py").exists()
     files = [a.removeprefix("--gin_file=") for a in argv if a.startswith("--gin_file=")]
-    (tmp_path / "config.gin").write_text(config.render(config.load(["tiny.gin"])))
+    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
     before = [str(tmp_path / "config.gin"), "finetune/base.gin"] if argv[2] == "maelm_jax.finetune" else []  # a pretrained run's settings come first
-    config.load([*before, *files], [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")])
+    gin_files.load([*before, *files], [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")])
 
 
 def test_every_file_it_names_exists():

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from maelm_jax import config
+from maelm_jax import gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STEPS = 60
@@ -78,7 +78,7 @@ def test_a_run_leaves_what_it_promises(uninterrupted):
     for name in ("config.gin", "environment.txt", "loss_curve.png", "tensorboard"):
         assert (uninterrupted / name).exists(), name
     assert any((uninterrupted / "vocabulary").iterdir())
-    assert config.load([str(uninterrupted / "config.gin")]).run.train_steps == STEPS
+    assert gin_files.load([str(uninterrupted / "config.gin")]).run.train_steps == STEPS
     assert (uninterrupted / "checkpoints" / str(STEPS)).is_dir()
 
 

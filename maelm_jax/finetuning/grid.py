@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.finetuning import run
 from maelm_jax.finetuning.problem import Problem
 from maelm_jax.finetuning.start import Start
@@ -74,7 +74,7 @@ def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
     """The results of a run that is done; None where there is none. Raises ConfigError when the folder holds one with other settings."""
     saved = place / "config.gin"
     if saved.exists():
-        changed = config.differences(config.load([str(saved)]), experiment)
+        changed = config.differences(gin_files.load([str(saved)]), experiment)
         if changed:
             raise config.ConfigError(f"{place} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
     if not (place / run.RESULTS).exists():

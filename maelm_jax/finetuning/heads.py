@@ -37,7 +37,7 @@ class FineTuned(nnx.Module):
         self.classes = classes
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
-        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys` are dropout's, one a row; None for evaluation."""
+        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys`: dropout's, one a row, or None."""
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = layers.split_keys(keys, 2)
         states = self.encoder(batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0])

@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 
-from maelm_jax import config, pretrained
+from maelm_jax import config, gin_files, pretrained
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
 
@@ -57,7 +57,7 @@ def load(name: str) -> Start:
         if name.startswith(RANDOM):
             return fresh
         if not restored:
-            values = source.read(config.load([gin_file]).model)
+            values = source.read(gin_files.load([gin_file]).model)
             restored.append(pretrained.place(values, {"encoder": fresh}, vocabulary.size, source.path)[0]["encoder"])
         return jax.tree.map(jax.numpy.copy, restored[0])
 

@@ -23,7 +23,7 @@ import numpy as np
 from jax._src import distributed as runtime  # the client of the coordination service has no public name; Orbax takes it from here too
 from jax.experimental import multihost_utils
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 
 DAY = 86_400_000  # milliseconds: the bound of waits during which a process that dies is noticed by its missing heartbeats
 LOCAL = ("Corpus.processes", "Corpus.rows_dir")  # settings that may differ from host to host
@@ -137,7 +137,7 @@ def everywhere(flag: bool) -> bool:
 
 def same_start(experiment: config.Experiment, workdir: str):
     """Raises ConfigError, naming the host, unless all processes have the same settings, workdir, code and JAX."""
-    lines = [line.partition(" = ") for line in config.render(experiment).splitlines() if line]
+    lines = [line.partition(" = ") for line in gin_files.render(experiment).splitlines() if line]
     settings = {key: value for key, _, value in lines if key not in LOCAL}
     same("start", settings | {"workdir": workdir, "maelm_jax (hash of its code)": code_hash(), "jax": jax.__version__})
 

@@ -88,10 +88,16 @@ def reduced(gradient: dict) -> dict:
     def leaf(keys, g):
         axis, _, _ = _cut(keys)
         if axis is None:
-            return jax.lax.psum(g, AXES)
-        return jax.lax.psum(jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True), "data")
+            return summed(g)
+        return summed(jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True), ("data",))
 
     return jax.tree_util.tree_map_with_path(leaf, gradient)
+
+
+def summed(tree, over: tuple[str, ...] = AXES):
+    """The sum over the devices along these axes. One of size 1 is left out: beside a `tensor` axis the compiler refuses a sum over nothing."""
+    several = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)
+    return jax.lax.psum(tree, several) if several else tree
 
 
 def _cut(keys) -> tuple[int | None, bool, PartitionSpec]:

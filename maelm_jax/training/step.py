@@ -77,7 +77,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
             shapes = jax.eval_shape(gradient_of, variables, *jax.tree.map(lambda x: x[0], parts))
             zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             (gradient, total), _ = jax.lax.scan(add, zero, parts)
-        return parallel.reduced(gradient), jax.lax.psum(total, parallel.AXES)
+        return parallel.reduced(gradient), parallel.summed(total)
 
     def train_step(state, batch):
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
@@ -127,7 +127,7 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
 
     def sums(params, key, batch, numbers):
         total = loss_fn(parallel.parameters(parallel.variables(params), params), batch, numbers, key, False)
-        return jax.lax.psum(total, parallel.AXES)
+        return parallel.summed(total)
 
     def eval_step(params: dict, batch, first):
         key = jax.random.fold_in(jax.random.key(seed), 2)

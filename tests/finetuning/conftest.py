@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
@@ -35,9 +35,9 @@ def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
 
     folder = tmp_path_factory.mktemp("pretrained") / "little"
     settings = ["Model.layers=1", "Model.width=32", "Model.heads=2", "Model.feed_forward=64", "SEQUENCE_LENGTH=64", "Model.max_positions=64"]
-    experiment = config.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
+    experiment = gin_files.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
     vocabulary.save(folder / "vocabulary")
-    (folder / "config.gin").write_text(config.render(experiment))
+    (folder / "config.gin").write_text(gin_files.render(experiment))
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
     _, init = maelm.create(experiment.model, vocabulary.size, special)
     params = jax.jit(init)(jax.random.key(5))

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from maelm_jax import config, finetune
+from maelm_jax import config, finetune, gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
@@ -113,7 +113,7 @@ def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
     assert results["score"] == max(line["accuracy"] for line in results["evaluations"]) == results["best"]["accuracy"]
-    saved = config.load([str(tmp_path / "out" / "config.gin")])
+    saved = gin_files.load([str(tmp_path / "out" / "config.gin")])
     assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.width == 32
     rows = (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()
     (tmp_path / "new.tsv").write_text("\n".join("\t".join(row.split("\t")[:3]) for row in rows) + "\n")
@@ -152,7 +152,7 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, environ
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("path", sorted((config.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     from maelm_jax.finetuning import start
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.finetuning import features, heads, problem, run, start
 from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
@@ -22,7 +22,7 @@ FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64", "Mesh.d
 
 def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
     bindings = [f"DATA_DIR={data_dir}", *SETTINGS, *FEW, *more]
-    return config.load([str(pretrained / "config.gin"), "finetune/base.gin", f"finetune/{task}.gin"], bindings)
+    return gin_files.load([str(pretrained / "config.gin"), "finetune/base.gin", f"finetune/{task}.gin"], bindings)
 
 
 @pytest.mark.parametrize("task,best,epochs", [("rte", 1.0, 120), ("stsb", 1.0, 400), ("squad2", 100.0, 120)])
@@ -45,7 +45,7 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, pretrained, data_d
 
 def model(pretrained, classes):
     begin = start.load(str(pretrained))
-    settings = config.load([begin.gin_file]).model
+    settings = gin_files.load([begin.gin_file]).model
     graph, init = heads.create(settings, begin.vocabulary.size, begin.vocabulary.pad, classes)
     return graph, init(jax.random.key(0))
 
@@ -54,7 +54,7 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     begin = start.load(str(pretrained))
     vocabulary = begin.vocabulary
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    saved = maelm.create(config.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    saved = maelm.create(gin_files.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = model(pretrained, 2)[1]["encoder"]
     for _ in range(2):  # what is handed out is a copy each time
@@ -96,7 +96,7 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
 
 def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
     graph, params = model(pretrained, 2)
-    graph = heads.create(dataclasses.replace(config.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, 2)[0]
+    graph = heads.create(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, 2)[0]
     loss_fn, numbers = heads.loss_of(graph), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
     of = lambda batch: float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)  # noqa: E731

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
@@ -48,9 +48,9 @@ def random_params(init, seed: int) -> dict:
 
 def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None) -> pathlib.Path:
     """A workdir with checkpoints of steps 6 and 12."""
-    experiment = config.load(["tiny.gin"], [f"{name}={value}" for name, value in (SETTINGS | settings).items()])
+    experiment = gin_files.load(["tiny.gin"], [f"{name}={value}" for name, value in (SETTINGS | settings).items()])
     folder.mkdir(parents=True)
-    (folder / "config.gin").write_text(config.render(experiment))
+    (folder / "config.gin").write_text(gin_files.render(experiment))
     vocabulary.save(folder / "vocabulary")
     lines = [{"step": 6, "loss": 6.5}, {"step": 12, "loss": 6.25, "eval_loss": 6.125, "eval_accuracy": 0.25}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config, embed, export, pretrained
+from maelm_jax import config, embed, export, gin_files, pretrained
 from maelm_jax.interop import huggingface, verify
 from maelm_jax.model import maelm
 
@@ -109,7 +109,7 @@ def test_writing_streams(tmp_path, vocabulary, format):
         "Model.decoder_relative_bias=False",
         f"Model.relative_buckets={buckets}",
     ]
-    experiment = config.load(["tiny.gin"], bindings)
+    experiment = gin_files.load(["tiny.gin"], bindings)
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     params = {path: np.ones(leaf.shape, np.float32) for path, leaf in pretrained.flat(jax.eval_shape(init, jax.random.key(0))).items()}
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
@@ -127,7 +127,7 @@ def test_writing_streams(tmp_path, vocabulary, format):
 def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     """The head's names and labels; the function is tested beside PyTorch."""
     draw = np.random.default_rng(0)
-    model = config.load([str(workdirs["mpnet"] / "config.gin")]).model
+    model = gin_files.load([str(workdirs["mpnet"] / "config.gin")]).model
     shapes = jax.eval_shape(maelm.create(model, vocabulary.size, vocabulary.special)[1], jax.random.key(0))
     params = {"encoder": jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes["encoder"])}
     head = lambda outputs: {"kernel": np.ones((32, outputs), np.float32), "bias": np.ones(outputs, np.float32)}  # noqa: E731

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config, export, pretrained
+from maelm_jax import config, export, gin_files, pretrained
 from maelm_jax.interop import huggingface, reference, torch_file
 from maelm_jax.interop import tensors as tables
 from maelm_jax.model import maelm
@@ -46,7 +46,7 @@ def rewrite(folder, **changes):
 def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, name, format):
     first = write(workdirs[name], tmp_path / "first", format)
     source = pretrained.find(str(first))
-    experiment = config.load([str(workdirs[name] / "config.gin")])
+    experiment = gin_files.load([str(workdirs[name] / "config.gin")])
     values = source.read(experiment.model)
     original = values_of(workdirs[name])
     rooms = {path.split("/")[0] for path in values}
@@ -179,7 +179,7 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
     original = values_of(workdirs["roberta-mlm"])
     source = pretrained.find(str(folder))
-    experiment = config.load(["tiny.gin"])
+    experiment = gin_files.load(["tiny.gin"])
     adopted, said = pretrained.adopt(experiment, source)
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
     assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
@@ -199,7 +199,7 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
 def test_a_workdir_of_another_shape_is_refused(workdirs):
     source = pretrained.find(str(workdirs["mpnet"]))
     with pytest.raises(config.ConfigError, match="does not fit this model: Model.width is 32 there, 128 here"):
-        pretrained.adopt(config.load(["tiny.gin"]), source)
+        pretrained.adopt(gin_files.load(["tiny.gin"]), source)
 
 
 def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 
-from maelm_jax import config, export, pretrained  # noqa: E402
+from maelm_jax import config, export, gin_files, pretrained  # noqa: E402
 from maelm_jax.interop import maelm_torch, pytorch, verify  # noqa: E402
 from maelm_jax.model import maelm, masking  # noqa: E402
 
@@ -77,7 +77,7 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary):
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
-    wrong = dataclasses.replace(config.load([str(workdirs["reference"] / "config.gin")]).model, num_buckets=64, max_distance=200)
+    wrong = dataclasses.replace(gin_files.load([str(workdirs["reference"] / "config.gin")]).model, num_buckets=64, max_distance=200)
     original = pytorch.write
     monkeypatch.setattr(pytorch, "write", lambda folder, params, model, *rest: original(folder, params, wrong, *rest))
     with pytest.raises(config.RunError, match="verification failed: hidden states of maelm.MaeLm differ by"):

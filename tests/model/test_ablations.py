@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking
 from maelm_jax.training import metrics, optimizer, sharding, step
 
@@ -19,7 +19,8 @@ SMALL = (
 # Points between others on the same scale: as long to compile as the rest, and no other code.
 BETWEEN = ("delta_25", "delta_75", "decoder_depth_2", "decoder_depth_6", "decoder_width_1024", "rate_30", "rate_50")
 FILES = [
-    pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ()) for path in sorted((config.CONFIGS / "ablations").glob("*.gin"))
+    pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ())
+    for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))
 ]
 
 
@@ -32,7 +33,7 @@ def compiled_in_a_hurry():
 
 
 def load(name: str, *more: str) -> config.Experiment:
-    return config.load(["tiny.gin", f"ablations/{name}.gin"], (*SMALL, *more))
+    return gin_files.load(["tiny.gin", f"ablations/{name}.gin"], (*SMALL, *more))
 
 
 def some_rows(rows=ROWS, length=LENGTH):

@@ -54,7 +54,7 @@ def single():
     return run(experiment())
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 4, 2)], ids=str)
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 4)], ids=str)
 def test_any_mesh_gives_the_same_losses(single, mesh):
     ours, state = run(experiment(mesh))
     for a, b in zip(ours, single[0], strict=True):
