@@ -84,7 +84,7 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
     for source, rate in corpus.rates.items():
         parts = {source: 1.0}
         if source.startswith("seqio:"):
-            record = pathlib.Path(corpus.rows_dir) / f"mixture-{hashlib.sha256(source.encode()).hexdigest()[:12]}.json"
+            record = storage.here(corpus.rows_dir) / f"mixture-{hashlib.sha256(source.encode()).hexdigest()[:12]}.json"
             try:
                 from maelm_jax.data import tasks
 
@@ -92,6 +92,8 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
                 record.parent.mkdir(parents=True, exist_ok=True)
                 storage.write(record, json.dumps(parts))
             except Unavailable:
+                if storage.in_bucket(corpus.rows_dir):
+                    storage.fetch_files(corpus.rows_dir, (record.name,))
                 if not record.is_file():
                     raise
                 parts = json.loads(record.read_text())
@@ -115,7 +117,7 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
         parts = [installed_docs.identity(partial)]
     else:
         parts = [corpus.json_field if any(".jsonl" in path for path in _files(source)) else ""]
-        known = pathlib.Path(corpus.rows_dir) / "file_hashes.json"
+        known = storage.here(corpus.rows_dir) / "file_hashes.json"
         hashes = json.loads(known.read_text()) if known.is_file() else {}
         before = len(hashes)
         for path in _files(source):
