@@ -15,8 +15,8 @@ class Classifier(nnx.Module):
     """First token's last state -> dropout -> linear D to D -> tanh -> dropout -> linear to C; C = 1 is a regression."""
 
     def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
-        self.dense = layers.linear(settings.width, settings.width, settings, rngs)
-        self.out = layers.linear(settings.width, classes, settings, rngs)
+        self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
+        self.out = layers.Linear(settings.width, classes, settings, rngs)
         self.rate = settings.dropout
 
     def __call__(self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None) -> Float[Array, "B C"]:
@@ -33,7 +33,7 @@ class FineTuned(nnx.Module):
         if classes:
             self.classifier = Classifier(settings, classes, rngs)
         else:
-            self.span = layers.linear(settings.width, 2, settings, rngs)
+            self.span = layers.Linear(settings.width, 2, settings, rngs)
         self.classes = classes
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:

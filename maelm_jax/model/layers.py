@@ -5,6 +5,7 @@ T tokens of a sequence, D width, H heads, K = D / H, N layers.
 """
 
 import abc
+import functools
 import math
 import typing
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import ad_checkpoint
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from maelm_jax import config
@@ -19,14 +21,59 @@ from maelm_jax import config
 MASKED_OUT = -1e9  # finite, so that a row without any visible key gives numbers, not NaN
 
 
-def linear(inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs, use_bias: bool = True) -> nnx.Linear:
-    """x W + b with W ~ N(0, init_std), computed in the model's dtype."""
-    init, dtype = nnx.initializers.normal(settings.init_std), jnp.dtype(settings.dtype)
-    return nnx.Linear(inputs, outputs, use_bias=use_bias, kernel_init=init, dtype=dtype, param_dtype=jnp.float32, rngs=rngs)
+class Linear(nnx.Module):
+    """x W + b with W ~ N(0, init_std), computed in the model's dtype.
+
+    Rows and tokens are one axis in the product: with two, the compiler for CPU forms the gradient of W at half the rate.
+    """
+
+    def __init__(self, inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs, use_bias: bool = True):
+        self.kernel = nnx.Param(nnx.initializers.normal(settings.init_std)(rngs.params(), (inputs, outputs), jnp.float32))
+        if use_bias:
+            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.dtype = jnp.dtype(settings.dtype)
+
+    def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
+        y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(self.dtype)
+        if hasattr(self, "bias"):
+            y = y + self.bias[...].astype(self.dtype)[None]
+        return y.reshape(*x.shape[:-1], -1)
+
+
+def kept(x: Array) -> Array:
+    """Marks what the backward pass of a layer keeps from the forward pass. All else (dropout's masks, GELU, what LayerNorm gives) it computes again:
+    a few operations an element, where storing it and reading it back costs more."""
+    return ad_checkpoint.checkpoint_name(x, "kept")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def layer_norm(x: Float[Array, "B T D"], scale: Float[Array, " D"], bias: Float[Array, " D"], epsilon: float) -> Float[Array, "B T D"]:
+    """The biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
+    return _layer_norm_forward(x, scale, bias, epsilon)[0]
+
+
+def _layer_norm_forward(x, scale, bias, epsilon):
+    x = kept(x)
+    wide = x.astype(jnp.float32)
+    mean = kept(wide.mean(axis=-1, keepdims=True))
+    inverse = kept(jax.lax.rsqrt(jnp.square(wide - mean).mean(axis=-1, keepdims=True) + epsilon))
+    normal = (wide - mean) * inverse
+    return (normal * scale[None, None] + bias[None, None]).astype(x.dtype), (x, mean, inverse, scale)
+
+
+def _layer_norm_backward(epsilon, saved, dy):
+    x, mean, inverse, scale = saved
+    normal, dy = (x.astype(jnp.float32) - mean) * inverse, dy.astype(jnp.float32)
+    d = dy * scale[None, None]
+    dx = inverse * (d - d.mean(axis=-1, keepdims=True) - normal * (d * normal).mean(axis=-1, keepdims=True))
+    return dx.astype(x.dtype), (dy * normal).sum(axis=(0, 1)), dy.sum(axis=(0, 1))
+
+
+layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 class LayerNorm(nnx.Module):
-    """The biased variance, as in PyTorch; computed in float32, two passes, whatever comes in (same dtype out)."""
+    """The parameters of `layer_norm`."""
 
     def __init__(self, settings: config.Model):
         self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
@@ -34,15 +81,32 @@ class LayerNorm(nnx.Module):
         self.epsilon = settings.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        y = x.astype(jnp.float32)
-        y = y - y.mean(axis=-1, keepdims=True)
-        y = y * jax.lax.rsqrt((y * y).mean(axis=-1, keepdims=True) + self.epsilon)
-        return (y * self.scale[...][None, None] + self.bias[...][None, None]).astype(x.dtype)
+        return layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
 
 
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
-    """The exact (erf) form."""
-    return jax.nn.gelu(x, approximate=False)
+    """The exact form. By erf, which is one rational function; erfc, which jax.nn.gelu takes, needs an exponential and two divisions on CPU."""
+    return 0.5 * x * (1.0 + jax.lax.erf(x * jnp.asarray(math.sqrt(0.5), x.dtype)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def softmax(scores: Float[Array, "B H T S"], dtype: jnp.dtype) -> Float[Array, "B H T S"]:
+    """Over the last axis, in float32; given and kept in `dtype`."""
+    return _softmax_forward(scores, dtype)[0]
+
+
+def _softmax_forward(scores, dtype):
+    weights = kept(jax.nn.softmax(scores, axis=-1).astype(dtype))
+    return weights, weights
+
+
+def _softmax_backward(dtype, weights, d_weights):
+    weights, d_weights = weights.astype(jnp.float32), d_weights.astype(jnp.float32)
+    product = weights * d_weights
+    return (product - weights * product.sum(axis=-1, keepdims=True),)
+
+
+softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 def _scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
@@ -187,10 +251,10 @@ class Attention(nnx.Module):
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         width = settings.width
-        self.query = linear(width, width, settings, rngs)
-        self.key = linear(width, width, settings, rngs)
-        self.value = linear(width, width, settings, rngs)
-        self.out = linear(width, width, settings, rngs)
+        self.query = Linear(width, width, settings, rngs)
+        self.key = Linear(width, width, settings, rngs)
+        self.value = Linear(width, width, settings, rngs)
+        self.out = Linear(width, width, settings, rngs)
         self.attention_norm = LayerNorm(settings)
         self.heads = settings.heads
 
@@ -204,12 +268,11 @@ class Attention(nnx.Module):
         keys: tuple[Key[Array, " B"] | None, ...] = (None, None),
     ) -> Float[Array, "B T D"]:
         """`bias` is added to the scores of all heads (G = H, or 1 for all alike). Dropout on the attention and on the branch."""
-        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1)  # noqa: E731
-        q, k, v = split_heads(self.query(x)), split_heads(self.key(read)), split_heads(self.value(read))
-        scores = jnp.einsum("bthk,bshk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(scores + bias.astype(jnp.float32), axis=-1).astype(x.dtype)
-        weights = dropout(weights, attention_dropout, keys[0])
-        y = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(x.shape)
+        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)  # noqa: E731
+        q, k, v = (kept(split_heads(y)) for y in (self.query(x), self.key(read), self.value(read)))
+        scores = jnp.einsum("bhtk,bhsk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
+        weights = dropout(softmax(scores + bias.astype(jnp.float32), x.dtype), attention_dropout, keys[0])
+        y = kept(jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2).reshape(x.shape))
         return self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
 
 
@@ -228,8 +291,8 @@ class Block(Attention):
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs, cross: bool = False):
         super().__init__(settings, rngs)
-        self.up = linear(settings.width, settings.feed_forward, settings, rngs)
-        self.down = linear(settings.feed_forward, settings.width, settings, rngs)
+        self.up = Linear(settings.width, settings.feed_forward, settings, rngs)
+        self.down = Linear(settings.feed_forward, settings.width, settings, rngs)
         self.output_norm = LayerNorm(settings)
         if cross:
             self.cross = Attention(settings, rngs)
@@ -250,7 +313,7 @@ class Block(Attention):
         x = self.attend(x, *read, dropout_rate, attention_dropout, (keys[0], keys[1]))
         if crossed:
             x = self.cross.attend(x, *memory)
-        y = self.down(gelu(self.up(x)))
+        y = self.down(gelu(kept(self.up(x))))
         return self.output_norm(x + dropout(y, dropout_rate, keys[2]))
 
 
@@ -260,11 +323,6 @@ class Scattered(abc.ABC):
     @abc.abstractmethod
     def whole(self, dtype: jnp.dtype) -> Array:
         """The parameter of one layer (the layer axis is gone), in the dtype the layer computes in."""
-
-    @staticmethod
-    def keep(primitive, *_, **__) -> bool:
-        """jax.checkpoint's policy: all is kept for the backward pass but what `whole` put together."""
-        return primitive.name not in ("all_gather", "custom_vjp_call")
 
 
 def stack(settings: config.Model, rngs: nnx.Rngs, cross: bool = False) -> Block:
@@ -302,9 +360,7 @@ def run_stack(
         x = nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_keys, memory)
         return x, x if every else None
 
-    if rematerialise:
-        body = jax.checkpoint(body, prevent_cse=False)
-    elif any(map(scattered, jax.tree.leaves(state, is_leaf=scattered))):
-        body = jax.checkpoint(body, prevent_cse=False, policy=Scattered.keep)
+    policy = jax.checkpoint_policies.nothing_saveable if rematerialise else jax.checkpoint_policies.save_only_these_names("kept")
+    body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     last, states = jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))
     return states if every else last

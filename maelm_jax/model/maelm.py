@@ -89,7 +89,7 @@ class Decoder(nnx.Module):
             self.relative_bias = layers.RelativeBias(own, rngs)
         self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
         if own.width != settings.width:
-            self.resize = layers.linear(settings.width, own.width, settings, rngs)
+            self.resize = layers.Linear(settings.width, own.width, settings, rngs)
         self.settings = own
 
     def __call__(self, x: Float[Array, "B T D"], where: Where, encoded: Float[Array, "B V D"], read: Where) -> Float[Array, "B T E"]:
@@ -116,20 +116,20 @@ class Head(nnx.Module):
     """
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
-        self.dense = layers.linear(settings.width, settings.width, settings, rngs)
+        self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
         if settings.decoder.width != settings.width:
-            self.resize = layers.linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
+            self.resize = layers.Linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
         self.vocabulary_size = vocabulary_size
 
     def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Float[Array, "B M W"]:
         """Logits in float32; -1e9 at the rows that pad the table."""
         x = self.resize(x) if hasattr(self, "resize") else x
         x = self.norm(layers.gelu(self.dense(x)))
-        logits = jnp.einsum("bmd,wd->bmw", x, table.astype(x.dtype), preferred_element_type=jnp.float32)
+        logits = jnp.einsum("nd,wd->nw", x.reshape(-1, x.shape[2]), table.astype(x.dtype), preferred_element_type=jnp.float32)  # see layers.Linear
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
-        return logits + jnp.where(real, self.bias[...], layers.MASKED_OUT)[None, None]
+        return (logits + jnp.where(real, self.bias[...], layers.MASKED_OUT)[None]).reshape(*x.shape[:2], -1)
 
 
 class MaeLm(nnx.Module):

@@ -208,7 +208,7 @@ def test_what_the_decoder_attends_to(name, before, after, cross):
     def decode(x, states):
         return maelm.apply(graph, params).decoder(x, where, states, read)
 
-    by_slot, by_state = (np.abs(np.asarray(d)).sum((0, 2, 3, 5)) for d in jax.jit(jax.jacfwd(decode, (0, 1)))(x, states))
+    by_slot, by_state = (np.abs(np.asarray(d)).sum((0, 2, 3, 5)) for d in jax.jit(jax.jacrev(decode, (0, 1)))(x, states))
     own, earlier = np.eye(slots, dtype=bool), np.tri(slots, k=-1, dtype=bool)
     assert (by_slot[own] > 0).all()
     assert (by_slot[earlier] > 0).all() == before and by_slot[earlier].any() == before
