@@ -1,0 +1,82 @@
+"""The rate at which text becomes rows, beside bare SentencePiece: the same documents, the same processes, nothing but their ids.
+
+    python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' --gin.Corpus.processes=2
+
+Rows are made in a temporary folder; the vocabulary is taken from Corpus.rows_dir (trained first where it is not there). Both are repeated in turns.
+"""
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+import os
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from maelm_jax import cli, config  # noqa: E402
+
+MEGABYTES = 4.0  # of text handed to a process at once
+
+
+def main(argv: list[str]):
+    flags = cli.parser(__doc__)
+    flags.add_argument("--rounds", type=int, default=3)
+    args, experiment = cli.parse(flags, argv)
+
+    from maelm_jax.data import rows, sources, vocabulary
+
+    corpus = dataclasses.replace(experiment.corpus, processes=experiment.corpus.processes or os.cpu_count())
+    words = rows.vocabulary_for(experiment.vocabulary, corpus)
+    if not isinstance(words, vocabulary.SentencePieceVocabulary):
+        raise config.ConfigError("this compares with SentencePiece: Vocabulary.file must be one of its models, or None")
+    texts = [text for source in sources.rates(corpus) for text in sources.documents(source, corpus)]
+    size = sum(len(text.encode()) for text in texts) / 1e6
+    parts, part, held = [], [], 0.0
+    for text in texts:
+        part.append(text)
+        held += len(text) / 1e6
+        if held >= MEGABYTES:
+            parts.append(part)
+            part, held = [], 0.0
+    parts.append(part)
+
+    ours, bare = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        model = pathlib.Path(folder) / "model"
+        words.save(model)
+        spawn = multiprocessing.get_context("spawn")
+        with concurrent.futures.ProcessPoolExecutor(corpus.processes, spawn, _load, (str(model / words.FILE),)) as pool:
+            list(pool.map(_encode, [["warm"]] * corpus.processes))
+            for number in range(args.rounds):
+                start = time.perf_counter()
+                tokens = sum(pool.map(_encode, parts))
+                bare.append(time.perf_counter() - start)
+                start = time.perf_counter()
+                stores = rows.prepare(dataclasses.replace(corpus, rows_dir=f"{folder}/{number}"), words)
+                ours.append(time.perf_counter() - start)
+    filled = sum(split.statistics["tokens"] for store in stores.values() for split in store.values())
+    print(
+        f"{size:.1f} MB of text, {len(texts):,} documents, {corpus.processes} processes; {tokens:,} ids; rows hold {filled:,}, <s> and </s> included"
+    )
+    for name, times in (("SentencePiece", bare), ("rows", ours)):
+        print(f"{name:<14}{size / statistics.median(times):>8.2f} MB/s   ({', '.join(f'{value:.1f}' for value in times)} s)")
+    print(f"rows are made at {statistics.median(bare) / statistics.median(ours):.0%} of bare SentencePiece's rate")
+
+
+def _load(path: str):
+    global model
+    import sentencepiece
+
+    model = sentencepiece.SentencePieceProcessor(model_file=path)
+
+
+def _encode(texts: list[str]) -> int:
+    return sum(len(ids) for text in texts for ids in model.encode(text.splitlines()))
+
+
+if __name__ == "__main__":
+    cli.run(main)
