@@ -77,6 +77,7 @@ class Plan:
     compute: float | None
     sending: float | None
     model_flops: float
+    unknown: tuple[str, ...] = ()  # operations that the compiler has no estimate for
 
     @property
     def seconds(self) -> float | None:
@@ -168,7 +169,7 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
         "activations and temporaries": max(analysis.temp_size_in_bytes - whole_gradient, 0),
         "program": analysis.generated_code_size_in_bytes,
     }
-    found, cycles = compiled.collectives(text), compiled.estimated_cycles(text)
+    found, estimate = compiled.collectives(text), compiled.estimated_cycles(text)
     limit = where.chip.hbm / where.chip.cores if where.chip else None
     return dataclasses.replace(
         plan,
@@ -176,7 +177,8 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
         needed=sum(memory.values()),
         fits=None if limit is None else True,  # the compiler refuses what does not fit
         collectives=found,
-        compute=None if cycles is None or where.chip is None else cycles / where.chip.clock,
+        compute=None if estimate is None or where.chip is None else estimate[0] / where.chip.clock,
+        unknown=() if estimate is None else tuple(estimate[1]),
         sending=None if where.chip is None else sum(one.sent_bytes for one in found) / (2 * where.chip.link),
     )
 
@@ -212,6 +214,8 @@ def report(plan: Plan, where: Slice) -> str:
             f"that is {tokens / plan.seconds:,.0f} tokens/s, MFU {plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s",
             f"{run.train_steps:,} steps: {days:.2f} days, {24 * days * where.chips:,.0f} chip-hours",
         ]
+        if plan.unknown:
+            lines.append(f"left out, for the compiler has no estimate: {len(plan.unknown)} operation(s), {', '.join(plan.unknown[:4])}")
     return "\n".join(lines)
 
 

@@ -53,11 +53,17 @@ def collectives(text: str) -> list[Collective]:
     return result
 
 
-def estimated_cycles(text: str) -> int | None:
-    """The TPU compiler's estimate for one step, one core: fusions and copies that it estimates, each as often as it is run. None: no estimates."""
-    found = [(times, re.search(r'"estimated_cycles":"(\d+)"', line)) for times, line, fused in _executed(text) if not fused]
-    cycles = [times * int(match[1]) for times, match in found if match]
-    return sum(cycles) if cycles else None
+UNKNOWN = 2**62  # cycles and more: what the compiler writes where it has no idea (2^63 - 1)
+
+
+def estimated_cycles(text: str) -> tuple[int, list[str]] | None:
+    """The TPU compiler's estimate for one step, one core: (cycles of the fusions and copies that it estimates, each as often as it is run; the names of
+    those it says it cannot estimate, which are left out). None: no estimates."""
+    found = [(times, line, re.search(r'"estimated_cycles":"(\d+)"', line)) for times, line, fused in _executed(text) if not fused]
+    cycles = [(times, line, int(match[1])) for times, line, match in found if match]
+    name_of = lambda line: line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")  # noqa: E731
+    unknown = sorted({name_of(line) for _, line, value in cycles if value >= UNKNOWN})
+    return (sum(times * value for times, _, value in cycles if value < UNKNOWN), unknown) if cycles else None
 
 
 def _group(line: str) -> int:
