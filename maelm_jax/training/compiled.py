@@ -57,8 +57,8 @@ UNKNOWN = 2**62  # cycles and more: what the compiler writes where it has no ide
 
 
 def estimated_cycles(text: str) -> tuple[int, list[str]] | None:
-    """The TPU compiler's estimate for one step, one core: (cycles of the fusions and copies that it estimates, each as often as it is run; the names of
-    those it says it cannot estimate, which are left out). None: no estimates."""
+    """The TPU compiler's estimate for one step, one core: (cycles of the fusions and copies that it estimates, each as often as it is run; the names
+    of those it says it cannot estimate, which are left out). None: no estimates."""
     found = [(times, line, re.search(r'"estimated_cycles":"(\d+)"', line)) for times, line, fused in _executed(text) if not fused]
     cycles = [(times, line, int(match[1])) for times, line, match in found if match]
     name_of = lambda line: line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")  # noqa: E731
