@@ -122,6 +122,7 @@ def prepare(where: Slice) -> list:
     """The devices to compile for; sets up JAX, which must not have been used yet."""
     os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "TPU_WORKER_HOSTNAMES": "localhost"}
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no device to hold: several plans may be made at once
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a TPU's program cannot be read back without one
     if where.chip is None:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={where.chips}"
         import jax
