@@ -3,6 +3,7 @@
     python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' --gin.Corpus.processes=2
 
 Rows are made in a temporary folder; the vocabulary is taken from Corpus.rows_dir (trained first where it is not there). Both are repeated in turns.
+SentencePiece is handed the text from memory; to make rows it is read from its files as well, and unpacked.
 """
 
 import concurrent.futures

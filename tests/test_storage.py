@@ -1,5 +1,6 @@
 """Folders in a bucket, against an emulator of Google Cloud Storage: rows are copied once, files sent, checkpoints written and read by Orbax."""
 
+import hashlib
 import json
 import os
 import pathlib
@@ -9,11 +10,13 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax import config, storage
+from maelm_jax import config, data, storage
+from maelm_jax.data import sources
 from maelm_jax.training import checkpoint, step
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -41,8 +44,6 @@ server.create_server("127.0.0.1", PORT, in_memory=True, default_bucket="bucket")
 @pytest.fixture(scope="module")
 def bucket():
     """gs://bucket of an emulator that every library is pointed at."""
-    pytest.importorskip("gcsfs", reason="pip install '.[bucket,test]'")
-    pytest.importorskip("gcp_storage_emulator", reason="pip install '.[bucket,test]'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -96,6 +97,20 @@ def test_files_are_sent_and_fetched(bucket, cache):
     (storage.here(place) / "config.gin").write_text("of another run")
     storage.fetch_files(place, ("metrics.jsonl", "config.gin"))
     assert [path.name for path in storage.here(place).iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch):
+    """Where seqio is not installed; what the bucket does not have stays an error."""
+
+    def unavailable(*_):
+        raise sources.Unavailable("no seqio here")
+
+    monkeypatch.setattr(data, "tasks", types.SimpleNamespace(members=unavailable), raising=False)
+    corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=f"{bucket}/rows3")
+    with pytest.raises(sources.Unavailable):
+        sources.rates(corpus)
+    put(f"{bucket}/rows3/mixture-{hashlib.sha256(b'seqio:both').hexdigest()[:12]}.json", b'{"seqio:a": 0.25, "seqio:b": 0.75}')
+    assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}
 
 
 def test_checkpoints_in_a_bucket(bucket, cache):

@@ -346,8 +346,8 @@ def run_stack(
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """x through every layer in turn: one compiled body, scanned. With `every`, the states after each layer instead of the last alone.
 
-    With `rematerialise` only the layers' inputs are kept for the backward pass. Parameters that are `Scattered` are put together layer by layer,
-    forward and again backward.
+    For the backward pass what is marked `kept` stays, with `rematerialise` only the layers' inputs. Parameters that are `Scattered` are put together
+    layer by layer, forward and again backward.
     """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
