@@ -62,7 +62,7 @@ def main(argv: list[str]):
     gathered = Gathered(weights, experiment.model, size, special).to(device)
     hidden = hidden_by_mask(experiment.model, size, length, special).to(device)
 
-    sums = loss.masked_cross_entropy(maelm.apply(graph, state.params)(draw(jax.random.key(0))), draw(jax.random.key(0)))
+    sums = loss.masked_cross_entropy(maelm.apply(graph, state.params).predict(draw(jax.random.key(0))), draw(jax.random.key(0)))
     expected = float(sums.loss / sums.count)
     with torch.no_grad():
         found = float(gathered.eval()(patterns[0]))

@@ -74,6 +74,20 @@ def compilation_cache() -> pathlib.Path:
     return home / "maelm_jax" / f"compiled-{digest}"
 
 
+def use_huge_pages():
+    """Starts this process again with the C library's allocator asking for huge pages, which it must be told before it starts.
+
+    A training step on CPU takes and gives back gigabytes; in pages of 4 KiB the kernel's part of that is 10% of the step (docs/PERFORMANCE.md).
+    Only where the system leaves the choice to programs; GLIBC_TUNABLES, when set, stands as it is.
+    """
+    try:
+        choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return
+    if "[madvise]" in choice and platform.libc_ver()[0] == "glibc" and "GLIBC_TUNABLES" not in os.environ:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+
+
 def check_workdir(workdir: str, experiment: config.Experiment):
     """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
     saved = storage.here(workdir) / "config.gin"
@@ -87,6 +101,7 @@ def check_workdir(workdir: str, experiment: config.Experiment):
 
 def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
     """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
+    use_huge_pages()
     argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     try:

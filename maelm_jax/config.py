@@ -115,6 +115,7 @@ class Model(Settings):
     layer_norm_eps: float = 1e-5  # the reference's; other encoders that a run starts from have their own
     dtype: typing.Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
     rematerialise: bool = False  # recompute each layer in the backward pass instead of keeping its activations
+    logit_tile: int | None = None  # predicted tokens of a microbatch whose logits (one per id of the vocabulary) exist at a time; None: all
 
     def check(self):
         for name in ("layers", "width", "heads", "feed_forward", "max_positions"):
@@ -127,6 +128,7 @@ class Model(Settings):
             self.require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), got {getattr(self, name)}")
         self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
         self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
+        self.require(self.logit_tile is None or self.logit_tile > 0, f"logit_tile must be above 0, got {self.logit_tile}")
         relative = self.relative_buckets != "none"
         self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
         self.require(
@@ -302,9 +304,11 @@ class SpecialIds:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-# What may differ when a workdir is resumed: none of it changes which numbers a step computes (the mesh: up to rounding).
+# What may differ when a workdir is resumed: none of it changes which numbers a step computes (mesh and memory: up to rounding).
 FREE_ON_RESUME = (
     "Mesh.",
+    "Model.rematerialise",
+    "Model.logit_tile",
     "Run.log_every",
     "Run.eval_every",
     "Run.rank_every",

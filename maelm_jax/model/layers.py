@@ -176,9 +176,36 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
     return (bucket - bucket.min()).astype(np.int32)
 
 
+def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Array, "B T S"]:
+    """`buckets` as `bucket_of_distance` gives them."""
+    middle = len(buckets) // 2
+
+    def taken(distance):
+        return jnp.take(jnp.asarray(buckets, jnp.int32), distance + middle, mode="clip")
+
+    def selected(distance):
+        result = jnp.full(distance.shape, buckets[0], jnp.int32)
+        for start in np.flatnonzero(np.diff(buckets)) + 1:
+            result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
+        return result
+
+    # An accelerator gathers single numbers one by one; some thirty selections a number are one pass. On CPU it is the other way round.
+    return jax.lax.platform_dependent(distance, cpu=taken, default=selected)
+
+
 @jax.custom_vjp
 def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
-    return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
+    def taken(table, bucket):
+        return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
+
+    def selected(table, bucket):
+        bucket, rows = bucket[:, None], table[:, None, :, None, None]
+        result = jnp.broadcast_to(rows[0], (bucket.shape[0], table.shape[1], *bucket.shape[2:]))
+        for number in range(1, len(table)):
+            result = jnp.where(bucket == number, rows[number], result)
+        return result
+
+    return jax.lax.platform_dependent(table, bucket, cpu=taken, default=selected)
 
 
 def _look_up_backward(saved, d_bias):
@@ -227,8 +254,7 @@ class RelativeBias(nnx.Module):
     def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None) -> Float[Array, "B H T S"]:
         """`keys` are the positions attended to; None: the same as the queries'."""
         keys = positions if keys is None else keys
-        distance = keys[:, None, :] - positions[:, :, None] + (len(self.buckets) // 2)
-        bucket = jnp.take(jnp.asarray(self.buckets, jnp.int32), distance, mode="clip")
+        bucket = _bucket(keys[:, None, :] - positions[:, :, None], self.buckets)
         return _look_up(self.table[...].astype(dtype), bucket)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import layers
+from maelm_jax.model.loss import Prediction
 from maelm_jax.model.masking import Inputs, at_slots
 
 
@@ -123,13 +124,12 @@ class Head(nnx.Module):
             self.resize = layers.Linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
         self.vocabulary_size = vocabulary_size
 
-    def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Float[Array, "B M W"]:
-        """Logits in float32; -1e9 at the rows that pad the table."""
+    def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Prediction:
+        """What the logits are made of; the rows that pad the table have a bias of -1e9."""
         x = self.resize(x) if hasattr(self, "resize") else x
         x = self.norm(layers.gelu(self.dense(x)))
-        logits = jnp.einsum("nd,wd->nw", x.reshape(-1, x.shape[2]), table.astype(x.dtype), preferred_element_type=jnp.float32)  # see layers.Linear
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
-        return (logits + jnp.where(real, self.bias[...], layers.MASKED_OUT)[None]).reshape(*x.shape[:2], -1)
+        return Prediction(x, table, jnp.where(real, self.bias[...], layers.MASKED_OUT))
 
 
 class MaeLm(nnx.Module):
@@ -152,6 +152,10 @@ class MaeLm(nnx.Module):
 
     def __call__(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Float[Array, "B M W"]:
         """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `keys` are dropout's, one a row; None for evaluation."""
+        return self.predict(inputs, keys).logits
+
+    def predict(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Prediction:
+        """What the logits are made of: training never forms all of them (loss.py)."""
         encoded = self.encode(inputs, keys)
         x = layers.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:

@@ -33,7 +33,8 @@ def pretraining_loss(experiment: config.Experiment, graph, special: config.Speci
     def loss_fn(params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
         mask_keys, dropout_keys = (jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k, numbers) for k in jax.random.split(key))
         inputs = masking.draw(mask_keys, rows, experiment.masking, sizes, special)
-        return loss.masked_cross_entropy(maelm.apply(graph, params)(inputs, dropout_keys if train else None), inputs)
+        prediction = maelm.apply(graph, params).predict(inputs, dropout_keys if train else None)
+        return loss.masked_cross_entropy(prediction, inputs, experiment.model.logit_tile)
 
     return loss_fn
 

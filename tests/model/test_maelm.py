@@ -89,7 +89,7 @@ def test_compact_is_full_length(delta, decoder, buckets):
         graph, params, inputs = make(config.Masking(encoder_mask_fraction=delta, compact=compact), **changes)
 
         def sums(params, graph=graph, inputs=inputs):
-            total = loss.masked_cross_entropy(maelm.apply(graph, params)(inputs), inputs)
+            total = loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs)
             return total.loss / total.count
 
         results.append(jax.jit(jax.value_and_grad(sums))(params))
@@ -119,6 +119,24 @@ def test_reference_buckets(buckets, farthest, starts):
     for distance, bucket in starts.items():
         assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
     assert rows.min() == 0 and rows.max() <= buckets - 1
+
+
+@pytest.mark.parametrize("kind", ["t5", "reference"])
+def test_an_accelerator_looks_up_the_same_bias(monkeypatch, kind):
+    """It selects where a CPU gathers, and multiplies by one-hot rows where a CPU adds one by one: those branches are run here by hand."""
+    module = layers.RelativeBias(config.Model(**TINY, relative_buckets=kind), maelm.nnx.Rngs(0))
+    positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
+
+    def bias(table):
+        return layers._look_up(table, layers._bucket(positions[:, None] - positions[:, :, None], module.buckets))
+
+    value_and_gradient = lambda: (bias(module.table[...]), jax.grad(lambda t: (bias(t) ** 3).sum())(module.table[...]))  # noqa: E731
+    expected, gradient = value_and_gradient()
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, cpu, default: default(*inputs))
+    found, again = value_and_gradient()
+    assert (found == expected).all()
+    np.testing.assert_allclose(again, gradient, rtol=1e-3, atol=1e-6)
+    assert np.abs(gradient).max() > 1e-4
 
 
 def test_bias_table_gradient():
@@ -160,7 +178,7 @@ def test_rematerialised_gradients_are_the_same():
     again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p)(inputs, keys), inputs).loss))(params) for g in (graph, again)
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params) for g in (graph, again)
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -169,5 +187,5 @@ def test_rematerialised_gradients_are_the_same():
 def test_bfloat16_follows_float32():
     graph, params, inputs = make()
     half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
-    ours, theirs = (loss.masked_cross_entropy(maelm.apply(g, params)(inputs), inputs) for g in (half, graph))
+    ours, theirs = (loss.masked_cross_entropy(maelm.apply(g, params).predict(inputs), inputs) for g in (half, graph))
     assert abs(float(ours.loss - theirs.loss)) / float(theirs.loss) < 0.05

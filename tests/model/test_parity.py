@@ -56,9 +56,9 @@ def test_reference(path, full_length):
 
     def mean_loss(parameters):
         model = maelm.apply(graph, parameters)
-        logits = model(inputs)
-        sums = loss.masked_cross_entropy(logits, inputs)
-        return sums.loss / sums.count, (sums, logits, model.encode(inputs))
+        prediction = model.predict(inputs)
+        sums = loss.masked_cross_entropy(prediction, inputs)
+        return sums.loss / sums.count, (sums, prediction.logits, model.encode(inputs))
 
     with jax.default_matmul_precision("highest"):
         (mean, (sums, logits, hidden)), gradient = jax.jit(jax.value_and_grad(mean_loss, has_aux=True))(parameters)

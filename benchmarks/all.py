@@ -1,0 +1,118 @@
+"""Every benchmark of a machine, one after the other, as one table: measure, figure, target, command.
+
+    python benchmarks/all.py --workdir=runs/benchmarks --text='books/*.txt'
+
+An hour on two cores, with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed. A command that is done
+is not run again: stopped, the same line goes on; a new --workdir measures anew. Without --text the rows are made of the installed documentation;
+without PyTorch (the extra [torch]) its rows say so.
+"""
+
+import argparse
+import datetime
+import importlib.util
+import os
+import pathlib
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import typing
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HERE = ROOT / "benchmarks"
+
+
+class Measure(typing.NamedTuple):
+    """One row of the table: what `pattern` finds in a command's output."""
+
+    name: str
+    target: str
+    log: str  # the command's name here
+    pattern: str
+
+
+def main(argv: list[str]) -> int:
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    flags.add_argument("--workdir", required=True, metavar="DIR")
+    flags.add_argument("--text", metavar="GLOB", help="text files that rows are made of")
+    flags.add_argument("--shapes", nargs="+", choices=("tiny", "small", "base"), default=("tiny", "small", "base"))
+    args = flags.parse_args(argv)
+    folder = pathlib.Path(args.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    commands, measures = plan(args.shapes, args.text, importlib.util.find_spec("torch") is not None)
+    outputs = {name: run(name, command, folder) for name, command in commands.items()}
+    text = table(commands, measures, outputs)
+    (folder / "benchmarks.md").write_text(text)
+    print(f"\n{text}\n{folder / 'benchmarks.md'}")
+    return 0 if all(outputs.values()) else 1
+
+
+def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tuple[dict[str, list[str]], list[Measure]]:
+    """(commands by name, the rows that come of them). A row whose command is missing is 'not measured'."""
+    commands, measures = {}, []
+    texts = [f"--gin.TEXT_FILES={text}"] if text else ["--gin.Corpus.sources={'installed_docs': 1.0}"]
+    shape_of = lambda shape: f"--gin_file={HERE / 'shapes' / shape}.gin"  # noqa: E731
+    for shape in shapes:
+        commands[f"step-{shape}"] = ["train_step.py", shape_of(shape), "--steps=6"]
+        measures += [
+            Measure(f"{shape}: tokens/s", "", f"step-{shape}", r"tokens/s\s+([\d,]+)"),
+            Measure(f"{shape}: share of the matmul rate", {"tiny": "50%", "base": "65%"}.get(shape, ""), f"step-{shape}", r"share\s+([\d.]+%)"),
+            Measure(f"{shape}: peak memory", "", f"step-{shape}", r"peak memory\s+(.+)"),
+        ]
+        if with_torch:
+            commands[f"torch-{shape}"] = ["against_torch.py", shape_of(shape), "--rounds=4", f"--steps={1 if shape == 'base' else 2}"]
+        measures += [
+            Measure(f"{shape}: against the same step in PyTorch", "1.0x", f"torch-{shape}", r"gathered .*\s([\d.]+x)"),
+            Measure(f"{shape}: against RobertaModel and a mask", "1.5x", f"torch-{shape}", r"hidden .*\s([\d.]+x)"),
+        ]
+    last = shapes[-1]
+    commands["mlm"] = ["train_step.py", shape_of(last), "--gin_file=mlm.gin", "--steps=6"]
+    commands["rematerialised"] = ["train_step.py", shape_of(last), "--gin.Model.rematerialise=True", "--steps=4"]
+    commands["attention-dropout"] = ["train_step.py", shape_of(last), "--gin.Model.attention_dropout=0.1", "--steps=4"]
+    commands["input"] = ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", *texts]
+    commands["startup"] = ["startup.py", shape_of("base"), *texts]
+    measures += [
+        Measure(f"{last}: tokens/s of MLM", "", "mlm", r"tokens/s\s+([\d,]+)"),
+        Measure(f"{last}: tokens/s, rematerialised", "", "rematerialised", r"tokens/s\s+([\d,]+)"),
+        Measure(f"{last}: peak memory, rematerialised", "", "rematerialised", r"peak memory\s+(.+)"),
+        Measure(f"{last}: tokens/s, attention dropout 0.1", "", "attention-dropout", r"tokens/s\s+([\d,]+)"),
+        Measure("rows of 512 from the row store to the device, rows/s", "9,000", "input", r"([\d,]+) rows/s"),
+        Measure("base: seconds from the command to the first step, cold cache", "", "startup", r"cold cache: ([\d.]+)"),
+        Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
+    ]
+    return commands, measures
+
+
+def run(name: str, command: list[str], folder: pathlib.Path) -> str:
+    """What the command prints; from its log where it ended well before. Empty where it fails (the log says why)."""
+    log = folder / f"{name}.log"
+    if not log.exists():
+        print(f"{name}: {shlex.join(command)}", flush=True)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+        done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            (folder / f"{name}.failed.log").write_text(done.stdout + done.stderr)
+            print(f"{name}: ended with {done.returncode}; {folder / f'{name}.failed.log'}", file=sys.stderr)
+            return ""
+        log.write_text(done.stdout)
+    return log.read_text()
+
+
+def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict[str, str]) -> str:
+    """Markdown, its columns lined up."""
+    rows = [("measure", "figure", "target", "command")]
+    for measure in measures:
+        found = re.search(measure.pattern, outputs.get(measure.log, ""))
+        command = shlex.join(commands[measure.log]).replace(f"{ROOT}/", "") if measure.log in commands else "needs PyTorch"
+        rows.append((measure.name, found[1].strip() if found else "not measured", measure.target, f"`{command}`"))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [f"| {' | '.join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])} |" for row in rows]
+    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip() or "unknown"
+    device = next((line for line in outputs.get("step-tiny", next(iter(outputs.values()))).splitlines() if line.startswith("device")), platform.processor())
+    head = f"{datetime.date.today()}, commit {commit}, {' '.join(device.split())}, {os.cpu_count()} cores"
+    return "\n".join([head, "", lines[0], "|---|---|---|---|", *lines[1:], ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
