@@ -109,8 +109,8 @@ def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"| {' | '.join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])} |" for row in rows]
     commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip() or "unknown"
-    device = next((line for line in outputs.get("step-tiny", next(iter(outputs.values()))).splitlines() if line.startswith("device")), platform.processor())
-    head = f"{datetime.date.today()}, commit {commit}, {' '.join(device.split())}, {os.cpu_count()} cores"
+    device = re.search(r"^device +(.*)", "\n".join(outputs.values()), re.MULTILINE)
+    head = f"{datetime.date.today()}, commit {commit}, {device[1] if device else platform.processor()}, {os.cpu_count()} cores"
     return "\n".join([head, "", lines[0], "|---|---|---|---|", *lines[1:], ""])
 
 

@@ -110,6 +110,7 @@ class Model(Settings):
     relative_bias_init: typing.Literal["normal", "local"] = "normal"  # local: minus distance times a slope that halves from head to head
     decoder_relative_bias: bool = False  # True gives the decoder a table of its own (the paper has none there)
     init_std: float = 0.02
+    unigram_bias: bool = False  # True: the head's bias starts at the log of the tokens' frequencies, so that nothing else has to learn them
     dropout: float = 0.1  # encoder only: the decoder has none
     attention_dropout: float = 0.1  # encoder only
     layer_norm_eps: float = 1e-5  # the reference's; other encoders that a run starts from have their own

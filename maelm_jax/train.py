@@ -18,8 +18,14 @@ import platform
 import subprocess
 import sys
 import time
+import typing
+
+import numpy as np
 
 from maelm_jax import cli, config, gin_files, storage
+
+if typing.TYPE_CHECKING:
+    import jax
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +50,6 @@ def main(argv: list[str]) -> int:
 def train(args: argparse.Namespace, experiment: config.Experiment, source, began: float) -> int:
     """The run, on one process or as one of several, from `source` (a pretrained.Pretrained) or from scratch; the exit status."""
     import jax
-    import numpy as np
 
     from maelm_jax import pretrained
     from maelm_jax.analysis import watch
@@ -85,20 +90,24 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     loss_fn = step.pretraining_loss(experiment, graph, special)
     seed = experiment.run.seed
 
+    rates = sources.rates(experiment.corpus)
+    nats = unigram_nats(stores, rates, vocabulary.size, special)
+
     # Where the state comes from, the first that applies: (1) the workdir's newest whole checkpoint, (2) init_from's parameters, (3) scratch.
-    state = step.create_state(init, updates, seed, mesh)
+    state, fresh = step.create_state(init, updates, seed, mesh), ["encoder", "decoder", "head"]
     checkpoints = checkpoint.Checkpoints(args.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every)
     resumed = checkpoints.restore(state)
     if resumed is not None:
-        state = resumed[1]
+        state, fresh = resumed[1], []
         print(f"resuming {args.workdir} at step {resumed[0]}")
     elif source:
         params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state = state._replace(params=params)
         listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
         print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
+    if experiment.model.unigram_bias and "head" in fresh:
+        state.params["head"]["bias"] = frequencies(nats, state.params["head"]["bias"])
 
-    rates = sources.rates(experiment.corpus)
     places = sharding.local_places(experiment.run.batch_size, mesh)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
@@ -115,7 +124,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
         return state, {"eval_loss": loss / count, "eval_accuracy": correct / count, "unigram": unigram}
 
-    unigram = unigram_cross_entropy(experiment, stores, rates, heldout, vocabulary.size, special)
+    unigram = unigram_cross_entropy(experiment, nats, heldout, special)
     terms = metrics.flops_terms(experiment, vocabulary.size)
     peak, peak_source = metrics.peak_flops(experiment.model.dtype)
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
@@ -196,18 +205,8 @@ def describe_run(folder: pathlib.Path, experiment: config.Experiment, vocabulary
     vocabulary.save(folder / "vocabulary")
 
 
-def unigram_cross_entropy(
-    experiment: config.Experiment, stores, rates: dict[str, float], heldout, vocabulary_size: int, special: config.SpecialIds
-) -> float:
-    """Nats per held-out target (the very ones of the evaluation) under the token frequencies of the training rows, add-one smoothed.
-
-    Special tokens are in neither. `heldout` is int32 [evaluation batches, rows, L].
-    """
-    import jax
-    import numpy as np
-
-    from maelm_jax.model import loss, masking
-
+def unigram_nats(stores, rates: dict[str, float], vocabulary_size: int, special: config.SpecialIds) -> np.ndarray:
+    """float64 [vocabulary]: -log of each token's frequency in a sample of the training rows, add-one smoothed; special tokens are not counted."""
     counts = np.ones(vocabulary_size)
     for name, rate in rates.items():
         store = stores[name]["train"]
@@ -216,7 +215,24 @@ def unigram_cross_entropy(
         found[list(special.never_masked)] = 0
         counts += rate * 1e7 * found / max(found.sum(), 1)
     counts[list(special.never_masked)] = 0
-    nats = -np.log(np.maximum(counts, 1e-300) / counts.sum())
+    return -np.log(np.maximum(counts, 1e-300) / counts.sum())
+
+
+def frequencies(nats: np.ndarray, bias: "jax.Array") -> "jax.Array":
+    """What Model.unigram_bias puts in the place of the head's `bias`: the log of the tokens' frequencies; of special tokens, of the rarest other."""
+    import jax
+
+    value = np.zeros(bias.shape, np.float32)
+    value[: len(nats)] = -np.minimum(nats, nats[nats < 100].max())  # a special token's is that of a frequency of 0
+    return jax.make_array_from_callback(bias.shape, bias.sharding, lambda index: value[index])
+
+
+def unigram_cross_entropy(experiment: config.Experiment, nats: np.ndarray, heldout, special: config.SpecialIds) -> float:
+    """The mean of `nats` over the held-out targets, the very ones of the evaluation. `heldout` is int32 [evaluation batches, rows, L]."""
+    import jax
+
+    from maelm_jax.model import loss, masking
+
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
     mask_key = jax.random.split(jax.random.fold_in(jax.random.key(experiment.run.seed), 2))[0]
 

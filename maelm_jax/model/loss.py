@@ -90,8 +90,8 @@ def _cross_entropy(x, table, bias, wanted, weights, tile):
 
 
 def _forward(x, table, bias, wanted, weights, tile):
-    """Forms the gradients at once, as Liger's linear cross-entropy does (github.com/linkedin/Liger-Kernel): the loss is a sum, so they are known up to
-    a factor before anything comes back. A tile's logits are used and gone, and never computed twice."""
+    """Forms the gradients at once, as Liger's linear cross-entropy does (github.com/linkedin/Liger-Kernel): the loss is a sum, so they are known up
+    to a factor before anything comes back. A tile's logits are used and gone, and never computed twice."""
     narrow = table.astype(x.dtype)
 
     def of_tile(x, wanted, weights):

@@ -178,7 +178,8 @@ def test_rematerialised_gradients_are_the_same():
     again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params) for g in (graph, again)
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params)
+        for g in (graph, again)
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
