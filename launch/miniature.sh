@@ -5,15 +5,16 @@
 #   launch/miniature.sh '../shared/data/corpus/train-*.txt.xz' runs/miniature ../shared/data/glue --gin.TRAIN_STEPS=7500
 #
 # OUT/report/report.md is the report. Stopped at any moment, the same command goes on from there; what is finished is not run again.
-# From the environment: PYTHON, the interpreter; VARIANTS="mae-lm mlm" and TASKS="rte mrpc", fewer of them; TUNE, flags of maelm_jax.finetune.
+# From the environment: PYTHON, the interpreter; CONFIG, the file that the variants are stacked on (miniature.gin; miniature_cpu.gin for two cores);
+# VARIANTS="mae-lm mlm" and TASKS="rte mrpc", fewer of them; TUNE, flags of maelm_jax.finetune.
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
 text=$1 out=$2 glue=
 shift 2
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi
 python=${PYTHON:-python}
 
-# name, seed, files stacked on miniature.gin
+# name, seed, files stacked on it
 variants='
 mae-lm        0
 mlm           0  mlm.gin
@@ -31,7 +32,7 @@ while read -r name seed files; do
   echo "== pretraining $name"
   stacked=()
   for file in $files; do stacked+=("--gin_file=$file"); done
-  "$python" -m maelm_jax.train --gin_file=miniature.gin "${stacked[@]}" --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
+  "$python" -m maelm_jax.train --gin_file="${CONFIG:-miniature.gin}" "${stacked[@]}" --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
   touch "$out/$name/finished"
 done <<<"$variants"
 
