@@ -173,8 +173,9 @@ def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("files", [["tiny.gin"], ["tiny.gin", "mlm.gin"]], ids=lambda files: "+".join(files))
-def test_small_configs_take_a_step(text, tmp_path, files):
+@pytest.mark.parametrize("files,more", [(["tiny.gin"], []), (["tiny.gin", "mlm.gin"], ["--gin.Model.unigram_bias=True"])], ids=["mae-lm", "mlm"])
+def test_small_configs_take_a_step(text, tmp_path, files, more):
+    """With unigram_bias the loss starts near the unigram cross-entropy, without it far above."""
     argv = [
         sys.executable,
         "-m",
@@ -184,9 +185,10 @@ def test_small_configs_take_a_step(text, tmp_path, files):
         f"--gin.TEXT_FILES={text}/*.txt",
     ]
     argv += ["--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1", f"--gin.Corpus.rows_dir={text}/rows", f"--workdir={tmp_path}"]
-    done = finish([*argv, "--gin.Run.eval_rows=32"])
+    done = finish([*argv, "--gin.Run.eval_rows=32", *more])
     assert done.returncode == 0, done.stderr
-    assert len(lines(tmp_path)) == 1
+    (line,) = lines(tmp_path)
+    assert (line["eval_loss"] < line["unigram"] + 0.4) == bool(more)
 
 
 @pytest.mark.parametrize(
