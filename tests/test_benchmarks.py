@@ -1,0 +1,37 @@
+"""benchmarks/all.py reads its figures from what the benchmarks print; here from output that they did print."""
+
+import importlib.util
+import pathlib
+
+HERE = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
+STEP = """device                      1 x cpu, float32
+step                        2296.1 ms (median of 6; 2201.0 to 2395.1); first 7.1 s
+tokens/s                    1,784
+share                       53.5%
+peak memory                 1.38 GiB
+"""
+TORCH = """step          tokens/s     slowest     fastest   ours is
+ours             1,921       1,900       1,950     1.00x
+gathered         1,795       1,700       1,800     1.07x
+hidden           1,887       1,800       1,900     1.02x
+"""
+
+
+def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured():
+    spec = importlib.util.spec_from_file_location("all", HERE / "all.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    commands, measures = module.plan(("tiny", "base"), "books/*.txt", with_torch=True)
+    for command in commands.values():
+        assert (HERE / command[0]).is_file()
+        for flag in command[1:]:
+            assert not flag.startswith("--gin_file=/") or pathlib.Path(flag.removeprefix("--gin_file=")).is_file()
+    text = module.table(commands, measures, {"step-tiny": STEP, "torch-tiny": TORCH, "startup": "cold cache: 31.2 s to\nwarm cache: 12.5 s to\n"})
+    figures = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| ")}
+    assert figures["tiny: tokens/s"] == "1,784" and figures["tiny: peak memory"] == "1.38 GiB"
+    assert figures["tiny: against the same step in PyTorch"] == "1.07x" and figures["tiny: against RobertaModel and a mask"] == "1.02x"
+    assert figures["the same, warm cache"] == "12.5" and figures["base: tokens/s"] == "not measured"
+    assert "1 x cpu, float32" in text.splitlines()[0]
+    without, _ = module.plan(("tiny",), None, with_torch=False)
+    assert not any(name.startswith("torch") for name in without)
+    assert "needs PyTorch" in module.table(without, measures, {})
