@@ -1,9 +1,11 @@
-"""Every benchmark of a machine, one after the other, as one table: measure, figure, target, command.
+"""The benchmarks of training, one after the other, as one table: measure, figure, target, command. (`prepare.py` and `finetune_seeds.py`, which
+measure the making of rows and fine-tuning, are apart.)
 
     python benchmarks/all.py --workdir=runs/benchmarks --text='books/*.txt'
 
-An hour on two cores, with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed. A command that is done
-is not run again: stopped, the same line goes on; a new --workdir measures anew. Without --text the rows are made of the installed documentation;
+An hour on two cores, with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed, under a line that says
+what it was, when, and of which commit. A command that is done is not run again: stopped, the same line goes on; a new --workdir measures anew.
+Targets are this project's own (docs/PERFORMANCE.md). Without --text the rows are made of the installed documentation;
 without PyTorch (the extra [torch]) its rows say so.
 """
 
@@ -41,7 +43,8 @@ def main(argv: list[str]) -> int:
     folder = pathlib.Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     commands, measures = plan(args.shapes, args.text, importlib.util.find_spec("torch") is not None)
-    outputs = {name: run(name, command, folder) for name, command in commands.items()}
+    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip() or "unknown"
+    outputs = {name: run(name, command, folder, commit) for name, command in commands.items()}
     text = table(commands, measures, outputs)
     (folder / "benchmarks.md").write_text(text)
     print(f"\n{text}\n{folder / 'benchmarks.md'}")
@@ -67,16 +70,17 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tu
             Measure(f"{shape}: against RobertaModel and a mask", "1.5x", f"torch-{shape}", r"hidden .*\s([\d.]+x)"),
         ]
     last = shapes[-1]
-    commands["mlm"] = ["train_step.py", shape_of(last), "--gin_file=mlm.gin", "--steps=6"]
-    commands["rematerialised"] = ["train_step.py", shape_of(last), "--gin.Model.rematerialise=True", "--steps=4"]
-    commands["attention-dropout"] = ["train_step.py", shape_of(last), "--gin.Model.attention_dropout=0.1", "--steps=4"]
+    mlm, rematerialised, dropout = f"mlm-{last}", f"rematerialised-{last}", f"attention-dropout-{last}"
+    commands[mlm] = ["train_step.py", shape_of(last), "--gin_file=mlm.gin", "--steps=6"]
+    commands[rematerialised] = ["train_step.py", shape_of(last), "--gin.Model.rematerialise=True", "--steps=4"]
+    commands[dropout] = ["train_step.py", shape_of(last), "--gin.Model.attention_dropout=0.1", "--steps=4"]
     commands["input"] = ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", *texts]
     commands["startup"] = ["startup.py", shape_of("base"), *texts]
     measures += [
-        Measure(f"{last}: tokens/s of MLM", "", "mlm", r"tokens/s\s+([\d,]+)"),
-        Measure(f"{last}: tokens/s, rematerialised", "", "rematerialised", r"tokens/s\s+([\d,]+)"),
-        Measure(f"{last}: peak memory, rematerialised", "", "rematerialised", r"peak memory\s+(.+)"),
-        Measure(f"{last}: tokens/s, attention dropout 0.1", "", "attention-dropout", r"tokens/s\s+([\d,]+)"),
+        Measure(f"{last}: tokens/s of MLM", "", mlm, r"tokens/s\s+([\d,]+)"),
+        Measure(f"{last}: tokens/s, rematerialised", "", rematerialised, r"tokens/s\s+([\d,]+)"),
+        Measure(f"{last}: peak memory, rematerialised", "", rematerialised, r"peak memory\s+(.+)"),
+        Measure(f"{last}: tokens/s, attention dropout 0.1", "", dropout, r"tokens/s\s+([\d,]+)"),
         Measure("rows of 512 from the row store to the device, rows/s", "9,000", "input", r"([\d,]+) rows/s"),
         Measure("base: seconds from the command to the first step, cold cache", "", "startup", r"cold cache: ([\d.]+)"),
         Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
@@ -84,18 +88,20 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tu
     return commands, measures
 
 
-def run(name: str, command: list[str], folder: pathlib.Path) -> str:
-    """What the command prints; from its log where it ended well before. Empty where it fails (the log says why)."""
-    log = folder / f"{name}.log"
-    if not log.exists():
-        print(f"{name}: {shlex.join(command)}", flush=True)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-        done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], env=environment, capture_output=True, text=True)
-        if done.returncode:
-            (folder / f"{name}.failed.log").write_text(done.stdout + done.stderr)
-            print(f"{name}: ended with {done.returncode}; {folder / f'{name}.failed.log'}", file=sys.stderr)
-            return ""
-        log.write_text(done.stdout)
+def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str:
+    """What the command prints, under a line with command, date and commit; from its log where that very command ended well before. Empty where it
+    fails (NAME.failed.log says why)."""
+    log, shown = folder / f"{name}.log", shlex.join(command).replace(f"{ROOT}/", "")
+    if log.exists() and log.read_text().startswith(f"{shown}; "):
+        return log.read_text()
+    print(f"{name}: {shown}", flush=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        (folder / f"{name}.failed.log").write_text(done.stdout + done.stderr)
+        print(f"{name}: ended with {done.returncode}; {folder / f'{name}.failed.log'}", file=sys.stderr)
+        return ""
+    log.write_text(f"{shown}; {datetime.date.today()}, commit {commit}\n{done.stdout}")
     return log.read_text()
 
 
@@ -108,9 +114,10 @@ def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict
         rows.append((measure.name, found[1].strip() if found else "not measured", measure.target, f"`{command}`"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"| {' | '.join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])} |" for row in rows]
-    commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip() or "unknown"
-    device = re.search(r"^device +(.*)", "\n".join(outputs.values()), re.MULTILINE)
-    head = f"{datetime.date.today()}, commit {commit}, {device[1] if device else platform.processor()}, {os.cpu_count()} cores"
+    printed = "\n".join(outputs.values())
+    device = re.search(r"^device +(.*)", printed, re.MULTILINE)
+    when = sorted(set(re.findall(r"; (\d{4}-\d\d-\d\d, commit \S+)$", printed, re.MULTILINE)))
+    head = f"{device[1] if device else platform.processor()}, {os.cpu_count()} cores; {'; '.join(when)}"
     return "\n".join([head, "", lines[0], "|---|---|---|---|", *lines[1:], ""])
 
 

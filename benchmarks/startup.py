@@ -26,6 +26,7 @@ def main(argv: list[str]):
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled", "PYTHONPATH": path}
+        environment.pop("GLIBC_TUNABLES", None)  # this process's own (cli.use_huge_pages): a user's command starts without
         _finish([sys.executable, "-m", "maelm_jax.prepare", *flag, f"--workdir={folder}/rows"], environment)
         for name in ("cold", "warm"):
             workdir = pathlib.Path(folder) / name

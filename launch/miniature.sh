@@ -24,6 +24,18 @@ delta-50      0  ablations/delta_50.gin
 mlm-80-10-10  0  ablations/mlm_80_10_10.gin
 '
 
+# The GLUE tasks whose data is there: looked for now, not after a day of pretraining.
+tasks=
+if [ -n "$glue" ]; then
+  declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI [qnli]=QNLI [rte]=RTE [wnli]=WNLI)
+  for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
+    for folder in "$glue" "$glue/glue"; do
+      if [ -n "${folders[$task]:-}" ] && [ -d "$folder/${folders[$task]}" ]; then tasks+="'$task',"; fi
+    done
+  done
+  [ -n "$tasks" ] || { echo "error: no GLUE task in $glue (looked for its folders: CoLA, SST-2, ...)" >&2; exit 2; }
+fi
+
 runs=
 while read -r name seed files; do
   [[ -n $name && " ${VARIANTS:-$name} " == *" $name "* ]] || continue
@@ -37,20 +49,16 @@ while read -r name seed files; do
 done <<<"$variants"
 
 tuned=
-if [ -n "$glue" ] && "$python" -c 'import maelm_jax.finetune' 2>/dev/null; then
-  declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI [qnli]=QNLI [rte]=RTE)
-  there=
-  for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
-    if [ -d "$glue/${folders[$task]}" ]; then there+="'$task',"; fi
-  done
-  echo "== fine-tuning on $there"
-  read -ra flags <<<"--gin_file=finetune/glue.gin --init_from=$runs --workdir=$out/glue ${TUNE:-}"
-  "$python" -m maelm_jax.finetune "${flags[@]}" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($there)"
-  # One fine-tuned run of each variant and of one task: rank before and after.
-  task=${there%%,*}
+if [ -n "$glue" ]; then
+  echo "== fine-tuning on $tasks"
+  read -ra tune <<<"${TUNE:-}"
+  "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" --workdir="$out/glue" --gin.DATA_DIR="$glue" \
+    --gin.Finetune.tasks="($tasks)" "${tune[@]}"
+  # Of each variant one model fine-tuned on one task: rank before and after.
+  task=${tasks%%,*}
   for run in ${runs//,/ }; do
-    first=$(find "$out/glue/$(basename "$run")/${task//\'/}" -name results.json | sort | head -n 1)
-    tuned+=,$(dirname "$first")
+    last=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1)
+    if [ -n "$last" ]; then tuned+=,$(dirname "$last"); fi
   done
 fi
 

@@ -16,7 +16,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import cli, config, gin_files
+from maelm_jax import cli, config, gin_files, storage
 from maelm_jax.analysis import ranks
 
 
@@ -72,6 +72,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint
 
+    storage.only_here(workdir, "analyze")
     saved = pathlib.Path(workdir) / "config.gin"
     if not saved.is_file():
         raise config.ConfigError(f"{workdir} holds no config.gin; is it a workdir of maelm_jax.train?")

@@ -223,7 +223,7 @@ class Finetune(Settings):
     The optimiser's other settings are `Optimizer`'s, cadence and seed `Run`'s; both are filled in for each cell.
     """
 
-    tasks: str | tuple[str, ...] = ()  # of cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2
+    tasks: str | tuple[str, ...] = ()  # of cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2 own
     init_from: str | None = None  # where the encoder is from: --init_from
     data_dir: str | None = None  # the folder of GLUE's folders or of SQuAD's files, or the one above; None reads TFDS
     seeds: int | tuple[int, ...] = 1
@@ -239,6 +239,11 @@ class Finetune(Settings):
     question_length: int = 64  # SQuAD: tokens of a question; the rest is cut off
     stride: int = 128  # SQuAD: tokens from the start of one window to the start of the next; at most half a window
     answer_length: int = 30  # SQuAD: tokens of an answer at most
+    train_file: str | None = None  # own: tab-separated, with a header line, quotes taken literally
+    dev_file: str | None = None  # own: as train_file
+    columns: tuple[str, ...] = ("sentence",)  # own: the columns of the text, one or two
+    label: str = "label"  # own: the column of the label
+    labels: tuple[str, ...] = ()  # own: every label there is
     dev_share: float = 0.0  # SQuAD without a training file: share of the dev file's articles that are evaluated, the others train
 
     def check(self):
@@ -253,6 +258,11 @@ class Finetune(Settings):
             self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
         self.require(self.train_examples is None or self.train_examples > 0, f"train_examples must be above 0, got {self.train_examples}")
         self.require(0 <= self.dev_share < 1, f"dev_share must lie in [0, 1), got {self.dev_share}")
+        if "own" in self.listed("tasks"):
+            for name in ("train_file", "dev_file"):
+                self.require(getattr(self, name) is not None, f"the task own needs {name}")
+            self.require(len(self.columns) in (1, 2), f"columns must name one or two columns, got {self.columns}")
+            self.require(len(set(self.labels)) == len(self.labels) > 1, f"labels must name two classes or more, each once, got {self.labels}")
 
     def listed(self, name: str) -> tuple:
         """A field as a tuple, whether it was given as one value or as a list."""
@@ -319,6 +329,8 @@ FREE_ON_RESUME = (
     "Corpus.rows_dir",
     "Run.init_from",
     "Finetune.data_dir",
+    "Finetune.train_file",
+    "Finetune.dev_file",
     "Finetune.eval_batch_size",
 )
 

@@ -18,7 +18,7 @@ import pathlib
 import sys
 import time
 
-from maelm_jax import cli, config, gin_files
+from maelm_jax import cli, config, gin_files, storage
 
 BASE = "finetune/base.gin"
 
@@ -36,6 +36,9 @@ def main(argv: list[str]) -> int:
     if not args.gin_file or not args.init_from:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
+    storage.only_here(args.workdir, "finetune")
+
+    from maelm_jax import pretrained
     from maelm_jax.finetuning import start
 
     names = args.init_from.split(",")
@@ -57,11 +60,14 @@ def main(argv: list[str]) -> int:
     twice = [label for label, count in collections.Counter(labels).items() if count > 1]
     label_of = {one.name: one.name.strip("/").replace("/", "-") if one.label in twice else one.label for one in starts}
     folder = pathlib.Path(args.workdir)
+    for task, _, experiment in plans:  # before the first has run for hours
+        problem.check(task, experiment.finetune)
     began = time.perf_counter()
     tuners: dict[tuple, run.Tuner] = {}
     reports: dict[str, dict[str, dict]] = {label_of[one.name]: {} for one in starts}
     for task, one, experiment in plans:
-        key = (task, one.vocabulary.fingerprint, experiment.model, experiment.finetune.max_length)
+        encoder = dataclasses.replace(experiment.model, **{name: getattr(config.Model(), name) for name in pretrained.DECODER})
+        key = (task, one.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key not in tuners:
             tuners.clear()
             length = run.length_of(experiment)
@@ -84,13 +90,17 @@ def main(argv: list[str]) -> int:
 
 
 def experiments(start, given: list[str], bindings: list[str]) -> dict[str, config.Experiment]:
-    """{task: settings}: the start's own settings, then fine-tuning's, the task's (where there are several), the files given, the command line."""
+    """{task: settings}: the start's own settings, then fine-tuning's, the task's, the files given, the command line."""
+    from maelm_jax.finetuning import problem
+
     below = [start.gin_file, BASE]
     named = gin_files.load([*below, *given], bindings).finetune.listed("tasks")
     if not named:
         raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(given)}")
-    own = lambda task: [f"finetune/{task}.gin"] if len(named) > 1 else []  # noqa: E731
-    found = {task: start.fit(gin_files.load([*below, *own(task), *given], [*bindings, f"Finetune.tasks={task}"])) for task in named}
+    found = {}
+    for task in named:
+        own = [f"finetune/{task}.gin"] if task in problem.NAMES else []  # an unknown one is named when its data is to be read
+        found[task] = start.fit(gin_files.load([*below, *own, *given], [*bindings, f"Finetune.tasks={task}"]))
     return {task: dataclasses.replace(e, finetune=dataclasses.replace(e.finetune, init_from=start.name)) for task, e in found.items()}
 
 
@@ -133,7 +143,7 @@ def predict(args, bindings: list[str]) -> int:
     task, length = results["task"], run.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
     dev, notes = problem.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
-    predictor, params = run.restore(str(folder), experiment, problem.classes_of(task)[0], vocabulary)
+    predictor, params = run.restore(str(folder), experiment, problem.classes_of(task, experiment.finetune)[0], vocabulary)
     outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths))
     path = dev.write(outputs, folder, f"predictions_{pathlib.Path(args.predict).name.split('.')[0]}")
     print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.interop import huggingface, pytorch, reference
 from maelm_jax.interop import tensors as tables
@@ -64,6 +64,7 @@ class Pretrained:
 
 def find(path: str, step: int | None = None) -> Pretrained:
     """What lies at `path`; `step` picks a checkpoint of a workdir. Raises ConfigError when it is nothing that a run can start from."""
+    storage.only_here(path, "what a run starts from")
     place = pathlib.Path(path)
     if place.is_file():
         return _reference(place, None)

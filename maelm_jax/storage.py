@@ -43,6 +43,12 @@ def in_bucket(place: str | os.PathLike) -> bool:
     return str(place).startswith(("gs://", "s3://"))
 
 
+def only_here(place: str, what: str):
+    """Raises ConfigError when `place` is in a bucket and `what` reads or writes folders of this machine only."""
+    if in_bucket(place):
+        raise config.ConfigError(f"{what} works on folders of this machine: copy {place} first (gcloud storage cp -r, aws s3 cp --recursive)")
+
+
 def here(place: str) -> pathlib.Path:
     """The folder itself, or the one on this machine that stands for a folder in a bucket (under $XDG_CACHE_HOME/maelm_jax)."""
     if not in_bucket(place):

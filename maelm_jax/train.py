@@ -10,6 +10,7 @@ command started again goes on from the newest checkpoint. Exit status: 0 done, 1
 """
 
 import argparse
+import dataclasses
 import importlib.metadata
 import logging
 import os
@@ -106,7 +107,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
         print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
     if experiment.model.unigram_bias and "head" in fresh:
-        state.params["head"]["bias"] = frequencies(nats, state.params["head"]["bias"])
+        state.params["head"]["bias"] = frequencies(nats, state.params["head"]["bias"], special)
 
     places = sharding.local_places(experiment.run.batch_size, mesh)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
@@ -173,10 +174,14 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
 def starting_point(experiment: config.Experiment, workdir: str):
     """(settings with those of Run.init_from taken over, what it names or None). A run that has a checkpoint does not need its source any more."""
     path = experiment.run.init_from
-    if not path or (not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*"))):
+    if not path:
         return experiment, None
     from maelm_jax import pretrained
 
+    if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
+        before = gin_files.load([os.path.join(workdir, "config.gin")])
+        taken = {name: getattr(before.model, name) for name in (*pretrained.ENCODER, *pretrained.DECODER)}
+        return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **taken), vocabulary=before.vocabulary), None
     source = pretrained.find(path)
     experiment, said = pretrained.adopt(experiment, source)
     if said:
@@ -218,12 +223,13 @@ def unigram_nats(stores, rates: dict[str, float], vocabulary_size: int, special:
     return -np.log(np.maximum(counts, 1e-300) / counts.sum())
 
 
-def frequencies(nats: np.ndarray, bias: "jax.Array") -> "jax.Array":
+def frequencies(nats: np.ndarray, bias: "jax.Array", special: config.SpecialIds) -> "jax.Array":
     """What Model.unigram_bias puts in the place of the head's `bias`: the log of the tokens' frequencies; of special tokens, of the rarest other."""
     import jax
 
     value = np.zeros(bias.shape, np.float32)
-    value[: len(nats)] = -np.minimum(nats, nats[nats < 100].max())  # a special token's is that of a frequency of 0
+    value[: len(nats)] = -nats
+    value[list(special.never_masked)] = -np.delete(nats, special.never_masked).max()
     return jax.make_array_from_callback(bias.shape, bias.sharding, lambda index: value[index])
 
 

@@ -1,4 +1,5 @@
-"""GLUE: where a task's sentences and labels stand in its files (the distribution's folders) and in TFDS, and the format of its predictions."""
+"""GLUE, and tasks of one's own in files like its: where sentences and labels stand (in the distribution's folders, in TFDS), the format of
+predictions."""
 
 import collections.abc
 import dataclasses
@@ -9,6 +10,7 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.finetuning import files
 
+OWN = "own"
 YES_NO = ("0", "1")
 ENTAILED = ("entailment", "not_entailment")
 
@@ -50,6 +52,13 @@ TASKS = {
 }  # fmt: skip
 
 
+def task_of(name: str, settings: config.Finetune) -> Task:
+    """GLUE's task of that name; `own` is what the settings say it is."""
+    if name != OWN:
+        return TASKS[name]
+    return Task(OWN, "", settings.columns, settings.label, settings.labels, ("accuracy", "f1") if len(settings.labels) == 2 else ("accuracy",))
+
+
 @dataclasses.dataclass
 class Examples:
     """Sentences (one or two an example), labels (int32 classes or float32 scores; None where not asked for), and what was met on the way."""
@@ -64,19 +73,44 @@ def load(task: Task, settings: config.Finetune, corpus: config.Corpus) -> tuple[
 
     Raises ConfigError when the training file or every dev file is missing; a dev set that is missing beside another is noted.
     """
-    if settings.data_dir is None:
-        read = lambda part: _from_tfds(task, part.replace("dev", "validation"), corpus)  # noqa: E731
+    parts = _parts(task)
+    if task.name != OWN and settings.data_dir is None:
         where = f"TFDS dataset {task.tfds}"
+        found = {name: _from_tfds(task, part.replace("dev", "validation"), corpus) for name, part in parts.items()}
+        _require(task, found, where)
     else:
-        path_of = lambda part: files.locate(settings.data_dir, f"{task.folder}/{part}.tsv")  # noqa: E731
-        read = lambda part: read_file(task, path_of(part), labelled=True) if path_of(part) else None  # noqa: E731
-        where = f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, .tsv.xz or .tsv.gz)"
-    parts = {name: "dev" + (f"_{name}" if name else "") for name in task.dev}
-    train, dev = read("train"), {name: read(part) for name, part in parts.items()}
-    if train is None or not any(dev.values()):
-        raise config.ConfigError(f"{task.name}: no {'train' if train is None else ' or '.join(parts.values())} in {where}")
-    train.notes += [f"no {parts[name]} in {where}" for name, found in dev.items() if found is None]
-    return train, {name: found for name, found in dev.items() if found is not None}
+        where = _folder(task, settings)
+        found = {name: path and read_file(task, path, labelled=True) for name, path in locate(task, settings).items()}
+    train = found.pop("train")
+    train.notes += [f"no {parts[name]} in {where}" for name, dev in found.items() if dev is None]
+    return train, {name: dev for name, dev in found.items() if dev is not None}
+
+
+def locate(task: Task, settings: config.Finetune) -> dict[str, pathlib.Path | None]:
+    """{train or the dev set's name: file}. Raises ConfigError when the training file or every dev file is missing."""
+    if task.name == OWN:
+        found = {"train": pathlib.Path(settings.train_file), "": pathlib.Path(settings.dev_file)}
+        if absent := [str(path) for path in found.values() if not path.is_file()]:
+            raise config.ConfigError(f"own: no file {' or '.join(absent)} (Finetune.train_file, Finetune.dev_file)")
+        return found
+    found = {name: files.locate(settings.data_dir, f"{task.folder}/{part}.tsv") for name, part in _parts(task).items()}
+    _require(task, found, _folder(task, settings))
+    return found
+
+
+def _parts(task: Task) -> dict[str, str]:
+    return {"train": "train"} | {name: "dev" + (f"_{name}" if name else "") for name in task.dev}
+
+
+def _folder(task: Task, settings: config.Finetune) -> str:
+    return f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, .tsv.xz or .tsv.gz)"
+
+
+def _require(task: Task, found: dict, where: str):
+    parts = _parts(task)
+    absent = "train" if found["train"] is None else " or ".join(part for part in parts.values() if part != "train")
+    if found["train"] is None or not any(found[name] for name in parts if name != "train"):
+        raise config.ConfigError(f"{task.name}: no {absent} in {where}")
 
 
 def read_file(task: Task, path: str | pathlib.Path, labelled: bool) -> Examples:
@@ -95,7 +129,7 @@ def read_file(task: Task, path: str | pathlib.Path, labelled: bool) -> Examples:
     sentences, labels, broken = [], [], 0
     for number, cells in lines:
         if len(cells) <= max(columns):
-            if task.broken_rows:
+            if task.broken_rows and labelled:
                 broken += 1
                 continue
             raise config.ConfigError(f"{path}:{number}: {len(cells)} columns, expected {len(header)} ({', '.join(header)}), separated by tabs")

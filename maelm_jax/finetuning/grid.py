@@ -129,7 +129,8 @@ def summary(problem: Problem, found: dict[str, list[dict]]) -> dict:
     values = lambda metric: [result["best"][metric] for result in good]  # noqa: E731
     names = [name for name in good[0]["best"] if name not in ("step", "epoch")] if good else []
     spread = {name: {"median": float(np.median(values(name))), "least": min(values(name)), "highest": max(values(name))} for name in names}
-    middle = sorted(good, key=lambda result: result["score"])[len(good) // 2]["workdir"] if good else None
+    kept = [result for result in sorted(good, key=lambda result: result["score"]) if (pathlib.Path(result["workdir"]) / "checkpoints").is_dir()]
+    middle = kept[len(kept) // 2]["workdir"] if kept else None  # a cell that came second when there were fewer seeds has lost its models
     return {
         "task": problem.name, "main_metric": problem.main, "chosen": chosen, "seeds": len(found[chosen]), "metrics": spread, "model": middle,
         "cells": rows, "notes": problem.notes,

@@ -11,7 +11,7 @@ from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import features, glue, metrics, squad
 
-NAMES = (*glue.TASKS, *squad.FILES)
+NAMES = (*glue.TASKS, *squad.FILES, glue.OWN)
 SAMPLE_SEED = 0  # of Finetune.train_examples: the same sample for every seed
 
 
@@ -36,19 +36,30 @@ class Problem:
     notes: list[str]
 
 
-def classes_of(name: str) -> tuple[int, tuple[str, ...]]:
+def classes_of(name: str, settings: config.Finetune) -> tuple[int, tuple[str, ...]]:
     """(outputs of the classifier, or 0; label names) of a task. Raises ConfigError on an unknown one."""
     if name in squad.FILES:
         return 0, ()
-    if name not in glue.TASKS:
+    if name not in NAMES:
         raise config.ConfigError(f"Finetune.tasks: no task {name!r}; there are {', '.join(NAMES)}")
-    labels = glue.TASKS[name].labels
+    labels = glue.task_of(name, settings).labels
     return max(len(labels), 1), labels
+
+
+def check(name: str, settings: config.Finetune):
+    """Raises ConfigError when the task is unknown, or its files are not in `data_dir`; reads none. TFDS is asked when the task's turn comes."""
+    classes, _ = classes_of(name, settings)
+    if settings.data_dir is None and name != glue.OWN:
+        return
+    if classes == 0:
+        squad.locate(name, settings)
+    else:
+        glue.locate(glue.task_of(name, settings), settings)
 
 
 def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int) -> Problem:
     """Reads and tokenises a task's data; at most `length` tokens an example. Raises ConfigError on data that is missing or wrong."""
-    classes, labels = classes_of(name)
+    classes, labels = classes_of(name, settings)
     build = _squad if classes == 0 else _glue
     problem = build(name, classes, labels, settings, corpus, vocabulary, length)
     count = settings.train_examples
@@ -60,7 +71,7 @@ def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary
 
 
 def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
-    task = glue.TASKS[name]
+    task = glue.task_of(name, settings)
     train, dev = glue.load(task, settings, corpus)
     rows = glue_features(train, vocabulary, length, "training")
     dev_sets = {}
@@ -134,5 +145,6 @@ def unlabelled(
     if name in squad.FILES:
         questions = squad.Questions(squad.read_file(path))
         return squad_dev(name, questions, vocabulary, settings, length, best.get("best_f1_threshold")), questions.notes
-    found = glue.read_file(glue.TASKS[name], path, labelled=False)
-    return glue_dev(glue.TASKS[name], found, vocabulary, length, path), found.notes
+    task = glue.task_of(name, settings)
+    found = glue.read_file(task, path, labelled=False)
+    return glue_dev(task, found, vocabulary, length, path), found.notes

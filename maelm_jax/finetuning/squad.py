@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import pathlib
 import re
 import typing
 
@@ -40,21 +41,30 @@ def load(task: str, settings: config.Finetune, corpus: config.Corpus) -> tuple[Q
 
     With a dev file alone, `settings.dev_share` of its articles (by hash of the title) are evaluated and the others train: noted.
     """
-    train_name, dev_name = FILES[task]
     if settings.data_dir is None:
         train, dev = _from_tfds(task, "train", corpus), _from_tfds(task, "validation", corpus)
     else:
-        paths = [files.locate(settings.data_dir, name) for name in FILES[task]]
-        train, dev = (Questions(read_file(path)) if path else None for path in paths)
-    where = settings.data_dir or f"TFDS dataset {TFDS[task]}"
-    if dev is None or train is None and not settings.dev_share:
-        part = "; --gin.Finetune.dev_share=0.25 trains on three quarters of the dev file's articles" if dev else ""
-        raise config.ConfigError(f"{task}: no {train_name if dev else dev_name} in {where} (also in its squad/; .json, .json.xz or .json.gz){part}")
+        train, dev = (Questions(read_file(path)) if path else None for path in locate(task, settings))
+    _require(task, train, dev, settings)
     if train is None:
-        train, dev = _split(dev.questions, settings.dev_share, dev_name)
+        train, dev = _split(dev.questions, settings.dev_share, FILES[task][1])
     if task == "squad2" and all(question.answers for question in (*train.questions, *dev.questions)):
         dev.notes.append("squad2: no question is unanswerable in these files; the null threshold has nothing to decide")
     return train, dev
+
+
+def locate(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
+    """The training file and the dev file. Raises ConfigError when one is missing that is needed."""
+    paths = [files.locate(settings.data_dir, name) for name in FILES[task]]
+    _require(task, *paths, settings)
+    return paths
+
+
+def _require(task: str, train, dev, settings: config.Finetune):
+    if dev is None or train is None and not settings.dev_share:
+        where, absent = settings.data_dir or f"TFDS dataset {TFDS[task]}", FILES[task][0 if dev else 1]
+        part = "; --gin.Finetune.dev_share=0.25 trains on three quarters of the dev file's articles" if dev else ""
+        raise config.ConfigError(f"{task}: no {absent} in {where} (also in its squad/; .json, .json.xz or .json.gz){part}")
 
 
 def _split(questions: list[Question], share: float, name: str) -> tuple[Questions, Questions]:

@@ -9,12 +9,13 @@ COLUMNS = (
     ("MNLI-m", "mnli", "matched_accuracy", 100), ("MNLI-mm", "mnli", "mismatched_accuracy", 100), ("QQP", "qqp", "accuracy", 100),
     ("QNLI", "qnli", "accuracy", 100), ("SST-2", "sst2", "accuracy", 100), ("CoLA", "cola", "mcc", 100), ("RTE", "rte", "accuracy", 100),
     ("MRPC", "mrpc", "accuracy", 100), ("STS-B", "stsb", "spearman", 100), ("WNLI", "wnli", "accuracy", 100),
+    ("Own", "own", "accuracy", 100),
     ("SQuAD1 EM", "squad1", "exact", 1), ("SQuAD1 F1", "squad1", "f1", 1), ("SQuAD2 EM", "squad2", "best_exact", 1),
     ("SQuAD2 F1", "squad2", "best_f1", 1),
 )  # fmt: skip
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")  # what the paper's GLUE average is over
 
-ORDER = (*(column for column, *_ in COLUMNS[:10]), "AVG", *(column for column, *_ in COLUMNS[10:]))
+ORDER = (*(column for column, *_ in COLUMNS[:11]), "AVG", *(column for column, *_ in COLUMNS[11:]))
 
 Reports = dict[str, dict[str, dict]]  # {pretrained run: {task: grid.summary}}
 

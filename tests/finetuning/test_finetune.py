@@ -159,9 +159,12 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]
     )
-    found = finetune.experiments(start.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x"])
+    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "Finetune.labels=('no', 'yes')"] if path.stem == "own" else []
+    found = finetune.experiments(start.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
     for task, experiment in found.items():
         assert experiment.finetune.tasks == task and experiment.finetune.listed("seeds") == (4, 5)
-        assert (experiment.model.width, experiment.model.dropout, experiment.mesh.fsdp) == (32, 0.1, 1)
+        assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
     if path.stem == "glue":
+        (alone,) = finetune.experiments(start.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
+        assert alone.finetune.epochs == 10, "a table of one task has that task's settings too"
         assert len(found) == 9 and (found["rte"].finetune.epochs, found["squad2"].finetune.max_length) == (10, 384)

@@ -1,12 +1,13 @@
 """GLUE's files as they are distributed, what is wrong in them, TFDS, and the submission format."""
 
+import dataclasses
 import lzma
 
 import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.finetuning import files, glue
+from maelm_jax.finetuning import files, glue, problem
 
 FOUND_HERE = {"cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "rte": (2490, 277), "qqp": (20105, 3391), "mnli": (9888, 9815)}
 
@@ -137,3 +138,42 @@ def test_the_submission_format(tmp_path):
     assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
     glue.write_predictions(glue.TASKS["stsb"], np.asarray([[0.5], [1.2]]), tmp_path / "p.tsv")
     assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500\n1\t5.000\n"
+
+
+OWN = dict(tasks="own", columns=("question", "answer"), label="good", labels=("no", "yes", "unclear"))
+
+
+def test_a_task_of_ones_own(tmp_path):
+    write(tmp_path / "train.tsv.xz", "good\tquestion\tanswer\nyes\tWhy?\tBecause.\nunclear\tWho?\t\nno\tWhen?\tThere.\n")
+    write(tmp_path / "dev.tsv", "answer\tquestion\tgood\nHere.\tWhere?\tyes\n")
+    chosen = config.Finetune(train_file=str(tmp_path / "train.tsv.xz"), dev_file=str(tmp_path / "dev.tsv"), **OWN)
+    task = glue.task_of("own", chosen)
+    train, dev = glue.load(task, chosen, config.Corpus())
+    assert train.sentences == [("Why?", "Because."), ("Who?", ""), ("When?", "There.")] and list(train.labels) == [1, 2, 0]
+    assert dev[""].sentences == [("Where?", "Here.")] and list(dev[""].labels) == [1]
+    assert "1 examples with an empty sentence" in train.notes[0]
+    assert problem.classes_of("own", chosen) == (3, ("no", "yes", "unclear"))
+    glue.write_predictions(task, np.eye(3)[[2, 0]], tmp_path / "predictions.tsv")
+    assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\tunclear\n1\tno\n"
+    problem.check("own", chosen)
+    with pytest.raises(config.ConfigError, match="gone.tsv"):
+        problem.check("own", dataclasses.replace(chosen, dev_file="gone.tsv"))
+    for change, message in [({"labels": ("yes",)}, "two classes"), ({"columns": ()}, "one or two"), ({"train_file": None}, "needs train_file")]:
+        with pytest.raises(config.ConfigError, match=message):
+            dataclasses.replace(chosen, **change)
+
+
+def test_missing_data_is_found_before_anything_runs(shared_data):
+    problem.check("mnli", settings(shared_data))
+    problem.check("squad1", settings(shared_data))
+    problem.check("squad2", settings(shared_data, dev_share=0.25))
+    for name in ("qnli", "squad2"):
+        with pytest.raises(config.ConfigError, match=f"{name}: no train"):
+            problem.check(name, settings(shared_data))
+
+
+def test_a_broken_row_of_a_file_to_label_is_not_left_out(tmp_path):
+    """The lines of the predictions would no longer be those of the file."""
+    write(tmp_path / "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tC?\n")
+    with pytest.raises(config.ConfigError, match="test.tsv:3: 2 columns"):
+        glue.read_file(glue.TASKS["qqp"], tmp_path / "test.tsv", labelled=False)

@@ -234,7 +234,7 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
     shutil.rmtree(folder)
-    done = subprocess.run([*argv[:3], f"--workdir={tmp_path / 'run'}"], **alone)
+    done = subprocess.run(argv, **alone)  # the same command
     assert done.returncode == 0 and "resuming" in done.stdout, done.stderr
 
 
