@@ -218,7 +218,7 @@ class Run(Settings):
 @gin.configurable
 @dataclasses.dataclass(frozen=True)
 class Finetune(Settings):
-    """Fine-tuning on labelled tasks (reference.md section 2). Where a field takes a list, every combination is a cell of the grid.
+    """Fine-tuning on labelled tasks (paper, appendix on hyper-parameters). Where a field takes a list, every combination is a cell of the grid.
 
     The optimiser's other settings are `Optimizer`'s, cadence and seed `Run`'s; both are filled in for each cell.
     """

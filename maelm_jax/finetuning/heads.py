@@ -1,4 +1,7 @@
-"""What stands above the encoder when it is fine-tuned, and its loss (reference.md section 3). Axis letters: B rows, T slots, D width, C classes."""
+"""What stands above the encoder when it is fine-tuned, and its loss: RoBERTa's heads, as the published code has them.
+
+Axis letters: B rows, T slots, D width, C classes.
+"""
 
 import jax
 import jax.numpy as jnp

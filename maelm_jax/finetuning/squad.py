@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0: questions from JSON or TFDS, windows over long contexts, answers out of span scores (reference.md section 3)."""
+"""SQuAD 1.1 and 2.0: questions from JSON or TFDS, windows over long contexts, answers out of span scores, as in BERT (Devlin et al. 2019)."""
 
 import dataclasses
 import hashlib

@@ -51,7 +51,7 @@ class Tuned:
         return cls("ForSequenceClassification", tuple(labels) if classes > 1 else ())
 
     def rows(self) -> list[Row]:
-        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same (reference.md 3)."""
+        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same."""
         if self.head == "ForQuestionAnswering":
             return tables.linear("qa_outputs", "span")
         return tables.linear("classifier.dense", "classifier/dense") + tables.linear("classifier.out_proj", "classifier/out")

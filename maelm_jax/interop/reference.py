@@ -1,4 +1,4 @@
-"""Names and layouts of the reference implementation's parameters (yumeng5/MAE-LM; reference.md section 4) <-> ours.
+"""Names and layouts of the reference implementation's parameters (github.com/yumeng5/MAE-LM) <-> ours.
 
 The table below is the whole mapping; every tensor on either side must be accounted for.
 """

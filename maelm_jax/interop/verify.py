@@ -82,7 +82,7 @@ def logits(params: dict, model: config.Model, vocabulary: vocabularies.Vocabular
 
 
 def tuned_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """A fine-tuned head on JAX's states (reference.md section 3): [lines, classes], or [positions that are not padding, start and end]."""
+    """A fine-tuned head on JAX's states (finetuning/heads.py): [lines, classes], or [positions that are not padding, start and end]."""
     if "span" in params:
         return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
     dense, out = params["classifier"]["dense"], params["classifier"]["out"]

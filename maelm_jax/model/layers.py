@@ -1,4 +1,5 @@
-"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, relative bias, attention, the post-LN block (reference.md section 3).
+"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, relative bias, attention, the post-LN block (as github.com/yumeng5/MAE-LM
+has them).
 
 Modules hold parameters only (float32) and no random state: dropout takes an explicit key, None switching it off. Axis letters: B rows,
 T tokens of a sequence, D width, H heads, K = D / H, N layers.
@@ -160,7 +161,7 @@ gather_rows.defvjp(
 def bucket_of_distance(settings: config.Model) -> np.ndarray:
     """int32 [2 P - 1]: the row of the bias table for each pos_j - pos_i from -(P - 1) to P - 1, P = max_positions.
 
-    `t5`: Raffel et al. as stock MPNet has it. `reference`: the published code's function, whose offset depends on P (reference.md section 3).
+    `t5`: Raffel et al. as stock MPNet has it. `reference`: the published code's function, whose offset depends on P.
     """
     distance = np.arange(-settings.max_positions + 1, settings.max_positions)
     n = np.abs(distance)

@@ -1,4 +1,4 @@
-"""Encoder, decoder and prediction head (paper section 3, reference.md section 3).
+"""Encoder, decoder and prediction head (paper section 3, and github.com/yumeng5/MAE-LM).
 
 Axis letters: B rows, L slots of a row, V slots the encoder reads, M predicted slots, D width, W rows of the token table (the vocabulary
 padded to a multiple of 128).

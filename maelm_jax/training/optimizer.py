@@ -1,4 +1,4 @@
-"""AdamW as the reference sets it (reference.md section 2).
+"""AdamW as the published code sets it (github.com/yumeng5/MAE-LM, its fairseq configurations).
 
 The reference adds epsilon to the uncorrected sqrt(v), optax after the bias correction: the first steps differ slightly.
 """

@@ -102,7 +102,7 @@ def test_compact_is_full_length(delta, decoder, buckets):
 def test_t5_buckets_are_those_of_stock_mpnet():
     bucket = layers.bucket_of_distance(config.Model())
     distances = np.arange(-511, 512)
-    # Raffel et al., as reference.md section 3 lists it: from these distances on the next bucket begins
+    # Raffel et al., with 32 buckets up to 128: from these distances on the next bucket begins
     starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
     expected = np.searchsorted(starts, np.abs(distances), side="right") - 1 + 16 * (distances > 0)
     assert (bucket == expected).all()
