@@ -262,9 +262,11 @@ def losses(axes, runs: list[dict]):
     for run, style in zip(runs, styles(), strict=False):
         if run["curve"]["steps"]:
             axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **style)
-    for unigram in sorted({round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]}):
+    unigrams = sorted({round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]})
+    for unigram in unigrams:
         axes.axhline(unigram, color="0.7", linewidth=0.8)
-        place = {"xy": (0.99, unigram), "xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        axes.annotate(f"unigram {unigram:g}", **place, fontsize="small", color="0.4")
+    if unigrams:  # one label: runs of other seeds have others, too close together for two
+        place = {"xy": (0.99, unigrams[-1]), "xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        axes.annotate(f"unigram {', '.join(f'{unigram:g}' for unigram in unigrams)}", **place, fontsize="small", color="0.4")
     axes.set(xlabel="step", ylabel="held-out loss (nats per predicted token)")
     axes.legend(fontsize="small")
