@@ -23,19 +23,14 @@ mlm-seed1     1  mlm.gin
 delta-50      0  ablations/delta_50.gin
 mlm-80-10-10  0  ablations/mlm_80_10_10.gin
 '
-
-# The GLUE tasks whose data is there: looked for now, not after a day of pretraining.
-tasks=
+tasks= # whose data is there: looked for now, not after a day of pretraining
 if [ -n "$glue" ]; then
   declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI [qnli]=QNLI [rte]=RTE [wnli]=WNLI)
   for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
-    for folder in "$glue" "$glue/glue"; do
-      if [ -n "${folders[$task]:-}" ] && [ -d "$folder/${folders[$task]}" ]; then tasks+="'$task',"; fi
-    done
+    if [ -n "${folders[$task]:-}" ] && [ -d "$glue/${folders[$task]}" ]; then tasks+="'$task',"; fi
   done
   [ -n "$tasks" ] || { echo "error: no GLUE task in $glue (looked for its folders: CoLA, SST-2, ...)" >&2; exit 2; }
 fi
-
 runs=
 while read -r name seed files; do
   [[ -n $name && " ${VARIANTS:-$name} " == *" $name "* ]] || continue
@@ -47,21 +42,18 @@ while read -r name seed files; do
   "$python" -m maelm_jax.train --gin_file="${CONFIG:-miniature.gin}" "${stacked[@]}" --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
   touch "$out/$name/finished"
 done <<<"$variants"
-
 tuned=
 if [ -n "$glue" ]; then
   echo "== fine-tuning on $tasks"
   read -ra tune <<<"${TUNE:-}"
   "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" --workdir="$out/glue" --gin.DATA_DIR="$glue" \
     --gin.Finetune.tasks="($tasks)" "${tune[@]}"
-  # Of each variant one model fine-tuned on one task: rank before and after.
   task=${tasks%%,*}
-  for run in ${runs//,/ }; do
-    last=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1)
+  for run in ${runs//,/ }; do # of each variant one model fine-tuned on one task: rank before and after
+    last=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1 || true)
     if [ -n "$last" ]; then tuned+=,$(dirname "$last"); fi
   done
 fi
-
 echo "== ranks"
 "$python" -m maelm_jax.analyze --runs="$runs$tuned" --workdir="$out/report"
 if [ -e "$out/glue/table.md" ]; then cat "$out/glue/table.md" >>"$out/report/report.md"; fi
