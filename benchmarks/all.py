@@ -3,9 +3,9 @@ measure the making of rows and fine-tuning, are apart.)
 
     python benchmarks/all.py --workdir=runs/benchmarks --text='books/*.txt'
 
-An hour on two cores, with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed, under a line that says
+For a machine with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed, under a line that says
 what it was, when, and of which commit. A command that is done is not run again: stopped, the same line goes on; a new --workdir measures anew.
-Targets are this project's own (docs/PERFORMANCE.md). Without --text the rows are made of the installed documentation;
+Targets are this project's own (docs/RESULTS.md). Without --text the rows are made of the installed documentation;
 without PyTorch (the extra [torch]) its rows say so.
 """
 
@@ -23,6 +23,9 @@ import typing
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HERE = ROOT / "benchmarks"
+sys.path.insert(0, str(ROOT))
+
+from maelm_jax.analysis import report  # noqa: E402
 
 
 class Measure(typing.NamedTuple):
@@ -91,12 +94,11 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tu
 def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str:
     """What the command prints, under a line with command, date and commit; from its log where that very command ended well before. Empty where it
     fails (NAME.failed.log says why)."""
-    log, shown = folder / f"{name}.log", shlex.join(command).replace(f"{ROOT}/", "")
+    log, shown = folder / f"{name}.log", said(command)
     if log.exists() and log.read_text().startswith(f"{shown}; "):
         return log.read_text()
     print(f"{name}: {shown}", flush=True)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(HERE / command[0]), *command[1:]], capture_output=True, text=True)
     if done.returncode:
         (folder / f"{name}.failed.log").write_text(done.stdout + done.stderr)
         print(f"{name}: ended with {done.returncode}; {folder / f'{name}.failed.log'}", file=sys.stderr)
@@ -105,20 +107,23 @@ def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str
     return log.read_text()
 
 
+def said(command: list[str]) -> str:
+    """A command as the table shows it, from the repository's root."""
+    return shlex.join(["benchmarks/" + command[0], *command[1:]]).replace(f"{ROOT}/", "")
+
+
 def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict[str, str]) -> str:
     """Markdown, its columns lined up."""
-    rows = [("measure", "figure", "target", "command")]
+    rows = []
     for measure in measures:
         found = re.search(measure.pattern, outputs.get(measure.log, ""))
-        command = shlex.join(commands[measure.log]).replace(f"{ROOT}/", "") if measure.log in commands else "needs PyTorch"
+        command = said(commands[measure.log]) if measure.log in commands else "needs PyTorch"
         rows.append((measure.name, found[1].strip() if found else "not measured", measure.target, f"`{command}`"))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [f"| {' | '.join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])} |" for row in rows]
     printed = "\n".join(outputs.values())
     device = re.search(r"^device +(.*)", printed, re.MULTILINE)
     when = sorted(set(re.findall(r"; (\d{4}-\d\d-\d\d, commit \S+)$", printed, re.MULTILINE)))
     head = f"{device[1] if device else platform.processor()}, {os.cpu_count()} cores; {'; '.join(when)}"
-    return "\n".join([head, "", lines[0], "|---|---|---|---|", *lines[1:], ""])
+    return f"{head}\n\n{report.table(('measure', 'figure', 'target', 'command'), rows)}\n"
 
 
 if __name__ == "__main__":

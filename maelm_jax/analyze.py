@@ -72,7 +72,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint
 
-    storage.only_here(workdir, "analyze")
+    storage.only_here(workdir)
     saved = pathlib.Path(workdir) / "config.gin"
     if not saved.is_file():
         raise config.ConfigError(f"{workdir} holds no config.gin; is it a workdir of maelm_jax.train?")

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     if not args.gin_file or not args.init_from:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
-    storage.only_here(args.workdir, "finetune")
+    storage.only_here(args.workdir)
 
     from maelm_jax import pretrained
     from maelm_jax.finetuning import start
@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
     tuners: dict[tuple, run.Tuner] = {}
     reports: dict[str, dict[str, dict]] = {label_of[one.name]: {} for one in starts}
     for task, one, experiment in plans:
+        # Whatever decoder it was pretrained with, the encoder alone is fine-tuned: MAE-LM and MLM runs share data and compiled steps.
         encoder = dataclasses.replace(experiment.model, **{name: getattr(config.Model(), name) for name in pretrained.DECODER})
         key = (task, one.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key not in tuners:

@@ -64,7 +64,7 @@ class Pretrained:
 
 def find(path: str, step: int | None = None) -> Pretrained:
     """What lies at `path`; `step` picks a checkpoint of a workdir. Raises ConfigError when it is nothing that a run can start from."""
-    storage.only_here(path, "what a run starts from")
+    storage.only_here(path)
     place = pathlib.Path(path)
     if place.is_file():
         return _reference(place, None)

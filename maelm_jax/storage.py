@@ -43,10 +43,10 @@ def in_bucket(place: str | os.PathLike) -> bool:
     return str(place).startswith(("gs://", "s3://"))
 
 
-def only_here(place: str, what: str):
-    """Raises ConfigError when `place` is in a bucket and `what` reads or writes folders of this machine only."""
+def only_here(place: str):
+    """Raises ConfigError when `place` is in a bucket: for what knows folders of this machine only."""
     if in_bucket(place):
-        raise config.ConfigError(f"{what} works on folders of this machine: copy {place} first (gcloud storage cp -r, aws s3 cp --recursive)")
+        raise config.ConfigError(f"{place}: only train and prepare know buckets; give a folder of this machine (gcloud storage cp -r copies one)")
 
 
 def here(place: str) -> pathlib.Path:

@@ -19,14 +19,10 @@ import platform
 import subprocess
 import sys
 import time
-import typing
 
 import numpy as np
 
 from maelm_jax import cli, config, gin_files, storage
-
-if typing.TYPE_CHECKING:
-    import jax
 
 
 def main(argv: list[str]) -> int:
@@ -95,19 +91,21 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     nats = unigram_nats(stores, rates, vocabulary.size, special)
 
     # Where the state comes from, the first that applies: (1) the workdir's newest whole checkpoint, (2) init_from's parameters, (3) scratch.
-    state, fresh = step.create_state(init, updates, seed, mesh), ["encoder", "decoder", "head"]
+    state, new_head = step.create_state(init, updates, seed, mesh), True
     checkpoints = checkpoint.Checkpoints(args.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every)
     resumed = checkpoints.restore(state)
     if resumed is not None:
-        state, fresh = resumed[1], []
+        state, new_head = resumed[1], False
         print(f"resuming {args.workdir} at step {resumed[0]}")
     elif source:
         params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
-        state = state._replace(params=params)
+        state, new_head = state._replace(params=params), "head" in fresh
         listed = [" and ".join(names) or "nothing" for names in (fresh, unused)]
         print(f"starting from {source.path} ({source.kind}); with fresh weights: {listed[0]}; left out of it: {listed[1]}")
-    if experiment.model.unigram_bias and "head" in fresh:
-        state.params["head"]["bias"] = frequencies(nats, state.params["head"]["bias"], special)
+    if experiment.model.unigram_bias and new_head:
+        zeros = state.params["head"]["bias"]
+        bias = unigram_bias(nats, len(zeros), special)
+        state.params["head"]["bias"] = jax.make_array_from_callback(zeros.shape, zeros.sharding, lambda index: bias[index])
 
     places = sharding.local_places(experiment.run.batch_size, mesh)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
@@ -181,7 +179,8 @@ def starting_point(experiment: config.Experiment, workdir: str):
     if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
         before = gin_files.load([os.path.join(workdir, "config.gin")])
         taken = {name: getattr(before.model, name) for name in (*pretrained.ENCODER, *pretrained.DECODER)}
-        return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **taken), vocabulary=before.vocabulary), None
+        vocabulary = dataclasses.replace(experiment.vocabulary, file=experiment.vocabulary.file or before.vocabulary.file)
+        return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **taken), vocabulary=vocabulary), None
     source = pretrained.find(path)
     experiment, said = pretrained.adopt(experiment, source)
     if said:
@@ -223,14 +222,13 @@ def unigram_nats(stores, rates: dict[str, float], vocabulary_size: int, special:
     return -np.log(np.maximum(counts, 1e-300) / counts.sum())
 
 
-def frequencies(nats: np.ndarray, bias: "jax.Array", special: config.SpecialIds) -> "jax.Array":
-    """What Model.unigram_bias puts in the place of the head's `bias`: the log of the tokens' frequencies; of special tokens, of the rarest other."""
-    import jax
-
-    value = np.zeros(bias.shape, np.float32)
-    value[: len(nats)] = -nats
-    value[list(special.never_masked)] = -np.delete(nats, special.never_masked).max()
-    return jax.make_array_from_callback(bias.shape, bias.sharding, lambda index: value[index])
+def unigram_bias(nats: np.ndarray, rows: int, special: config.SpecialIds) -> np.ndarray:
+    """float32 [rows], what the head's bias starts at with Model.unigram_bias: the log of the tokens' frequencies; of a special token, that of the
+    rarest other; 0 at the rows that pad the vocabulary."""
+    bias = np.zeros(rows, np.float32)
+    bias[: len(nats)] = -nats
+    bias[list(special.never_masked)] = -np.delete(nats, special.never_masked).max()
+    return bias
 
 
 def unigram_cross_entropy(experiment: config.Experiment, nats: np.ndarray, heldout, special: config.SpecialIds) -> float:

@@ -15,7 +15,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax import config, data, storage
+from maelm_jax import analyze, config, data, finetune, pretrained, storage
 from maelm_jax.data import sources
 from maelm_jax.training import checkpoint, step
 
@@ -97,6 +97,15 @@ def test_files_are_sent_and_fetched(bucket, cache):
     (storage.here(place) / "config.gin").write_text("of another run")
     storage.fetch_files(place, ("metrics.jsonl", "config.gin"))
     assert [path.name for path in storage.here(place).iterdir()] == ["metrics.jsonl"]
+
+
+def test_what_knows_no_bucket_says_so(tmp_path):
+    with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
+        pretrained.find("gs://bucket/run")
+    with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
+        analyze.open_run("gs://bucket/run", [], [])
+    with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
+        finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", "--workdir=gs://bucket/out"])
 
 
 def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch):
