@@ -50,8 +50,8 @@ if [ -n "$glue" ]; then
     --gin.Finetune.tasks="($tasks)" "${tune[@]}"
   task=${tasks%%,*}
   for run in ${runs//,/ }; do # of each variant one model fine-tuned on one task: rank before and after
-    last=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1 || true)
-    if [ -n "$last" ]; then tuned+=,$(dirname "$last"); fi
+    model=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1 || true)
+    if [ -n "$model" ]; then tuned+=,$(dirname "$model"); fi
   done
 fi
 echo "== ranks"
