@@ -104,6 +104,7 @@ def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoRet
     use_huge_pages()
     argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has a dozen programs of less
     try:
         sys.exit(main(argv) or 0)
     except (config.ConfigError, config.RunError) as error:

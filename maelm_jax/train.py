@@ -90,7 +90,25 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     rates = sources.rates(experiment.corpus)
     nats = unigram_nats(stores, rates, vocabulary.size, special)
 
+    places = sharding.local_places(experiment.run.batch_size, mesh)
+    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
+    heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
+    eval_size = experiment.run.batch_size // experiment.run.accumulate
+    ranks = watch.Watch(experiment, vocabulary.size, special, heldout, mesh)
+    padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
+    heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
+    eval_places = sharding.local_places(eval_size, mesh)
+    unigram = unigram_cross_entropy(experiment, nats, heldout, special)
+    learning_rates = np.asarray(optimizer.schedule(experiment.optimizer, experiment.run.train_steps)(np.arange(experiment.run.train_steps)))
+    terms = metrics.flops_terms(experiment, vocabulary.size)
+    peak, peak_source = metrics.peak_flops(experiment.model.dtype)
+    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
+    print(f"model FLOPs a step: {sum(terms.values()):.3g} = " + " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value))
+    print(f"MFU is against {peak / 1e12:.3g} TFLOP/s ({peak_source})")
+    print(f"unigram cross-entropy of the held-out targets: {unigram:.4f} nats; an encoder that has learned something is below it")
+
     # Where the state comes from, the first that applies: (1) the workdir's newest whole checkpoint, (2) init_from's parameters, (3) scratch.
+    # Nothing waits for it from here to the loop: weights are drawn while the step is compiled.
     state, new_head = step.create_state(init, updates, seed, mesh), True
     checkpoints = checkpoint.Checkpoints(args.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every)
     resumed = checkpoints.restore(state)
@@ -107,14 +125,12 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         bias = unigram_bias(nats, len(zeros), special)
         state.params["head"]["bias"] = jax.make_array_from_callback(zeros.shape, zeros.sharding, lambda index: bias[index])
 
-    places = sharding.local_places(experiment.run.batch_size, mesh)
-    train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
-    heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
-    eval_size = experiment.run.batch_size // experiment.run.accumulate
-    ranks = watch.Watch(experiment, vocabulary.size, special, heldout, mesh)
-    padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
-    heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
-    eval_places = sharding.local_places(eval_size, mesh)
+    print(
+        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
+        f"mesh {dict(mesh.shape)}",
+        flush=True,
+    )
+
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
     def evaluate(state) -> tuple[step.State, dict[str, float]]:
@@ -123,32 +139,21 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         loss, correct, count = np.sum([jax.device_get(part) for part in sums], axis=0, dtype=np.float64)
         return state, {"eval_loss": loss / count, "eval_accuracy": correct / count, "unigram": unigram}
 
-    unigram = unigram_cross_entropy(experiment, nats, heldout, special)
-    terms = metrics.flops_terms(experiment, vocabulary.size)
-    peak, peak_source = metrics.peak_flops(experiment.model.dtype)
-    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
-    print(f"model FLOPs a step: {sum(terms.values()):.3g} = " + " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value))
-    print(f"MFU is against {peak / 1e12:.3g} TFLOP/s ({peak_source})")
-    print(
-        f"{sum(x.size for x in jax.tree.leaves(state.params)):,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
-        f"mesh {dict(mesh.shape)}"
-    )
-    print(f"unigram cross-entropy of the held-out targets: {unigram:.4f} nats; an encoder that has learned something is below it", flush=True)
-
     job = loop.Job(
         run=experiment.run,
         train_step=step.make_train_step(loss_fn, updates, state, seed, experiment.run.accumulate, mesh),
         batch=lambda number: sharding.place(train.batch(number), mesh, experiment.run.batch_size),
         evaluate=evaluate,
-        learning_rate=optimizer.schedule(experiment.optimizer, experiment.run.train_steps),
+        learning_rates=learning_rates,
         tokens_per_step=tokens,
         flops_per_step=sum(terms.values()),
         peak_flops=peak,
         measures=((experiment.run.rank_every, ranks),),
     )
-    writer = metrics.Writer(args.workdir, int(state.step))
+    first = resumed[0] if resumed else 0
+    writer = metrics.Writer(args.workdir, first)
     try:
-        state, status = loop.run(job, state, writer, checkpoints)
+        state, status = loop.run(job, state, first, writer, checkpoints)
     finally:
         writer.close()
         checkpoints.close()

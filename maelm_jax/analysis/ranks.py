@@ -10,7 +10,6 @@ import math
 import typing
 
 import numpy as np
-import scipy.stats
 
 from maelm_jax import config
 
@@ -77,6 +76,8 @@ def interval(values: collections.abc.Sequence[float | int]) -> Interval:
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Interval(mean, None, n)
+    import scipy.stats  # takes a second, which training, that needs no interval, is spared
+
     quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)
     return Interval(mean, float(quantile * np.std(values, ddof=1) / math.sqrt(n)), n)
 

@@ -101,14 +101,14 @@ class Tuner:
             train_step=self.train_step,
             batch=lambda number: place(batches.batch(number), self.mesh),
             evaluate=evaluate,
-            learning_rate=lambda number: float(rate._replace(count=np.float32(number)).rate()),
+            learning_rates=np.asarray(rate._replace(count=np.arange(total, dtype=np.float32)).rate()),
             tokens_per_step=tokens,
             flops_per_step=self.flops_per_step(experiment.model, batches),
             peak_flops=self.peak,
         )
         writer = metrics.Writer(workdir, first)
         try:
-            state, status = loop.run(job, state, writer, checkpoints)
+            state, status = loop.run(job, state, first, writer, checkpoints)
         finally:
             writer.close()
             checkpoints.close()

@@ -9,6 +9,7 @@ import time
 import typing
 
 import jax
+import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
 
@@ -30,7 +31,7 @@ class Job:
     train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]  # (state, batch) -> (state, metrics)
     batch: collections.abc.Callable[[int], typing.Any]  # step (from 0) -> its batch on the devices
     evaluate: collections.abc.Callable[[tuple], tuple[tuple, dict[str, float]]]  # state -> (state to go on with, what is logged as eval_*)
-    learning_rate: collections.abc.Callable[[int], float]
+    learning_rates: np.ndarray  # of every step; one computed when it is logged would wait behind the step that the device has begun
     tokens_per_step: float  # the mean, where steps differ
     flops_per_step: float
     peak_flops: float
@@ -61,13 +62,14 @@ class Interrupted:
             signal.signal(signal.SIGTERM, self._before)
 
 
-def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
+def run(job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
     """Trains until `job.run.train_steps`; returns the last state and the exit status (0, or 143 after SIGTERM).
 
-    The state is a named tuple with `step` at least. Step n's numbers are read while step n + 1 runs, so the device never waits for the host.
+    `start` is the number of steps that `state` has behind it; the state itself may still be in the making, while the first step is compiled.
+    Step n's numbers are read while step n + 1 runs, so the device never waits for the host.
     Raises Diverged when the loss or gradient is not finite (the state is then not saved), RunError when a checkpoint cannot be written.
     """
-    settings, start = job.run, int(state.step)
+    settings = job.run
     clock = Clock()
     pending = None
     quiet = {"disable": jax.process_index() > 0, "mininterval": 0.5 if sys.stderr.isatty() else 30.0}
@@ -86,7 +88,7 @@ def run(job: Job, state: tuple, writer: metrics.Writer, checkpoints: checkpoint.
             if step % settings.log_every == 0 or extra or step == settings.train_steps:
                 rate = clock.steps_per_second()
                 line = {name: values[name] for name in ("loss", "accuracy")}
-                line |= {"learning_rate": float(job.learning_rate(step - 1)), "grad_norm": values["grad_norm"]}
+                line |= {"learning_rate": float(job.learning_rates[step - 1]), "grad_norm": values["grad_norm"]}
                 if rate is not None:
                     line |= {"tokens_per_second": rate * job.tokens_per_step, "model_flops_per_second": rate * job.flops_per_step}
                     line |= {"mfu": rate * job.flops_per_step / job.peak_flops}
