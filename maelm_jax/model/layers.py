@@ -90,24 +90,32 @@ def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return 0.5 * x * (1.0 + jax.lax.erf(x * jnp.asarray(math.sqrt(0.5), x.dtype)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def softmax(scores: Float[Array, "B H T S"], dtype: jnp.dtype) -> Float[Array, "B H T S"]:
-    """Over the last axis, in float32; given and kept in `dtype`."""
-    return _softmax_forward(scores, dtype)[0]
+@jax.custom_vjp
+def attention_weights(q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]) -> Float[Array, "B H T S"]:
+    """softmax over S of q k + bias (q is scaled already; G = H, or 1 for all heads alike), formed in float32, kept in q's dtype.
+
+    So is the gradient of the scores: the products of the backward pass run in the dtype of the forward pass, not in float32.
+    """
+    return _attention_weights_forward(q, k, bias)[0]
 
 
-def _softmax_forward(scores, dtype):
-    weights = kept(jax.nn.softmax(scores, axis=-1).astype(dtype))
-    return weights, weights
+def _attention_weights_forward(q, k, bias):
+    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+    weights = kept(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
+    return weights, (q, k, weights, bias)
 
 
-def _softmax_backward(dtype, weights, d_weights):
-    weights, d_weights = weights.astype(jnp.float32), d_weights.astype(jnp.float32)
-    product = weights * d_weights
-    return (product - weights * product.sum(axis=-1, keepdims=True),)
+def _attention_weights_backward(saved, d_weights):
+    q, k, weights, bias = saved
+    wide = weights.astype(jnp.float32)
+    product = wide * d_weights.astype(jnp.float32)
+    d_scores = product - wide * product.sum(axis=-1, keepdims=True)
+    d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
+    d_scores = d_scores.astype(q.dtype)
+    return jnp.einsum("bhts,bhsk->bhtk", d_scores, k), jnp.einsum("bhts,bhtk->bhsk", d_scores, q), d_bias.astype(bias.dtype)
 
 
-softmax.defvjp(_softmax_forward, _softmax_backward)
+attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)
 
 
 def _scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
@@ -297,8 +305,8 @@ class Attention(nnx.Module):
         """`bias` is added to the scores of all heads (G = H, or 1 for all alike). Dropout on the attention and on the branch."""
         split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)  # noqa: E731
         q, k, v = (kept(split_heads(y)) for y in (self.query(x), self.key(read), self.value(read)))
-        scores = jnp.einsum("bhtk,bhsk->bhts", q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, preferred_element_type=jnp.float32)
-        weights = dropout(softmax(scores + bias.astype(jnp.float32), x.dtype), attention_dropout, keys[0])
+        weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
+        weights = dropout(weights, attention_dropout, keys[0])
         y = kept(jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2).reshape(x.shape))
         return self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
 

@@ -1,5 +1,7 @@
 """Invariants 1 and 3: what the encoder's output depends on, and that the compact layout is the full-length one."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,3 +192,19 @@ def test_bfloat16_follows_float32():
     half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
     ours, theirs = (loss.masked_cross_entropy(maelm.apply(g, params).predict(inputs), inputs) for g in (half, graph))
     assert abs(float(ours.loss - theirs.loss)) / float(theirs.loss) < 0.05
+
+
+def test_in_bfloat16_every_product_is_of_bfloat16():
+    graph, params, inputs = make()
+    half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
+
+    def mean_loss(params):
+        sums = loss.masked_cross_entropy(maelm.apply(half, params).predict(inputs), inputs)
+        return sums.loss / sums.count
+
+    text = jax.jit(jax.grad(mean_loss)).lower(params).as_text()
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    operands = [re.search(r": \(tensor<(\S+?)>, tensor<(\S+?)>\)", line).groups() for line in products]
+    assert len(operands) > 30
+    wide = [line for line, pair in zip(products, operands, strict=True) if not all(one.endswith("xbf16") for one in pair)]
+    assert not wide, "a product forward or backward is formed at the cost of float32:\n" + "\n".join(wide)
