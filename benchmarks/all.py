@@ -66,12 +66,15 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tu
             Measure(f"{shape}: share of the matmul rate", {"tiny": "50%", "base": "65%"}.get(shape, ""), f"step-{shape}", r"share\s+([\d.]+%)"),
             Measure(f"{shape}: peak memory", "", f"step-{shape}", r"peak memory\s+(.+)"),
         ]
-        if with_torch:
-            commands[f"torch-{shape}"] = ["against_torch.py", shape_of(shape), "--rounds=4", f"--steps={1 if shape == 'base' else 2}"]
-        measures += [
-            Measure(f"{shape}: against the same step in PyTorch", "1.0x", f"torch-{shape}", r"gathered .*\s([\d.]+x)"),
-            Measure(f"{shape}: against RobertaModel and a mask", "1.5x", f"torch-{shape}", r"hidden .*\s([\d.]+x)"),
-        ]
+        for rate in ("0.0", "0.1"):
+            name, said_of = f"torch-{shape}-{rate}", f"attention dropout {rate}"
+            if with_torch:
+                settings = [shape_of(shape), f"--gin.Model.attention_dropout={rate}"]
+                commands[name] = ["against_torch.py", *settings, "--rounds=4", f"--steps={2 if shape == 'base' else 3}"]
+            measures += [
+                Measure(f"{shape}: against the same step in PyTorch, {said_of}", "1.0x", name, r"gathered .*\s([\d.]+x)"),
+                Measure(f"{shape}: against RobertaModel and a mask, {said_of}", "1.5x", name, r"hidden .*\s([\d.]+x)"),
+            ]
     last = shapes[-1]
     mlm, rematerialised, dropout = f"mlm-{last}", f"rematerialised-{last}", f"attention-dropout-{last}"
     commands[mlm] = ["train_step.py", shape_of(last), "--gin_file=mlm.gin", "--steps=6"]
@@ -113,17 +116,18 @@ def said(command: list[str]) -> str:
 
 
 def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict[str, str]) -> str:
-    """Markdown, its columns lined up."""
+    """Markdown: the measures, each with the name of its log, and under it the command of each log."""
     rows = []
     for measure in measures:
         found = re.search(measure.pattern, outputs.get(measure.log, ""))
-        command = said(commands[measure.log]) if measure.log in commands else "needs PyTorch"
-        rows.append((measure.name, found[1].strip() if found else "not measured", measure.target, f"`{command}`"))
+        log = measure.log if measure.log in commands else "needs PyTorch"
+        rows.append((measure.name, found[1].strip() if found else "not measured", measure.target, log))
     printed = "\n".join(outputs.values())
     device = re.search(r"^device +(.*)", printed, re.MULTILINE)
     when = sorted(set(re.findall(r"; (\d{4}-\d\d-\d\d, commit \S+)$", printed, re.MULTILINE)))
     head = f"{device[1] if device else platform.processor()}, {os.cpu_count()} cores; {'; '.join(when)}"
-    return f"{head}\n\n{report.table(('measure', 'figure', 'target', 'command'), rows)}\n"
+    listed = "\n".join(f"- {name}: `{said(command)}`" for name, command in commands.items())
+    return f"{head}\n\n{report.table(('measure', 'figure', 'target', 'log'), rows)}\n\n{listed}\n"
 
 
 if __name__ == "__main__":

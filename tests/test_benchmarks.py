@@ -29,10 +29,14 @@ def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured(
         for flag in command[1:]:
             if flag.startswith("--gin_file="):
                 gin_files.load([flag.removeprefix("--gin_file=")])
-    text = module.table(commands, measures, {"step-tiny": STEP, "torch-tiny": TORCH, "startup": "cold cache: 31.2 s to\nwarm cache: 12.5 s to\n"})
+    outputs = {"step-tiny": STEP, "torch-tiny-0.0": TORCH, "startup": "cold cache: 31.2 s to\nwarm cache: 12.5 s to\n"}
+    text = module.table(commands, measures, outputs)
     figures = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| ")}
     assert figures["tiny: tokens/s"] == "1,784" and figures["tiny: peak memory"] == "1.38 GiB"
-    assert figures["tiny: against the same step in PyTorch"] == "1.07x" and figures["tiny: against RobertaModel and a mask"] == "1.02x"
+    assert figures["tiny: against the same step in PyTorch, attention dropout 0.0"] == "1.07x"
+    assert figures["tiny: against RobertaModel and a mask, attention dropout 0.0"] == "1.02x"
+    assert figures["tiny: against the same step in PyTorch, attention dropout 0.1"] == "not measured"
+    assert "- torch-tiny-0.1: `benchmarks/against_torch.py --gin_file=benchmarks/shapes/tiny.gin --gin.Model.attention_dropout=0.1 " in text
     assert figures["the same, warm cache"] == "12.5" and figures["base: tokens/s"] == "not measured"
     assert "1 x cpu, float32" in text.splitlines()[0]
     without, _ = module.plan(("tiny",), None, with_torch=False)
