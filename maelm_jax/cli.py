@@ -57,7 +57,9 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
             )
         args.gin_file = [str(saved)]
-    return args, gin_files.load(args.gin_file, bindings)
+    experiment = gin_files.load(args.gin_file, bindings)
+    deterministic_operations(experiment.run)
+    return args, experiment
 
 
 def compilation_cache() -> pathlib.Path:
@@ -86,6 +88,13 @@ def use_huge_pages():
         return
     if "[madvise]" in choice and platform.libc_ver()[0] == "glibc" and "GLIBC_TUNABLES" not in os.environ:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+
+
+def deterministic_operations(settings: config.Run):
+    """With Run.deterministic, asks XLA for operations on GPU that add in a fixed order, no atomics. To be called before JAX's first use of a device."""
+    if not settings.deterministic:
+        return
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
 
 
 def check_workdir(workdir: str, experiment: config.Experiment):

@@ -199,6 +199,7 @@ class Run(Settings):
     batch_size: int = 2048  # rows per optimiser step, over all devices and hosts
     accumulate: int = 1  # microbatches a step is computed in
     seed: int = 0
+    deterministic: bool = False  # on GPU: the same losses each time, by slower operations (CPU and TPU: always)
     init_from: str | None = None  # what the run starts from: a workdir, an exported or a stock MPNet/RoBERTa folder, a reference .pt or .npz
     log_every: int = 100
     eval_every: int = 5_000

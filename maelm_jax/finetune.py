@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
     storage.only_here(args.workdir)
+    cli.deterministic_operations(gin_files.load([BASE, *args.gin_file], bindings).run)
 
     from maelm_jax import pretrained
     from maelm_jax.finetuning import start

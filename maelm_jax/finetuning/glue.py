@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 
 import numpy as np
+import scipy.special
 
 from maelm_jax import config
 from maelm_jax.finetuning import files
@@ -198,3 +199,10 @@ def write_predictions(task: Task, logits: np.ndarray, path: pathlib.Path):
     else:
         shown = [f"{score:.3f}" for score in np.clip(logits[:, 0] * 5, 0, 5)]
     path.write_text("index\tprediction\n" + "".join(f"{index}\t{value}\n" for index, value in enumerate(shown)))
+
+
+def write_probabilities(task: Task, logits: np.ndarray, path: pathlib.Path):
+    """`index` and a column for each label: the softmax of `logits` [n, classes]."""
+    rows = scipy.special.softmax(logits.astype(np.float64), axis=1)
+    lines = [("index", *task.labels), *((index, *(f"{value:.6f}" for value in row)) for index, row in enumerate(rows))]
+    path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))

@@ -101,6 +101,8 @@ def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, leng
     def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
         path = folder / f"{stem}.tsv"
         glue.write_predictions(task, outputs, path)
+        if task.labels:
+            glue.write_probabilities(task, outputs, folder / f"{stem}_probabilities.tsv")
         return path
 
     return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from maelm_jax import config, finetune, gin_files
@@ -119,6 +120,9 @@ def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
     (tmp_path / "new.tsv").write_text("\n".join("\t".join(row.split("\t")[:3]) for row in rows) + "\n")
     assert finetune.main([f"--workdir={tmp_path / 'out'}", f"--predict={tmp_path / 'new.tsv'}"]) == 0
     assert (tmp_path / "out" / "predictions_new.tsv").read_text() == (tmp_path / "out" / "predictions.tsv").read_text()
+    header, *rows = [line.split("\t") for line in (tmp_path / "out" / "predictions_new_probabilities.tsv").read_text().splitlines()]
+    likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
+    assert likeliest == [line.split("\t")[1] for line in (tmp_path / "out" / "predictions_new.tsv").read_text().splitlines()[1:]]
     with pytest.raises(config.ConfigError, match="Finetune.epochs: 2 -> 3"):
         finetune.main([*argv, "--gin.EPOCHS=3"])
 

@@ -155,6 +155,9 @@ def test_a_task_of_ones_own(tmp_path):
     assert problem.classes_of("own", chosen) == (3, ("no", "yes", "unclear"))
     glue.write_predictions(task, np.eye(3)[[2, 0]], tmp_path / "predictions.tsv")
     assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\tunclear\n1\tno\n"
+    glue.write_probabilities(task, np.log([[0.25, 0.5, 0.25], [1, 3, 4]]).astype(np.float32), tmp_path / "p.tsv")
+    shown = "index\tno\tyes\tunclear\n0\t0.250000\t0.500000\t0.250000\n1\t0.125000\t0.375000\t0.500000\n"
+    assert (tmp_path / "p.tsv").read_text() == shown
     problem.check("own", chosen)
     with pytest.raises(config.ConfigError, match="gone.tsv"):
         problem.check("own", dataclasses.replace(chosen, dev_file="gone.tsv"))
