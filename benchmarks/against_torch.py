@@ -10,8 +10,8 @@ gathered  the same computation as ours in plain PyTorch: visible tokens gathered
 All three: forward, backward, clipping, AdamW (fused in PyTorch), the same dropout rates, float32 on CPU; on CUDA bfloat16 autocast and torch.compile.
 Rows are random ids, one segment, no padding. Our step draws its masks; PyTorch's are drawn beforehand (in its favour). Needs the [torch] extra.
 
-The first step of a turn is not timed. Ours takes its memory as one piece and gives it back after each step: in training the next step takes it again at
-once, but after a pause a virtual machine may have handed it to its host, and getting it back took 3 to 6 s of a step of 7.
+The first step of a turn is not timed. Ours takes its memory as one piece and gives it back after each step: in training the next step takes it again
+at once, but after a pause a virtual machine may have handed it to its host, and getting it back took 3 to 6 s of a step of 7.
 """
 
 import functools

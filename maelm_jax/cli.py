@@ -91,7 +91,7 @@ def use_huge_pages():
 
 
 def deterministic_operations(settings: config.Run):
-    """With Run.deterministic, asks XLA for operations on GPU that add in a fixed order, no atomics. To be called before JAX's first use of a device."""
+    """With Run.deterministic, asks XLA for operations on GPU that add in a fixed order, no atomics; to be called before a device is first used."""
     if not settings.deterministic:
         return
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
