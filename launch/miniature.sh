@@ -56,5 +56,5 @@ if [ -n "$glue" ]; then
 fi
 echo "== ranks"
 "$python" -m maelm_jax.analyze --runs="$runs$tuned" --workdir="$out/report"
-if [ -e "$out/glue/table.md" ]; then cat "$out/glue/table.md" >>"$out/report/report.md"; fi
+if [ -e "$out/glue/table.md" ]; then { printf '\n## Fine-tuned\n\n' && cat "$out/glue/table.md"; } >>"$out/report/report.md"; fi
 echo "report: $out/report/report.md"

@@ -82,11 +82,20 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
     step, params = checkpoint.restore_params(workdir, {"encoder": like})
-    return Run(pathlib.Path(workdir).name, workdir, experiment, vocabulary, step, params["encoder"])
+    return Run(name_of(workdir, experiment), workdir, experiment, vocabulary, step, params["encoder"])
+
+
+def name_of(workdir: str, experiment: config.Experiment) -> str:
+    """The folder's name; of a fine-tuned run, whose folder may be called seed1, what it started from and its task: "tiny on rte"."""
+    tuned = experiment.finetune
+    if not tuned:
+        return pathlib.Path(workdir).name
+    source = tuned.init_from.removeprefix("random:")
+    return f"{'' if source == tuned.init_from else 'random-'}{pathlib.Path(source).name} on {tuned.tasks}"
 
 
 def with_names(runs: list[Run]) -> list[Run]:
-    """Runs whose folders have the same name are told apart by their path."""
+    """Runs that would be called the same are told apart by their path."""
     names = [run.name for run in runs]
     return [run._replace(name=run.workdir.strip("./").replace("/", "-")) if names.count(run.name) > 1 else run for run in runs]
 

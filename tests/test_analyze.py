@@ -1,5 +1,6 @@
 """The command on workdirs with random weights, made on the spot: the report, what it refuses, runs that differ, fine-tuned runs."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -165,3 +166,11 @@ def test_a_checkpoint_of_another_shape_is_one_line_and_status_2(runs, tmp_path):
     assert done.returncode == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: the checkpoint") and "does not fit this model" in last and "Traceback" not in done.stderr
+
+
+def test_a_fine_tuned_run_is_called_by_its_start_and_task():
+    pretraining = gin_files.load(["tiny.gin"])
+    tuned = lambda source: dataclasses.replace(pretraining, finetune=config.Finetune(tasks="rte", init_from=source))  # noqa: E731
+    assert analyze.name_of("runs/tiny/", pretraining) == "tiny"
+    assert analyze.name_of("runs/table/tiny/rte/b32/seed1", tuned("runs/tiny/")) == "tiny on rte"
+    assert analyze.name_of("runs/table/random-tiny/rte/b32/seed1", tuned("random:runs/tiny")) == "random-tiny on rte"

@@ -189,7 +189,7 @@ def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
         "Rank of [MASK] by layer": (1 if masked else 0, lambda axes: by_layer(axes[0], [(run["name"], run, "mask") for run in masked])),
         "Rank without [MASK] of every run": (1, lambda axes: by_layer(axes[0], [(run["name"], run, "plain") for run in pretrained])),
         "Rank before and after fine-tuning": (len(pairs), lambda axes: before_and_after(axes, pairs)),
-        "Spectra of the last layer": (2, lambda axes: spectra(axes, runs, results["tau"])),
+        "Spectra of the last layer": (2, lambda axes: spectra(axes, pretrained, results["tau"])),
         "Held-out loss": (1 if any(run["curve"]["steps"] for run in runs) else 0, lambda axes: losses(axes[0], runs)),
     }
     drawn = {}
@@ -241,7 +241,8 @@ def with_and_without(axes: list, runs: list[dict]):
 
 def before_and_after(axes: list, pairs: list[tuple[dict, dict]]):
     for panel, (before, after) in zip(axes, pairs, strict=False):
-        by_layer(panel, [(f"{before['name']}, pretrained", before, "plain"), (f"{after['name']}, fine-tuned", after, "plain")])
+        by_layer(panel, [("before", before, "plain"), ("after", after, "plain")])
+        panel.set_title(after["name"], fontsize="medium")
 
 
 def spectra(axes: list, runs: list[dict], tau: float):
