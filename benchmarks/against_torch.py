@@ -11,7 +11,7 @@ All three: forward, backward, clipping, AdamW (fused in PyTorch), the same dropo
 Rows are random ids, one segment, no padding. Our step draws its masks; PyTorch's are drawn beforehand (in its favour). Needs the [torch] extra.
 
 The first step of a turn is not timed. Ours takes its memory as one piece and gives it back after each step: in training the next step takes it again
-at once, but after a pause a virtual machine may have handed it to its host, and getting it back took 3 to 6 s of a step of 7.
+at once, but after a pause a virtual machine may have handed it to its host, and a step of 7 s then took 9 to 11.
 """
 
 import functools
@@ -142,7 +142,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
     """Our model with our parameters as a torch Module: forward(inputs) is the mean loss. (A function, so that --help needs no torch.)"""
     import numpy as np
 
-    from maelm_jax.model import layers
+    from maelm_jax.model import attention_bias
 
     torch, functional = _torch()
     heads, rate, attention_rate = settings.heads, settings.dropout, settings.attention_dropout
@@ -162,7 +162,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
         def __init__(self):
             super().__init__()
             self.tree = self._register(weights, ())
-            self.register_buffer("bucket", torch.tensor(layers.bucket_of_distance(settings)).long(), persistent=False)
+            self.register_buffer("bucket", torch.tensor(attention_bias.bucket_of_distance(settings)).long(), persistent=False)
 
         def _register(self, tree, path):
             result = {}
@@ -199,7 +199,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
 
         def bias(self, segments, positions, table):
             same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
-            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, layers.MASKED_OUT)[:, None]
+            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, attention_bias.MASKED_OUT)[:, None]
             if table is None:
                 return bias
             distance = positions[:, None, :] - positions[:, :, None] + settings.max_positions - 1

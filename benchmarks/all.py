@@ -67,13 +67,13 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> tu
             Measure(f"{shape}: peak memory", "", f"step-{shape}", r"peak memory\s+(.+)"),
         ]
         for rate in ("0.0", "0.1"):
-            name, said_of = f"torch-{shape}-{rate}", f"attention dropout {rate}"
+            name, at_rate = f"torch-{shape}-{rate}", f"attention dropout {rate}"
             if with_torch:
                 settings = [shape_of(shape), f"--gin.Model.attention_dropout={rate}"]
                 commands[name] = ["against_torch.py", *settings, "--rounds=4", f"--steps={2 if shape == 'base' else 3}"]
             measures += [
-                Measure(f"{shape}: against the same step in PyTorch, {said_of}", "1.0x", name, r"gathered .*\s([\d.]+x)"),
-                Measure(f"{shape}: against RobertaModel and a mask, {said_of}", "1.5x", name, r"hidden .*\s([\d.]+x)"),
+                Measure(f"{shape}: against the same step in PyTorch, {at_rate}", "1.0x", name, r"gathered .*\s([\d.]+x)"),
+                Measure(f"{shape}: against RobertaModel and a mask, {at_rate}", "1.5x", name, r"hidden .*\s([\d.]+x)"),
             ]
     last = shapes[-1]
     mlm, rematerialised, dropout = f"mlm-{last}", f"rematerialised-{last}", f"attention-dropout-{last}"

@@ -87,11 +87,10 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
 
 def name_of(workdir: str, experiment: config.Experiment) -> str:
     """The folder's name; of a fine-tuned run, whose folder may be called seed1, what it started from and its task: "tiny on rte"."""
+    from maelm_jax.finetuning import start
+
     tuned = experiment.finetune
-    if not tuned:
-        return pathlib.Path(workdir).name
-    source = tuned.init_from.removeprefix("random:")
-    return f"{'' if source == tuned.init_from else 'random-'}{pathlib.Path(source).name} on {tuned.tasks}"
+    return f"{start.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else pathlib.Path(workdir).name
 
 
 def with_names(runs: list[Run]) -> list[Run]:

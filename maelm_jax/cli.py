@@ -58,7 +58,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
             )
         args.gin_file = [str(saved)]
     experiment = gin_files.load(args.gin_file, bindings)
-    deterministic_operations(experiment.run)
+    deterministic_operations(experiment.run.deterministic)
     return args, experiment
 
 
@@ -90,9 +90,9 @@ def use_huge_pages():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
 
 
-def deterministic_operations(settings: config.Run):
-    """With Run.deterministic, asks XLA for operations on GPU that add in a fixed order, no atomics; to be called before a device is first used."""
-    if not settings.deterministic:
+def deterministic_operations(wanted: bool):
+    """Where `wanted`, asks XLA for operations on GPU that add in a fixed order, no atomics; to be called before a device is first used."""
+    if not wanted:
         return
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
 
@@ -113,7 +113,7 @@ def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoRet
     use_huge_pages()
     argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has a dozen programs of less
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has nine programs of less
     try:
         sys.exit(main(argv) or 0)
     except (config.ConfigError, config.RunError) as error:

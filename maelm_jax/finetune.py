@@ -37,7 +37,6 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
     storage.only_here(args.workdir)
-    cli.deterministic_operations(gin_files.load([BASE, *args.gin_file], bindings).run)
 
     from maelm_jax import pretrained
     from maelm_jax.finetuning import start
@@ -49,6 +48,7 @@ def main(argv: list[str]) -> int:
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
     # Task by task, so that data is read and steps are compiled once for all starts.
     plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]
+    cli.deterministic_operations(any(experiment.run.deterministic for _, _, experiment in plans))
 
     import jax
 

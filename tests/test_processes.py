@@ -74,12 +74,12 @@ def lines(workdir: pathlib.Path) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def alone(text, tmp_path_factory) -> list[dict]:
-    """The lines of one process with one device."""
+def alone(text, tmp_path_factory) -> pathlib.Path:
+    """The run of one process with one device."""
     workdir = tmp_path_factory.mktemp("runs") / "alone"
     status, _, errors = Processes(text, workdir, 1).wait()
     assert status == [0], errors
-    return lines(workdir)
+    return workdir
 
 
 def agree(ours: list[dict], theirs: list[dict], tolerance: float):
@@ -108,7 +108,16 @@ def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of
 
     status, said, errors = Processes(text, tmp_path, 1, devices=2).wait()
     assert status == [0] and f"at step {stopped}" in said[0], errors
-    agree(lines(tmp_path), alone, 1e-5)
+    agree(lines(tmp_path), lines(alone), 1e-5)
+
+
+def test_two_processes_start_from_another_run(text, alone, tmp_path):
+    """Finding the run must not wake JAX's devices: the processes have not met by then."""
+    two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={alone}", "--gin.TRAIN_STEPS=2")
+    status, said, errors = two.wait()
+    assert status == [0, 0] and f"starting from {alone} (workdir); with fresh weights: nothing" in said[0], errors
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2], said
+    assert lines(tmp_path)[0]["loss"] < lines(alone)[0]["loss"] - 0.1, "it starts from trained weights"
 
 
 @pytest.mark.slow
@@ -119,10 +128,10 @@ def test_four_processes_on_any_mesh_are_the_run_of_one(text, alone, tmp_path, me
     if mesh[2] == 4:
         one = Processes(text, tmp_path / "one", 1, "--gin.Model.heads=4")
         assert one.wait()[0] == [0]
-        alone = lines(tmp_path / "one")
+        alone = tmp_path / "one"
     status, _, errors = Processes(text, tmp_path / "four", 4, *more).wait()
     assert status == [0] * 4, errors
-    agree(lines(tmp_path / "four"), alone, 1e-5)
+    agree(lines(tmp_path / "four"), lines(alone), 1e-5)
 
 
 @pytest.mark.parametrize("theirs,message", [

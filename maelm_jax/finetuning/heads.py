@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.finetuning.features import Batch
 from maelm_jax.finetuning.squad import BEST, Spans
-from maelm_jax.model import layers, loss, maelm
+from maelm_jax.model import attention_bias, layers, loss, maelm
 
 
 class Classifier(nnx.Module):
@@ -48,7 +48,7 @@ class FineTuned(nnx.Module):
             return self.classifier(states, keys[1])
         # The question, the separators (the one at the end too) and padding hold no answer; slot 0 stands for "none".
         allowed = (slots == 0) | ((slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1))
-        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), layers.MASKED_OUT)
+        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), attention_bias.MASKED_OUT)
 
 
 def create(settings: config.Model, vocabulary_size: int, pad_id: int, classes: int):
@@ -98,7 +98,7 @@ def predict_of(graph: nnx.GraphDef):
             return scores
         null = scores[:, 0].sum(axis=1)
         short = max(BEST - scores.shape[1], 0)
-        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=layers.MASKED_OUT)
+        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=attention_bias.MASKED_OUT)
         start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
         end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
         return Spans(start, start_slot, end, end_slot, null)

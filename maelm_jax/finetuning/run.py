@@ -81,7 +81,7 @@ class Tuner:
         folder = pathlib.Path(workdir)
         state = self.fresh_state(start, seed)
         state = state._replace(opt_state=optimizer.with_schedule(state.opt_state, settings.learning_rate, warmup, total))
-        rate = optimizer.Schedule(*map(np.float32, (0, settings.learning_rate, warmup, total)))
+        planned = optimizer.Schedule(np.arange(total, dtype=np.float32), *map(np.float32, (settings.learning_rate, warmup, total)))
         checkpoints = checkpoint.Checkpoints(str(folder / UNFINISHED), keep=1)
         resumed = checkpoints.restore(state)
         state = resumed[1] if resumed else state
@@ -101,7 +101,7 @@ class Tuner:
             train_step=self.train_step,
             batch=lambda number: place(batches.batch(number), self.mesh),
             evaluate=evaluate,
-            learning_rates=np.asarray(rate._replace(count=np.arange(total, dtype=np.float32)).rate()),
+            learning_rates=np.asarray(planned.rate()),
             tokens_per_step=tokens,
             flops_per_step=self.flops_per_step(experiment.model, batches),
             peak_flops=self.peak,

@@ -27,8 +27,12 @@ class Start:
     @property
     def label(self) -> str:
         """A short name for tables and folders."""
-        path = self.name.removeprefix(RANDOM).rstrip("/")
-        return ("random-" if self.name.startswith(RANDOM) else "") + pathlib.Path(path).name
+        return label_of(self.name)
+
+
+def label_of(name: str) -> str:
+    """What tables, folders and figures call a start that `--init_from` names so: "tiny", or "random-tiny"."""
+    return ("random-" if name.startswith(RANDOM) else "") + pathlib.Path(name.removeprefix(RANDOM)).name
 
 
 def load(name: str) -> Start:

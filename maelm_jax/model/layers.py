@@ -1,5 +1,4 @@
-"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, relative bias, attention, the post-LN block (as github.com/yumeng5/MAE-LM
-has them).
+"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, attention, the post-LN block (as github.com/yumeng5/MAE-LM has them).
 
 Modules hold parameters only (float32) and no random state: dropout takes an explicit key, None switching it off. Axis letters: B rows,
 T tokens of a sequence, D width, H heads, K = D / H, N layers.
@@ -12,14 +11,11 @@ import typing
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import ad_checkpoint
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from maelm_jax import config
-
-MASKED_OUT = -1e9  # finite, so that a row without any visible key gives numbers, not NaN
 
 
 class Linear(nnx.Module):
@@ -164,121 +160,6 @@ gather_rows.defvjp(
     lambda x, index, inverse: (gather_rows(x, index, inverse), (index, inverse)),
     lambda saved, dy: (gather_rows(dy, saved[1], saved[0]), None, None),
 )
-
-
-def bucket_of_distance(settings: config.Model) -> np.ndarray:
-    """int32 [2 P - 1]: the row of the bias table for each pos_j - pos_i from -(P - 1) to P - 1, P = max_positions.
-
-    `t5`: Raffel et al. as stock MPNet has it. `reference`: the published code's function, whose offset depends on P.
-    """
-    distance = np.arange(-settings.max_positions + 1, settings.max_positions)
-    n = np.abs(distance)
-    half = settings.num_buckets // 2
-    exact = half // 2
-    # A distance that lies on a boundary must not fall to one side by rounding: hence the 1e-9.
-    if settings.relative_buckets == "t5":
-        spread = np.log(np.maximum(n, exact) / exact) / math.log(settings.max_distance / exact) * (half - exact)
-        bucket = np.where(n < exact, n, np.minimum(half - 1, exact + np.floor(spread + 1e-9)))
-        return (bucket + half * (distance > 0)).astype(np.int32)
-    spread = np.log(np.maximum(n, exact) / exact) / math.log((settings.max_distance - 1) / exact) * (half - 1 - exact)
-    bucket = np.sign(distance) * np.where(n < exact, n, np.minimum(half - 1, exact + np.ceil(spread - 1e-9)))
-    return (bucket - bucket.min()).astype(np.int32)
-
-
-def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Array, "B T S"]:
-    """`buckets` as `bucket_of_distance` gives them."""
-    middle = len(buckets) // 2
-
-    def taken(distance):
-        return jnp.take(jnp.asarray(buckets, jnp.int32), distance + middle, mode="clip")
-
-    def selected(distance):
-        result = jnp.full(distance.shape, buckets[0], jnp.int32)
-        for start in np.flatnonzero(np.diff(buckets)) + 1:
-            result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
-        return result
-
-    # An accelerator gathers single numbers one by one; some thirty selections a number are one pass. On CPU it is the other way round.
-    return jax.lax.platform_dependent(distance, cpu=taken, default=selected)
-
-
-@jax.custom_vjp
-def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
-    def taken(table, bucket):
-        return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
-
-    def selected(table, bucket):
-        bucket, rows = bucket[:, None], table[:, None, :, None, None]
-        result = jnp.broadcast_to(rows[0], (bucket.shape[0], table.shape[1], *bucket.shape[2:]))
-        for number in range(1, len(table)):
-            result = jnp.where(bucket == number, rows[number], result)
-        return result
-
-    return jax.lax.platform_dependent(table, bucket, cpu=taken, default=selected)
-
-
-def _look_up_backward(saved, d_bias):
-    bucket, rows = saved
-
-    def scatter(bucket, d_bias):
-        by_pair = jnp.moveaxis(d_bias, 1, -1).astype(jnp.float32).reshape(-1, d_bias.shape[1])
-        return jnp.zeros((rows, d_bias.shape[1]), jnp.float32).at[bucket.reshape(-1)].add(by_pair, mode="promise_in_bounds")
-
-    def product(bucket, d_bias):
-        one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
-        return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32)
-
-    # Adding B H T T numbers into a few rows: 30 times faster one by one on CPU, but atomic (slow, in no fixed order) on an accelerator.
-    return jax.lax.platform_dependent(bucket, d_bias, cpu=scatter, default=product).astype(d_bias.dtype), None
-
-
-def _look_up_forward(table, bucket):
-    return _look_up(table, bucket), (bucket, table.shape[0])
-
-
-_look_up.defvjp(_look_up_forward, _look_up_backward)
-
-
-class RelativeBias(nnx.Module):
-    """One table (buckets x heads) added to the attention scores of every layer, looked up by pos_j - pos_i.
-
-    Positions are those in the text, so distances stay true when masked tokens are dropped.
-    """
-
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.buckets = tuple(bucket_of_distance(settings).tolist())
-        shape = (settings.num_buckets, settings.heads)
-        if settings.relative_bias_init == "local":
-            # Each row of the table stands for the smallest distance that falls into it.
-            nearest = np.zeros(settings.num_buckets)
-            distance = np.abs(np.arange(-settings.max_positions + 1, settings.max_positions))
-            for far in np.argsort(-distance, kind="stable"):
-                nearest[self.buckets[far]] = distance[far]
-            slopes = 0.5 ** np.arange(1, settings.heads + 1)
-            table = jnp.asarray(-nearest[:, None] * slopes, jnp.float32)
-        else:
-            table = nnx.initializers.normal(settings.init_std)(rngs.params(), shape, jnp.float32)
-        self.table = nnx.Param(table)
-
-    def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None) -> Float[Array, "B H T S"]:
-        """`keys` are the positions attended to; None: the same as the queries'."""
-        keys = positions if keys is None else keys
-        bucket = _bucket(keys[:, None, :] - positions[:, :, None], self.buckets)
-        return _look_up(self.table[...].astype(dtype), bucket)
-
-
-def within_segment(
-    segments: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None, causal: bool = False
-) -> Float[Array, "B 1 T S"]:
-    """0 where query and key share a segment, -1e9 elsewhere and at empty keys (segment 0); `causal`: at later slots too.
-
-    `keys` are the segments of what is attended to; None: the same as the queries'.
-    """
-    keys = segments if keys is None else keys
-    seen: Bool[Array, "B T S"] = (segments[:, :, None] == keys[:, None, :]) & (keys > 0)[:, None, :]
-    if causal:
-        seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
-    return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
 class Attention(nnx.Module):

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import layers
+from maelm_jax.model import attention_bias, layers
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.masking import Inputs, at_slots
 
@@ -47,7 +47,7 @@ class Encoder(nnx.Module):
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
-            self.relative_bias = layers.RelativeBias(settings, rngs)
+            self.relative_bias = attention_bias.RelativeBias(settings, rngs)
         self.blocks = layers.stack(settings, rngs)
         self.settings = settings
 
@@ -69,7 +69,7 @@ class Encoder(nnx.Module):
         x = (jnp.take(self.token_embedding[...], ids, axis=0) + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
         keys = layers.split_keys(keys, 2)
         x = _zero_at_empty(layers.dropout(self.norm(x), settings.dropout, keys[0]), segments)
-        bias = layers.within_segment(segments, dtype)
+        bias = attention_bias.within_segment(segments, dtype)
         if settings.relative_buckets != "none":
             bias = bias + self.relative_bias(positions, dtype)
         states = layers.run_stack(self.blocks, x, bias, settings.dropout, settings.attention_dropout, keys[1], settings.rematerialise, every=every)
@@ -87,7 +87,7 @@ class Decoder(nnx.Module):
         self.position_embedding = _embedding(own.max_positions, own, rngs)
         self.norm = layers.LayerNorm(own)
         if own.decoder_relative_bias:
-            self.relative_bias = layers.RelativeBias(own, rngs)
+            self.relative_bias = attention_bias.RelativeBias(own, rngs)
         self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
         if own.width != settings.width:
             self.resize = layers.Linear(settings.width, own.width, settings, rngs)
@@ -104,7 +104,7 @@ class Decoder(nnx.Module):
         return layers.run_stack(self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory)
 
     def _bias(self, dtype: jnp.dtype, queries: Where, keys: Where, causal: bool = False) -> Float[Array, "B G T S"]:
-        bias = layers.within_segment(queries.segments, dtype, keys.segments, causal)
+        bias = attention_bias.within_segment(queries.segments, dtype, keys.segments, causal)
         if self.settings.decoder_relative_bias:
             bias = bias + self.relative_bias(queries.positions, dtype, keys.positions)
         return bias
@@ -129,7 +129,7 @@ class Head(nnx.Module):
         x = self.resize(x) if hasattr(self, "resize") else x
         x = self.norm(layers.gelu(self.dense(x)))
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
-        return Prediction(x, table, jnp.where(real, self.bias[...], layers.MASKED_OUT))
+        return Prediction(x, table, jnp.where(real, self.bias[...], attention_bias.MASKED_OUT))
 
 
 class MaeLm(nnx.Module):

@@ -127,8 +127,7 @@ def pick_step(workdir: str, step: int | None = None) -> int:
     directory = _directory(workdir)
     if not directory.is_dir():
         raise ConfigError(f"{workdir} holds no checkpoints/ folder; has it been trained?")
-    with ocp.CheckpointManager(directory) as manager:
-        steps = sorted(manager.all_steps())
+    steps = sorted(ocp.utils.checkpoint_steps(directory))  # not by a manager, which uses JAX's devices: processes have still to meet
     if not steps:
         raise ConfigError(f"{directory} holds no checkpoint; has the run come to its first?")
     if step is not None and step not in steps:
