@@ -1,5 +1,6 @@
 """Strictness for every test: 8 CPU devices, no silent promotion of dtype or rank, shapes in signatures checked, warnings are errors."""
 
+import lzma
 import os
 import pathlib
 
@@ -20,20 +21,22 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED = ROOT.parent / "shared" / "data"
+CORPUS = SHARED / "corpus" / "valid.txt.xz"
 
 
 @pytest.fixture(scope="session")
 def corpus_file() -> pathlib.Path:
-    """The held-out file of the real corpus; tests that need it skip where it is absent."""
-    path = SHARED / "corpus" / "valid.txt.xz"
-    if not path.exists():
+    """The held-out file of the real corpus; tests that need that very file skip where it is absent."""
+    if not CORPUS.exists():
         pytest.skip("the corpus in ../shared/data is not here")
-    return path
+    return CORPUS
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> pathlib.Path:
-    """The folder of glue/ and squad/; tests that need it skip where it is absent."""
-    if not (SHARED / "glue").is_dir():
-        pytest.skip("the labelled data in ../shared/data is not here")
-    return SHARED
+def documents() -> list[str]:
+    """Real English: the documents of the corpus' held-out file; where it is absent, what Python knows of itself."""
+    from pydoc_data import topics
+
+    if not CORPUS.exists():
+        return [" ".join(topic.split()) for topic in topics.topics.values()]
+    return [text.strip() for text in lzma.decompress(CORPUS.read_bytes()).decode("utf-8").split("\n\n") if text.strip()]

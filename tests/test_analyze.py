@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import analyze, config, gin_files
+from maelm_jax.analysis import report as reports
 from maelm_jax.data import rows
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
@@ -174,3 +175,14 @@ def test_a_fine_tuned_run_is_called_by_its_start_and_task():
     assert analyze.name_of("runs/tiny/", pretraining) == "tiny"
     assert analyze.name_of("runs/table/tiny/rte/b32/seed1", tuned("runs/tiny/")) == "tiny on rte"
     assert analyze.name_of("runs/table/random-tiny/rte/b32/seed1", tuned("random:runs/tiny")) == "random-tiny on rte"
+
+
+def test_a_fine_tuned_run_is_beside_its_start_whatever_the_path_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "alias").symlink_to("tiny")
+    start = {"workdir": "tiny", "started_from": None}
+    tuned = [
+        {"workdir": f"tuned{i}", "started_from": path} for i, path in enumerate(("alias/", "./tiny", str(tmp_path / "tiny"), "random:tiny", "other"))
+    ]
+    assert reports.before_and_after_pairs([start, *tuned]) == [(start, run) for run in tuned[:3]]

@@ -180,8 +180,7 @@ def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
     from matplotlib import pyplot
 
     runs = results["runs"]
-    names = {run["workdir"].rstrip("/"): run for run in runs}
-    pairs = [(names[run["started_from"].rstrip("/")], run) for run in runs if (run["started_from"] or "").rstrip("/") in names]
+    pairs = before_and_after_pairs(runs)
     pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
     masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
     plots = {
@@ -237,6 +236,13 @@ def with_and_without(axes: list, runs: list[dict]):
     top = max(panel.get_ylim()[1] for panel in axes[: len(runs)])
     for panel in axes[: len(runs)]:
         panel.set_ylim(0, top)
+
+
+def before_and_after_pairs(runs: list[dict]) -> list[tuple[dict, dict]]:
+    """(the run that was started from, the run) for all of which both are among `runs`, by whatever path each is named."""
+    place = lambda path: pathlib.Path(path).resolve()  # noqa: E731
+    known = {place(run["workdir"]): run for run in runs}
+    return [(known[place(run["started_from"])], run) for run in runs if run["started_from"] and place(run["started_from"]) in known]
 
 
 def before_and_after(axes: list, pairs: list[tuple[dict, dict]]):

@@ -1,7 +1,6 @@
 """Rows: nothing lost, segments whole, the same rows however the work is shared, and no store that only looks whole."""
 
 import functools
-import lzma
 import os
 import pathlib
 import signal
@@ -18,11 +17,6 @@ from maelm_jax.data import blocks, packing, rows
 from maelm_jax.data import vocabulary as vocabularies
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def documents(corpus_file):
-    return [text.strip() for text in lzma.open(corpus_file, "rt", encoding="utf-8", newline="\n").read().split("\n\n") if text.strip()]
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,12 @@
 """The vocabulary: ids in their places, text that comes back, special tokens that text cannot forge, training that does not depend on order."""
 
 import json
-import lzma
 import pickle
 
 import pytest
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-
-
-@pytest.fixture(scope="session")
-def documents(corpus_file):
-    return [text for text in lzma.open(corpus_file, "rt", encoding="utf-8", newline="\n").read().split("\n\n") if text.strip()]
 
 
 @pytest.fixture(scope="session")
