@@ -33,6 +33,14 @@ def corpus_file() -> pathlib.Path:
 
 
 @pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The folder of glue/ and squad/; tests that need it skip where it is absent."""
+    if not (SHARED / "glue").is_dir():
+        pytest.skip("the labelled data in ../shared/data is not here")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Real English: the documents of the corpus' held-out file; where it is absent, what Python knows of itself."""
     from pydoc_data import topics
