@@ -86,11 +86,15 @@ class Tuner:
         resumed = checkpoints.restore(state)
         state = resumed[1] if resumed else state
         first = int(state.step)
+        best_outputs = None  # of the best evaluation, where this process has seen it
 
         def evaluate(state: State) -> tuple[State, dict[str, float]]:
-            values = self.score(state.params)
+            nonlocal best_outputs
+            outputs = self.outputs(state.params, problem.dev)
+            values = self.score(outputs)
             score = np.float32(values[problem.main])
             if score > jax.device_get(state.best_score):
+                best_outputs = outputs
                 better = jax.tree.map(jnp.copy, state.params)
                 state = state._replace(best_params=better, best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding))
             return state, {f"eval_{name}": value for name, value in values.items()}
@@ -116,7 +120,7 @@ class Tuner:
             return None
         evaluations = self.evaluations(workdir, batches.per_epoch)
         best = max(evaluations, key=lambda line: np.float32(line[problem.main]))  # the first of the highest, as `evaluate` kept it
-        files = self.write_best(folder, state.best_params, best["step"])
+        files = self.write_best(folder, state.best_params, best["step"], best_outputs)
         results = {
             "task": problem.name, "init_from": start.name, "seed": seed, "cell": cell_of(settings), "main_metric": problem.main,
             "score": best[problem.main], "best": best, "last": evaluations[-1], "evaluations": evaluations, "labels": list(problem.labels),
@@ -128,23 +132,30 @@ class Tuner:
         shutil.rmtree(folder / UNFINISHED)
         return results
 
-    def score(self, params: dict) -> dict[str, float]:
-        """{metric: value} over all dev sets, the set's name before the metric's where there are two."""
+    def outputs(self, params: dict, sets: dict[str, DevSet]) -> dict:
+        return {name: self.predictor.outputs(params, found, self.sizes) for name, found in sets.items()}
+
+    def score(self, outputs: dict) -> dict[str, float]:
+        """{metric: value} over all dev sets, of which these are the outputs; the set's name before the metric's where there are two."""
         values = {}
         for name, dev in self.problem.dev.items():
-            scored = dev.score(self.predictor.outputs(params, dev, self.sizes))
+            scored = dev.score(outputs[name])
             values |= {f"{name}_{metric}" if name else metric: value for metric, value in scored.items()}
         return values
 
-    def write_best(self, folder: pathlib.Path, params: dict, number: int) -> list[str]:
-        """The best parameters as the workdir's checkpoint, and their predictions; returns the names of the files."""
+    def write_best(self, folder: pathlib.Path, params: dict, number: int, outputs: dict | None) -> list[str]:
+        """The best parameters as the workdir's checkpoint, and their predictions; returns the names of the files.
+
+        `outputs` are theirs on the dev sets, None where they must be computed (once more, in a run that went on after its best evaluation).
+        """
         with_head = checkpoint.Checkpoints(str(folder), keep=1)
         with_head.save(number, {"params": params})
         with_head.close()
+        outputs = (outputs or self.outputs(params, self.problem.dev)) | self.outputs(params, self.problem.unscored)
         written = []
         for name, dev in (self.problem.dev | self.problem.unscored).items():
             extra = name if name != next(iter(self.problem.dev)) else ""  # the first dev set's are the predictions
-            written.append(dev.write(self.predictor.outputs(params, dev, self.sizes), folder, "_".join(filter(None, ("predictions", extra)))).name)
+            written.append(dev.write(outputs[name], folder, "_".join(filter(None, ("predictions", extra)))).name)
         return written
 
     def evaluations(self, workdir: str, per_epoch: int) -> list[dict]:

@@ -44,24 +44,30 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, pretrained, data_d
 
 
 def test_what_is_kept_is_the_best_evaluation_not_the_last(pretrained, data_dir, tmp_path, monkeypatch):
-    """Scores come from a script, so that the second of four evaluations is the best; the weights kept are those it saw."""
+    """Scores come from a script, so that the second of four evaluations is the best; the weights and predictions kept are its own."""
     monkeypatch.setattr(features, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")
     begin = start.load(str(pretrained))
     data = problem.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
     tuner, seen, script = run.Tuner(experiment, data, begin.vocabulary), [], [0.5, 0.9, 0.1, 0.9]
+    outputs = tuner.predictor.outputs
 
-    def score(params):
-        seen.append(jax.device_get(params))
-        return {"accuracy": script[len(seen) - 1]}
+    def recorded(params, *more):
+        seen.append((jax.device_get(params), outputs(params, *more)))
+        return seen[-1][1]
 
-    monkeypatch.setattr(tuner, "score", score)
+    monkeypatch.setattr(tuner.predictor, "outputs", recorded)
+    monkeypatch.setattr(tuner, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
     results = tuner.run(experiment, begin, str(tmp_path))
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
     kept = run.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)[1]
     same = lambda other: all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(other)))  # noqa: E731
-    assert [same(params) for params in seen] == [False, True, False, False]
+    assert [same(params) for params, _ in seen] == [False, True, False, False]  # and no fifth prediction for the file
+    for number, (_, outputs_then) in enumerate(seen):
+        data.dev[""].write(outputs_then, tmp_path, str(number))
+    written = [(tmp_path / f"{name}_probabilities.tsv").read_text() for name in ("predictions", *range(4))]
+    assert [written[0] == other for other in written[1:]] == [False, True, False, False]
 
 
 def model(pretrained, classes):
