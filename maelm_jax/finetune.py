@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
         alone = len(plans) == 1 and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
         describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
-        report = grid.run_all(tuners[key], one, experiment, place, describe)
+        report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
             return run.STOPPED
         reports[label_of[one.name]][task] = report
         if not alone:
             table.write(reports, folder)  # as far as it is
-    shown = summary_of_run(folder) if len(plans) == 1 and alone else table.markdown(reports) + f"\n{folder}/table.md"
+    shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
     print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
     return 0
 

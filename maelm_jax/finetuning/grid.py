@@ -43,29 +43,29 @@ def experiment_of(experiment: config.Experiment, cell: config.Finetune, seed: in
     return dataclasses.replace(experiment, finetune=dataclasses.replace(cell, seeds=seed), run=settings)
 
 
-def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folder: pathlib.Path, describe) -> dict | None:
-    """Runs what is not finished under `folder` (FOLDER itself for a single run, else FOLDER/CELL/seedN) and returns the summary; None after SIGTERM.
+def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folder: pathlib.Path, describe, alone: bool) -> dict | None:
+    """Runs what is not finished under `folder` and returns the summary; None after SIGTERM.
 
+    A run's folder is FOLDER/CELL/seedN, so that cells and seeds can be added later; of a single run that is to be left `alone`, FOLDER itself.
     Only the chosen cell keeps its models. `describe(folder, experiment)` writes a run's config.gin, environment.txt and vocabulary.
     """
     chosen = cells(experiment.finetune, len(tuner.problem.train.ids))
     seeds = experiment.finetune.listed("seeds")
     for cell in chosen:
         sharding.check(experiment_of(experiment, cell, 0), tuner.mesh)
-    single = is_single(experiment.finetune, len(tuner.problem.train.ids))
     found: dict[str, list[dict]] = {}
     best = None
     for number, (cell, seed) in enumerate(itertools.product(chosen, seeds), start=1):
         name = name_of(cell)
-        place = folder if single else folder / name / f"seed{seed}"
+        place = folder if alone else folder / name / f"seed{seed}"
         result = finished(place, experiment_of(experiment, cell, seed))
         if result is None:
             print(f"{tuner.problem.name} {start.label} {name} seed {seed} ({number} of {len(chosen) * len(seeds)})", flush=True)
-            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe, single)
+            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe, alone)
             if result is None:
                 return None
         found.setdefault(name, []).append(result | {"workdir": str(place)})
-        if len(found[name]) == len(seeds) and not single:
+        if len(found[name]) == len(seeds):
             best = _keep_better(folder, best, name, found)
     return summary(tuner.problem, found)
 
@@ -83,14 +83,14 @@ def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
     return json.loads((place / run.RESULTS).read_text())
 
 
-def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, single: bool) -> dict | None:
+def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, alone: bool) -> dict | None:
     describe(place, experiment)
     try:
         return tuner.run(experiment, start, str(place))
     except loop.Diverged as error:
-        if single:
+        if alone:
             raise
-        # In a grid some cells are meant to be too bold: they rank last. The curve up to there stays in metrics.jsonl.
+        # In a grid some cells are meant to be too bold, and a table has other runs: it ranks last. The curve up to there stays in metrics.jsonl.
         result = {"task": tuner.problem.name, "init_from": start.name, "seed": experiment.run.seed, "score": None, "diverged": str(error)}
         result |= {"cell": run.cell_of(experiment.finetune), "main_metric": tuner.problem.main, "notes": tuner.problem.notes}
         run.write_json(place / run.RESULTS, result)

@@ -106,6 +106,13 @@ def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained, envi
     assert done.returncode == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
 
 
+def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(whole, data_dir, pretrained, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "part")
+    assert finetune.main([*grid(data_dir, pretrained, tmp_path / "part")[3:], "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
+    said = capsys.readouterr().out
+    assert " of 1)" not in said and "Medians over 1 seed(s)" in said
+
+
 def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
     argv = arguments(data_dir, pretrained, tmp_path / "out", "--gin_file=finetune/rte.gin")
     assert finetune.main(argv) == 0
