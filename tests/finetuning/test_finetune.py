@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, finetune, gin_files
+from maelm_jax.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
@@ -111,6 +112,18 @@ def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(whole, data_dir, pre
     assert finetune.main([*grid(data_dir, pretrained, tmp_path / "part")[3:], "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
     said = capsys.readouterr().out
     assert " of 1)" not in said and "Medians over 1 seed(s)" in said
+
+
+def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(data_dir, pretrained, tmp_path, capsys):
+    argv = arguments(data_dir, pretrained, tmp_path / "grid", "--gin_file=finetune/rte.gin", "--gin.LEARNING_RATE=[1e30, 1e-3]")
+    assert finetune.main(argv) == 0
+    report = json.loads((tmp_path / "grid" / "table.json").read_text())["reports"]["little"]["rte"]
+    assert report["chosen"] == "b16-lr0.001-e2-w0.06" and [row["scores"][0] is None for row in report["cells"]] == [True, False]
+    assert "b16-lr1e+30-e2-w0.06 | diverged" in (tmp_path / "grid" / "table.md").read_text()
+    capsys.readouterr()
+    assert finetune.main(argv) == 0 and " of 2)" not in capsys.readouterr().out  # that it diverged is a result
+    with pytest.raises(loop.Diverged):
+        finetune.main([*argv, "--gin.LEARNING_RATE=1e30", f"--workdir={tmp_path / 'alone'}"])
 
 
 def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
