@@ -6,8 +6,9 @@
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv                                              labels for an unlabelled file
 
 Data is read from DATA_DIR (GLUE's folders, SQuAD's files), or from TFDS. `--init_from=random:RUN` is the control: RUN's model with fresh weights.
-A run's folder holds results.json, predictions, config.gin, vocabulary/, metrics.jsonl and the best parameters in checkpoints/. A grid or table
-has such a folder for each run, and table.md, table.json and differences.png. Finished runs are not run again. Exit status as in maelm_jax.train.
+A run's folder holds results.json, predictions, config.gin, inputs.json (which data, which step of RUN), vocabulary/, metrics.jsonl and the best
+parameters in checkpoints/. A grid or table has such a folder for each run, and table.md, table.json and differences.png. Finished runs are not run again. Exit
+status as in maelm_jax.train.
 """
 
 import collections
@@ -136,17 +137,21 @@ def predict(args, bindings: list[str]) -> int:
         raise config.ConfigError(f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}")
     if not pathlib.Path(args.predict).is_file():
         raise config.ConfigError(f"--predict={args.predict}: no such file")
+    results = json.loads((folder / "results.json").read_text())
+    if "best" not in results:
+        raise config.ConfigError(f"{folder} holds no model: {results['diverged']}")
+    if not (folder / "checkpoints").is_dir():
+        raise config.ConfigError(f'{folder} holds no model: only the chosen cell of a grid keeps its own; table.json says which ("model")')
     experiment = gin_files.load([str(folder / "config.gin")], bindings)
 
     from maelm_jax.data import vocabulary as vocabularies
     from maelm_jax.finetuning import features, problem, run
 
-    results = json.loads((folder / "results.json").read_text())
     task, length = results["task"], run.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
     dev, notes = problem.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
     predictor, params = run.restore(str(folder), experiment, problem.classes_of(task, experiment.finetune)[0], vocabulary)
-    outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths))
+    outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths, length))
     path = dev.write(outputs, folder, f"predictions_{pathlib.Path(args.predict).name.split('.')[0]}")
     print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))
     return 0

@@ -77,12 +77,12 @@ def keep(sizes: tuple[int, ...], room: int) -> tuple[int, ...]:
     return room - room // 2, room // 2
 
 
-def padded_lengths(lengths: np.ndarray) -> list[int]:
+def padded_lengths(lengths: np.ndarray, longest: int) -> list[int]:
     """The lengths T that batches are padded to: at most MOST_LENGTHS, placed where they waste least; the fewest, and the roundest, whose waste is
-    under ENOUGH."""
+    under ENOUGH. None is above `longest`, the tokens that an example may have: the encoder has no positions there."""
     best = None
     for grain in (8, 4, 2, 1):
-        sizes, counts = np.unique(-(-lengths // grain) * grain, return_counts=True)
+        sizes, counts = np.unique(np.minimum(-(-lengths // grain) * grain, longest), return_counts=True)
         # cost[k][j]: padded tokens when the sizes up to j are served by k lengths, the last being sizes[j].
         rows = np.cumsum(counts)
         cost = rows * sizes

@@ -176,17 +176,26 @@ def _note_empty(found: Examples, where: str) -> Examples:
 
 
 def _from_tfds(task: Task, split: str, corpus: config.Corpus) -> Examples | None:
-    records = files.records(task.tfds, split, corpus)
+    records = _records(task.tfds, split, corpus)
     if records is None:
         return None
     sentences = [tuple(record[name].strip() for name in task.fields or task.sentences) for record in records]
     return _note_empty(Examples(sentences, _array(task, [record["label"] for record in records])), f"{task.tfds} {split}")
 
 
+def _records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
+    """In the order of the files that GLUE distributes, which predictions are numbered by; TFDS shuffles what it stores, and keeps the number."""
+    records = files.records(name, split, corpus)
+    return records and sorted(records, key=lambda record: int(record["idx"]))
+
+
 def diagnostic(settings: config.Finetune, corpus: config.Corpus) -> Examples | None:
     """GLUE's diagnostic set, which MNLI's model labels and nobody else can score; None when it is not there."""
     if settings.data_dir is None:
-        records = files.records("glue/ax", "test", corpus)
+        try:
+            records = _records("glue/ax", "test", corpus)
+        except config.ConfigError:  # not prepared: nothing of MNLI needs it
+            return None
         return records and Examples([(record["premise"].strip(), record["hypothesis"].strip()) for record in records], None)
     path = files.locate(settings.data_dir, "AX/AX.tsv", "AX/diagnostic.tsv", "diagnostic/diagnostic.tsv", "diagnostic/AX.tsv")
     return read_file(TASKS["mnli"], path, labelled=False) if path else None

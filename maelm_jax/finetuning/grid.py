@@ -14,6 +14,7 @@ from maelm_jax.finetuning.problem import Problem
 from maelm_jax.finetuning.start import Start
 from maelm_jax.training import loop, sharding
 
+INPUTS = "inputs.json"  # what a run was made of, besides its settings
 SMALL_TASK = 10_000  # training examples under which `small_task_epochs` are tried too
 
 
@@ -53,15 +54,16 @@ def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folde
     seeds = experiment.finetune.listed("seeds")
     for cell in chosen:
         sharding.check(experiment_of(experiment, cell, 0), tuner.mesh)
+    inputs = {"start_step": start.step, **tuner.problem.fingerprint}
     found: dict[str, list[dict]] = {}
     best = None
     for number, (cell, seed) in enumerate(itertools.product(chosen, seeds), start=1):
         name = name_of(cell)
         place = folder if alone else folder / name / f"seed{seed}"
-        result = finished(place, experiment_of(experiment, cell, seed))
+        result = finished(place, experiment_of(experiment, cell, seed), inputs)
         if result is None:
             print(f"{tuner.problem.name} {start.label} {name} seed {seed} ({number} of {len(chosen) * len(seeds)})", flush=True)
-            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, describe, alone)
+            result = _run(tuner, start, experiment_of(experiment, cell, seed), place, inputs, describe, alone)
             if result is None:
                 return None
         found.setdefault(name, []).append(result | {"workdir": str(place)})
@@ -70,21 +72,30 @@ def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folde
     return summary(tuner.problem, found)
 
 
-def finished(place: pathlib.Path, experiment: config.Experiment) -> dict | None:
-    """The results of a run that is done; None where there is none. Raises ConfigError when the folder holds one with other settings."""
+def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
+    """The results of a run that is done; None where there is none. Raises ConfigError when the folder holds one with other settings, on other data,
+    or from another checkpoint of its start."""
     saved = place / "config.gin"
     if saved.exists():
         changed = config.differences(gin_files.load([str(saved)]), experiment)
         if changed:
             raise config.ConfigError(f"{place} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
+    if (place / INPUTS).exists():
+        before = json.loads((place / INPUTS).read_text())
+        changed = [f"{name}: {before.get(name)} -> {value}" for name, value in inputs.items() if before.get(name) != value]
+        if changed:
+            raise config.ConfigError(
+                f"{place} holds a run on other data, or from another step of its start ({'; '.join(changed)}): give another --workdir"
+            )
     if not (place / run.RESULTS).exists():
         return None
     shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
     return json.loads((place / run.RESULTS).read_text())
 
 
-def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, describe, alone: bool) -> dict | None:
+def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:
     describe(place, experiment)
+    run.write_json(place / INPUTS, inputs)
     try:
         return tuner.run(experiment, start, str(place))
     except loop.Diverged as error:
@@ -130,8 +141,10 @@ def summary(problem: Problem, found: dict[str, list[dict]]) -> dict:
     names = [name for name in good[0]["best"] if name not in ("step", "epoch")] if good else []
     spread = {name: {"median": float(np.median(values(name))), "least": min(values(name)), "highest": max(values(name))} for name in names}
     kept = [result for result in sorted(good, key=lambda result: result["score"]) if (pathlib.Path(result["workdir"]) / "checkpoints").is_dir()]
+    lost = len(found[chosen]) - len(good)
+    unsaid = [f"{found[chosen][0]['init_from']}: {lost} of {len(found[chosen])} seeds diverged; the figures are those of the others"] if lost else []
     middle = kept[len(kept) // 2]["workdir"] if kept else None  # a cell that came second when there were fewer seeds has lost its models
     return {
         "task": problem.name, "main_metric": problem.main, "chosen": chosen, "seeds": len(found[chosen]), "metrics": spread, "model": middle,
-        "cells": rows, "notes": problem.notes,
+        "cells": rows, "notes": [*problem.notes, *unsaid],
     }  # fmt: skip

@@ -64,7 +64,8 @@ def best_threshold(scores: np.ndarray, given: np.ndarray, answerable: np.ndarray
     gain = np.where(answerable, scores, -given.astype(np.float64))[order]
     totals = np.concatenate([[0.0], np.cumsum(gain)]) + (~answerable).sum()
     best = int(totals.argmax())
-    return float(totals[best] / len(scores)), float(margins[order[best - 1]]) if best else 0.0
+    nothing = min(0.0, float(np.nextafter(margins.min(), -np.inf)))  # 0, as officially, where that leaves every answer out; under all margins else
+    return float(totals[best] / len(scores)), float(margins[order[best - 1]]) if best else nothing
 
 
 class Answered(typing.NamedTuple):

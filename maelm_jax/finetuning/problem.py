@@ -2,8 +2,11 @@
 
 import collections.abc
 import dataclasses
+import functools
+import hashlib
 import json
 import pathlib
+import typing
 
 import numpy as np
 
@@ -34,6 +37,15 @@ class Problem:
     dev: dict[str, DevSet]
     unscored: dict[str, DevSet]  # predicted at the end only
     notes: list[str]
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, typing.Any]:
+        """What tells this data, as tokenised, from other data."""
+        digest = hashlib.sha256()
+        for rows in (self.train, *(dev.features for dev in self.dev.values())):
+            for part in (rows.lengths, np.concatenate(rows.ids), rows.targets):
+                digest.update(part.tobytes())
+        return {"train_examples": len(self.train.ids), "data": digest.hexdigest()[:16]}
 
 
 def classes_of(name: str, settings: config.Finetune) -> tuple[int, tuple[str, ...]]:

@@ -52,7 +52,7 @@ class Tuner:
         self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(moments))
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
         longest = max(int(dev.features.lengths.max()) for dev in (*problem.dev.values(), *problem.unscored.values()))
-        sizes = features.padded_lengths(problem.train.lengths)
+        sizes = features.padded_lengths(problem.train.lengths, length_of(experiment))
         self.sizes = sizes if sizes[-1] >= longest else [*sizes, longest]
         self.predictor = Predictor(self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
         state = State(self.zero, shapes, moments, shapes, self.zero)

@@ -22,6 +22,7 @@ class Start:
     gin_file: str  # the settings it was made with, as far as they are known
     fit: collections.abc.Callable[[config.Experiment], config.Experiment]  # puts the encoder's own shape into settings
     vocabulary: Vocabulary
+    step: int | None  # of the run's checkpoint; None where the weights are fresh or come from elsewhere
     encoder: collections.abc.Callable[[dict], dict]  # fresh encoder parameters -> those to start with, laid out alike
 
     @property
@@ -65,4 +66,4 @@ def load(name: str) -> Start:
             restored.append(pretrained.place(values, {"encoder": fresh}, vocabulary.size, source.path)[0]["encoder"])
         return jax.tree.map(jax.numpy.copy, restored[0])
 
-    return Start(name, gin_file, fit, vocabulary, encoder)
+    return Start(name, gin_file, fit, vocabulary, None if name.startswith(RANDOM) else source.step, encoder)

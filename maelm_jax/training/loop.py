@@ -43,7 +43,7 @@ class Interrupted:
     """Notes SIGTERM instead of dying of it, for as long as the context lasts; of several processes all stop after the same step."""
 
     def __enter__(self):
-        self._asked, self._before = False, None
+        self._asked, self._heard, self._before = False, False, None
         if distributed.several():
             distributed.listen()
         else:
@@ -55,11 +55,16 @@ class Interrupted:
 
     def after(self, step: int) -> bool:
         """Whether the run is to stop after this step; asked once for every step."""
-        return multihost_utils.reached_preemption_sync_point(step) if distributed.several() else self._asked
+        if distributed.several():
+            return multihost_utils.reached_preemption_sync_point(step)
+        self._heard = self._asked
+        return self._heard
 
-    def __exit__(self, *_):
+    def __exit__(self, failed, *_):
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+        if self._asked and not self._heard and not failed:  # while the last step was saved: as if it came now
+            signal.raise_signal(signal.SIGTERM)
 
 
 def run(job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints) -> tuple[tuple, int]:
@@ -103,7 +108,6 @@ def run(job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints:
                 record(*pending)
             pending = (step, values, {})
             last = step == settings.train_steps
-            stop = interrupted.after(step)
             if last or step % settings.eval_every == 0:
                 with clock.paused():
                     state, evaluated = job.evaluate(state)
@@ -112,13 +116,14 @@ def run(job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints:
                 if last or step % every == 0:
                     with clock.paused():
                         pending = (step, values, pending[2] | measure(state.params))
+            stop = interrupted.after(step)
             if last or stop or step % settings.checkpoint_every == 0:
                 record(*pending)
                 pending = None
                 with clock.paused():
                     save(checkpoints, step, state, wait=last or stop)
                     writer.send()
-            if stop and not last:
+            if stop:
                 return state, STOPPED
     return state, 0
 

@@ -40,22 +40,26 @@ def test_padded_lengths_waste_least(seed, monkeypatch):
     lengths = draw.integers(3, 40, 60)
     monkeypatch.setattr(features, "MOST_LENGTHS", 3)
     monkeypatch.setattr(features, "ENOUGH", 0.0)  # never enough: the least waste of three lengths is wanted
-    found = features.padded_lengths(lengths)
+    found = features.padded_lengths(lengths, 64)
     best = min(waste(lengths, [*some, lengths.max()]) for some in itertools.combinations(range(3, int(lengths.max())), 2))
     assert len(found) <= 3 and waste(lengths, found) == pytest.approx(best)
 
 
 def test_padded_lengths_are_few_and_round_where_that_is_enough():
     lengths = np.repeat([8, 32, 64], 50)
-    assert features.padded_lengths(lengths) == [8, 32, 64]
-    assert features.padded_lengths(np.full(9, 24)) == [24]
-    assert features.padded_lengths(np.arange(40, 65)) == [48, 64]  # 10.7% of the slots are padding; with [56, 64] 11.2%, with 64 alone 18.8%
+    assert features.padded_lengths(lengths, 64) == [8, 32, 64]
+    assert features.padded_lengths(np.full(9, 24), 64) == [24]
+    assert features.padded_lengths(np.arange(40, 65), 64) == [48, 64]  # 10.7% of the slots are padding; with [56, 64] 11.2%, with 64 alone 18.8%
+
+
+def test_no_row_is_padded_past_the_encoder_s_positions():
+    assert features.padded_lengths(np.asarray([30, 97, 100]), 100) == [32, 100]
 
 
 def batches_of(lengths, batch_size=8, seed=3):
     ids = [np.full(length, number + 10, np.int32) for number, length in enumerate(lengths)]
     rows = features.Features(ids, np.arange(len(ids), dtype=np.int32), np.zeros(len(ids), np.int32))
-    return features.Batches(rows, features.padded_lengths(rows.lengths), batch_size, 1, seed)
+    return features.Batches(rows, features.padded_lengths(rows.lengths, 512), batch_size, 1, seed)
 
 
 def test_an_epoch_holds_every_example_once():
@@ -94,6 +98,6 @@ def test_padding_is_little_on_real_tasks(name, shared_data, corpus_vocabulary):
     ids, _ = features.sentences(train.sentences, corpus_vocabulary, 512)
     rows = features.Features(ids, train.labels, np.zeros(len(ids), np.int32))
     other, _ = features.sentences(next(iter(dev.values())).sentences, corpus_vocabulary, 512)
-    sizes = features.padded_lengths(np.concatenate([rows.lengths, [len(row) for row in other]]))
+    sizes = features.padded_lengths(np.concatenate([rows.lengths, [len(row) for row in other]]), 512)
     for batch_size in (16, 32):
         assert features.Batches(rows, sizes, batch_size, 1, 0).padding() < 0.15, (sizes, batch_size)

@@ -1,5 +1,6 @@
 """The command: a grid that is killed, a table, predictions for a file, bad input."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -8,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
 
 from maelm_jax import config, finetune, gin_files
+from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
@@ -70,6 +73,10 @@ def test_a_grid_leaves_a_table_and_the_chosen_models(whole):
         assert report["chosen"] == max(medians, key=medians.get) and report["metrics"][report["main_metric"]]["median"] == max(medians.values())
         kept = {path.parent.parent.name for path in (whole / label / task).glob("*/seed*/checkpoints")}
         assert kept == {report["chosen"]} and (pathlib.Path(report["model"]) / "checkpoints").is_dir()
+    for path in whole.glob("*/*/*/seed*"):
+        if path.parent.name not in kept and path.parent.parent == whole / label / task:
+            with pytest.raises(config.ConfigError, match="only the chosen cell of a grid keeps its own"):
+                finetune.main([f"--workdir={path}", f"--predict={__file__}"])
     text = (whole / "table.md").read_text()
     assert "CoLA" in text and "b16-lr0.003-e2-w0.06" in text
     assert (whole / "differences.png").stat().st_size > 5000
@@ -120,6 +127,8 @@ def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(data_dir,
     report = json.loads((tmp_path / "grid" / "table.json").read_text())["reports"]["little"]["rte"]
     assert report["chosen"] == "b16-lr0.001-e2-w0.06" and [row["scores"][0] is None for row in report["cells"]] == [True, False]
     assert "b16-lr1e+30-e2-w0.06 | diverged" in (tmp_path / "grid" / "table.md").read_text()
+    with pytest.raises(config.ConfigError, match=r"holds no model: step \d: loss"):
+        finetune.main([f"--workdir={tmp_path / 'grid' / 'little' / 'rte' / 'b16-lr1e+30-e2-w0.06' / 'seed1'}", f"--predict={__file__}"])
     capsys.readouterr()
     assert finetune.main(argv) == 0 and " of 2)" not in capsys.readouterr().out  # that it diverged is a result
     with pytest.raises(loop.Diverged):
@@ -145,6 +154,27 @@ def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
     assert likeliest == [line.split("\t")[1] for line in (tmp_path / "out" / "predictions_new.tsv").read_text().splitlines()[1:]]
     with pytest.raises(config.ConfigError, match="Finetune.epochs: 2 -> 3"):
         finetune.main([*argv, "--gin.EPOCHS=3"])
+    capsys.readouterr()
+    # The same data elsewhere is the same run; other data is not, nor is a later checkpoint of its start.
+    shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "moved" / "RTE")
+    assert finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"]) == 0 and "(1 of 1)" not in capsys.readouterr().out
+    train = tmp_path / "moved" / "RTE" / "train.tsv"
+    train.write_text(train.read_text().replace("not_entailment", "entailment", 1))
+    with pytest.raises(config.ConfigError, match=r"out holds a run on other data, or .* \(data: \w+ -> \w+\)"):
+        finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"])
+    inputs = tmp_path / "out" / "inputs.json"
+    inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))
+    with pytest.raises(config.ConfigError, match="start_step: 2 -> 3"):
+        finetune.main(argv)
+
+
+def test_seeds_that_diverged_are_named():
+    problem = types.SimpleNamespace(name="rte", main="accuracy", notes=[])
+    score = lambda seed, value: {"seed": seed, "score": value, "best": {"accuracy": value}}  # noqa: E731
+    runs = [score(1, 0.7), score(2, 0.5), {"seed": 3, "score": None}]
+    found = {"cell": [run | {"cell": {}, "init_from": "tiny", "workdir": "nowhere"} for run in runs]}
+    assert grid_module.summary(problem, found)["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
+    assert grid_module.summary(problem, {"cell": found["cell"][:2]})["notes"] == []
 
 
 @pytest.mark.parametrize("more,message", [
@@ -185,6 +215,8 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     )
     own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "Finetune.labels=('no', 'yes')"] if path.stem == "own" else []
     found = finetune.experiments(start.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    stock = dataclasses.replace(start.load(str(pretrained)), gin_file=start.OTHERS)  # whose BATCH_SIZE is pretraining's
+    assert finetune.experiments(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
     for task, experiment in found.items():
         assert experiment.finetune.tasks == task and experiment.finetune.listed("seeds") == (4, 5)
         assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)

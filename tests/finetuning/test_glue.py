@@ -120,7 +120,7 @@ def test_tfds(tmp_path):
     features = tfds.features.FeaturesDict({"sentence1": text, "sentence2": text, "label": label, "idx": np.int32})
     for split in ("train", "validation"):
         with tf.io.TFRecordWriter(str(folder / f"rte-{split}.tfrecord-00000-of-00001")) as writer:
-            for number in range(3):
+            for number in (2, 0, 1):  # TFDS stores examples shuffled
                 record = {"sentence1": f"{split} {number} é", "sentence2": "B.", "label": number % 2, "idx": number}
                 writer.write(features.serialize_example(record))
     splits = [tfds.core.SplitInfo(name=split, shard_lengths=[3], num_bytes=0) for split in ("train", "validation")]
@@ -131,6 +131,7 @@ def test_tfds(tmp_path):
     assert train.sentences[1] == ("train 1 é", "B.") and train.labels.tolist() == [0, 1, 0]
     assert dev[""].sentences[2] == ("validation 2 é", "B.")
     assert files.records("glue/rte", "test", corpus) is None
+    assert glue.diagnostic(config.Finetune(), corpus) is None  # glue/ax is not prepared there
 
 
 def test_the_submission_format(tmp_path):

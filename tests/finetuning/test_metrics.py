@@ -60,6 +60,10 @@ def test_nothing_answered_is_the_best_threshold_zero():
     answers = [metrics.Answered((), "moon", 1.0), metrics.Answered(("sun",), "ice", 2.0)]
     found = metrics.squad(answers, unanswerable=True)
     assert (found["best_f1"], found["best_f1_threshold"]) == (50.0, 0.0)
+    # Where 0 would let an answer through, the threshold lies under all margins: what is written is what was scored.
+    answers = [metrics.Answered((), "moon", -1.0), metrics.Answered((), "fog", -0.5), metrics.Answered(("sun",), "ice", 3.0)]
+    found = metrics.squad(answers, unanswerable=True)
+    assert found["best_f1"] == pytest.approx(200 / 3) and found["best_f1_threshold"] < -1.0
 
 
 def test_an_empty_answer_costs_an_unanswerable_question_nothing():
