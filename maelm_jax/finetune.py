@@ -7,8 +7,8 @@
 
 Data is read from DATA_DIR (GLUE's folders, SQuAD's files), or from TFDS. `--init_from=random:RUN` is the control: RUN's model with fresh weights.
 A run's folder holds results.json, predictions, config.gin, inputs.json (which data, which step of RUN), vocabulary/, metrics.jsonl and the best
-parameters in checkpoints/. A grid or table has such a folder for each run, and table.md, table.json and differences.png. Finished runs are not run again. Exit
-status as in maelm_jax.train.
+parameters in checkpoints/. A grid or table has such a folder for each run, and table.md, table.json and differences.png. Finished runs are not run
+again. Exit status as in maelm_jax.train.
 """
 
 import collections
