@@ -48,6 +48,8 @@ def main(argv: list[str]) -> int:
     starts = [start.load(name) for name in names]
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
     # Task by task, so that data is read and steps are compiled once for all starts.
+    # One task by its name makes one run; a list of tasks makes a table, if only of one.
+    listed = not isinstance(gin_files.load([starts[0].gin_file, BASE, *args.gin_file], bindings).finetune.tasks, str)
     plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]
     cli.deterministic_operations(any(experiment.run.deterministic for _, _, experiment in plans))
 
@@ -77,7 +79,7 @@ def main(argv: list[str]) -> int:
             data = problem.load(task, experiment.finetune, experiment.corpus, one.vocabulary, length)
             tuners[key] = run.Tuner(experiment, data, one.vocabulary)
             describe_data(data, tuners[key], length, experiment)
-        alone = len(plans) == 1 and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
+        alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
         describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
         report = grid.run_all(tuners[key], one, experiment, place, describe, alone)

@@ -5,7 +5,7 @@ moment of a set of tokens ranks.py gets the spectrum, and so every effective ran
 
 Sets of tokens, all of them without padding, with <s> and </s>:
     plain  text as it is, without [MASK]: what fine-tuning sees
-    real   masked input as in pretraining, what is not [MASK]; of MAE-LM, the visible tokens
+    real   masked input as in pretraining, what is not [MASK] (random and kept tokens in its place among it); of MAE-LM, the visible tokens
     mask   masked input, the [MASK]s that the encoder sees, if any
     all    masked input, real and mask together
 

@@ -17,7 +17,7 @@ from maelm_jax.training import metrics
 
 INK = ("0.0", "0.35", "0.6")
 DASHES = ("-", "--", ":", "-.")
-MARKERS = "os^Dvx"
+MARKERS = "os^Dvx*"  # as many as share no factor with the inks and dashes: lines of one marker differ in both
 SETS = {
     "plain": "without [MASK] in the input",
     "real": "real tokens of masked input",
@@ -107,8 +107,9 @@ def runs_table(results: dict) -> str:
             shares += f" (random {masking['random_fraction']:g}, kept {masking['keep_fraction']:g})"
         losses = ["-"] * 4
         if found["hours"]:
-            at = np.interp(least, found["hours"], found["losses"])
-            losses = [f"{found['losses'][-1]:.3f}", f"{found['hours'][-1]:.2f}", f"{at:.3f}", f"{found['unigram']:.3f}"]
+            at = np.interp(least, found["hours"], found["losses"], left=np.nan)  # not evaluated by then
+            shown = "-" if np.isnan(at) else f"{at:.3f}"
+            losses = [f"{found['losses'][-1]:.3f}", f"{found['hours'][-1]:.2f}", shown, f"{found['unigram']:.3f}"]
         sizes = f"{model['layers']} x {model['width']}"
         return run["name"], sizes, model["decoder_layers"], shares, f"{masking['rate']:g}", run["step"], f"{run['tokens']['plain']:,}", *losses
 
@@ -126,7 +127,7 @@ def last_layer_table(results: dict) -> str:
 
 
 def mask_table(results: dict) -> str | None:
-    """What each encoder that sees [MASK] keeps for it."""
+    """What each encoder that sees [MASK] keeps for it, beside what of the real tokens lies outside the span that holds tau of them."""
     rows = []
     for run in results["runs"]:
         known = [layer for layer in run["layers"] if "mask_alone" in layer]
@@ -134,8 +135,11 @@ def mask_table(results: dict) -> str | None:
             first, last = known[0], known[-1]
             alone = last["mask_alone"]
             ends = f"{first['mask']['rank']} -> {last['mask']['rank']}"
-            rows.append([run["name"], ends, alone["dimensions"], f"{alone['share_outside']:.1%}", f"{alone['variance_outside']:.1%}"])
-    header = ["[MASK] in the encoder", "rank, first -> last layer", "dimensions of its own", "length outside", "variance outside"]
+            spectrum = np.asarray(last["real"]["spectrum"])
+            real = 1 - spectrum[: last["real"]["rank"]].sum() / spectrum.sum()
+            shares = (f"{share:.1%}" for share in (alone["share_outside"], real, alone["variance_outside"]))
+            rows.append([run["name"], ends, alone["dimensions"], *shares])
+    header = ["[MASK] in the last layer", "rank, first -> last", "dimensions of its own", "length outside", "real tokens' own", "variance outside"]
     return table(header, rows) if rows else None
 
 
@@ -143,6 +147,11 @@ def markdown(results: dict, figures: dict[str, str]) -> str:
     """The report."""
     tau = results["tau"]
     parts = ["# Effective rank", *(f"Note: {note}." for note in results["notes"]), runs_table(results)]
+    if left := [run["name"] for run in results["runs"] if run["masking"]["keep_fraction"] or run["masking"]["random_fraction"]]:
+        parts.append(
+            f"{', '.join(left)}: some tokens to predict are read as they are, or random ones in their place. So the held-out loss is not that of the "
+            "other runs, and what is called real tokens of masked input is all but [MASK], such tokens among it."
+        )
     parts += [
         f"The effective rank at tau = {tau:g} is the smallest k such that the k largest squared singular values of the (tokens x width) matrix of "
         f"hidden states hold at least {tau:g} of their sum; the states are not centred. Tokens are held-out text with <s> and </s>, without "
@@ -156,7 +165,8 @@ def markdown(results: dict, figures: dict[str, str]) -> str:
             masked,
             f"Dimensions of its own: of the span that holds {tau:g} of the squared length of [MASK]'s states, those at more than "
             f"{ranks.ALONE_DEGREES:g} degrees from the same span of the real tokens beside it. Outside: the share of [MASK]'s squared length, and "
-            "of its variance, that lies outside the real tokens' span.",
+            "of its variance, that lies outside the real tokens' span; of the real tokens' own length a share lies outside too, and only what "
+            "exceeds it is [MASK]'s.",
         ]
     parts += [f"## {title}\n\n![{title}]({name})" for title, name in figures.items()]
     parts.append("## Every layer")
@@ -216,13 +226,14 @@ def styles() -> collections.abc.Iterator[dict]:
 
 
 def by_layer(axes, lines: collections.abc.Iterable[tuple[str, dict, str]]):
-    """Rank against layer for each (label, run, set of tokens), with the intervals as bars."""
+    """Rank against layer for each (label, run, set of tokens), with the intervals over disjoint sets as bars, which may lie a little lower."""
     for (label, run, name), style in zip(lines, styles(), strict=False):
         known = [(layer["layer"], layer[name]) for layer in run["layers"] if "rank" in layer.get(name, {})]
         if known:
             numbers, found = zip(*known, strict=True)
-            bars = [one["rank_by_set"]["half"] or 0.0 for one in found]
-            axes.errorbar(numbers, [one["rank"] for one in found], yerr=bars, label=label, capsize=2, **style)
+            axes.plot(numbers, [one["rank"] for one in found], label=label, **style)
+            means, bars = zip(*((one["rank_by_set"]["mean"], one["rank_by_set"]["half"] or 0.0) for one in found), strict=True)
+            axes.errorbar(numbers, means, yerr=bars, fmt="none", capsize=2, ecolor=style["color"])
     axes.set(xlabel="layer", ylabel="effective rank")
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -256,9 +267,9 @@ def spectra(axes: list, runs: list[dict], tau: float):
     for run, style in zip(runs, styles(), strict=False):
         values = np.asarray(run["layers"][-1]["plain"]["spectrum"])
         shares, dimensions = values / values.sum(), np.arange(1, len(values) + 1)
-        plain = {key: style[key] for key in ("color", "linestyle", "linewidth")}
-        axes[0].plot(dimensions, np.where(shares > 0, shares, np.nan), label=run["name"], **plain)
-        axes[1].plot(dimensions, np.cumsum(shares), label=run["name"], **plain)
+        style["markevery"] = 0.12  # of the figure's size: as far apart on either scale
+        axes[0].plot(dimensions, np.where(shares > 0, shares, np.nan), label=run["name"], **style)
+        axes[1].plot(dimensions, np.cumsum(shares), label=run["name"], **style)
     axes[1].axhline(tau, color="0.7", linewidth=0.8)
     axes[0].set(xscale="log", yscale="log", xlabel="dimension", ylabel="share of the squared length")
     axes[1].set(xlabel="dimension", ylabel="share, added up", ylim=(0, 1.02))

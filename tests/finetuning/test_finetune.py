@@ -119,6 +119,9 @@ def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(whole, data_dir, pre
     assert finetune.main([*grid(data_dir, pretrained, tmp_path / "part")[3:], "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
     said = capsys.readouterr().out
     assert " of 1)" not in said and "Medians over 1 seed(s)" in said
+    alone = arguments(data_dir, pretrained, tmp_path / "part", "--gin_file=finetune/glue.gin", "--gin.LEARNING_RATE=1e-3")
+    assert finetune.main([*alone, "--gin.Finetune.tasks=('rte',)"]) == 0  # of a list of tasks, if only of one
+    assert " of 1)" not in capsys.readouterr().out
 
 
 def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(data_dir, pretrained, tmp_path, capsys):
