@@ -117,6 +117,22 @@ def test_the_report(report):
             assert line.endswith("|")
 
 
+def test_what_the_tables_must_not_pass_over(report):
+    results = json.loads((report / "ranks.json").read_text())
+    mae, mlm, _ = results["runs"]
+    last = mlm["layers"][-1]
+    (row,) = [line for line in reports.mask_table(results).splitlines() if line.startswith("| mlm ")]
+    own = 1 - sum(last["real"]["spectrum"][: last["real"]["rank"]]) / sum(last["real"]["spectrum"])
+    assert [f"{last['mask_alone']['share_outside']:.1%}", f"{own:.1%}"] == [cell.strip() for cell in row.split("|")][4:6] and own <= 0.1
+    # A run first evaluated after the time at which all are compared has no loss there; one that keeps tokens has a loss of its own kind.
+    mae["curve"]["hours"] = [mlm["curve"]["hours"][-1] * 2]
+    (row,) = [line for line in reports.runs_table(results).splitlines() if line.startswith("| mae ")]
+    assert [cell.strip() for cell in row.split("|")][-3] == "-"
+    assert "held-out loss is not that of the other runs" not in reports.markdown(results, {})
+    mlm["masking"]["keep_fraction"] = 0.1
+    assert "mlm: some tokens to predict are read as they are" in reports.markdown(results, {})
+
+
 def test_figures_need_no_colour(report):
     from matplotlib import image
 
