@@ -194,7 +194,7 @@ def diagnostic(settings: config.Finetune, corpus: config.Corpus) -> Examples | N
     if settings.data_dir is None:
         try:
             records = _records("glue/ax", "test", corpus)
-        except config.ConfigError:  # not prepared: nothing of MNLI needs it
+        except config.ConfigError:  # neither prepared nor to be downloaded; nothing of MNLI needs it
             return None
         return records and Examples([(record["premise"].strip(), record["hypothesis"].strip()) for record in records], None)
     path = files.locate(settings.data_dir, "AX/AX.tsv", "AX/diagnostic.tsv", "diagnostic/diagnostic.tsv", "diagnostic/AX.tsv")

@@ -131,7 +131,14 @@ def test_tfds(tmp_path):
     assert train.sentences[1] == ("train 1 é", "B.") and train.labels.tolist() == [0, 1, 0]
     assert dev[""].sentences[2] == ("validation 2 é", "B.")
     assert files.records("glue/rte", "test", corpus) is None
-    assert glue.diagnostic(config.Finetune(), corpus) is None  # glue/ax is not prepared there
+
+
+def test_mnli_goes_without_a_diagnostic_set_that_cannot_be_had(monkeypatch):
+    def unavailable(name, split, corpus):
+        raise config.ConfigError(f"{name} is not here")
+
+    monkeypatch.setattr(files, "records", unavailable)
+    assert glue.diagnostic(config.Finetune(), config.Corpus()) is None
 
 
 def test_the_submission_format(tmp_path):
