@@ -47,9 +47,9 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"--init_from={args.init_from} names a run twice")
     starts = [start.load(name) for name in names]
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
-    # Task by task, so that data is read and steps are compiled once for all starts.
     # One task by its name makes one run; a list of tasks makes a table, if only of one.
     listed = not isinstance(gin_files.load([starts[0].gin_file, BASE, *args.gin_file], bindings).finetune.tasks, str)
+    # Task by task, so that data is read and steps are compiled once for all starts.
     plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]
     cli.deterministic_operations(any(experiment.run.deterministic for _, _, experiment in plans))
 

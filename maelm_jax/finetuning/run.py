@@ -133,6 +133,7 @@ class Tuner:
         return results
 
     def outputs(self, params: dict, sets: dict[str, DevSet]) -> dict:
+        """{name: what heads.predict_of gives} for all examples of each set."""
         return {name: self.predictor.outputs(params, found, self.sizes) for name, found in sets.items()}
 
     def score(self, outputs: dict) -> dict[str, float]:
