@@ -145,7 +145,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         batch=lambda number: sharding.place(train.batch(number), mesh, experiment.run.batch_size),
         evaluate=evaluate,
         learning_rates=learning_rates,
-        tokens_per_step=tokens,
+        tokens_per_step=float(tokens),
         flops_per_step=sum(terms.values()),
         peak_flops=peak,
         measures=((experiment.run.rank_every, ranks),),

@@ -7,7 +7,9 @@ import pathlib
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))  # the commands are started many times
+# Tests and the processes they start compile the same programs many times: each is compiled once.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from jaxtyping import install_import_hook  # noqa: E402
@@ -16,12 +18,26 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from testing import STEPS, call, finish, once, only_devices, quick_compilation, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 SHARED = ROOT.parent / "shared" / "data"
 CORPUS = SHARED / "corpus" / "valid.txt.xz"
+
+
+@pytest.fixture(scope="module")
+def quickly_compiled():
+    """For modules that spend their time in the compiler, and whose tolerances do not depend on how well it optimises."""
+    with quick_compilation():
+        yield
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """The package sees one device, as on a machine of its users."""
+    only_devices(monkeypatch, 1)
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +64,27 @@ def documents() -> list[str]:
     if not CORPUS.exists():
         return [" ".join(topic.split()) for topic in topics.topics.values()]
     return [text.strip() for text in lzma.decompress(CORPUS.read_bytes()).decode("utf-8").split("\n\n") if text.strip()]
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> pathlib.Path:
+    """A folder with a few hundred kilobytes of English that come with Python itself; beside the text stand the rows made of it."""
+    from pydoc_data import topics
+
+    def make(folder: pathlib.Path):
+        (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+        for length in (32, 64):  # here, so that no two workers make the same rows at once
+            assert call("prepare", *training(folder, folder / "nowhere", f"--gin.SEQUENCE_LENGTH={length}")).status == 0
+
+    return once(tmp_path_factory, "text", make)
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(text, tmp_path_factory) -> pathlib.Path:
+    """The workdir of the small run of tests/testing.py, trained by a process with one device that nothing stopped. Tests only read it."""
+
+    def make(folder: pathlib.Path):
+        done = finish(start("train", *training(text, folder / "whole", f"--gin.Run.keep_checkpoints={STEPS}")))
+        assert done.status == 0, done.stderr
+
+    return once(tmp_path_factory, "uninterrupted", make) / "whole"

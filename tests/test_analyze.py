@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import call
 
 from maelm_jax import analyze, config, gin_files
 from maelm_jax.analysis import report as reports
@@ -178,9 +176,8 @@ def test_bad_input(text, runs, tmp_path):
 
 
 def test_a_checkpoint_of_another_shape_is_one_line_and_status_2(runs, tmp_path):
-    command = [sys.executable, "-m", "maelm_jax.analyze", f"--runs={runs['mae']}", "--gin.Model.layers=3", f"--workdir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=gin_files.CONFIGS.parent, env=os.environ | {"JAX_PLATFORMS": "cpu"})
-    assert done.returncode == 2, done.stderr
+    done = call("analyze", f"--runs={runs['mae']}", "--gin.Model.layers=3", f"--workdir={tmp_path}")
+    assert done.status == 2, done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: the checkpoint") and "does not fit this model" in last and "Traceback" not in done.stderr
 

@@ -9,6 +9,7 @@ from maelm_jax import config
 from maelm_jax.analysis import moments, ranks, watch
 from maelm_jax.model import maelm, masking
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
 LENGTH, WIDTH, ROWS = 16, 8, 70
 MODEL = config.Model(layers=2, width=WIDTH, heads=2, feed_forward=16, max_positions=LENGTH, num_buckets=8, max_distance=16)

@@ -2,23 +2,19 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
-import time
 import types
 
 import numpy as np
 import pytest
+from testing import call, finish, send_when, start
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import loop
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
 
 
@@ -29,26 +25,14 @@ def arguments(data_dir, init_from, workdir, *more) -> list[str]:
 def grid(data_dir, pretrained, workdir) -> list[str]:
     """Two tasks, two starts, two cells, two seeds."""
     files = ["--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')", "--gin.SEEDS=[1, 2]", "--gin.LEARNING_RATE=[1e-3, 3e-3]"]
-    command = [sys.executable, "-m", "maelm_jax.finetune"]
-    return [*command, *arguments(data_dir, f"{pretrained},random:{pretrained}", workdir, *files)]
+    return [*arguments(data_dir, f"{pretrained},random:{pretrained}", workdir, *files)]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict:
-    """One device; what one process compiles, the next need not."""
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=1", "JAX_PLATFORMS": "cpu"} | cache
-
-
-def finish(argv: list[str], environment: dict) -> subprocess.CompletedProcess:
-    return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
-
-
-@pytest.fixture(scope="module")
-def whole(data_dir, pretrained, environment, tmp_path_factory) -> pathlib.Path:
+def whole(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("grid") / "whole"
-    done = finish(grid(data_dir, pretrained, workdir), environment)
-    assert done.returncode == 0, done.stderr
+    done = call("finetune", *grid(data_dir, pretrained, workdir))
+    assert done.status == 0, done.stderr
     assert "| little " in done.stdout and "| random-little " in done.stdout
     return workdir
 
@@ -90,32 +74,29 @@ def test_predictions_are_the_best_evaluation_s(whole, data_dir):
         assert sum(map(str.__eq__, gold, given)) / len(gold) == results["score"] == results["best"]["accuracy"]
 
 
-def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, environment, tmp_path):
+def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, tmp_path):
     argv = grid(data_dir, pretrained, tmp_path)
     lines = lambda: sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))  # noqa: E731
     for at in (6, 15, 45):  # within the first, a later, and the second task's runs
-        process = subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while lines() < at:
-            assert process.poll() is None, "the grid ended before it could be killed"
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        killed = start("finetune", *argv)
+        send_when(killed, signal.SIGKILL, lambda at=at: lines() >= at)
+        assert finish(killed).status == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/seed*/results.json")}
-    done = finish(argv, environment)
-    assert done.returncode == 0, done.stderr
+    done = finish(start("finetune", *argv))
+    assert done.status == 0, done.stderr
     assert len(before) >= 4 and all(path.stat().st_mtime_ns == when for path, when in before.items())
     assert runs(tmp_path) == runs(whole)
     assert not list(tmp_path.glob("**/unfinished"))
 
 
-def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained, environment):
-    done = finish(grid(data_dir, pretrained, whole), environment)
-    assert done.returncode == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
+def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained):
+    done = call("finetune", *grid(data_dir, pretrained, whole))
+    assert done.status == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
 
 
-def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(whole, data_dir, pretrained, tmp_path, capsys):
+def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(one_device, whole, data_dir, pretrained, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "part")
-    assert finetune.main([*grid(data_dir, pretrained, tmp_path / "part")[3:], "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
+    assert finetune.main([*grid(data_dir, pretrained, tmp_path / "part"), "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
     said = capsys.readouterr().out
     assert " of 1)" not in said and "Medians over 1 seed(s)" in said
     alone = arguments(data_dir, pretrained, tmp_path / "part", "--gin_file=finetune/glue.gin", "--gin.LEARNING_RATE=1e-3")
@@ -123,7 +104,7 @@ def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(whole, data_dir, pre
     assert " of 1)" not in capsys.readouterr().out
 
 
-def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(data_dir, pretrained, tmp_path, capsys):
+def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(one_device, data_dir, pretrained, tmp_path, capsys):
     argv = arguments(data_dir, pretrained, tmp_path / "grid", "--gin_file=finetune/rte.gin", "--gin.LEARNING_RATE=[1e30, 1e-3]")
     assert finetune.main(argv) == 0
     report = json.loads((tmp_path / "grid" / "table.json").read_text())["reports"]["little"]["rte"]
@@ -137,7 +118,7 @@ def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(data_dir,
         finetune.main([*argv, "--gin.LEARNING_RATE=1e30", f"--workdir={tmp_path / 'alone'}"])
 
 
-def test_one_run_and_a_file_to_label(data_dir, pretrained, tmp_path, capsys):
+def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path, capsys):
     argv = arguments(data_dir, pretrained, tmp_path / "out", "--gin_file=finetune/rte.gin")
     assert finetune.main(argv) == 0
     said = capsys.readouterr().out
@@ -198,13 +179,12 @@ def test_bad_input(more, message, data_dir, pretrained, tmp_path):
     assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
 
 
-def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, environment, tmp_path):
+def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_path):
     shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "RTE")
     with (tmp_path / "RTE" / "train.tsv").open("a") as file:
         file.write("9\tA.\tB.\tmaybe\n")
-    argv = [sys.executable, "-m", "maelm_jax.finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out")]
-    done = finish(argv, environment)
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
+    done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out"))
+    assert done.status == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

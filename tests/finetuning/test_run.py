@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from testing import only_devices
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import features, heads, problem, run, start
@@ -17,7 +18,7 @@ from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
-FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64", "Mesh.data=8"]
+FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
 
 
 def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
@@ -25,8 +26,9 @@ def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
     return gin_files.load([str(pretrained / "config.gin"), "finetune/base.gin", f"finetune/{task}.gin"], bindings)
 
 
-@pytest.mark.parametrize("task,best,epochs", [("rte", 1.0, 120), ("stsb", 1.0, 400), ("squad2", 100.0, 120)])
-def test_32_examples_are_learned_by_heart(task, best, epochs, pretrained, data_dir, tmp_path, monkeypatch):
+@pytest.mark.parametrize("task,best,epochs,devices", [("rte", 1.0, 120, 8), ("stsb", 1.0, 400, 1), ("squad2", 100.0, 120, 1)])
+def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretrained, data_dir, tmp_path, monkeypatch):
+    only_devices(monkeypatch, devices)
     monkeypatch.setattr(features, "MOST_LENGTHS", 1)  # one shape to compile
     experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     begin = start.load(str(pretrained))
@@ -43,7 +45,7 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, pretrained, data_d
     assert not (tmp_path / run.UNFINISHED).exists()
 
 
-def test_what_is_kept_is_the_best_evaluation_not_the_last(pretrained, data_dir, tmp_path, monkeypatch):
+def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
     """Scores come from a script, so that the second of four evaluations is the best; the weights and predictions kept are its own."""
     monkeypatch.setattr(features, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")

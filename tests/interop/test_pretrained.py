@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
+from testing import call, quick_compilation
 
 from maelm_jax import config, export, gin_files, pretrained
 from maelm_jax.interop import huggingface, reference, torch_file
@@ -222,20 +220,20 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
 
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
-    argv = [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
+    argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
     argv += [f"--gin.TEXT_FILES={tmp_path / 'text.txt'}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.SEQUENCE_LENGTH=32"]
     argv += [f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", "--gin.Corpus.heldout_fraction=0.1", "--gin.Corpus.processes=1", "--gin.Run.eval_rows=8"]
     argv += ["--gin.Optimizer.learning_rate=1e-6"]
-    alone = {"capture_output": True, "text": True, "cwd": ROOT, "env": os.environ | {"XLA_FLAGS": ""}}  # one device: a tenth of the compilation
-    done = subprocess.run(argv, **alone)
-    assert done.returncode == 0, done.stderr
+    with quick_compilation():
+        done = call("train", *argv)
+    assert done.status == 0, done.stderr
     assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
     before, after = values_of(folder), values_of(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
     shutil.rmtree(folder)
-    done = subprocess.run(argv, **alone)  # the same command
-    assert done.returncode == 0 and "resuming" in done.stdout, done.stderr
+    done = call("train", *argv)  # the same command
+    assert done.status == 0 and "resuming" in done.stdout, done.stderr
 
 
 def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):

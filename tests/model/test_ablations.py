@@ -9,6 +9,7 @@ from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking
 from maelm_jax.training import metrics, optimizer, sharding, step
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LENGTH, ROWS, SIZE = 32, 4, 100
 # Ids below 50 begin a word, those from 50 on continue one.
 SPECIAL = config.SpecialIds(0, 1, 2, 3, SIZE - 1, tuple(50 <= i < SIZE - 1 for i in range(SIZE)))
@@ -22,14 +23,6 @@ FILES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ())
     for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def compiled_in_a_hurry():
-    """Compiling is nearly all that these tests do."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def load(name: str, *more: str) -> config.Experiment:

@@ -10,6 +10,7 @@ import pytest
 from maelm_jax import config
 from maelm_jax.model import attention_bias, layers, loss, maelm, masking
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH = 32
 TINY = dict(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.2, dropout=0.0, attention_dropout=0.0)

@@ -8,6 +8,7 @@ import pytest
 from maelm_jax import config
 from maelm_jax.model import masking
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH, ROWS = 64, 4096
 

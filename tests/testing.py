@@ -1,0 +1,151 @@
+"""Helpers that several test files share: commands in this process, a small training run, folders made once for all workers."""
+
+import contextlib
+import fcntl
+import importlib
+import io
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+import typing
+import unittest.mock
+
+import jax
+import pytest
+
+from maelm_jax import cli
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+STEPS = 60  # of the run that `training` describes
+
+
+class Done(typing.NamedTuple):
+    """How a command ended."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+
+def call(command: str, *argv, devices: int = 1) -> Done:
+    """Runs `python -m maelm_jax.COMMAND ARGV` in this process, as on a machine that has the first `devices` of its devices.
+
+    The arguments, the environment, logging and the exit status are those of the real command. Any exception that would print a traceback is raised.
+    """
+    main = importlib.import_module(f"maelm_jax.{command}").main
+    stdout, stderr, root, ours = io.StringIO(), io.StringIO(), logging.getLogger(), logging.getLogger("maelm_jax")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unittest.mock.patch.dict(os.environ))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(sys, "argv", [f"maelm_jax.{command}", *map(str, argv)])
+        patch.setattr(cli, "use_huge_pages", _nothing)
+        for logger in (root, ours):
+            stack.callback(logger.setLevel, logger.level)
+        patch.setattr(root, "handlers", [])
+        only_devices(patch, devices)
+        stack.enter_context(contextlib.chdir(ROOT))
+        stack.enter_context(contextlib.redirect_stdout(stdout))
+        stack.enter_context(contextlib.redirect_stderr(stderr))
+        try:
+            cli.run(main)
+        except SystemExit as end:
+            status = end.code
+    return Done(status, stdout.getvalue(), stderr.getvalue())
+
+
+def _nothing():
+    """Stands in for a restart of the process."""
+
+
+def only_devices(patch: pytest.MonkeyPatch, count: int):
+    """Makes the package see the first `count` devices only."""
+    some, make_mesh = jax.devices()[:count], jax.make_mesh
+
+    def mesh_of_some(*arguments, devices=some, **settings):
+        return make_mesh(*arguments, devices=devices, **settings)
+
+    patch.setattr(jax, "devices", lambda *_: some)
+    patch.setattr(jax, "device_count", lambda *_: count)
+    patch.setattr(jax, "make_mesh", mesh_of_some)
+
+
+@contextlib.contextmanager
+def quick_compilation():
+    """Compiles without most optimisations, for tests whose subject is not the compiled numbers."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+    """The environment of a process with so many CPU devices."""
+    return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
+
+
+def start(command: str, *argv, devices: int = 1, quickly_compiled: bool = False) -> subprocess.Popen:
+    """Starts `python -m maelm_jax.COMMAND ARGV` as a process of its own. For promises about processes; `call` is quicker."""
+    line = [sys.executable, "-m", f"maelm_jax.{command}", *map(str, argv)]
+    settings = environment(devices) | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if quickly_compiled else {})
+    return subprocess.Popen(line, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen, timeout: float = 600) -> Done:
+    """Waits for a process of `start`, which is ended when it takes longer than `timeout` seconds."""
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return Done(process.returncode, stdout, stderr)
+
+
+def send_when(process: subprocess.Popen, signal_number: int, condition: typing.Callable[[], bool]):
+    """Sends the process a signal as soon as `condition()` holds."""
+    while not condition():
+        assert process.poll() is None, f"the process ended before it got its signal: {process.communicate()}"
+        time.sleep(0.002)
+    process.send_signal(signal_number)
+
+
+def once(factory: pytest.TempPathFactory, name: str, make: typing.Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """The folder `name` that `make(folder)` fills, made by one worker of this test session and used by all of them."""
+    base = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    folder, done = base / "once" / name, base / "once" / f"{name}.done"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+def training(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
+    """The arguments of `train` for a small run on the `text` fixture."""
+    settings = {
+        "TRAIN_STEPS": STEPS, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400,
+        "Corpus.rows_dir": text / "rows", "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32,
+        "Model.heads": 2, "Model.feed_forward": 64, "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20,
+        "Run.eval_rows": 40, "Run.checkpoint_every": 5, "Run.rank_every": 30,
+    }  # fmt: skip
+    return ["--gin_file=tiny.gin", *(f"--gin.{name}={value}" for name, value in settings.items()), f"--workdir={workdir}", *more]
+
+
+def metrics(workdir: pathlib.Path) -> list[dict]:
+    """The whole lines of a run's metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+
+
+def repeated(workdir: pathlib.Path) -> list[tuple]:
+    """What a run that is resumed repeats to the last bit."""
+    names = ("step", "loss", "accuracy", "grad_norm", "eval_loss", "eval_accuracy")
+    return [tuple(line.get(name) for name in names) for line in metrics(workdir)]
