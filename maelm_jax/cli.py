@@ -3,6 +3,7 @@
 import argparse
 import collections.abc
 import errno
+import glob
 import hashlib
 import os
 import pathlib
@@ -76,18 +77,40 @@ def compilation_cache() -> pathlib.Path:
     return home / "maelm_jax" / f"compiled-{digest}"
 
 
-def use_huge_pages():
-    """Starts this process again with the C library's allocator asking for huge pages, which it must be told before it starts.
+def use_huge_pages(argv: typing.Sequence[str]):
+    """Starts this process again with the C library's allocator told to ask for huge pages, which it only reads at the start.
 
-    A training step on CPU takes and gives back gigabytes; in pages of 4 KiB the kernel's part of that is 10% of the step (docs/PERFORMANCE.md).
-    Only where the system leaves the choice to programs; GLIBC_TUNABLES, when set, stands as it is.
+    A training step on CPU takes and gives back gigabytes. In pages of 4 KiB the kernel's part of that is 10% of the step
+    (docs/PERFORMANCE.md). The process stays as it is where the system does not leave the choice to programs, where GLIBC_TUNABLES is
+    set, under a debugger, and with MAELM_HUGE_PAGES=0.
     """
+    if os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ or not _trains_on_cpu(argv) or _debugged():
+        return
     try:
         choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return
-    if "[madvise]" in choice and platform.libc_ver()[0] == "glibc" and "GLIBC_TUNABLES" not in os.environ:
+    if "[madvise]" in choice and platform.libc_ver()[0] == "glibc":
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+
+
+def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
+    """Whether a training command with these arguments trains, and on CPU; to be known before JAX is imported."""
+    if any(argument.partition("=")[0] in ("-h", "--help", "--dry_run", "--predict") for argument in argv):
+        return False
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms.split(",")[0] == "cpu"
+    return not any(glob.glob(f"/dev/{pattern}") for pattern in ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*"))
+
+
+def _debugged() -> bool:
+    """Whether a debugger or tracer watches this process: it would lose sight of the process, or start again itself."""
+    try:
+        status = pathlib.Path("/proc/self/status").read_text()
+    except OSError:
+        status = ""
+    traced = any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
+    return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules
 
 
 def deterministic_operations(wanted: bool):
@@ -108,9 +131,13 @@ def check_workdir(workdir: str, experiment: config.Experiment):
             )
 
 
-def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
-    """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line)."""
-    use_huge_pages()
+def run(main: collections.abc.Callable[[list[str]], int | None], trains: bool = False) -> typing.NoReturn:
+    """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line).
+
+    With `trains` the process may first start itself again to get huge pages (`use_huge_pages`).
+    """
+    if trains:
+        use_huge_pages(sys.argv[1:])
     argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has nine programs of less

@@ -160,4 +160,4 @@ def predict(args, bindings: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, trains=True)

@@ -294,4 +294,4 @@ def dry_run(experiment: config.Experiment, mesh):
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, trains=True)
