@@ -13,7 +13,9 @@ import gin
 from maelm_jax import config
 from maelm_jax.config import ConfigError, Experiment
 
-CONFIGS = pathlib.Path(__file__).resolve().parent.parent / "configs"
+PACKAGE = pathlib.Path(__file__).resolve().parent
+INSTALLED_CONFIGS = PACKAGE / "configs"  # the wheel carries configs/ there; a checkout has it beside the package
+CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
 
 
