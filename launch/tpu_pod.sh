@@ -4,24 +4,24 @@
 #   launch/tpu_pod.sh [--dry-run] NAME ZONE TYPE --gin_file=base.gin --workdir=gs://BUCKET/runs/base --gin.Corpus.rows_dir=gs://BUCKET/rows [...]
 #
 # NAME is the slice's, TYPE as in v5litepod-256 or v5p-256. Needs gcloud, logged in, with a project set. From the environment: VERSION (software of
-# the TPU VM, default tpu-ubuntu2204-base), CREATE (further flags of its creation, as in "--spot" or "--reserved"). Workdir and rows_dir must be seen
-# by all workers: a bucket, or a disk mounted on each. Ends when the run is done (0) or wrong (2). The slice is left: delete it when it is not needed.
+# the TPU VM, default tpu-ubuntu2204-base), CREATE (further flags of its creation, as in "--spot" or "--reserved"), RETRIES (launch/restarts.sh).
+# Workdir and rows must be seen by all workers: a bucket, or a disk mounted on each. Where rows_dir is no bucket, the workers install the extra
+# [data] too, to prepare rows. The same command again, after this machine lost contact, shows the live run. Its exit status is the run's: 0, 2 or
+# 3; 1 when it gives up. The slice is left: delete it when it is not needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 dry=
-if [ "${1:-}" = --dry-run ]; then
-  dry=1
-  shift
-fi
-if [ $# -lt 4 ]; then
-  sed -n '2,8s/^# \{0,1\}//p' "$0"
-  exit 2
-fi
+if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
+if [ $# -lt 4 ]; then sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; fi
 name=$1 zone=$2 type=$3
 shift 3
-arguments=$(printf ' %q' "$@")
+flags=$(printf ' %q' "$@")
 read -ra create <<<"${CREATE:-}"
+extras=tpu,bucket,data
+case " $*" in *" --gin.Corpus.rows_dir="[gs][s3]://*) extras=tpu,bucket ;; esac
+scratch=$(mktemp -d) started='' tries=0
+trap 'rm -rf "$scratch"' EXIT
 
 exec 3>&2
 run() {
@@ -30,26 +30,47 @@ run() {
 }
 tpu() { run gcloud compute tpus tpu-vm "$1" "$name" --zone="$zone" "${@:2}"; }
 on() { tpu ssh --worker="$1" --command="$2"; }
+wait_for() { # 20 times in a row at most, then this script ends; the slice and the run on it stay
+  if [ $((tries += 1)) -gt 20 ]; then echo "error: $1; the same command goes on from here" >&2; exit 1; fi
+  echo "$1; trying again in 30 s" >&2
+  sleep 30
+}
+
+# One step towards a slice that is ready. Deletes none but a slice that is known to be preempted or terminated.
+ready() {
+  state=$(tpu describe --format='value(state)' 2>"$scratch/describe") || state=$(grep -o -m 1 NOT_FOUND "$scratch/describe") || state=UNKNOWN
+  case $state in
+    READY) return 0 ;;
+    PREEMPTED | TERMINATED) tpu delete --quiet || return 1 ;;
+    NOT_FOUND | '') ;;
+    *) return 1 ;;
+  esac
+  tpu create --accelerator-type="$type" --version="${VERSION:-tpu-ubuntu2204-base}" ${create[@]+"${create[@]}"} && return 0
+  [ -n "$started" ] || { echo "error: the slice $name could not be created; see above" >&2; exit 1; }
+  return 1
+}
 
 install() {
-  if [ "$(tpu describe --format='value(state)' 2>/dev/null)" != READY ]; then
-    tpu delete --quiet || true # what preemption left
-    tpu create --accelerator-type="$type" --version="${VERSION:-tpu-ubuntu2204-base}" ${create[@]+"${create[@]}"}
-  fi
-  run git archive --format=tar.gz --output=/tmp/maelm_jax.tar.gz HEAD
-  run gcloud compute tpus tpu-vm scp /tmp/maelm_jax.tar.gz "$name:maelm_jax.tar.gz" --zone="$zone" --worker=all
-  on all 'mkdir -p maelm_jax && tar xzf maelm_jax.tar.gz -C maelm_jax && curl -LsSf https://astral.sh/uv/install.sh | sh'
-  # shellcheck disable=SC2016  # expanded on the workers
-  on all 'cd maelm_jax && $HOME/.local/bin/uv venv -q --allow-existing --python 3.11 && $HOME/.local/bin/uv pip install -q -e ".[tpu,bucket]"'
+  run git archive --format=tar.gz --output="$scratch/maelm_jax.tar.gz" HEAD &&
+    run gcloud compute tpus tpu-vm scp "$scratch/maelm_jax.tar.gz" "$name:maelm_jax.tar.gz" --zone="$zone" --worker=all &&
+    on all "mkdir -p maelm_jax && tar xzf maelm_jax.tar.gz -C maelm_jax && maelm_jax/launch/worker.sh install $extras"
 }
 
 while :; do
-  install
-  on all "cd maelm_jax && rm -f status && (nohup sh -c '.venv/bin/python -m maelm_jax.train --coordinator=auto$arguments; echo \$? >status' >log 2>&1 &)"
-  status=0
-  # shellcheck disable=SC2016  # expanded on the worker
-  on 0 'cd maelm_jax && tail -n +1 -F log & while [ ! -e maelm_jax/status ]; do sleep 5; done; exit $(cat maelm_jax/status)' || status=$?
-  if [ "$status" -eq 0 ] || [ "$status" -eq 2 ]; then exit "$status"; fi
-  echo "status $status (143: stopped and saved; others: a worker was lost); starting again" >&2
-  sleep 30
+  ready || { wait_for "the slice $name is not ready ($state)"; continue; }
+  state=$(on 0 'if [ -e maelm_jax/launch/worker.sh ]; then maelm_jax/launch/worker.sh state; else echo none; fi') || state=
+  case ${dry:+none}$state in
+    running) started=1 tries=0; on 0 'maelm_jax/launch/worker.sh watch' || true; continue ;;
+    0 | 2 | 3) [ -z "$started" ] || exit "$state" ;; # else it is what an earlier run ended with
+    none | lost | [1-9]*) ;;
+    *) wait_for "worker 0 of $name does not answer"; continue ;;
+  esac
+  install || { wait_for "the workers of $name could not be installed"; continue; }
+  if [ -n "$started" ]; then
+    step=$(on 0 "cd maelm_jax && .venv/bin/python launch/newest_step.py$flags") || step=0
+    launch/restarts.sh "$scratch/restarts" "$state" "$step" || exit 1
+  fi
+  started=1
+  on all "maelm_jax/launch/worker.sh start$flags" || echo "not all workers could be started" >&2
+  if [ -n "$dry" ]; then on 0 'maelm_jax/launch/worker.sh watch'; exit; fi
 done

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Does on each worker of a slice what launch/tpu_pod.sh asks, in the folder where it unpacked this repository.
+#
+#   launch/worker.sh install EXTRAS     makes .venv with this package and the extras, as in "tpu,bucket"
+#   launch/worker.sh start FLAGS        starts maelm_jax.train in the background, as soon as an earlier run on this worker has ended
+#   launch/worker.sh state              prints "running", else the exit status of the last run, "lost" (it has none) or "none"
+#   launch/worker.sh watch              shows the log until the run ends
+#
+# A run locks the file run.lock while it lives, so that no two run at once. The file log has its output, the file status its exit status.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+state() (
+  exec 9>>run.lock
+  if ! flock -n 9; then
+    echo running
+  elif [ -e status ]; then
+    cat status
+  elif [ -e log ]; then
+    echo lost
+  else
+    echo none
+  fi
+)
+
+case ${1:-} in
+  install)
+    [ -x ~/.local/bin/uv ] || curl -LsSf https://astral.sh/uv/install.sh | sh
+    ~/.local/bin/uv venv -q --allow-existing --python 3.11
+    ~/.local/bin/uv pip install -q -e ".[$2]"
+    ;;
+  start)
+    shift
+    exec 9>>run.lock # the run inherits the lock
+    flock -w 600 9 || { echo "error: an earlier run is still alive on $(hostname) after 10 minutes; end it, then start again" >&2; exit 1; }
+    rm -f status
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    nohup bash -c '.venv/bin/python -m maelm_jax.train --coordinator=auto "$@"; echo $? >status' bash "$@" >log 2>&1 </dev/null &
+    ;;
+  state) state ;;
+  watch)
+    tail -n 50 -F log &
+    while [ "$(state)" = running ]; do sleep 5; done
+    kill $!
+    ;;
+  *)
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac

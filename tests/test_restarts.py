@@ -1,0 +1,250 @@
+"""When launchers start a run again: after 143 or a lost process, a bounded number of times in a row without a newer checkpoint."""
+
+import json
+import os
+import pathlib
+import runpy
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+LAUNCH = ROOT / "launch"
+FLAGS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs://bucket/runs/a"]
+
+# A gcloud whose answers come from the file `answers` (one JSON list [words, status, stdout, stderr] a line, each used once, in order) and
+# that writes the words of each call to the file `calls`. An ssh call is known by what it asks for.
+GCLOUD = """#!/usr/bin/env python3
+import json, pathlib, sys
+folder = pathlib.Path(__file__).parent
+word = sys.argv[4]
+if word == "ssh":
+    command = sys.argv[-1].removeprefix("--command=")
+    known = ("worker.sh state", "worker.sh install", "worker.sh start", "worker.sh watch", "newest_step.py")
+    word = next(part for part in known if part in command)
+with open(folder / "calls", "a") as calls:
+    calls.write(word + "\\n")
+answers = [json.loads(line) for line in (folder / "answers").read_text().splitlines()]
+for number, (asked, status, out, error) in enumerate(answers):
+    if asked == word:
+        del answers[number]
+        (folder / "answers").write_text("".join(json.dumps(answer) + "\\n" for answer in answers))
+        print(out)
+        print(error, file=sys.stderr)
+        sys.exit(status)
+sys.exit(0 if word in ("worker.sh install", "worker.sh start", "worker.sh watch", "scp", "create", "delete") else 77)
+"""
+
+
+def executable(path: pathlib.Path, text: str):
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+class Slice:
+    """launch/tpu_pod.sh with a fake gcloud on PATH, and sleeps that take no time."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        executable(folder / "gcloud", GCLOUD)
+        executable(folder / "sleep", "#!/bin/sh\n")
+
+    def run(self, *answers: tuple, **environment: str) -> tuple[int, list[str], str]:
+        """The exit status, the calls of gcloud in order, and stderr. An answer is (word, status, stdout, stderr)."""
+        filled = [(*answer, *[0, "", ""][len(answer) - 1 :]) for answer in answers]
+        (self.folder / "answers").write_text("".join(json.dumps(answer) + "\n" for answer in filled))
+        (self.folder / "calls").write_text("")
+        path = os.pathsep.join([str(self.folder), os.path.dirname(sys.executable), "/usr/bin", "/bin"])
+        argv = ["bash", str(LAUNCH / "tpu_pod.sh"), "slice", "zone", "v5litepod-16", *FLAGS]
+        done = subprocess.run(argv, env={"PATH": path, "HOME": "/nowhere"} | environment, capture_output=True, text=True, timeout=60)
+        return done.returncode, (self.folder / "calls").read_text().split("\n")[:-1], done.stderr
+
+
+@pytest.fixture
+def slice(tmp_path) -> Slice:
+    return Slice(tmp_path)
+
+
+def states(*answers: str) -> list[tuple]:
+    """The answers of a ready slice whose worker 0 gives these states, one a question; "255" is an ssh connection that drops."""
+    return [one for answer in answers for one in (("describe", 0, "READY"), ("worker.sh state", *((255,) if answer == "255" else (0, answer))))]
+
+
+def steps(*values: int) -> list[tuple]:
+    return [("newest_step.py", 0, str(value)) for value in values]
+
+
+@pytest.mark.parametrize("status", [0, 2, 3])
+def test_a_slice_is_not_started_again_when_the_run_is_done_wrong_or_diverged(slice, status):
+    ended, calls, _ = slice.run(*states("none", "running", str(status)))
+    assert ended == status and calls.count("worker.sh start") == 1
+
+
+@pytest.mark.parametrize("status", ["143", "1", "137", "lost"])
+def test_a_slice_is_started_again_after_143_or_a_lost_process(slice, status):
+    ended, calls, error = slice.run(*states("none", "running", status, "running", "0"), *steps(100))
+    assert ended == 0 and calls.count("worker.sh start") == 2, error
+
+
+@pytest.mark.parametrize("status", ["143", "1"])
+def test_a_slice_without_progress_is_given_up(slice, status):
+    ended, calls, error = slice.run(*states("none", *[status] * 9), *steps(*[100] * 9), RETRIES="3")
+    assert ended == 1 and calls.count("worker.sh start") == 1 + 3, error
+    assert "3 starts in a row brought no checkpoint newer than step 100" in error
+
+
+def test_a_slice_with_progress_is_started_again_as_often_as_it_takes(slice):
+    ended, calls, error = slice.run(*states("none", *["143"] * 9, "0"), *steps(*range(100, 1000, 100)), RETRIES="1")
+    assert ended == 0 and calls.count("worker.sh start") == 10, error
+
+
+def test_a_dropped_connection_does_not_start_over_a_live_run(slice):
+    answers = [*states("none", "running", "255", "running", "255", "255", "running", "0"), *[("worker.sh watch", 255)] * 3]
+    ended, calls, error = slice.run(*answers)
+    assert ended == 0 and calls.count("worker.sh start") == calls.count("worker.sh install") == 1, error
+    assert calls.count("worker.sh watch") == 3
+
+
+def test_the_same_command_joins_a_live_run(slice):
+    ended, calls, _ = slice.run(*states("running", "3"))
+    assert ended == 3 and not {"worker.sh start", "worker.sh install"} & set(calls)
+
+
+def test_what_an_earlier_run_ended_with_does_not_stop_a_new_one(slice):
+    ended, calls, _ = slice.run(*states("2", "0"))
+    assert ended == 0 and calls.count("worker.sh start") == 1
+
+
+def test_a_slice_whose_state_is_unknown_is_not_deleted(slice):
+    failing = [("describe", 1, "", "ERROR: could not reach the service")] * 2
+    ended, calls, error = slice.run(*failing, *states("none", "0"))
+    assert ended == 0 and not {"delete", "create"} & set(calls), error
+    ended, calls, error = slice.run(*failing * 20)
+    assert ended == 1 and calls == ["describe"] * 21
+    assert error.splitlines()[-1] == "error: the slice slice is not ready (UNKNOWN); the same command goes on from here"
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
+def test_a_preempted_slice_is_made_again_and_the_run_goes_on(slice, state):
+    gone = [("describe", 0, state)]
+    ended, calls, error = slice.run(*states("none", "running"), *gone, *states("none", "0"), *steps(100))
+    assert ended == 0 and calls.count("worker.sh start") == 2, error
+    assert calls.index("delete") == calls.index("create") - 1 and calls.count("create") == 1
+
+
+def test_a_missing_slice_is_created_and_one_that_cannot_be_ends_the_script(slice):
+    missing = ("describe", 1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
+    ended, calls, error = slice.run(missing, *states("none", "0")[1:], ("describe", 0, "READY"))
+    assert ended == 0 and calls[:2] == ["describe", "create"] and "delete" not in calls, error
+    ended, calls, error = slice.run(missing, ("create", 1, "", "no capacity"))
+    assert ended == 1 and calls == ["describe", "create"]
+
+
+class Worker:
+    """launch/worker.sh in a folder of its own, with a fake Python that does what the file `behaviour` says."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        for name in ("launch", ".venv/bin"):
+            (folder / name).mkdir(parents=True)
+        executable(folder / "launch" / "worker.sh", (LAUNCH / "worker.sh").read_text())
+
+    def __call__(self, *words: str) -> str:
+        argv = [str(self.folder / "launch" / "worker.sh"), *words]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+    def python(self, text: str):
+        executable(self.folder / ".venv" / "bin" / "python", f"#!/bin/bash\n{text}\n")
+
+    def until(self, state: str):
+        end = time.monotonic() + 20
+        while self("state") != state:
+            assert time.monotonic() < end, (self("state"), state)
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def worker(tmp_path) -> Worker:
+    return Worker(tmp_path)
+
+
+def test_a_worker_says_what_its_run_does(worker):
+    assert worker("state") == "none"
+    worker.python('printf "%s\\n" "$@" >flags; read -r _ <wait; exit 3')
+    os.mkfifo(worker.folder / "wait")
+    worker("start", *FLAGS)
+    assert worker("state") == "running"
+    (worker.folder / "wait").write_text("go\n")
+    worker.until("3")
+    assert (worker.folder / "flags").read_text().splitlines() == ["-m", "maelm_jax.train", "--coordinator=auto", *FLAGS]
+    assert worker("watch") == ""
+
+
+def test_a_worker_does_not_start_a_second_run_beside_the_first(worker):
+    os.mkfifo(worker.folder / "wait")
+    worker.python("echo begun >>begun; read -r _ <wait; exit 1")
+    worker("start", *FLAGS)
+    second = subprocess.Popen([str(worker.folder / "launch" / "worker.sh"), "start", *FLAGS])
+    time.sleep(0.5)
+    assert second.poll() is None and (worker.folder / "begun").read_text() == "begun\n"
+    (worker.folder / "wait").write_text("go\n")
+    assert second.wait(timeout=20) == 0
+    worker.until("running")
+    (worker.folder / "wait").write_text("go\n")
+    worker.until("1")
+    assert (worker.folder / "begun").read_text() == "begun\n" * 2
+
+
+def test_a_worker_knows_a_run_that_was_killed_with_its_shell(worker):
+    os.mkfifo(worker.folder / "wait")
+    worker.python("echo $$ $PPID >processes; read -r _ <wait")
+    worker("start", *FLAGS)
+    end = time.monotonic() + 20
+    while not (worker.folder / "processes").is_file() or not (worker.folder / "processes").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    run, shell = map(int, (worker.folder / "processes").read_text().split())
+    os.kill(shell, signal.SIGKILL)
+    assert worker("state") == "running", "the run itself lives, and holds the lock"
+    os.kill(run, signal.SIGKILL)
+    worker.until("lost")
+
+
+@pytest.mark.parametrize("status,starts", [(0, 0), (2, 0), (3, 0), (143, 1), (1, 1), (137, 1)])
+def test_slurm_queues_again_after_143_or_a_lost_process_only(tmp_path, status, starts):
+    assert slurm(tmp_path, status, [100]) == starts
+
+
+def test_slurm_gives_up_without_progress(tmp_path):
+    assert slurm(tmp_path, 1, [0, 100, 100, 100], RETRIES="2") == 3, "the third end at step 100 is not followed by a start"
+
+
+def slurm(folder: pathlib.Path, status: int, at: list[int], **environment: str) -> int:
+    """How often the job is queued again when its srun ends with `status` once for each newest checkpoint in `at`."""
+    executable(folder / "srun", f"#!/bin/sh\nexit {status}\n")
+    executable(folder / "scontrol", f"#!/bin/sh\necho $@ >>{folder}/queued\n")
+    (folder / "launch").mkdir()
+    for name in ("slurm.sbatch", "restarts.sh", "newest_step.py"):
+        executable(folder / "launch" / name, (LAUNCH / name).read_text())
+    environment |= {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "PYTHON": sys.executable}
+    for step in at:
+        (folder / "runs" / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
+        argv = ["bash", str(folder / "launch" / "slurm.sbatch"), "--gin_file=tiny.gin", f"--workdir={folder / 'runs'}"]
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+    queued = folder / "queued"
+    return len(queued.read_text().splitlines()) if queued.exists() else 0
+
+
+def test_the_newest_step_is_that_of_a_complete_checkpoint(tmp_path, capsys, monkeypatch):
+    script = runpy.run_path(str(LAUNCH / "newest_step.py"))
+    monkeypatch.chdir(tmp_path)
+    script["main"](["--gin_file=configs/tiny.gin", "--gin.TRAIN_STEPS=5"])
+    for name in ("5", "40", "damaged-90", "100.orbax-checkpoint-tmp-1"):
+        (tmp_path / "runs" / "tiny" / "checkpoints" / name).mkdir(parents=True)
+    script["main"](["--coordinator=auto", "--gin_file=configs/tiny.gin"])
+    script["main"](["--gin_file=mlm.gin", "--workdir", str(tmp_path / "runs" / "tiny")])
+    assert capsys.readouterr().out.split() == ["0", "40", "40"]
