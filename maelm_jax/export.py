@@ -9,15 +9,12 @@ Writing needs neither PyTorch nor an accelerator.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
-import shutil
-import typing
 
 from maelm_jax import cli, config
+from maelm_jax.interop import folder as folders
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -28,12 +25,10 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
     flags.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; default the newest")
     flags.add_argument("--verify", action=argparse.BooleanOptionalAction, help="compare with JAX on real text; default: where PyTorch is installed")
-    flags.add_argument("--overwrite", action="store_true", help="replace the output folder if it is there")
+    flags.add_argument("--overwrite", action="store_true", help="replace the output folder, if export wrote it")
     args, experiment = cli.parse(flags, argv)
     cli.check_workdir(args.workdir, experiment)
-    output = pathlib.Path(args.output)
-    if output.exists() and not args.overwrite:
-        raise config.ConfigError(f"{output} exists; give another --output, or --overwrite to replace it")
+    folders.check(args.output, args.workdir, args.overwrite)
 
     import jax
 
@@ -56,16 +51,17 @@ def main(argv: list[str]) -> int:
     if tuned and args.format != "huggingface":
         raise config.ConfigError(f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; --format={args.format} does not")
 
-    with whole_folder(output) as folder:
+    with folders.written(args.output, args.workdir, args.overwrite) as folder:
         length = results.get("max_length", experiment.corpus.sequence_length)  # tokens of the longest input it was trained on
         architecture, count = write(folder, args.format, params, experiment.model, vocabulary, length, tuned)
         reports = None
         if verifying:
             reports = compare(folder, args.format, pretrained.nested(params), experiment.model, vocabulary)
             (folder / "verification.json").write_text(json.dumps(reports, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        about = card.About(output.name, args.format, architecture, count, experiment, source.step, metrics.read(args.workdir), results, reports)
+        name, lines = folders.resolved(args.output).name, metrics.read(args.workdir)
+        about = card.About(name, args.format, architecture, count, experiment, source.step, lines, results, reports)
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
-    print(f"{output}: {architecture} of step {source.step}, {count:,} parameters")
+    print(f"{args.output}: {architecture} of step {source.step}, {count:,} parameters")
     if reports is None:
         print("unverified: " + ("--no-verify was given" if args.verify is False else f"PyTorch is not installed ({verify.INSTALL})"))
     for item in reports or []:
@@ -83,22 +79,6 @@ def check_fits(format: str, model: config.Model, vocabulary):
         huggingface.home(model, vocabulary.special)
     else:
         {"pytorch": pytorch, "reference": reference}[format].check(model)
-
-
-@contextlib.contextmanager
-def whole_folder(output: pathlib.Path) -> typing.Iterator[pathlib.Path]:
-    """A temporary folder beside `output` that takes its name (and its place) at the end; gone if something fails."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder, retired = (output.with_name(f"{output.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    folder.mkdir()
-    try:
-        yield folder
-        if output.exists():
-            output.rename(retired)
-        folder.rename(output)
-        shutil.rmtree(retired, ignore_errors=True)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write(folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary, length: int, tuned=None) -> tuple[str, int]:

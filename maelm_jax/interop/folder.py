@@ -1,0 +1,157 @@
+"""The folder that an export is written into: whole or absent, and never in place of other files.
+
+An export is written into OUTPUT.PID.tmp beside OUTPUT. This folder takes OUTPUT's name at the end.
+An export that is replaced is called OUTPUT.PID.old for that moment. Each of these folders holds the
+marker file. A running export locks it, so a folder without a lock is what a kill left.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import re
+import shutil
+import time
+import typing
+
+from maelm_jax import outputs
+from maelm_jax.config import ConfigError
+
+MARKER = "maelm_jax_export.json"  # lists the files that export wrote
+BYTECODE = "__pycache__"  # left by whoever imports maelm.py
+EMPTY_SECONDS = 60  # an empty temporary folder older than this is a leftover, not a new one
+
+
+def resolved(output: str | os.PathLike) -> pathlib.Path:
+    """The folder that `output` stands for, links followed: a link to an export stays a link."""
+    return pathlib.Path(os.path.realpath(output))
+
+
+def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool):
+    """Raises ConfigError unless `output` can be written.
+
+    It can when it is absent, or when `overwrite` is set and it is empty or was written by export.
+    The run `workdir` and the folders above it are never replaced.
+    """
+    outputs.check_folder("--output", str(output))
+    place = resolved(output)
+    if workdir is not None and resolved(workdir).is_relative_to(place):
+        raise ConfigError(
+            f"--output={output} is or holds the run that is exported, {workdir}. "
+            "Give another --output"
+        )
+    with outputs.writing("--output", str(output)):
+        if not place.exists():
+            return
+        if not overwrite:
+            raise ConfigError(
+                f"--output={output} exists. Give another --output, or --overwrite to replace "
+                "what export wrote there"
+            )
+        names = {path.name for path in place.iterdir()} - {BYTECODE}
+    if not names:
+        return
+    files = _listed(place)
+    if files is None:
+        raise ConfigError(
+            f"--output={output} was not written by export, or by an earlier version, "
+            f"which left no {MARKER}. "
+            "Give another --output, or remove the folder yourself if nothing in it is needed"
+        )
+    if added := sorted(names - files - {MARKER}):
+        raise ConfigError(
+            f"--output={output} holds {added[0]}, which export did not write. "
+            "Move it away, or give another --output"
+        )
+
+
+def _listed(place: pathlib.Path) -> set[str] | None:
+    """The names that the marker of an exported folder lists; None where there is no marker."""
+    try:
+        content = json.loads((place / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    files = content.get("files") if isinstance(content, dict) else None
+    return (
+        set(files)
+        if isinstance(files, list) and all(isinstance(name, str) for name in files)
+        else None
+    )
+
+
+@contextlib.contextmanager
+def written(
+    output: str | os.PathLike, workdir: str | os.PathLike | None = None, overwrite: bool = False
+) -> typing.Iterator[pathlib.Path]:
+    """Context manager: a temporary folder that takes the place of `output` when the block ends.
+
+    The temporary folder is removed if the block raises. Raises ConfigError as `check` does, at the
+    start and again at the end, because something may have appeared at `output` meanwhile.
+    """
+    check(output, workdir, overwrite=True)
+    place = resolved(output)
+    folder, retired = (
+        place.with_name(f"{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
+    )
+    with outputs.writing("--output", str(output)), contextlib.ExitStack() as locks:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(place)
+        check(output, workdir, overwrite)
+        folder.mkdir()
+        try:
+            marker = locks.enter_context((folder / MARKER).open("w", encoding="utf-8"))
+            _lock(marker)
+            yield folder
+            shutil.rmtree(folder / BYTECODE, ignore_errors=True)
+            marker.write(
+                json.dumps(
+                    {
+                        "written_by": "maelm_jax.export",
+                        "files": sorted(path.name for path in folder.iterdir()),
+                    },
+                    indent=1,
+                )
+                + "\n"
+            )
+            marker.flush()
+            check(output, workdir, overwrite)
+            if (place / MARKER).exists():
+                _lock(locks.enter_context((place / MARKER).open()))
+                place.rename(retired)
+            elif place.exists():
+                shutil.rmtree(
+                    place / BYTECODE, ignore_errors=True
+                )  # of an otherwise empty folder, which a rename replaces
+            folder.rename(place)
+            shutil.rmtree(retired, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(file: typing.IO) -> bool:
+    """Locks a marker; False when another process has the lock, or the file system has none."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
+
+
+def _remove_leftovers(place: pathlib.Path):
+    """Removes what killed exports to `place` left; a retired export gets its free name back."""
+    pattern = re.compile(re.escape(place.name) + r"\.\d+\.(tmp|old)")
+    for path in sorted(place.parent.iterdir()):
+        if not pattern.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        if not (path / MARKER).is_file():
+            if not any(path.iterdir()) and time.time() - path.stat().st_mtime > EMPTY_SECONDS:
+                path.rmdir()
+            continue
+        with (path / MARKER).open() as file:
+            if not _lock(file):
+                continue
+            if path.name.endswith(".old") and not place.exists():
+                path.rename(place)
+            else:
+                shutil.rmtree(path, ignore_errors=True)

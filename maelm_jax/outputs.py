@@ -1,0 +1,72 @@
+"""Paths that a command writes to: checked before the work begins, one line if they are wrong."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import typing
+
+from maelm_jax.config import ConfigError
+
+# Errors that another path would avoid. A full or failing disk is not among them.
+WRONG_PATH = frozenset((
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
+    errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EBUSY,
+))  # fmt: skip
+
+
+@contextlib.contextmanager
+def writing(flag: str, path: str) -> typing.Iterator[None]:
+    """Turns an OSError that another path would avoid into a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in WRONG_PATH:
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        raise ConfigError(
+            f"{flag}={path} cannot be written to: {error.strerror}{where}. Name another path"
+        ) from error
+
+
+def check_folder(flag: str, path: str):
+    """Raises ConfigError when no folder can be made at `path`, or it cannot be written to."""
+    _check(flag, path)
+    with writing(flag, path):
+        if (
+            os.path.lexists(path)
+            and not os.path.isdir(os.path.realpath(path))
+            and os.path.exists(path)
+        ):
+            raise ConfigError(f"{flag}={path} is a file. Name a folder")
+
+
+def check_file(flag: str, path: str):
+    """Raises ConfigError when no file can be written at `path`."""
+    _check(flag, path)
+    if os.path.isdir(path):
+        raise ConfigError(f"{flag}={path} is a folder. Name a file")
+
+
+def _check(flag: str, path: str):
+    """Raises ConfigError when nothing can be written in the nearest existing folder above `path`."""
+    if not path:
+        raise ConfigError(f"{flag} is empty. Name a path")
+    try:
+        os.fsencode(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag}={path!r} is not UTF-8. Name a path that is") from error
+    with writing(flag, path):
+        above = pathlib.Path(os.path.abspath(path))
+        above.lstat() if above.is_symlink() else above.exists()  # raises where the name is too long
+        above = above.parent
+        while not os.path.lexists(above):
+            above = above.parent
+        above.stat()  # raises where links lead in a circle or nowhere
+    if not above.is_dir():
+        raise ConfigError(f"{flag}={path} lies under {above}, which is a file. Name another path")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{flag}={path} cannot be written to: {above} is read-only or another user's. "
+            "Name another path"
+        )
