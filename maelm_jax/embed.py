@@ -8,14 +8,13 @@ trained with. The mean is over all of these tokens, `<s>` and `</s>` included, a
 """
 
 import dataclasses
-import os
 import pathlib
 import sys
 
 import numpy as np
 import tqdm
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, outputs, storage
 
 TOKENS = 16_384  # in a batch, padding included
 STEP = 16  # batches are padded to a multiple of this many tokens, so that few shapes are compiled
@@ -29,6 +28,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; default the newest")
     args, experiment = cli.parse(flags, argv)
     lines = read_lines(args.input)
+    outputs.check_file("--output", args.output)
     if not args.output.endswith(".npy"):
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
 
@@ -44,14 +44,9 @@ def main(argv: list[str]) -> int:
     cut = sum(len(ids) > length - 2 for ids in encoded)
 
     vectors = embed(source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
-    output = pathlib.Path(args.output)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f"{output.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        np.save(file, vectors)
-    os.replace(temporary, output)
+    save(args.output, vectors)
     shortened = f"; {cut} lines cut to {length} tokens" if cut else ""
-    print(f"{output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}{shortened}")
+    print(f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}{shortened}")
     return 0
 
 
@@ -67,6 +62,14 @@ def read_lines(path: str) -> list[str]:
     if not lines:
         raise config.ConfigError(f"--input={path} holds no line")
     return lines
+
+
+def save(path: str, vectors: np.ndarray):
+    """Writes a .npy file whole, and its folder where there is none."""
+    with outputs.writing("--output", path):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with storage.whole(path) as file:
+            np.save(file, vectors)
 
 
 def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], length: int, pooling: str) -> np.ndarray:

@@ -32,13 +32,10 @@ def writing(flag: str, path: str) -> typing.Iterator[None]:
 def check_folder(flag: str, path: str):
     """Raises ConfigError when no folder can be made at `path`, or it cannot be written to."""
     _check(flag, path)
-    with writing(flag, path):
-        if (
-            os.path.lexists(path)
-            and not os.path.isdir(os.path.realpath(path))
-            and os.path.exists(path)
-        ):
-            raise ConfigError(f"{flag}={path} is a file. Name a folder")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ConfigError(f"{flag}={path} is a file. Name a folder")
+    if os.path.isdir(path):
+        _check_access(flag, path, pathlib.Path(path))
 
 
 def check_file(flag: str, path: str):
@@ -49,7 +46,7 @@ def check_file(flag: str, path: str):
 
 
 def _check(flag: str, path: str):
-    """Raises ConfigError when nothing can be written in the nearest existing folder above `path`."""
+    """Raises ConfigError when the nearest existing folder above `path` cannot be written to."""
     if not path:
         raise ConfigError(f"{flag} is empty. Name a path")
     try:
@@ -57,16 +54,20 @@ def _check(flag: str, path: str):
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag}={path!r} is not UTF-8. Name a path that is") from error
     with writing(flag, path):
-        above = pathlib.Path(os.path.abspath(path))
-        above.lstat() if above.is_symlink() else above.exists()  # raises where the name is too long
-        above = above.parent
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)  # raises where the name is too long
+        above = pathlib.Path(os.path.abspath(path)).parent
         while not os.path.lexists(above):
             above = above.parent
         above.stat()  # raises where links lead in a circle or nowhere
     if not above.is_dir():
         raise ConfigError(f"{flag}={path} lies under {above}, which is a file. Name another path")
-    if not os.access(above, os.W_OK | os.X_OK):
+    _check_access(flag, path, above)
+
+
+def _check_access(flag: str, path: str, folder: pathlib.Path):
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"{flag}={path} cannot be written to: {above} is read-only or another user's. "
+            f"{flag}={path} cannot be written to: {folder} is read-only or another user's. "
             "Name another path"
         )

@@ -6,12 +6,11 @@ Figures are drawn in black and grey, lines told apart by their dashes and marker
 import collections.abc
 import itertools
 import json
-import os
 import pathlib
 
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, outputs, storage
 from maelm_jax.analysis import ranks
 from maelm_jax.training import metrics
 
@@ -50,18 +49,13 @@ def curve(workdir: str, experiment: config.Experiment) -> dict:
 def write(results: dict, workdir: str) -> str:
     """Writes everything about `results` (see analyze.py) into `workdir`; returns the report's path and its main table, to be printed."""
     folder = pathlib.Path(workdir)
-    folder.mkdir(parents=True, exist_ok=True)
-    figures = draw(results, folder)
-    _replace(folder / "ranks.json", json.dumps(_rounded(results)) + "\n")
+    with outputs.writing("--workdir", workdir):
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = draw(results, folder)
+        storage.write(folder / "ranks.json", json.dumps(_rounded(results)) + "\n")
+        storage.write(folder / "report.md", markdown(results, figures))
     summary = "\n\n".join(part for part in (runs_table(results), last_layer_table(results), mask_table(results)) if part)
-    _replace(folder / "report.md", markdown(results, figures))
     return f"{summary}\n\n{folder / 'report.md'}"
-
-
-def _replace(path: pathlib.Path, text: str):
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _rounded(value):

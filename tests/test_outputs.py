@@ -1,0 +1,75 @@
+"""Paths that embed and analyze write to are checked before the work begins, and are one line."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from maelm_jax import config, embed, outputs
+from maelm_jax.analysis import report
+
+
+@pytest.mark.parametrize("path,message", [
+    ("", "is empty"), ("file/out", "which is a file"), ("file/deep/out", "which is a file"),
+    ("a" * 300, "too long"), ("out\udcff", "UTF-8"), ("loop/out", "symbolic links"),
+    ("nowhere/out", "No such file"),
+])  # fmt: skip
+@pytest.mark.parametrize("check", [outputs.check_file, outputs.check_folder])
+def test_a_path_that_cannot_be_is_one_line(tmp_path, monkeypatch, check, path, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("absent")
+    with pytest.raises(config.ConfigError, match=message) as error:
+        check("--output", path)
+    assert str(error.value).startswith("--output") and "\n" not in str(error.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "loop", "nowhere"]
+
+
+def test_a_folder_is_no_file_and_a_file_no_folder(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(config.ConfigError, match="is a folder"):
+        outputs.check_file("--output", str(tmp_path))
+    with pytest.raises(config.ConfigError, match="is a file"):
+        outputs.check_folder("--workdir", str(tmp_path / "file"))
+    outputs.check_file("--output", str(tmp_path / "file"))
+    outputs.check_folder("--workdir", str(tmp_path / "new" / "folder"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for check, path in ((outputs.check_file, tmp_path / "v.npy"), (outputs.check_folder, tmp_path)):
+        with pytest.raises(config.ConfigError, match="read-only or another user's"):
+            check("--output", str(path))
+
+
+def test_only_what_another_path_would_avoid_is_a_wrong_input():
+    with pytest.raises(config.ConfigError, match="Read-only file system"):
+        with outputs.writing("--output", "x"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x")
+    with pytest.raises(OSError, match="No space"), outputs.writing("--output", "x"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_embed_finds_out_before_it_reads_a_model(tmp_path):
+    (tmp_path / "lines.txt").write_text("a line\n")
+    (tmp_path / "file").write_text("x")
+    argv = ["--gin_file=tiny.gin", "--workdir=nowhere", f"--input={tmp_path / 'lines.txt'}"]
+    for output in (tmp_path / "file" / "v.npy", tmp_path / "file" / "deep" / "v.npy"):
+        with pytest.raises(config.ConfigError, match="which is a file"):
+            embed.main([*argv, f"--output={output}"])
+
+
+def test_embed_and_analyze_end_in_one_line_while_writing(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(config.ConfigError, match="Read-only file system"):
+        embed.save(str(tmp_path / "v.npy"), np.zeros((1, 2), np.float32))
+    assert list(tmp_path.iterdir()) == [], "nothing half-written is left"
+    monkeypatch.setattr(report, "draw", refuse)
+    with pytest.raises(config.ConfigError, match="Read-only file system"):
+        report.write({}, str(tmp_path))
