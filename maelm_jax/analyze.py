@@ -16,8 +16,10 @@ import typing
 
 import numpy as np
 
-from maelm_jax import cli, config, gin_files, storage
+from maelm_jax import cli, config, gin_files, outputs, storage
 from maelm_jax.analysis import ranks
+
+MOST_SETS = 100  # more would not narrow the intervals by much, and each set is read in batches of its own
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +27,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--runs", required=True, metavar="RUN,RUN", help="workdirs to analyse, separated by commas")
     flags.add_argument("--tau", type=float, default=0.9, help="share of the squared length that the effective rank holds")
     flags.add_argument("--tokens", type=int, default=1_000_000, help="held-out tokens of each run to measure, at most")
-    flags.add_argument("--sets", type=int, default=5, help="disjoint sets of tokens, from which the confidence intervals come")
+    flags.add_argument("--sets", type=int, default=5, help="disjoint sets of tokens that the confidence intervals come from, at most")
     flags.add_argument("--seed", type=int, default=0, help="of the masks")
     flags.set_defaults(workdir="runs/report")
     args, bindings = cli.arguments(flags, argv)
@@ -35,6 +37,9 @@ def main(argv: list[str]) -> int:
     for name in ("tokens", "sets"):
         if getattr(args, name) < 1:
             raise config.ConfigError(f"--{name}={getattr(args, name)}: must be above 0")
+    if not 0 <= args.seed < 2**32:  # JAX drops the bits above
+        raise config.ConfigError(f"--seed={str(args.seed)[:20]} must lie between 0 and 4294967295")
+    outputs.check_folder("--workdir", args.workdir)
     workdirs = [path for path in args.runs.split(",") if path]
     if not workdirs:
         raise config.ConfigError(f"--runs={args.runs} names no workdir")
@@ -109,9 +114,8 @@ def heldout_of(run: Run, tokens: int) -> np.ndarray:
     stores = rows.prepare(run.experiment.corpus, run.vocabulary)
     heldout, rates = {name: store["heldout"] for name, store in stores.items()}, sources.rates(run.experiment.corpus)
     found = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
-    held = (found != run.vocabulary.pad).sum(1).cumsum()
-    found = found[: int(np.searchsorted(held, tokens)) + 1]
-    count, least = int(held[len(found) - 1]), ranks.LEAST_PER_DIMENSION * run.experiment.model.width
+    found = first_rows(found, run.vocabulary.pad, tokens)
+    count, least = int((found != run.vocabulary.pad).sum()), ranks.LEAST_PER_DIMENSION * run.experiment.model.width
     visible = int(count * (1 - run.experiment.masking.rate))
     if visible < least:
         raise config.ConfigError(
@@ -119,6 +123,18 @@ def heldout_of(run: Run, tokens: int) -> np.ndarray:
             f"{run.experiment.model.width} dimensions, {least:,}, are needed; raise --tokens, or give more text with --gin.Corpus.text_files"
         )
     return found
+
+
+def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
+    """The first of `rows` [R, L] that together hold `tokens` tokens, or all of them."""
+    held = (rows != pad).sum(1).cumsum()
+    return rows[: int(np.searchsorted(held, min(tokens, int(held[-1])))) + 1]
+
+
+def number_of_sets(asked: int, rows: int, visible: int, width: int) -> int:
+    """`asked`, or as many sets of whole rows as each have visible tokens enough for a rank."""
+    with_enough_tokens = visible * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
+    return max(1, min(asked, MOST_SETS, rows, with_enough_tokens))
 
 
 def differences(runs: list[Run]) -> list[str]:
@@ -145,9 +161,11 @@ def measure(run: Run, rows: np.ndarray, args) -> dict:
     graph = maelm.encoder_graph(experiment.model, run.vocabulary.size, special.pad)
     compiled = jax.jit(moments.measure(graph, experiment.masking, rows.shape[1], special))
     key = jax.random.key(args.seed)
-    # As many sets as leave each with tokens enough; neighbouring rows stay together, so that sets share few documents.
+    # Neighbouring rows stay together, so that sets share few documents.
     visible = int((rows != special.pad).sum() * (1 - experiment.masking.rate))
-    sets = max(1, min(args.sets, visible * 9 // 10 // (ranks.LEAST_PER_DIMENSION * experiment.model.width)))
+    sets = number_of_sets(args.sets, len(rows), visible, experiment.model.width)
+    if sets < args.sets:
+        print(f"{run.name}: {sets} disjoint sets of tokens instead of {args.sets}")
     bounds = np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=run.name) as bar:
         found = [
