@@ -6,7 +6,6 @@ the reference implementation (.pt, or a .npz case). `find` reads what describes 
 
 import collections.abc
 import dataclasses
-import json
 import pathlib
 import typing
 
@@ -16,13 +15,14 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.interop import huggingface, pytorch, reference
+from maelm_jax.interop import huggingface, json_objects, pytorch, reference
 from maelm_jax.interop import tensors as tables
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 
 ENCODER = ("layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets", "max_distance", "layer_norm_eps")
 DECODER = ("decoder_layers", "decoder_relative_bias")
+TUNED = {"classifier", "span"}  # the heads of fine-tuned runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,11 @@ class Pretrained:
     step: int | None = None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other source has one
 
     def model(self, base: config.Model) -> config.Model:
-        """`base` with the source's own settings in place of base's."""
-        return dataclasses.replace(base, **self.settings)
+        """`base` with the source's own settings in place of base's. Raises ConfigError when they do not fit together."""
+        try:
+            return dataclasses.replace(base, **self.settings)
+        except config.ConfigError as error:  # gin adds lines to the first
+            raise config.ConfigError(f"{self.path} does not fit the other settings: {str(error).splitlines()[0]}") from error
 
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
         """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
@@ -84,24 +87,23 @@ def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
     model, step = gin_files.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
 
     def weights(_):
-        return flat(checkpoint.read_params(str(place), step))
+        values = flat(checkpoint.read_params(str(place), step))
+        _check_shapes(values, _shapes(model, vocabularies.load(place / "vocabulary").size), f"{place}, step {step}")
+        return values
 
     settings = {name: getattr(model, name) for name in (*ENCODER, *DECODER)}
     return Pretrained(str(place), "workdir", settings, str(place / "vocabulary"), weights, step)
 
 
 def _folder(place: pathlib.Path) -> Pretrained:
-    try:
-        content = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise config.ConfigError(f"{place / 'config.json'} is not JSON: {error}") from error
+    content = json_objects.read(place / "config.json")
     if not vocabularies.files_in(place):
         raise config.ConfigError(
             f"{place} has no tokenizer.json; transformers makes it: AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
         )
     ours = content.get("format") == "maelm_jax"
     if ours:
-        settings = {name: content["model"][name] for name in (*ENCODER, *DECODER)}
+        settings = pytorch.settings(content, (*ENCODER, *DECODER), str(place / "config.json"))
     else:
         settings = huggingface.settings(content, str(place)) | {"decoder_layers": 0, "decoder_relative_bias": False}
     reader = pytorch.read if ours else huggingface.read
@@ -110,16 +112,49 @@ def _folder(place: pathlib.Path) -> Pretrained:
         shapes = _shapes(model, content["vocabulary_size" if ours else "vocab_size"])
         return reader(content, huggingface.weights_of(place), shapes, str(place))
 
+    _check_settings(settings, str(place))
     return Pretrained(str(place), "folder of ours" if ours else f"{content['model_type']} folder", settings, str(place), weights)
 
 
 def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
     settings, tensors = reference.read(file)
+    _check_settings(settings, str(file))
 
     def weights(model):
         return reference.take(tensors, _shapes(model, tensors[reference.TOKENS].shape[0]), str(file))
 
     return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
+
+
+def _check_settings(settings: dict[str, typing.Any], where: str):
+    """Raises ConfigError, in one line, when no model has the settings that a source tells."""
+    for name, value in settings.items():
+        most = json_objects.MOST_LAYERS if name in ("layers", "decoder_layers") else json_objects.LARGEST
+        if isinstance(value, (int, float)) and not 0 <= value <= most:  # of NaN neither holds
+            raise config.ConfigError(f"{where}: {name} is {json_objects.shown(value)}, not a number from 0 to {most}")
+    not_told = {"heads": 1, "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0)}
+    try:
+        dataclasses.replace(config.Model(), **(not_told | settings))
+    except (config.ConfigError, TypeError) as error:  # gin adds lines to the first
+        raise config.ConfigError(f"{where}: not an encoder that a run can start from: {str(error).splitlines()[0]}") from error
+
+
+def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], where: str):
+    """Raises ConfigError when a workdir's parameters are not those that its config.gin and vocabulary ask for.
+
+    A fine-tuned run keeps the encoder only, under a head of its own.
+    """
+    rooms = {path.split("/")[0] for path in values}
+    wanted = {"encoder"} if rooms & TUNED else {path.split("/")[0] for path in shapes}
+    wrong = []
+    for path in sorted({*values, *shapes}):
+        if path.split("/")[0] not in (rooms | wanted) - TUNED:
+            continue
+        there, asked = values[path].shape if path in values else "missing", shapes.get(path, "no parameter")
+        if there != asked:
+            wrong.append(f"{path} is {there} in the checkpoint, {asked} by the settings")
+    if wrong:
+        raise config.ConfigError(f"{where}: config.gin or vocabulary/ contradicts the checkpoint: {tables.listed(wrong)}")
 
 
 def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:

@@ -12,8 +12,8 @@ import typing
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.interop import json_objects, torch_file
 from maelm_jax.interop import tensors as tables
-from maelm_jax.interop import torch_file
 from maelm_jax.interop.tensors import Row
 
 _PARTS = {
@@ -29,6 +29,17 @@ _PARTS = {
 CLASS = {"mpnet": "MPNet", "roberta": "Roberta"}
 WORDS, TYPES = "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight"
 UNTRAINED = ("pooler.", "embeddings.position_ids")  # not of the encoder's function
+# What a config.json may leave out has the stock class's own default.
+_SIZES = {
+    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+_LAYER_NORM = {"layer_norm_eps": 1e-12}
+# The only values with which the stock class computes our encoder's function.
+_EXPECTED = {
+    "hidden_act": "gelu", "tie_word_embeddings": True, "relative_attention_num_buckets": 32,
+    "position_embedding_type": "absolute",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,22 +157,16 @@ def write(
 
 
 def settings(content: dict, where: str) -> dict[str, typing.Any]:
-    """The fields of config.Model that a stock config.json tells. Raises ConfigError when it is a model of another function."""
-    kind = content.get("model_type")
-    pad = content.get("pad_token_id", 1)
-    # What every config.json may leave out is the stock class's own default.
-    default = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512}
-    expected = {"hidden_act": "gelu", "tie_word_embeddings": True, "relative_attention_num_buckets": 32, "position_embedding_type": "absolute"}
-    said = default | {"layer_norm_eps": 1e-12} | expected | content
-    wrong = [f"{name} {said[name]!r} (only {wanted!r})" for name, wanted in expected.items() if said[name] != wanted]
-    if kind not in CLASS:
-        wrong.append(f"model_type {kind!r} (only {' and '.join(map(repr, CLASS))})")
-    if kind == "mpnet" and pad != 1:
-        wrong.append(f"pad_token_id {pad} (only 1)")
-    if "vocab_size" not in content:
-        wrong.append("no vocab_size")
+    """The fields of config.Model that a stock config.json tells.
+
+    Raises ConfigError when it is a model of another function, or a value is of another type or out
+    of range.
+    """
+    wrong = _wrong_values(content)
     if wrong:
         raise config.ConfigError(f"{where}: not an encoder that a run can start from: {'; '.join(wrong)}")
+    said, kind = _SIZES | _LAYER_NORM | content, content["model_type"]
+    pad = content.get("pad_token_id", 1)
     found = {
         "layers": said["num_hidden_layers"],
         "width": said["hidden_size"],
@@ -171,6 +176,32 @@ def settings(content: dict, where: str) -> dict[str, typing.Any]:
         "layer_norm_eps": float(said["layer_norm_eps"]),
     }
     return found | ({"relative_buckets": "t5", "num_buckets": 32, "max_distance": 128} if kind == "mpnet" else {"relative_buckets": "none"})
+
+
+def _wrong_values(content: dict) -> list[str]:
+    """What in a config.json keeps a run from starting with it."""
+    said, kind = _SIZES | _LAYER_NORM | _EXPECTED | content, content.get("model_type")
+    pad = content.get("pad_token_id", 1)
+    wrong = [
+        f"{name} {json_objects.shown(said[name])} (only {wanted!r})"
+        for name, wanted in _EXPECTED.items()
+        if type(said[name]) is not type(wanted) or said[name] != wanted
+    ]
+    if not isinstance(kind, str) or kind not in CLASS:
+        wrong.append(f"model_type {json_objects.shown(kind)} (only {' and '.join(map(repr, CLASS))})")
+    if kind == "mpnet" and pad != 1:
+        wrong.append(f"pad_token_id {json_objects.shown(pad)} (only 1)")
+    if "vocab_size" not in content:
+        wrong.append("no vocab_size")
+    for name, least in {**dict.fromkeys(_SIZES, 1), "vocab_size": 1, "pad_token_id": 0}.items():
+        most = json_objects.MOST_LAYERS if name == "num_hidden_layers" else json_objects.LARGEST
+        if name in said and not json_objects.is_integer(said[name], least, most):
+            wrong.append(f"{name} {json_objects.shown(said[name])} (an integer from {least} to {most})")
+    if not json_objects.is_number(said["layer_norm_eps"], 1e-30, 1.0):
+        wrong.append(f"layer_norm_eps {json_objects.shown(said['layer_norm_eps'])} (a number from 1e-30 to 1)")
+    if not wrong and said["max_position_embeddings"] <= pad + 1:
+        wrong.append(f"max_position_embeddings {said['max_position_embeddings']} (above pad_token_id + 1 = {pad + 1})")
+    return wrong
 
 
 def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:
@@ -190,20 +221,37 @@ def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ..
         copies = {"lm_head.decoder.weight": prefix + WORDS, "lm_head.decoder.bias": "lm_head.bias"}
     result = tables.take(weights, rows, shapes, where, copies)
     if types is not None:
+        width = shapes["encoder/position_embedding"][1]
+        if types.ndim != 2 or types.shape[1] != width or not len(types):
+            raise config.ConfigError(f"{where}: {prefix + TYPES} has shape {types.shape}, expected (1, {width})")
+        if reason := tables.not_finite(types[0]):
+            raise config.ConfigError(f"{where}: {prefix + TYPES} {reason}")
         result["encoder/position_embedding"] += types[0].astype(np.float32)
     return result
+
+
+def _parts_of(index: pathlib.Path) -> list[str]:
+    """The file names that a model.safetensors.index.json lists."""
+    names = json_objects.read(index).get("weight_map")
+    if not isinstance(names, dict) or not json_objects.is_texts(list(names.values())):
+        raise config.ConfigError(f"{index} has no weight_map of file names. Download or save the folder again")
+    for name in names.values():
+        if not name or "\0" in name or pathlib.PurePath(name).name != name:
+            raise config.ConfigError(f"{index} names {json_objects.shown(name)}, which is no file of its folder")
+    return sorted(set(names.values()))
 
 
 def weights_of(folder: pathlib.Path) -> tables.Tensors:
     """The tensors of a folder that transformers saved: .safetensors (one file or several), or an older pytorch_model.bin."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        parts = [tables.Safetensors(folder / name) for name in files]
+        parts = [tables.Safetensors(folder / name) for name in _parts_of(index)]
         return {name: part[name] for part in parts for name in part}
     if (folder / "model.safetensors").is_file():
         return tables.Safetensors(folder / "model.safetensors")
     if (folder / "pytorch_model.bin").is_file():
         content = torch_file.read(folder / "pytorch_model.bin")
+        if not isinstance(content, dict) or not json_objects.is_texts(list(content)):
+            raise config.ConfigError(f"{folder / 'pytorch_model.bin'} holds no tensors by name: it is no model of transformers")
         return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
     raise config.ConfigError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")

@@ -8,6 +8,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.interop import json_objects
 from maelm_jax.interop import tensors as tables
 from maelm_jax.interop.tensors import Row
 
@@ -54,6 +55,19 @@ def write(folder: pathlib.Path, params: dict[str, np.ndarray], model: config.Mod
     tables.write_safetensors(folder / "model.safetensors", given)
     shutil.copyfile(MODULE, folder / "maelm.py")
     return sum(value.size for value in given.values())
+
+
+def settings(content: dict, names: typing.Iterable[str], where: str) -> dict[str, typing.Any]:
+    """The fields `names` of config.Model that a config.json tells. Raises ConfigError when one is missing."""
+    model, size = content.get("model"), content.get("vocabulary_size")
+    if not isinstance(model, dict):
+        raise config.ConfigError(f"{where} has no settings under `model`. Export the run again")
+    wrong = [f"{name} is missing" for name in names if name not in model]
+    if not json_objects.is_integer(size, 1, json_objects.LARGEST):
+        wrong.append(f"vocabulary_size is {json_objects.shown(size)}, not an integer from 1 to {json_objects.LARGEST}")
+    if wrong:
+        raise config.ConfigError(f"{where}: {'; '.join(wrong)}. Export the run again")
+    return {name: model[name] for name in names}
 
 
 def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:

@@ -108,34 +108,44 @@ def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors
     the largest distance are not among them. Raises ConfigError for a file that is no such checkpoint.
     """
     if str(path).endswith(".npz"):
-        try:
-            with np.load(path) as data:
-                case = json.loads(str(data["config"]))
-                weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-        except (OSError, ValueError, KeyError) as error:
-            raise config.ConfigError(f"{path} cannot be read as a case of the reference (config and weights/*): {error}") from error
-        said = {"heads": case["heads"], "max_distance": case["max_rel_pos"]}
+        said, weights = _read_case(path)
     else:
         content = torch_file.read(path)
         weights = content.get("model") if isinstance(content, dict) else None
-        if not isinstance(weights, dict) or not all(isinstance(value, np.ndarray) for value in weights.values()):
+        named = isinstance(weights, dict) and all(isinstance(name, str) for name in weights)
+        if not named or not all(isinstance(value, np.ndarray) for value in weights.values()):
             raise config.ConfigError(f"{path} holds no tensors under `model`: it is no checkpoint of the reference implementation")
-        given = vars(content["args"]) if hasattr(content.get("args"), "__dict__") else {}
+        given = getattr(content.get("args"), "__dict__", {})
         said = {ours: given[name] for ours, name in _ARGUMENTS.items() if ours in ("heads", "max_distance") and name in given}
     return settings(weights, str(path)) | said, weights
+
+
+def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
+    """(heads and largest distance, tensors) of a .npz file. Raises ConfigError for any other file."""
+    try:
+        with open(path, "rb") as file, np.load(file) as data:
+            case = json.loads(str(data["config"]))
+            weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
+        return {"heads": case["heads"], "max_distance": case["max_rel_pos"]}, weights
+    except Exception as error:  # numpy, zipfile, zlib and json each raise their own
+        reason = " ".join(str(error).split())[:200]
+        raise config.ConfigError(f"{path} cannot be read as a case of the reference (config and weights/*): {reason}") from error
 
 
 def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
     """What names and shapes say of config.Model's fields. Raises ConfigError when not even the tables are there."""
     needed = (TOKENS, _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight")
-    absent = [name for name in needed if name not in weights]
+    absent = [name for name in needed if name not in weights or weights[name].ndim != 2]
     if absent:
-        raise config.ConfigError(f"{where}: no checkpoint of the reference implementation: {', '.join(absent)} missing; it holds {summary(weights)}")
+        listed = ", ".join(absent)
+        raise config.ConfigError(
+            f"{where}: no checkpoint of the reference implementation: {listed} missing or no matrix; it holds {summary(weights)}"
+        )
     layers = {prefix: len({name.split(".")[3] for name in weights if name.startswith(prefix + "layers.")}) for prefix in (_ENCODER, _DECODER)}
     found: dict[str, typing.Any] = {"layers": layers[_ENCODER], "decoder_layers": layers[_DECODER]}
     found |= {"decoder_relative_bias": False, "layer_norm_eps": 1e-5}
     found |= {"width": weights[TOKENS].shape[1], "max_positions": weights[needed[1]].shape[0], "feed_forward": weights[needed[2]].shape[0]}
-    if BUCKETS in weights:
+    if BUCKETS in weights and weights[BUCKETS].ndim == 2:
         buckets, heads = weights[BUCKETS].shape
         return found | {"relative_buckets": "reference", "num_buckets": buckets, "heads": heads}
     return found | {"relative_buckets": "none"}

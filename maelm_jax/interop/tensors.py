@@ -4,6 +4,7 @@ Our parameters are {path: array}, as encoder/blocks/query/kernel [layers, in, ou
 """
 
 import collections.abc
+import contextlib
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import numpy as np
 from maelm_jax.config import ConfigError
 
 VOCABULARY = ("encoder/token_embedding", "head/bias")  # one row an id; ours are padded, theirs are not
+LISTED = 8  # faults that a message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 
 
@@ -72,7 +74,8 @@ def take(
     """
     result: dict[str, np.ndarray] = {}
     left, wrong = set(tensors), []
-    ids = tensors[rows[0].name].shape[0] if rows[0].name in tensors else 0  # the first row is the token table
+    table = tensors[rows[0].name] if rows[0].name in tensors else np.zeros((0, 0))  # the first row is the token table
+    ids = table.shape[0] if table.ndim else 0
     for row in rows:
         if row.name not in tensors:
             wrong.append(f"{row.name} is missing")
@@ -87,7 +90,11 @@ def take(
         if tuple(value.shape) != expected:
             wrong.append(f"{row.name} has shape {tuple(value.shape)}, expected {expected}")
             continue
-        value = (value.T if row.transposed else value[row.offset :]).astype(np.float32)
+        value = value.T if row.transposed else value[row.offset :]
+        if reason := not_finite(value):
+            wrong.append(f"{row.name} {reason}")
+            continue
+        value = value.astype(np.float32)
         if row.layer is None:
             result[row.path] = np.ascontiguousarray(value)
         else:
@@ -99,27 +106,49 @@ def take(
                 wrong.append(f"{name} is not the same as {source}, to which it is tied")
     wrong += [f"{name} is not a tensor of this model" for name in sorted(left)]
     if wrong:
-        raise ConfigError(f"{where}: the weights do not fit the model: " + "; ".join(wrong))
+        raise ConfigError(f"{where}: the weights do not fit the model: " + listed(wrong))
     return result
 
 
+def not_finite(value: np.ndarray) -> str:
+    """Why a tensor cannot be a weight, in words; "" of finite floating-point numbers."""
+    if value.dtype.kind != "f" and not value.dtype.name.startswith(("bfloat16", "float8")):
+        return f"holds {value.dtype}, not floating-point numbers"
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(value.astype(np.float32, copy=False)).all()
+    return "" if finite else "holds numbers that are not finite"
+
+
+def listed(wrong: list[str]) -> str:
+    """The first few of a list of faults."""
+    return "; ".join(wrong[:LISTED]) + (f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else "")
+
+
 class Safetensors(collections.abc.Mapping):
-    """The tensors of a .safetensors file, each read when it is asked for."""
+    """The tensors of a .safetensors file, each read when it is asked for. Raises ConfigError for any other file."""
 
     def __init__(self, path: str | os.PathLike):
         import ml_dtypes  # noqa: F401  (makes bfloat16 known to numpy)
         import safetensors
 
-        try:
+        self._path = path
+        with self._reading():
             self._file = safetensors.safe_open(str(path), framework="np")
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ConfigError(f"{path} cannot be read as safetensors: {error}") from error
-        self._names = list(self._file.keys())
+            self._names = list(self._file.keys())
+
+    @contextlib.contextmanager
+    def _reading(self):
+        try:
+            yield
+        except Exception as error:  # the library raises its own, OSError, and others for a type that NumPy lacks
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
 
     def __getitem__(self, name):
         if name not in self._names:
             raise KeyError(name)
-        return self._file.get_tensor(name)
+        with self._reading():
+            return self._file.get_tensor(name)
 
     def __iter__(self):
         return iter(self._names)

@@ -6,6 +6,7 @@ error. Formats: a zip of `data.pkl` and one raw file a storage (torch >= 1.6), a
 
 import argparse
 import collections
+import math
 import os
 import pathlib
 import pickle
@@ -56,7 +57,7 @@ class _Inert:
 def _tensor(storage: np.ndarray, offset: int, size: tuple, stride: tuple, *_) -> np.ndarray:
     """A view of a storage, refused where it would reach outside."""
     last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else offset
-    if min((offset, *size, *stride), default=0) < 0 or last >= max(storage.size, 1):
+    if min((offset, *size, *stride), default=0) < 0 or last >= max(storage.size, 1) or math.prod(size) > storage.size:
         raise ConfigError("a tensor reaches outside its storage")
     return np.lib.stride_tricks.as_strided(storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False)
 
@@ -71,7 +72,9 @@ _KNOWN = {
 }
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):
+    """Python's unpickler in Python: the one in C reserves as much memory as the file claims to need."""
+
     def __init__(self, file: typing.BinaryIO, storage: typing.Callable[[str, np.dtype, int], np.ndarray]):
         super().__init__(file, encoding="latin1")
         self._storage = storage
@@ -99,8 +102,6 @@ def read(path: str | os.PathLike) -> typing.Any:
             return _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file, path.stat().st_size)
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    except OSError:
-        raise
     except Exception as error:  # whatever a file of another kind, or one cut short, makes zipfile and pickle raise
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
 
@@ -108,6 +109,8 @@ def read(path: str | os.PathLike) -> typing.Any:
 def _read_zip(file: typing.BinaryIO) -> typing.Any:
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
+        if any(item.compress_type != zipfile.ZIP_STORED for item in archive.infolist()):
+            raise ConfigError("its parts are compressed, which torch.save does not do")
         [root] = [name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl")]
         if root + "byteorder" in names and archive.read(root + "byteorder").strip() != b"little":
             raise ConfigError("its numbers are big-endian")
