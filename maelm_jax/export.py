@@ -15,6 +15,7 @@ import pathlib
 
 from maelm_jax import cli, config
 from maelm_jax.interop import folder as folders
+from maelm_jax.interop import json_objects
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -45,8 +46,7 @@ def main(argv: list[str]) -> int:
     vocabulary = vocabularies.load(source.vocabulary)
     check_fits(args.format, experiment.model, vocabulary)
     params = source.read(experiment.model)
-    results = pathlib.Path(args.workdir) / "results.json"  # what a fine-tuned run leaves
-    results = json.loads(results.read_text()) if results.is_file() else {}
+    results = read_results(pathlib.Path(args.workdir) / "results.json")
     tuned = huggingface.Tuned.of(params, results.get("labels", ()))
     if tuned and args.format != "huggingface":
         raise config.ConfigError(f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; --format={args.format} does not")
@@ -69,6 +69,23 @@ def main(argv: list[str]) -> int:
         if "sentence" in item:
             print(f"  {item['sentence']!r} -> ids {item['input_ids']}, hidden state of <s> {item['hidden_state_of_<s>']} ...")
     return 0
+
+
+def read_results(path: pathlib.Path) -> dict:
+    """What a fine-tuned run leaves; {} where there is no such file. Raises ConfigError when it is damaged."""
+    if not path.is_file():
+        return {}
+    results = json_objects.read(path)
+    valid = {
+        "task": isinstance(results.get("task", ""), str),
+        "labels": json_objects.is_texts(results.get("labels", [])),
+        "max_length": json_objects.is_integer(results.get("max_length", 1), 1, json_objects.LARGEST),
+        "score": results.get("score") is None or json_objects.is_number(results["score"], -1000.0, 1000.0),
+        "main_metric": results.get("score") is None or isinstance(results.get("main_metric"), str),
+    }
+    if wrong := [f"{name} is {json_objects.shown(results.get(name))}" for name, good in valid.items() if not good]:
+        raise config.ConfigError(f"{path} is damaged: {', '.join(wrong)}. Fine-tune the run again")
+    return results
 
 
 def check_fits(format: str, model: config.Model, vocabulary):

@@ -89,7 +89,7 @@ def fine_tuning(about: About) -> dict[str, str]:
         "fine-tuned on": str(results.get("task", "not recorded")),
         "started from": f"`{results.get('init_from', 'not recorded')}`",
         "steps": f"{about.step:,}",
-        "score": f"{results['main_metric']} {results['score']:.4f} on the development set" if "score" in results else "not recorded",
+        "score": f"{results['main_metric']} {results['score']:.4f} on the development set" if results.get("score") is not None else "not recorded",
     }
     if about.architecture.endswith("QuestionAnswering"):
         rows["logits"] = (
