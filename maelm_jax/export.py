@@ -52,14 +52,14 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; --format={args.format} does not")
 
     with folders.written(args.output, args.workdir, args.overwrite) as folder:
-        length = results.get("max_length", experiment.corpus.sequence_length)  # tokens of the longest input it was trained on
+        length = longest_input(experiment, results)
         architecture, count = write(folder, args.format, params, experiment.model, vocabulary, length, tuned)
         reports = None
         if verifying:
             reports = compare(folder, args.format, pretrained.nested(params), experiment.model, vocabulary)
             (folder / "verification.json").write_text(json.dumps(reports, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         name, lines = folders.resolved(args.output).name, metrics.read(args.workdir)
-        about = card.About(name, args.format, architecture, count, experiment, source.step, lines, results, reports)
+        about = card.About(name, args.format, architecture, count, experiment, source.step, lines, results, reports, length)
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     print(f"{args.output}: {architecture} of step {source.step}, {count:,} parameters")
     if reports is None:
@@ -86,6 +86,25 @@ def read_results(path: pathlib.Path) -> dict:
     if wrong := [f"{name} is {json_objects.shown(results.get(name))}" for name, good in valid.items() if not good]:
         raise config.ConfigError(f"{path} is damaged: {', '.join(wrong)}. Fine-tune the run again")
     return results
+
+
+def longest_input(experiment: config.Experiment, results: dict) -> int:
+    """Tokens of the longest input whose positions are trained, `<s>` and `</s>` included.
+
+    A fine-tuned run's own. Of a run that started from a folder or checkpoint that is no workdir of
+    ours, that encoder's: what its tokenizer_config.json says, else its number of positions.
+    """
+    length, positions = experiment.corpus.sequence_length, experiment.model.max_positions
+    if "max_length" in results:
+        return results["max_length"]
+    start, vocabulary = experiment.run.init_from, experiment.vocabulary.file
+    if start is None or (pathlib.Path(start) / "config.gin").is_file():
+        return length
+    if vocabulary and pathlib.Path(vocabulary) == pathlib.Path(start) / "vocabulary":  # a workdir that is gone
+        return length
+    file = pathlib.Path(start) / "tokenizer_config.json"
+    stated = json_objects.read(file).get("model_max_length") if file.is_file() else None
+    return max(length, stated if json_objects.is_integer(stated, 1, positions) else positions)
 
 
 def check_fits(format: str, model: config.Model, vocabulary):

@@ -14,8 +14,8 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], return_tensors="pt"))
 ```
 
-Use `{output}`; a pooler was never trained and is not in the file. A literal `<mask>` in a text is text, as it was in training; for the special
-token give `split_special_tokens=False` to the tokenizer.""",
+Use `{output}`; a pooler was never trained and is not in the file. `<mask>` and the other special tokens are recognised in a text. In training
+they were ordinary text there; `tokenizer(text, split_special_tokens=True)` gives the same ids as training did.""",
     "pytorch": """```python
 import torch
 from maelm import MaeLm  # the file in this folder
@@ -63,6 +63,7 @@ class About:
     lines: list[dict]  # of metrics.jsonl
     results: dict  # results.json of a fine-tuned run, else empty
     reports: list[dict] | None  # of the verification
+    length: int  # tokens of the longest input whose positions are trained
 
 
 def pretraining(about: About) -> dict[str, str]:
@@ -72,13 +73,16 @@ def pretraining(about: About) -> dict[str, str]:
     losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
     losses += [f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})" for line in evaluated]
+    trained = "positions past that were not trained"
+    if about.length > corpus.sequence_length:
+        trained = f"that of the encoder it started from; this run trained the first {corpus.sequence_length} positions"
     return {
         "objective": objective(about.experiment),
         "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
         "started from": f"`{run.init_from}`" if run.init_from else "random weights",
         "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
-        "longest input": f"{corpus.sequence_length} tokens: positions past that were not trained",
+        "longest input": f"{about.length} tokens: {trained}",
     }
 
 

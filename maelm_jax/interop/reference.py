@@ -28,6 +28,9 @@ _ARGUMENTS = {
 }  # fmt: skip
 
 
+CONFIG = "ablations/reference_positions.gin"  # makes a run of any size one that the published code computes
+
+
 def _rows(layers: int, decoder_layers: int, relative: bool) -> list[Row]:
     rows = [Row(TOKENS, "encoder/token_embedding")]
     for prefix, room, depth in ((_ENCODER, "encoder", layers), (_DECODER, "decoder", decoder_layers)):
@@ -50,20 +53,6 @@ def _tied(decoder_layers: int) -> dict[str, str]:
     return {name: TOKENS for name in copies}
 
 
-def from_reference(theirs: tables.Tensors, ours: dict[str, np.ndarray], where: str = "the reference's tensors") -> dict[str, np.ndarray]:
-    """Our parameters, as {path: array}, with the values of `theirs` ({reference name: array}).
-
-    `ours` ({path: array}) gives the shapes; rows that pad the token table and the head's bias keep its values. Raises ConfigError
-    that lists every tensor that is missing, left over, or of another shape.
-    """
-    layers, decoder_layers = tables.depth(ours, "encoder"), tables.depth(ours, "decoder")
-    rows = _rows(layers, decoder_layers, "encoder/relative_bias/table" in ours)
-    result = tables.take(theirs, rows, {path: value.shape for path, value in ours.items()}, where, _tied(decoder_layers))
-    for path in tables.VOCABULARY:
-        result[path] = np.concatenate([result[path], ours[path][len(result[path]) :]])
-    return result
-
-
 def to_reference(ours: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
     """{reference name: array} of parameters given as {path: array}; tied copies and padding rows left out."""
     rows = _rows(tables.depth(ours, "encoder"), tables.depth(ours, "decoder"), "encoder/relative_bias/table" in ours)
@@ -74,7 +63,7 @@ def check(model: config.Model):
     """Raises ConfigError unless the reference's code computes the same function as `model`."""
     wrong = []
     if model.relative_buckets == "t5":
-        wrong.append("Model.relative_buckets is 't5', of which the reference knows nothing")
+        wrong.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
     if model.decoder_relative_bias:
         wrong.append("Model.decoder_relative_bias is on, and the reference's decoder has no such table")
     if not model.has_plain_decoder:
@@ -82,7 +71,10 @@ def check(model: config.Model):
     if model.layer_norm_eps != 1e-5:
         wrong.append(f"Model.layer_norm_eps is {model.layer_norm_eps}, the reference's 1e-5")
     if wrong:
-        raise config.ConfigError(f"the reference's code would not compute this model ({'; '.join(wrong)}); --format=pytorch holds any model")
+        raise config.ConfigError(
+            f"--format=reference: the published code does not compute this model ({'; '.join(wrong)}). "
+            f"Train a run with --gin_file={CONFIG} after its own --gin_file, or use --format=pytorch, which holds any model"
+        )
 
 
 def write(path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> int:

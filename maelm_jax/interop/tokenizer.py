@@ -5,7 +5,8 @@ A SentencePiece model is rebuilt step by step from what its own file says. What 
 - tokenizers applies a SentencePiece character map to whole grapheme clusters and drops what follows the first match ("E" and an accent become "e").
   So a separator is put around every non-ASCII character first, and accents are composed afterwards (NFC).
   What is left: accents stacked in an order that Unicode does not call canonical, where SentencePiece composes fewer of them.
-- A literal `<mask>` or `<s>` in a text is ordinary text to us: `split_special_tokens` makes it so in transformers too.
+- A literal `<mask>` or `<s>` in a text is ordinary text in training. In an exported folder it is the special token, as in every stock folder:
+  pipeline("fill-mask") needs that. `tokenizer(text, split_special_tokens=True)` gives the ids of training.
 """
 
 import json
@@ -58,7 +59,6 @@ def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length:
         "model_max_length": max_length,
         "model_input_names": ["input_ids", "attention_mask"],
         "padding_side": "right",
-        "split_special_tokens": True,  # a literal <mask> in a text is text, as it was in training
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -81,11 +81,20 @@ def build(vocabulary: vocabularies.Vocabulary):
     else:
         tokenizer = from_sentencepiece(vocabulary.content)
     bos, eos = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
-    tokenizer.add_special_tokens([tokenizers.AddedToken(tokenizer.id_to_token(i), special=True, normalized=False) for i in vocabulary.special_ids])
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    names = {tokenizer.id_to_token(index): index for index in vocabulary.special_ids}
+    # <mask> takes the place of a word with the space before it.
+    tokenizer.add_special_tokens(
+        [
+            tokenizers.AddedToken(name, special=True, normalized=False, lstrip=index == vocabulary.mask)
+            for name, index in names.items()
+            if name not in known
+        ]
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A {eos}", pair=f"{bos} $A {eos} {eos} $B {eos}", special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)]
     )
-    tokenizer.encode_special_tokens = True  # not kept in the file: tokenizer_config.json says it again
+    tokenizer.encode_special_tokens = True  # not kept in the file
     return tokenizer
 
 
@@ -107,13 +116,18 @@ def from_sentencepiece(content: bytes):
     tokenizer.normalizer = normalizer(proto.normalizer_spec)
     # Words are looked up one by one (and remembered), unless there are pieces that span a space.
     split = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="never", split=split)
+    # What follows <mask> is no beginning of a text: the space in front is put before the first part only.
+    scheme = "first" if proto.normalizer_spec.add_dummy_prefix else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
     tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always" if proto.normalizer_spec.add_dummy_prefix else "never")
     return tokenizer
 
 
 def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
-    """The character map, then runs of spaces to one, none at the ends, a space in front, and spaces written as SentencePiece does."""
+    """The character map, then runs of spaces to one, none at the end, and spaces written as SentencePiece does.
+
+    The space in front of a text is put there by the pre-tokenizer, unless the text begins with one already.
+    """
     from tokenizers import Regex, normalizers
 
     steps = []
@@ -125,9 +139,11 @@ def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
             normalizers.NFC(),
         ]
     if spec.remove_extra_whitespaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), "")]
-    if spec.add_dummy_prefix:
-        steps.append(normalizers.Prepend(SPACE))
+        ends = rf"[ {SPACE}]+\z" if spec.add_dummy_prefix else rf"\A +|[ {SPACE}]+\z"
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
+    if spec.add_dummy_prefix:  # a space that is part of the text does not stand for the one in front
+        own = rf"\A ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"\A(?=[ {SPACE}])"
+        steps.append(normalizers.Replace(Regex(own), SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
     return normalizers.Sequence(steps)
 

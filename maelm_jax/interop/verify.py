@@ -115,10 +115,13 @@ def huggingface(folder: pathlib.Path, params: dict, model: config.Model, vocabul
     texts = lines()
     ids = batch(texts, vocabulary, model.max_positions)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(texts, padding=True, truncation=True, max_length=model.max_positions, return_tensors="pt")
+    as_text = {"split_special_tokens": True}  # a literal <mask> in a text is text, as it was in training
+    encoded = tokenizer(texts, padding=True, truncation=True, max_length=model.max_positions, return_tensors="pt", **as_text)
     real = ids != vocabulary.pad
     if not (np.array_equal(encoded["input_ids"].numpy(), ids) and np.array_equal(encoded["attention_mask"].numpy(), real)):
         raise config.RunError("verification failed: the stock tokenizer gives other ids than the vocabulary; nothing was written")
+    if tokenizer(tokenizer.mask_token)["input_ids"] != [vocabulary.bos, vocabulary.mask, vocabulary.eos]:
+        raise config.RunError(f"verification failed: the stock tokenizer does not know {tokenizer.mask_token}; nothing was written")
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
 @pytest.mark.parametrize("name,more,message", [
     ("mpnet", ["--step=7"], "holds no checkpoint of step 7; it holds 6, 12"),
     ("reference", [], "reference buckets 64/128. --format=pytorch holds any model"),
-    ("mpnet", ["--format=reference"], "--format=pytorch holds any model"),
+    ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
     ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
 ])  # fmt: skip
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):

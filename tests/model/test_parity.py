@@ -15,6 +15,7 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.interop import reference
+from maelm_jax.interop import tensors as tables
 from maelm_jax.model import loss, maelm, masking
 
 FOLDERS = [pathlib.Path(__file__).parents[1] / "data" / "reference"] + [pathlib.Path(d) for d in [os.environ.get("MAELM_REFERENCE_DIR")] if d]
@@ -42,7 +43,9 @@ def test_reference(path, full_length):
     graph, init = maelm.create(settings, case["vocab_size"], special)
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    parameters = traverse_util.unflatten_dict(reference.from_reference(weights, ours), sep="/")
+    taken = reference.take(weights, {path: value.shape for path, value in ours.items()}, path.name)
+    padded = {name: np.concatenate([value, ours[name][len(value) :]]) if name in tables.VOCABULARY else value for name, value in taken.items()}
+    parameters = traverse_util.unflatten_dict(padded, sep="/")
 
     ids, masked, padding = (jnp.asarray(data[f"batch/{name}"]) for name in ("tokens", "masked", "padding"))
     ids, masked = ids.astype(jnp.int32), masked.astype(bool)
@@ -91,6 +94,6 @@ def test_mismatched_weights_are_listed():
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights["surplus"] = weights.pop("encoder.sentence_encoder.emb_layer_norm.weight")
     with pytest.raises(config.ConfigError) as error:
-        reference.from_reference(weights, ours)
+        reference.take(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)
     for what in ("emb_layer_norm.weight is missing", "surplus is not a tensor", "embed_positions.weight has shape"):
         assert what in str(error.value)
