@@ -16,7 +16,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import cli, config, gin_files, outputs, storage
+from maelm_jax import cli, config, gin_files, outputs, storage, workdirs
 from maelm_jax.analysis import ranks
 
 MOST_SETS = 100  # more would not narrow the intervals by much, and each set is read in batches of its own
@@ -80,7 +80,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     storage.only_here(workdir)
     saved = pathlib.Path(workdir) / "config.gin"
     if not saved.is_file():
-        raise config.ConfigError(f"{workdir} holds no config.gin; is it a workdir of maelm_jax.train?")
+        raise config.ConfigError(f"{workdir} holds no config.gin: it is no run{workdirs.near(workdir)}")
     experiment = gin_files.load([str(saved), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
     shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)

@@ -12,7 +12,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, gin_files, storage, workdirs
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -53,7 +53,9 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
     args, bindings = arguments(flags, argv)
     if not args.gin_file:
         saved = pathlib.Path(args.workdir or "") / "config.gin"
-        if not args.workdir or not saved.is_file():
+        if args.workdir and not saved.is_file():
+            raise config.ConfigError(f"{workdirs.no_run(args.workdir)}. To start one, give --gin_file=FILE (configs/ holds tiny.gin, ...)")
+        if not args.workdir:
             raise config.ConfigError(
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
             )

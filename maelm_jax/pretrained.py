@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, gin_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.interop import huggingface, json_objects, pytorch, reference
 from maelm_jax.interop import tensors as tables
@@ -78,9 +78,12 @@ def find(path: str, step: int | None = None) -> Pretrained:
     if (place / "config.json").is_file():
         return _folder(place)
     if not place.exists():
-        raise config.ConfigError(f"{path}: no such file or folder")
+        raise config.ConfigError(f"{path}: no such file or folder{workdirs.near(path)}")
     held = ", ".join(sorted(item.name for item in place.iterdir())[:6]) or "nothing"
-    raise config.ConfigError(f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor a checkpoint; it holds {held}")
+    raise config.ConfigError(
+        f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor a checkpoint; "
+        f"it holds {held}{workdirs.near(path)}"
+    )
 
 
 def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:

@@ -1,0 +1,42 @@
+"""What to say when there is no run at a path."""
+
+import difflib
+import pathlib
+
+RUN_FILES = (
+    "config.gin",
+    "config.json",
+    "model.pt",
+)  # of a workdir, a stock or exported folder, a checkpoint
+NAMED = 6  # runs that a message lists
+
+
+def no_run(path: str) -> str:
+    """One line that says that `path` holds no run, and which runs are near it."""
+    place = pathlib.Path(path)
+    what = f"{path} holds no run (no config.gin)" if place.is_dir() else f"there is no run {path}"
+    return f"{what}{near(path)}"
+
+
+def near(path: str) -> str:
+    """ "; did you mean runs/tiny?", or the runs of the folder that `path` lies in; "" where there are none."""
+    place = pathlib.Path(path)
+    try:
+        inside = _runs_in(place)
+        beside = _runs_in(place.parent)
+    except OSError:
+        return ""
+    if inside:
+        return f"; it holds the runs {', '.join(inside[:NAMED])}"
+    if close := difflib.get_close_matches(place.name, beside, n=1):
+        return f"; did you mean {place.parent / close[0]}?"
+    return f"; {place.parent} holds the runs {', '.join(beside[:NAMED])}" if beside else ""
+
+
+def _runs_in(folder: pathlib.Path) -> list[str]:
+    """The names of the runs in a folder."""
+    if not folder.is_dir():
+        return []
+    return sorted(
+        item.name for item in folder.iterdir() if any((item / name).is_file() for name in RUN_FILES)
+    )
