@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
             return run.STOPPED
         reports[label_of[one.name]][task] = report
         if not alone:
-            table.write(reports, folder)  # as far as it is
+            table.write(reports, folder, settings[starts[0].name])  # as far as it is
     shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
     print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
     return 0

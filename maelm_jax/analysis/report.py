@@ -150,8 +150,8 @@ def markdown(results: dict, figures: dict[str, str]) -> str:
         f"The effective rank at tau = {tau:g} is the smallest k such that the k largest squared singular values of the (tokens x width) matrix of "
         f"hidden states hold at least {tau:g} of their sum; the states are not centred. Tokens are held-out text with <s> and </s>, without "
         f"padding; masks are those of each run's pretraining, seed {results['seed']}. In brackets: mean and {ranks.CONFIDENCE:.0%} interval over "
-        "disjoint sets of tokens, whose ranks lie a little lower the smaller the sets are. Nothing is reported from fewer than "
-        f"{ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is what enters the first layer.",
+        "disjoint sets of tokens, whose ranks lie a little lower the smaller the sets are; the figures show these. "
+        f"Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is what enters the first layer.",
         last_layer_table(results),
     ]
     if masked := mask_table(results):
@@ -220,15 +220,15 @@ def styles() -> collections.abc.Iterator[dict]:
 
 
 def by_layer(axes, lines: collections.abc.Iterable[tuple[str, dict, str]]):
-    """Rank against layer for each (label, run, set of tokens), with the intervals over disjoint sets as bars, which may lie a little lower."""
+    """Rank against layer for each (label, run, set of tokens): mean over disjoint sets, with its interval as a bar."""
     for (label, run, name), style in zip(lines, styles(), strict=False):
         known = [(layer["layer"], layer[name]) for layer in run["layers"] if "rank" in layer.get(name, {})]
         if known:
             numbers, found = zip(*known, strict=True)
-            axes.plot(numbers, [one["rank"] for one in found], label=label, **style)
-            means, bars = zip(*((one["rank_by_set"]["mean"], one["rank_by_set"]["half"] or 0.0) for one in found), strict=True)
-            axes.errorbar(numbers, means, yerr=bars, fmt="none", capsize=2, ecolor=style["color"])
-    axes.set(xlabel="layer", ylabel="effective rank")
+            means = [one["rank_by_set"]["mean"] for one in found]
+            bars = [one["rank_by_set"]["half"] or 0.0 for one in found]
+            axes.errorbar(numbers, means, yerr=bars, label=label, capsize=3, **style)
+    axes.set(xlabel="layer", ylabel=f"effective rank\n(mean of disjoint sets, {ranks.CONFIDENCE:.0%} interval)")
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize="small")
@@ -264,10 +264,11 @@ def spectra(axes: list, runs: list[dict], tau: float):
         style["markevery"] = 0.12  # of the figure's size: as far apart on either scale
         axes[0].plot(dimensions, np.where(shares > 0, shares, np.nan), label=run["name"], **style)
         axes[1].plot(dimensions, np.cumsum(shares), label=run["name"], **style)
-    axes[1].axhline(tau, color="0.7", linewidth=0.8)
+    axes[1].axhline(tau, color="0.5", linewidth=0.8, label=f"{tau:g} of the sum")
     axes[0].set(xscale="log", yscale="log", xlabel="dimension", ylabel="share of the squared length")
     axes[1].set(xlabel="dimension", ylabel="share, added up", ylim=(0, 1.02))
-    axes[0].legend(fontsize="small")
+    for panel in axes[:2]:
+        panel.legend(fontsize="small")
 
 
 def losses(axes, runs: list[dict]):
@@ -275,10 +276,7 @@ def losses(axes, runs: list[dict]):
         if run["curve"]["steps"]:
             axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **style)
     unigrams = sorted({round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]})
-    for unigram in unigrams:
-        axes.axhline(unigram, color="0.7", linewidth=0.8)
-    if unigrams:  # one label: runs of other seeds have others, too close together for two
-        place = {"xy": (0.99, unigrams[-1]), "xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-        axes.annotate(f"unigram {', '.join(f'{unigram:g}' for unigram in unigrams)}", **place, fontsize="small", color="0.4")
+    for unigram, dashes in zip(unigrams, itertools.cycle(DASHES), strict=False):  # runs of other seeds have others
+        axes.axhline(unigram, color="0.5", linewidth=0.8, linestyle=dashes, label=f"unigram {unigram:g}")
     axes.set(xlabel="step", ylabel="held-out loss (nats per predicted token)")
     axes.legend(fontsize="small")

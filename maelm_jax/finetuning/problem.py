@@ -94,7 +94,10 @@ def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> Proble
         unscored["ax"] = glue_dev(task, diagnostic, vocabulary, length, "diagnostic")
     # The scores are found at STS-B's scale by a monotonous step (/ 5), which no correlation notices.
     main = "_".join(filter(None, (next(iter(dev)), task.metrics[0])))
-    return Problem(name, classes, labels, main, rows, dev_sets, unscored, [note for found in (train, *dev.values()) for note in found.notes])
+    notes = [note for found in (train, *dev.values()) for note in found.notes]
+    if name == glue.OWN and "f1" in task.metrics:
+        notes.append(f"f1 is that of the label {labels[1]!r}")
+    return Problem(name, classes, labels, main, rows, dev_sets, unscored, notes)
 
 
 def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> features.Features:

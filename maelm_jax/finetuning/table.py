@@ -1,6 +1,7 @@
 """The table over tasks and pretrained runs: Markdown and JSON with the paper's columns, and a plot of the differences to the first run."""
 
 import pathlib
+import typing
 
 from maelm_jax.finetuning import run
 
@@ -16,6 +17,10 @@ COLUMNS = (
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")  # what the paper's GLUE average is over
 
 ORDER = (*(column for column, *_ in COLUMNS[:11]), "AVG", *(column for column, *_ in COLUMNS[11:]))
+
+# Colours that are told apart by colour-blind readers (Okabe and Ito), and markers for print.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "os^Dv*"
 
 Reports = dict[str, dict[str, dict]]  # {pretrained run: {task: grid.summary}}
 
@@ -44,8 +49,18 @@ def aligned(lines: list[tuple[str, ...]]) -> str:
     return "\n".join([shown[0], rule, *shown[1:]])
 
 
-def markdown(reports: Reports) -> str:
-    """The table of medians with least and highest of the seeds, the chosen cells, and what is to be known about the data."""
+def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str]]:
+    """{task: runs without a result}, of `tasks` and of all tasks that any run has."""
+    names = dict.fromkeys([*tasks, *(task for found in reports.values() for task in found)])
+    without = {task: [label for label, found in reports.items() if task not in found] for task in names}
+    return {task: labels for task, labels in without.items() if labels}
+
+
+def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
+    """The table of medians with least and highest of the seeds, the chosen cells, and what is to be known about the data.
+
+    `tasks` are all that are planned: the table says which of them it lacks.
+    """
     rows = values(reports)
     columns = [column for column in ORDER if any(column in row for row in rows.values())]
 
@@ -59,7 +74,10 @@ def markdown(reports: Reports) -> str:
     seeds = sorted({report["seeds"] for tasks in reports.values() for report in tasks.values()})
     seeds = " or ".join(map(str, seeds))
     parts.append(f"Medians over {seeds} seed(s), least and highest in brackets. CoLA: Matthews correlation; STS-B: Spearman's; all x 100.")
-    names = list(dict.fromkeys(task for tasks in reports.values() for task in tasks))
+    if lacking := missing(reports, tasks):
+        listed = "; ".join(f"{task} with {', '.join(labels)}" for task, labels in lacking.items())
+        parts.append(f"Partial: no result yet of {listed}.")
+    names = list(dict.fromkeys(task for found in reports.values() for task in found))
     chosen = [(task, *(reports[label].get(task, {}).get("chosen", "-") for label in reports)) for task in names]
     parts += ["Chosen cells (batch, learning rate, epochs, warm-up):", aligned([("task", *reports), *chosen])]
     grids = [(label, task, report) for label, tasks in reports.items() for task, report in tasks.items() if len(report["cells"]) > 1]
@@ -71,42 +89,58 @@ def markdown(reports: Reports) -> str:
     return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]) + "\n"
 
 
-def write(reports: Reports, folder: pathlib.Path) -> list[pathlib.Path]:
-    """table.md, table.json and, for two runs or more, differences.png; returns their paths."""
+def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = ()) -> list[pathlib.Path]:
+    """table.md, table.json and, for two runs or more, differences.png; returns their paths. `tasks` are all that are planned."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(markdown(reports))
-    run.write_json(folder / "table.json", {"columns": values(reports), "reports": reports})
+    (folder / "table.md").write_text(markdown(reports, tasks))
+    run.write_json(folder / "table.json", {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports})
     paths = [folder / "table.md", folder / "table.json"]
     return [*paths, plot(reports, folder)] if len(reports) > 1 else paths
 
 
 def plot(reports: Reports, folder: pathlib.Path) -> pathlib.Path:
-    """differences.png: each run's median minus the first run's, per column. The bar reaches from the least to the highest of its own seeds, the
-    grey one on the zero line over those of the first run."""
+    """Writes differences.png, see `figure_of`; returns its path."""
+    from matplotlib import pyplot
+
+    figure, path = figure_of(reports), folder / "differences.png"
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def figure_of(reports: Reports):
+    """A matplotlib Figure: each run's median minus the first run's, by column.
+
+    A bar reaches from the least to the highest of the run's own seeds. Columns that not every run
+    has are left out, and named in the title.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     rows = values(reports)
-    first, *others = rows
-    columns = [column for column, *_ in COLUMNS if all(column in row for row in rows.values())]
-    figure, axes = pyplot.subplots(figsize=(2 + 0.9 * max(len(columns), 3), 4), layout="constrained")
-    bars = lambda row, column: [[row[column]["median"] - row[column]["least"]], [row[column]["highest"] - row[column]["median"]]]  # noqa: E731
-    for place, column in enumerate(columns):
-        named = {"label": first} if place == 0 else {}
-        axes.errorbar([place - 0.2], [0.0], yerr=bars(rows[first], column), fmt="o", color="0.6", capsize=3, **named)
-        for number, label in enumerate(others):
-            shift = place + 0.2 * (number - (len(others) - 1) / 2) + 0.1
-            difference = rows[label][column]["median"] - rows[first][column]["median"]
-            named = {"label": label} if place == 0 else {}
-            axes.errorbar([shift], [difference], yerr=bars(rows[label], column), fmt="o", color=f"C{number}", capsize=3, **named)
-    axes.axhline(0.0, color="0.6", linewidth=1)
+    first = next(iter(rows))
+    named = [column for column, *_ in COLUMNS if any(column in row for row in rows.values())]
+    columns = [column for column in named if all(column in row for row in rows.values())]
+    size = (3.5 + 0.9 * max(len(columns), 3), 4.5)
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    axes.axhline(0.0, color="0.6", linewidth=1, label=f"median of {first}")
+    step = min(0.2, 0.8 / len(rows))
+    for number, (label, row) in enumerate(rows.items()):
+        shift = step * (number - (len(rows) - 1) / 2)
+        medians = [row[column]["median"] for column in columns]
+        below = [median - row[column]["least"] for median, column in zip(medians, columns, strict=True)]
+        above = [row[column]["highest"] - median for median, column in zip(medians, columns, strict=True)]
+        axes.errorbar(
+            [place + shift for place in range(len(columns))],
+            [median - rows[first][column]["median"] for median, column in zip(medians, columns, strict=True)],
+            yerr=[below, above], fmt=MARKERS[number % len(MARKERS)], color=COLOURS[number % len(COLOURS)], capsize=3, label=label,
+        )  # fmt: skip
     axes.set_xticks(range(len(columns)), columns, rotation=30)
-    axes.set(ylabel="points above the first run (median; least to highest seed)")
-    if columns:
-        axes.legend()
-    path = folder / "differences.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
+    axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")
+    left_out = [column for column in named if column not in columns]
+    note = f"\nnot of every run: {', '.join(left_out)}" if left_out else ""
+    axes.set_title(f"Scores beside those of {first}{note}", fontsize="medium", wrap=True)
+    figure.legend(loc="outside right upper")
+    return figure

@@ -43,11 +43,16 @@ def objective(experiment: config.Experiment) -> str:
     return f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of the [MASK]s in the encoder's input; {layers}"
 
 
-def verification(reports: list[dict] | None) -> str:
+def verification(format: str, reports: list[dict] | None) -> str:
+    """What was compared after the folder was written."""
     if reports is None:
         return "Unverified: PyTorch was not at hand, or verification was switched off, when this was written."
+    if format == "reference":
+        return "torch.load reads the same numbers from `model.pt` as were written. No function was computed with them."
+    reader = "transformers: the tokenizer's ids are the same, and" if format == "huggingface" else "maelm.py:"
     listed = [f"{item['of']} {item['largest_difference']:.2g} (largest value {item['largest_value']:.3g})" for item in reports]
-    return "Read back with the stock library and compared with the JAX model on real text, float32; largest differences: " + "; ".join(listed) + "."
+    compared = "the model was compared with the JAX model on real text, float32; largest differences"
+    return f"Read back with {reader} {compared}: {'; '.join(listed)}."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,5 +125,5 @@ def render(about: About) -> str:
     loading = LOADING[about.format].format(name=about.name, auto=auto, output=f"output.{output}")
     return (
         f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
-        f"## Verification\n\n{verification(about.reports)}\n"
+        f"## Verification\n\n{verification(about.format, about.reports)}\n"
     )
