@@ -204,15 +204,19 @@ class Run(Settings):
     log_every: int = 100
     eval_every: int = 5_000
     eval_rows: int = 4096  # held-out rows per evaluation: the same rows with the same masks each time
-    rank_every: int = 5_000  # steps between measurements of the effective rank: analysis/watch.py
+    rank_every: int = 5_000  # steps between measurements of the effective rank (analysis/watch.py); 0 switches them off
     checkpoint_every: int = 5_000
+    checkpoint_minutes: float | None = None  # a checkpoint also when so many minutes have passed since the last one
     keep_checkpoints: int = 3  # the newest N
     keep_every: int | None = None  # and every checkpoint whose step is a multiple of this
 
     def check(self):
-        cadence = ("log_every", "eval_every", "eval_rows", "rank_every", "checkpoint_every", "keep_checkpoints")
+        cadence = ("log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints")
         for name in ("train_steps", "batch_size", "accumulate", *cadence):
             self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        self.require(self.rank_every >= 0, f"rank_every must be 0 or more, got {self.rank_every}")
+        minutes = self.checkpoint_minutes
+        self.require(minutes is None or minutes > 0, f"checkpoint_minutes must be above 0, got {minutes}")
         self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
 
@@ -324,7 +328,7 @@ FREE_ON_RESUME = (
     "Run.log_every",
     "Run.eval_every",
     "Run.rank_every",
-    "Run.checkpoint_every",
+    "Run.checkpoint_",
     "Run.keep_",
     "Corpus.processes",
     "Corpus.rows_dir",

@@ -101,10 +101,10 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     unigram = unigram_cross_entropy(experiment, nats, heldout, special)
     learning_rates = np.asarray(optimizer.schedule(experiment.optimizer, experiment.run.train_steps)(np.arange(experiment.run.train_steps)))
     terms = metrics.flops_terms(experiment, vocabulary.size)
-    peak, peak_source = metrics.peak_flops(experiment.model.dtype)
+    peak = metrics.peak_flops(experiment.model.dtype)
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     print(f"model FLOPs a step: {sum(terms.values()):.3g} = " + " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value))
-    print(f"MFU is against {peak / 1e12:.3g} TFLOP/s ({peak_source})")
+    print(metrics.describe_peak(peak))
     print(f"unigram cross-entropy of the held-out targets: {unigram:.4f} nats; an encoder that has learned something is below it")
 
     # Where the state comes from, the first that applies: (1) the workdir's newest whole checkpoint, (2) init_from's parameters, (3) scratch.
@@ -147,7 +147,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         learning_rates=learning_rates,
         tokens_per_step=float(tokens),
         flops_per_step=sum(terms.values()),
-        peak_flops=peak,
+        peak_flops=peak.flops_per_second,
         measures=((experiment.run.rank_every, ranks),),
     )
     first = resumed[0] if resumed else 0

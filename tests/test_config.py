@@ -64,7 +64,7 @@ def test_the_paper_s_presets():
     (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
     (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
     (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "asks for a decoder"),
-    (["Run.rank_every=0"], "rank_every must be above 0"),
+    (["Run.rank_every=-1"], "rank_every must be 0 or more"),
     (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
 ])  # fmt: skip
 def test_wrong_settings(bindings, message):

@@ -32,18 +32,38 @@ def started_from(experiment: config.Experiment) -> str | None:
 
 
 def curve(workdir: str, experiment: config.Experiment) -> dict:
-    """Evaluations of a pretraining run: steps, losses (nats), hours of training until then (evaluation and start-up not counted), unigram."""
-    tokens, hours, before = experiment.run.batch_size * experiment.corpus.sequence_length, 0.0, 0
+    """Evaluations of a pretraining run: steps, losses (nats), unigram, and the hours of training until each.
+
+    Hours are steps times the run's median step time, so that start-up, evaluation and other work on the machine do not count.
+    """
+    lines = metrics.read(workdir)
+    seconds = median_step_seconds(lines, experiment.run.batch_size * experiment.corpus.sequence_length)
     result: dict = {"steps": [], "losses": [], "hours": [], "unigram": None}
-    for line in metrics.read(workdir):
-        if line.get("tokens_per_second"):
-            hours += (line["step"] - before) * tokens / line["tokens_per_second"] / 3600
-        before = line["step"]
+    for line in lines:
         if "unigram" in line:
             result["unigram"] = line["unigram"]
+            hours = line["step"] * (seconds or 0.0) / 3600
             for name, value in (("steps", line["step"]), ("losses", line["eval_loss"]), ("hours", hours)):
                 result[name].append(value)
     return result
+
+
+def median_step_seconds(lines: list[dict], tokens_per_step: int) -> float | None:
+    """The median over all timed steps of a run's metrics.jsonl, each step as long as its log line says; None when none is timed.
+
+    Lines that have no `step_seconds` (of an earlier version) give it by `tokens_per_second`.
+    """
+    seconds, steps, before = [], [], 0
+    for line in lines:
+        if line.get("tokens_per_second"):
+            seconds.append(line.get("step_seconds") or tokens_per_step / line["tokens_per_second"])
+            steps.append(max(line["step"] - before, 1))
+        before = line["step"]
+    if not seconds:
+        return None
+    order = np.argsort(seconds)
+    halfway = np.searchsorted(np.cumsum(np.asarray(steps)[order]), sum(steps) / 2)
+    return float(np.asarray(seconds)[order][halfway])
 
 
 def write(results: dict, workdir: str) -> str:
@@ -151,7 +171,8 @@ def markdown(results: dict, figures: dict[str, str]) -> str:
         f"hidden states hold at least {tau:g} of their sum; the states are not centred. Tokens are held-out text with <s> and </s>, without "
         f"padding; masks are those of each run's pretraining, seed {results['seed']}. In brackets: mean and {ranks.CONFIDENCE:.0%} interval over "
         "disjoint sets of tokens, whose ranks lie a little lower the smaller the sets are; the figures show these. "
-        f"Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is what enters the first layer.",
+        f"Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. Layer 0 is what enters the first layer. "
+        "Hours are steps times the median step time.",
         last_layer_table(results),
     ]
     if masked := mask_table(results):

@@ -58,7 +58,7 @@ class Tuner:
         state = State(self.zero, shapes, moments, shapes, self.zero)
         # Seed 0: the run's own travels with the batch.
         self.train_step = step.make_train_step(heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
-        self.peak = metrics.peak_flops(experiment.model.dtype)[0]
+        self.peak = metrics.peak_flops(experiment.model.dtype).flops_per_second
 
     def fresh_state(self, start: Start, seed: int) -> State:
         """The start's encoder under a head drawn by `seed`."""

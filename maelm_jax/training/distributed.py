@@ -135,6 +135,15 @@ def everywhere(flag: bool) -> bool:
     return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
 
 
+def decided_by_first(what: str, flag: bool) -> bool:
+    """Process 0's `flag`, on every process. `what` names the decision and is used once."""
+    if not several():
+        return flag
+    if not jax.process_index():
+        _client().key_value_set(f"decided {what}", str(flag))
+    return _client().blocking_key_value_get(f"decided {what}", DAY) == str(True)
+
+
 def same_start(experiment: config.Experiment, workdir: str):
     """Raises ConfigError, naming the host, unless all processes have the same settings, workdir, code and JAX."""
     lines = [line.partition(" = ") for line in gin_files.render(experiment).splitlines() if line]

@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+import re
 import time
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +13,10 @@ import numpy as np
 from maelm_jax import config, storage
 from maelm_jax.model import maelm, masking
 
-# Dense bf16 peak in FLOP/s per device, from the vendors' data sheets, by a part of jax.Device.device_kind.
+# Dense bf16 peak in FLOP/s per device, from the vendors' data sheets, by whole words of jax.Device.device_kind.
 PEAK_FLOPS = {
-    "H200": 989e12, "H100": 989e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-    "TPU v6 lite": 918e12, "TPU v6e": 918e12,
+    "GH200": 989e12, "H200": 989e12, "H100": 989e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
+    "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
 }  # fmt: skip
 
 
@@ -62,14 +64,29 @@ def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:
     return best
 
 
-def peak_flops(dtype: str) -> tuple[float, str]:
-    """(FLOP/s of all devices together, where the figure is from)."""
-    kind = jax.devices()[0].device_kind
+class Peak(typing.NamedTuple):
+    """What MFU is a share of."""
+
+    flops_per_second: float | None  # of all devices together; None: unknown
+    source: str  # where the figure is from, or why there is none
+
+
+def peak_flops(dtype: str) -> Peak:
+    """The data sheet's figure for an accelerator; on CPU that of a matrix product measured here; none for an unknown accelerator."""
+    device, count = jax.devices()[0], jax.device_count()
     for name, peak in PEAK_FLOPS.items():
-        if name in kind:
-            return peak * jax.device_count(), f"{jax.device_count()} x {kind}, data sheet, bf16"
-    # Fake CPU devices share the same cores, so the host's rate is the whole of it.
-    return measured_peak(dtype), f"a {dtype} matrix product measured on this {kind}"
+        if re.search(rf"\b{re.escape(name)}\b", device.device_kind):
+            return Peak(peak * count, f"{count} x {device.device_kind}, data sheet, bf16")
+    if device.platform == "cpu":  # pretended CPU devices share the same cores, so the host's rate is the whole of it
+        return Peak(measured_peak(dtype), f"a {dtype} matrix product measured on this {device.device_kind}")
+    return Peak(None, f"the peak of {device.device_kind} is not in PEAK_FLOPS of maelm_jax/training/metrics.py")
+
+
+def describe_peak(peak: Peak) -> str:
+    """In words, for the start of a run."""
+    if peak.flops_per_second is None:
+        return f"MFU is left out: {peak.source}"
+    return f"MFU is against {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
 
 
 class Writer:

@@ -1,0 +1,196 @@
+"""The loop on a fake device with a clock of its own: what a step's time is, when things are due, and what each log line holds."""
+
+import io
+import types
+
+import numpy as np
+import pytest
+import tqdm
+
+from maelm_jax import config
+from maelm_jax.training import checkpoint, loop, metrics
+
+STEP, EVALUATION, SAVE = 1.0, 7.0, 3.0  # seconds
+TOKENS, FLOPS, PEAK = 100.0, 6.0, 12.0  # a step, a step, a second
+
+
+class Device:
+    """Computes what it is handed in order, as an accelerator does: handing over takes no time, reading a result waits for it."""
+
+    def __init__(self):
+        self.now, self.free = 0.0, 0.0
+
+    def submit(self, seconds: float, value: float = 1.0) -> "Result":
+        self.free = max(self.now, self.free) + seconds
+        return Result(self, self.free, value)
+
+
+class Result:
+    def __init__(self, device: Device, ready: float, value: float):
+        self.device, self.ready, self.value = device, ready, value
+
+    def block_until_ready(self) -> "Result":
+        self.device.now = max(self.device.now, self.ready)
+        return self
+
+    def __array__(self, *_args, **_more):
+        self.block_until_ready()
+        return np.asarray(self.value)
+
+
+class Lines(metrics.Writer):
+    def __init__(self):
+        self.lines = []
+
+    def write(self, step, values):
+        self.lines.append({"step": step, **values})
+
+    def send(self):
+        pass
+
+
+class Saves(checkpoint.Checkpoints):
+    def __init__(self, device: Device):
+        self.device, self.saved = device, []
+
+    def save(self, step, state):
+        self.device.now += SAVE
+        self.saved.append(step)
+
+    def steps(self):
+        return self.saved
+
+    def wait(self):
+        pass
+
+
+class State(tuple):
+    params: dict = {}
+
+
+def train(monkeypatch, start=0, step_seconds=lambda number: STEP, loss=lambda step: 1.0, peak=PEAK, measures=(), **settings):
+    """(lines, saved steps, exit status) of a run on the fake device."""
+    device = Device()
+    monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now))
+
+    def train_step(state, number):
+        first = number == start
+        device.now += 60.0 if first else 0.0  # the compiler works on the host
+        done = device.submit(step_seconds(number), loss(number + 1))
+        return State((done,)), {"loss": done, "accuracy": done, "grad_norm": device.submit(0.0)}
+
+    def evaluate(state):
+        np.asarray(device.submit(EVALUATION))
+        return state, {"eval_loss": 1.0}
+
+    run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10} | settings)
+    job = loop.Job(run, train_step, lambda number: number, evaluate, np.ones(run.train_steps), TOKENS, FLOPS, peak, measures)
+    lines, saves = Lines(), Saves(device)
+    _, status = loop.run(job, State(), start, lines, saves)
+    return lines.lines, saves.saved, status
+
+
+@pytest.mark.parametrize("log_every", [1, 2, 3])
+@pytest.mark.parametrize("checkpoint_every", [3, 4, 1000])
+def test_evaluations_and_checkpoints_do_not_change_the_speed_of_any_line(monkeypatch, log_every, checkpoint_every):
+    measure = lambda params: {"rank": 1.0}  # noqa: E731
+    lines, _, _ = train(monkeypatch, log_every=log_every, checkpoint_every=checkpoint_every, measures=((5, measure),))
+    timed = [line for line in lines if line["tokens_per_second"] is not None]
+    assert len(timed) >= 4
+    for line in timed:
+        assert line["step_seconds"] == pytest.approx(STEP), line
+        assert line["tokens_per_second"] == pytest.approx(TOKENS / STEP), line
+        assert line["model_flops_per_second"] == pytest.approx(FLOPS / STEP) and line["mfu"] == pytest.approx(FLOPS / STEP / PEAK), line
+
+
+def test_the_first_step_is_not_timed(monkeypatch):
+    lines, _, _ = train(monkeypatch, train_steps=2)
+    assert lines[0]["tokens_per_second"] is None and "step_seconds" not in lines[0] and "mfu" not in lines[0]
+    assert lines[1]["step_seconds"] == pytest.approx(STEP)
+
+
+def test_step_seconds_is_the_median_and_tokens_per_second_the_mean(monkeypatch):
+    lines, _, _ = train(monkeypatch, log_every=5, eval_every=1000, train_steps=10, step_seconds=lambda number: 11.0 if number == 7 else 1.0)
+    (line,) = [line for line in lines if line["step"] == 10]
+    assert line["step_seconds"] == pytest.approx(1.0) and line["tokens_per_second"] == pytest.approx(TOKENS * 5 / 15)
+
+
+def test_lines_evaluations_and_measurements_come_when_they_are_due(monkeypatch):
+    measure = lambda params: {"rank": 1.0}  # noqa: E731
+    lines, saved, status = train(monkeypatch, log_every=3, eval_every=4, checkpoint_every=6, measures=((5, measure), (0, measure)))
+    assert status == 0 and saved == [6, 10]
+    assert [line["step"] for line in lines] == [3, 4, 5, 6, 8, 9, 10]
+    assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 10]
+    assert [line["step"] for line in lines if "rank" in line] == [5, 10]
+
+
+def test_a_resumed_run_goes_on_with_its_step_numbers(monkeypatch):
+    lines, saved, _ = train(monkeypatch, start=7)
+    assert [line["step"] for line in lines] == [8, 9, 10] and saved == [10] and lines[0]["tokens_per_second"] is None
+
+
+@pytest.mark.parametrize("step", [3, 4, 5, 6])  # 4 is evaluated, 6 saved
+def test_nothing_of_a_diverged_step_is_logged_evaluated_or_saved(monkeypatch, step):
+    seen = []
+    monkeypatch.setattr(Lines, "write", lambda self, number, values: seen.append(number))
+    kept = "the last good checkpoint is step 3" if step > 3 else "there is no checkpoint yet"
+    with pytest.raises(loop.Diverged, match=f"step {step}: loss nan, gradient norm 1.0; stopped; {kept}"):
+        train(monkeypatch, checkpoint_every=3, loss=lambda number: float("nan") if number == step else 1.0)
+    assert seen == list(range(1, step))
+
+
+def test_the_mfu_of_an_unknown_device_is_left_out(monkeypatch):
+    lines, _, _ = train(monkeypatch, peak=None)
+    assert all("mfu" not in line for line in lines) and lines[-1]["model_flops_per_second"] == pytest.approx(FLOPS)
+
+
+def test_the_progress_bar_says_compiling_until_the_first_step_is_done(monkeypatch):
+    shown = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, *args, **more):
+            super().__init__(*args, **more | {"file": io.StringIO()})
+            shown.append((0, self.desc))
+
+        def update(self, n=1):
+            super().update(n)
+            shown.append((self.n, self.desc))
+
+    monkeypatch.setattr(loop.tqdm, "tqdm", Bar)
+    train(monkeypatch, train_steps=3)
+    assert [(done, text.rstrip(": ")) for done, text in shown] == [(0, "compiling"), (1, "training"), (2, "training"), (3, "training")]
+
+
+def test_the_clock_on_real_steps():
+    import time
+
+    clock = loop.Clock()
+    clock.step_done()
+    for _ in range(3):
+        time.sleep(0.01)
+        clock.step_done()
+        with clock.paused():
+            time.sleep(0.2)
+    speed = clock.speed()
+    assert 0.01 <= speed.median_seconds < 0.1 and 0.01 <= 1 / speed.steps_per_second < 0.1
+    assert clock.speed() is None, "a reading starts anew"
+
+
+def test_a_checkpoint_is_written_when_the_minutes_have_passed_since_the_last_one(monkeypatch):
+    _, saved, _ = train(monkeypatch, eval_every=1000, checkpoint_every=7, checkpoint_minutes=4 / 60)
+    assert saved == [5, 7, 10], "4 s after the compilation; then a multiple of 7, from which the minutes count anew; the last"
+
+
+def test_several_processes_follow_the_first_ones_watch_and_compare_at_log_lines_only(monkeypatch):
+    asked = []
+
+    def decided(what, flag):
+        asked.append(what)
+        return what.endswith(" 8")
+
+    monkeypatch.setattr(loop.distributed, "decided_by_first", decided)
+    monkeypatch.setattr(loop.distributed, "several", lambda: True)
+    settings = config.Run(log_every=4, checkpoint_every=12, checkpoint_minutes=1e-9)
+    saves = loop.SaveCadence(settings)
+    assert [step for step in range(1, 13) if saves.due(step)] == [8, 12]
+    assert asked == ["checkpoint of step 4", "checkpoint of step 8"]

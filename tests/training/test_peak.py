@@ -1,0 +1,37 @@
+"""What MFU is compared with, by the name of the device."""
+
+import types
+
+import jax
+import pytest
+
+from maelm_jax.training import metrics
+
+
+def pretend(monkeypatch, kind: str, platform: str, count: int = 4):
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(device_kind=kind, platform=platform)] * count)
+    monkeypatch.setattr(jax, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize("kind,peak", [
+    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H200", 989e12), ("NVIDIA GH200 480GB", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12),
+    ("TPU v5 lite", 197e12), ("TPU v5", 459e12), ("TPU v5p", 459e12), ("TPU v6 lite", 918e12), ("TPU v4", 275e12),
+])  # fmt: skip
+def test_a_known_accelerator_has_its_data_sheet_figure(monkeypatch, kind, peak):
+    pretend(monkeypatch, kind, "tpu" if "TPU" in kind else "gpu")
+    assert metrics.peak_flops("bfloat16").flops_per_second == 4 * peak
+
+
+@pytest.mark.parametrize("kind", ["NVIDIA GeForce RTX 4090", "NVIDIA RTX A1000 Laptop GPU", "AMD Instinct MI300X"])
+def test_an_unknown_accelerator_has_no_peak_and_the_reason_is_told(monkeypatch, kind):
+    pretend(monkeypatch, kind, "gpu")
+    monkeypatch.setattr(metrics, "measured_peak", lambda dtype: pytest.fail("nothing is measured on an accelerator"))
+    peak = metrics.peak_flops("bfloat16")
+    assert peak.flops_per_second is None
+    assert metrics.describe_peak(peak) == f"MFU is left out: the peak of {kind} is not in PEAK_FLOPS of maelm_jax/training/metrics.py"
+
+
+def test_on_cpu_the_peak_is_measured(monkeypatch):
+    pretend(monkeypatch, "cpu", "cpu")
+    monkeypatch.setattr(metrics, "measured_peak", lambda dtype: 1.5e11)
+    assert metrics.describe_peak(metrics.peak_flops("float32")) == "MFU is against 0.15 TFLOP/s (a float32 matrix product measured on this cpu)"
