@@ -155,12 +155,12 @@ def measure(run: Run, rows: np.ndarray, args) -> dict:
     import tqdm
 
     from maelm_jax.analysis import moments, report
-    from maelm_jax.model import maelm
+    from maelm_jax.model import keys, maelm
 
     experiment, special = run.experiment, run.vocabulary.special
     graph = maelm.encoder_graph(experiment.model, run.vocabulary.size, special.pad)
     compiled = jax.jit(moments.measure(graph, experiment.masking, rows.shape[1], special))
-    key = jax.random.key(args.seed)
+    key = keys.of_seed(args.seed)
     # Neighbouring rows stay together, so that sets share few documents.
     visible = int((rows != special.pad).sum() * (1 - experiment.masking.rate))
     sets = number_of_sets(args.sets, len(rows), visible, experiment.model.width)

@@ -17,7 +17,7 @@ from maelm_jax import config, gin_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.interop import huggingface, json_objects, pytorch, reference
 from maelm_jax.interop import tensors as tables
-from maelm_jax.model import maelm
+from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint
 
 ENCODER = ("layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets", "max_distance", "layer_norm_eps")
@@ -163,7 +163,7 @@ def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ..
 def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """{path: shape} of the model's parameters."""
     init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[1]
-    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, jax.random.key(0))).items()}
+    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, keys.of_seed(0))).items()}
 
 
 def nested(values: dict[str, typing.Any]) -> dict:

@@ -6,7 +6,8 @@
     python -m maelm_jax.train --gin_file=base.gin --dry_run                        sizes, FLOPs, memory and mesh, without any data
 
 The workdir holds all of it: config.gin, environment.txt, vocabulary/, metrics.jsonl, tensorboard/, checkpoints/, loss_curve.png. The same
-command started again goes on from the newest checkpoint. Exit status: 0 done, 143 saved on SIGTERM, 2 wrong input, 1 anything else.
+command started again goes on from the newest checkpoint. Exit status: 0 done, 143 stopped by SIGTERM (and saved), 2 wrong input, 3 diverged,
+1 anything else.
 """
 
 import argparse
@@ -240,15 +241,15 @@ def unigram_cross_entropy(experiment: config.Experiment, nats: np.ndarray, heldo
     """The mean of `nats` over the held-out targets, the very ones of the evaluation. `heldout` is int32 [evaluation batches, rows, L]."""
     import jax
 
-    from maelm_jax.model import loss, masking
+    from maelm_jax.model import keys, loss, masking
 
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-    mask_key = jax.random.split(jax.random.fold_in(jax.random.key(experiment.run.seed), 2))[0]
+    mask_key = jax.random.split(jax.random.fold_in(keys.of_seed(experiment.run.seed), 2))[0]
 
     @jax.jit
     def targets(part, numbers):
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
-        return loss.targets(masking.draw(keys, part, experiment.masking, sizes, special))
+        mask_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
+        return loss.targets(masking.draw(mask_keys, part, experiment.masking, sizes, special))
 
     total = count = 0.0
     size = heldout.shape[1]

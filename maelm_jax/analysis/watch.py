@@ -7,7 +7,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
-from maelm_jax.model import maelm
+from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
 TAU = 0.9  # the paper's
@@ -26,7 +26,7 @@ class Watch:
         visible = (heldout != special.pad).sum(1).cumsum() * (1 - experiment.masking.rate)
         self._rows = heldout[: int(np.searchsorted(visible, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
-        self._key = jax.random.key(experiment.run.seed)
+        self._key = keys.of_seed(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
         graph = maelm.encoder_graph(experiment.model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -20,6 +20,7 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import features, heads
 from maelm_jax.finetuning.problem import DevSet, Problem
 from maelm_jax.finetuning.start import Start
+from maelm_jax.model import keys
 from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
 
 STOPPED = loop.STOPPED
@@ -45,7 +46,7 @@ class Tuner:
         self.mesh = sharding.make_mesh(experiment.mesh)
         self.graph, self.init = heads.create(experiment.model, self.vocabulary.size, self.vocabulary.pad, problem.classes)
         self.updates = optimizer.create_adjustable(experiment.optimizer)
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
+        shapes = jax.eval_shape(self.init, keys.of_seed(0))
         place_as = lambda tree: sharding.tree(tree, self.mesh)  # noqa: E731
         moments = jax.eval_shape(self.updates.init, shapes)
         self.fresh_params = jax.jit(self.init, out_shardings=place_as(shapes))
@@ -62,7 +63,7 @@ class Tuner:
 
     def fresh_state(self, start: Start, seed: int) -> State:
         """The start's encoder under a head drawn by `seed`."""
-        params = self.fresh_params(jax.random.fold_in(jax.random.key(seed), 0))
+        params = self.fresh_params(jax.random.fold_in(keys.of_seed(seed), 0))
         params |= {"encoder": start.encoder(params["encoder"])}
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a state's buffers are given away at each step
         return State(copy(self.zero), params, self.fresh_moments(params), copy(params), jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
@@ -183,7 +184,7 @@ class Predictor:
     def __init__(self, graph, init, mesh: jax.sharding.Mesh, pad: int, rows: int):
         self.mesh, self.pad = mesh, pad
         self.rows = -(-rows // (mesh.shape["data"] * mesh.shape["fsdp"])) * (mesh.shape["data"] * mesh.shape["fsdp"])
-        params = sharding.tree(jax.eval_shape(init, jax.random.key(0)), mesh)
+        params = sharding.tree(jax.eval_shape(init, keys.of_seed(0)), mesh)
         self.predict = jax.jit(heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH)))
 
     def outputs(self, params: dict, dev: DevSet, sizes: list[int]):
@@ -223,7 +224,7 @@ def restore(workdir: str, experiment: config.Experiment, classes: int, vocabular
     """(Predictor, parameters) of a finished fine-tuned workdir."""
     graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, classes)
     mesh = sharding.make_mesh(experiment.mesh)
-    shapes = jax.eval_shape(init, jax.random.key(0))
+    shapes = jax.eval_shape(init, keys.of_seed(0))
     like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.tree(shapes, mesh))
     params = checkpoint.restore_params(workdir, like)[1]
     return Predictor(graph, init, mesh, vocabulary.pad, experiment.finetune.eval_batch_size), params

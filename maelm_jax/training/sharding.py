@@ -1,5 +1,7 @@
 """Devices as a mesh (data, fsdp, tensor), and the one table that says how each parameter lies on it."""
 
+import math
+import os
 import re
 
 import jax
@@ -29,10 +31,12 @@ BATCH = PartitionSpec(("data", "fsdp"))  # rows are divided over data and fsdp
 
 
 def spec(path: str) -> PartitionSpec:
-    """The rule for a parameter's path, as in encoder/blocks/query/kernel. Raises ValueError unless exactly one matches."""
+    """The rule for a parameter's path, as in encoder/blocks/query/kernel. Raises RunError unless exactly one matches."""
     found = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
     if len(found) != 1:
-        raise ValueError(f"{path} matches {len(found)} sharding rules; it must match exactly one")
+        raise config.RunError(
+            f"the parameter {path} matches {len(found)} sharding rules. Give it exactly one in RULES of maelm_jax/training/sharding.py"
+        )
     return found[0]
 
 
@@ -44,21 +48,44 @@ def path_of(keys) -> str:
 
 
 def tree(shapes, mesh: jax.sharding.Mesh):
-    """A sharding for every leaf: parameters and their moments by the table, scalars (step, counts) on every device."""
+    """A sharding for every leaf: parameters and their moments by the table, scalars (step, counts) on every device.
+
+    Raises:
+        ConfigError: The mesh does not divide a parameter.
+        RunError: A parameter has no rule.
+    """
 
     def leaf(keys, value):
         path = path_of(keys)
-        return NamedSharding(mesh, spec(path) if path else PartitionSpec())
+        if not path and value.ndim:
+            path = jax.tree_util.keystr(keys, simple=True, separator="/")  # of no known module: spec() refuses it
+        rule = spec(path) if path else PartitionSpec()
+        check_divides(path, value.shape, rule, mesh)
+        return NamedSharding(mesh, rule)
 
     return jax.tree_util.tree_map_with_path(leaf, shapes)
+
+
+def check_divides(path: str, shape: tuple[int, ...], rule: PartitionSpec, mesh: jax.sharding.Mesh):
+    """Raises ConfigError unless the mesh divides every dimension of a parameter that the rule cuts."""
+    for size, axis in zip(shape, rule, strict=False):
+        parts = mesh.shape[axis] if axis else 1
+        if size % parts:
+            raise config.ConfigError(f"Mesh.{axis}={parts} does not divide the {size} rows or columns of {path}. {_fitting(axis, size)}")
+
+
+def _fitting(axis: str, size: int) -> str:
+    """How to fix an axis that does not divide `size`."""
+    few = [str(count) for count in range(1, 33) if size % count == 0]
+    return f"Use a Mesh.{axis} that does, as {', '.join(few)}"
 
 
 def mesh_sizes(settings: config.Mesh, devices: int) -> tuple[int, int, int]:
     """(data, fsdp, tensor) with -1 worked out. Raises ConfigError, with what would fit, when the product is not `devices`."""
     sizes = [settings.data, settings.fsdp, settings.tensor]
-    known = int(np.prod([size for size in sizes if size > 0]))
+    known = math.prod(size for size in sizes if size > 0)  # of Python's integers, which do not overflow
     sizes = [devices // known if size == -1 else size for size in sizes]
-    if int(np.prod(sizes)) != devices:
+    if math.prod(sizes) != devices:
         divisors = [size for size in range(1, devices + 1) if devices % size == 0]
         raise config.ConfigError(
             f"Mesh: data {settings.data} x fsdp {settings.fsdp} x tensor {settings.tensor} does not make the {devices} devices here; "
@@ -74,8 +101,9 @@ def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
 
 
 def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Raises ConfigError, with what would fit, unless rows, heads, width and feed-forward divide over the mesh."""
+    """Raises ConfigError, with what would fit, unless rows, heads, width and feed-forward divide over the mesh, and a batch fits in memory."""
     model, run = experiment.model, experiment.run
+    check_memory(run.batch_size, experiment.corpus.sequence_length)
     rows, tensor, fsdp = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["tensor"], mesh.shape["fsdp"]
     micro = run.batch_size // run.accumulate
     if micro % rows:
@@ -88,6 +116,17 @@ def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
         for name, size in (("heads", tensor), ("feed_forward", tensor), ("width", fsdp)):
             if getattr(part, name) % size:
                 raise config.ConfigError(f"Model.{name} {getattr(part, name)}{of} does not divide over the mesh's {size} devices")
+
+
+def check_memory(batch_size: int, length: int):
+    """Raises ConfigError when the rows of a batch alone, as ids of 4 bytes, fill this machine's share of memory."""
+    needed = 4 * batch_size * length / jax.process_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory / 4:  # read, converted and handed to the devices, a batch exists several times
+        most = int(batch_size * memory / 4 / needed)
+        raise config.ConfigError(
+            f"Run.batch_size={batch_size}: its ids alone take {needed / 1e9:,.1f} GB of this machine's {memory / 1e9:,.1f} GB. Use at most {most}"
+        )
 
 
 def local_places(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, Key, UInt32
 
 from maelm_jax import config
-from maelm_jax.model import loss, maelm, masking
+from maelm_jax.model import keys, loss, maelm, masking
 from maelm_jax.training import optimizer as optimizers
 from maelm_jax.training import parallel, sharding
 
@@ -43,7 +43,7 @@ def create_state(init: collections.abc.Callable, optimizer: optax.GradientTransf
     """A fresh state, born sharded: no device ever holds more than its part."""
 
     def fresh():
-        params = init(jax.random.fold_in(jax.random.key(seed), 0))
+        params = init(jax.random.fold_in(keys.of_seed(seed), 0))
         return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
     return jax.jit(fresh, out_shardings=sharding.tree(jax.eval_shape(fresh), mesh))()
@@ -81,7 +81,7 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
         return parallel.reduced(gradient), parallel.summed(total)
 
     def train_step(state, batch):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), 1), state.step)
+        key = jax.random.fold_in(jax.random.fold_in(keys.of_seed(seed), 1), state.step)
         numbers = jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
         specs = parallel.specs(state.params)
         gradient, total = parallel.each_device(gradient_and_sums, mesh, specs, (specs, PartitionSpec()))(state.params, key, batch, numbers)
@@ -116,7 +116,7 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh):
         params = init(key)
         return State(jnp.zeros((), jnp.int32), params, updates.init(params))
 
-    shapes = jax.eval_shape(fresh, jax.random.key(0))
+    shapes = jax.eval_shape(fresh, keys.of_seed(0))
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.tree(shapes, mesh))
     rows = NamedSharding(mesh, sharding.BATCH)
     batch = jax.ShapeDtypeStruct((run.batch_size, experiment.corpus.sequence_length), jnp.int32, sharding=rows)
@@ -131,7 +131,7 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
         return parallel.summed(total)
 
     def eval_step(params: dict, batch, first):
-        key = jax.random.fold_in(jax.random.key(seed), 2)
+        key = jax.random.fold_in(keys.of_seed(seed), 2)
         numbers = first + jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
         return parallel.each_device(sums, mesh, parallel.specs(params), PartitionSpec())(params, key, batch, numbers)
 

@@ -79,7 +79,7 @@ def test_accumulation_is_the_whole_batch():
 def test_every_parameter_has_one_rule(single):
     for keys, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
         sharding.spec(sharding.path_of(keys))
-    with pytest.raises(ValueError, match="matches 0"):
+    with pytest.raises(config.RunError, match="matches 0"):
         sharding.spec("encoder/blocks/query/kernels")
 
 

@@ -1,0 +1,48 @@
+"""Runs do not depend on which kind of random key the environment asks JAX for."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import keys, maelm
+from maelm_jax.training import optimizer, sharding, step
+
+PACKAGE = pathlib.Path(keys.__file__).parent.parent
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+MODEL = config.Model(layers=1, width=16, heads=2, feed_forward=32, decoder_layers=1, max_positions=16, init_std=0.1)
+
+
+def losses() -> list[float]:
+    """Of two steps with dropout, from fresh weights."""
+    settings = config.Experiment(
+        config.Vocabulary(size=300), config.Corpus(sequence_length=16), config.Masking(), MODEL, config.Optimizer(warmup_steps=1),
+        config.Mesh(1, 1, 1), config.Run(train_steps=10, batch_size=4),
+    )  # fmt: skip
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    graph, init = maelm.create(MODEL, 100, SPECIAL)
+    updates = optimizer.create(settings.optimizer, 10)
+    state = step.create_state(init, updates, 7, mesh)
+    train_step = step.make_train_step(step.pretraining_loss(settings, graph, SPECIAL), updates, state, 7, 1, mesh)
+    rows = sharding.place(np.random.default_rng(0).integers(4, 99, (4, 16)).astype(np.int32), mesh)
+    result = []
+    for _ in range(2):
+        state, values = train_step(state, rows)
+        result.append(float(values["loss"]))
+    return result
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_the_environments_kind_of_key_changes_nothing(kind):
+    expected = losses()
+    with jax.default_prng_impl(kind):
+        assert losses() == expected
+
+
+def test_all_keys_of_the_package_are_made_in_one_place():
+    makers = re.compile(r"\bPRNGKey\(|\brandom\.key\(")
+    found = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if makers.search(path.read_text())]
+    assert found == ["model/keys.py"]

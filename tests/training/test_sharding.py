@@ -1,0 +1,51 @@
+"""What a mesh cannot do ends in one line that says what would fit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import config, gin_files
+from maelm_jax.model import keys, maelm
+from maelm_jax.training import sharding
+
+MODEL = config.Model(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
+
+
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
+
+
+@pytest.mark.parametrize("size", [300, 700])
+def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
+    special = config.SpecialIds.of_size(size)
+    shapes = jax.eval_shape(maelm.create(MODEL, size, special)[1], keys.of_seed(0))
+    sharding.tree(shapes, mesh_of(1, 1, 2))
+    with pytest.raises(config.ConfigError) as error:
+        sharding.tree(shapes, mesh_of(1, 1, 5))
+    assert "\n" not in str(error.value)
+    rows = maelm.table_rows(size)
+    assert f"Mesh.tensor=5 does not divide the {rows} rows or columns of encoder/token_embedding. Use" in str(error.value)
+
+
+@pytest.mark.parametrize("path", [("encoder", "gate"), ("adapter", "kernel")], ids="/".join)
+def test_a_parameter_without_a_rule_is_named(path):
+    shapes = {path[0]: {path[1]: jax.ShapeDtypeStruct((4, 4), jnp.float32)}, "count": jax.ShapeDtypeStruct((), jnp.int32)}
+    with pytest.raises(config.RunError, match=f"the parameter {'/'.join(path)} matches 0 sharding rules. Give it exactly one in RULES of"):
+        sharding.tree(shapes, mesh_of(1, 1, 1))
+
+
+@pytest.mark.parametrize("sizes", [(10**30, 1, 1), (-1, 2**62, 4), (2**32, 2**32, -1), (-1, 3, 1), (2**63, 2, 1)], ids=str)
+def test_absurd_meshes_are_refused(sizes):
+    with pytest.raises(config.ConfigError, match="does not make the 8 devices here"):
+        sharding.mesh_sizes(config.Mesh(*sizes), 8)
+
+
+def test_a_batch_that_cannot_be_in_memory_is_refused_with_one_that_could():
+    settings = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10000000000"])
+    with pytest.raises(config.ConfigError, match=r"Run.batch_size=10000000000: its ids alone take 2,560.0 GB of this machine's .* GB. Use at most"):
+        sharding.check(settings, mesh_of(1, 1, 1))
+    most = int(str(pytest.raises(config.ConfigError, sharding.check, settings, mesh_of(1, 1, 1)).value).rsplit(" ", 1)[1])
+    sharding.check_memory(most, 64)
+    with pytest.raises(config.ConfigError):
+        sharding.check_memory(most + most // 100, 64)
