@@ -12,7 +12,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, storage, workdirs
+from maelm_jax import config, gin_files, stopping, storage, workdirs
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -134,12 +134,14 @@ def check_workdir(workdir: str, experiment: config.Experiment):
 
 
 def run(main: collections.abc.Callable[[list[str]], int | None], trains: bool = False) -> typing.NoReturn:
-    """Calls `main(argv)` and ends the process: 0 done, or main's own number, 2 for ConfigError, 1 otherwise (RunError: one line).
+    """Calls `main(argv)` and ends the process: 0 done, or main's own number; otherwise the status of a ConfigError (2) or RunError (1, or
+    3 when a run diverged), each with one line; 143 after SIGTERM; 1 for any other error.
 
     With `trains` the process may first start itself again to get huge pages (`use_huge_pages`).
     """
     if trains:
         use_huge_pages(sys.argv[1:])
+    stopping.exit_on_sigterm()
     argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has nine programs of less
@@ -149,7 +151,7 @@ def run(main: collections.abc.Callable[[list[str]], int | None], trains: bool = 
         if "--verbose" in argv:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, config.ConfigError) else 1)
+        sys.exit(error.status)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -8,9 +8,13 @@ import typing
 class ConfigError(ValueError):
     """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
 
+    status = 2
+
 
 class RunError(RuntimeError):
-    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1."""
+    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1 unless `status` differs."""
+
+    status = 1
 
 
 def _matches(value, annotation) -> bool:

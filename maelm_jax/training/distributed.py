@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
 
 import jax
@@ -23,7 +24,7 @@ import numpy as np
 from jax._src import distributed as runtime  # the client of the coordination service has no public name; Orbax takes it from here too
 from jax.experimental import multihost_utils
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, stopping
 
 DAY = 86_400_000  # milliseconds: the bound of waits during which a process that dies is noticed by its missing heartbeats
 LOCAL = ("Corpus.processes", "Corpus.rows_dir")  # settings that may differ from host to host
@@ -53,17 +54,24 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
     try:
         yield
     except Exception as error:
-        status = 2 if isinstance(error, config.ConfigError) else 1
-        atexit.register(_leave, status)  # not through JAX's own way out, which waits for the other processes
-        if isinstance(error, (config.ConfigError, config.RunError)):
-            _tell(str(error))
+        reported = _reported(error)
+        atexit.register(_leave, getattr(reported, "status", 1))  # not through JAX's own way out, which waits for the other processes
+        if reported is error:
             raise
-        reason = " ".join(str(error).split())
-        if any(word in reason for word in ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task")):
-            told = _told()
-            raise config.RunError(told or f"{_lost()} ({reason[:160]})") from error
-        _tell(f"{type(error).__name__}: {reason[:300]}")
-        raise
+        raise reported from error
+
+
+def _reported(error: Exception) -> Exception:
+    """Tells the other processes why this one ends; returns what it ends with: `error`, or the failure of another process that caused it."""
+    reason = " ".join(str(error).split())
+    if isinstance(error, (config.ConfigError, config.RunError)):
+        _tell(error.status, str(error))
+    elif any(word in reason for word in ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task")):
+        time.sleep(0.5)  # for another process to tell why it ends
+        return _told() or config.RunError(f"{_lost()} ({reason[:160]})")
+    else:
+        _tell(1, f"{type(error).__name__}: {reason[:300]}")
+    return error
 
 
 def _connect(coordinator: str, processes: int | None, process: int | None, timeout: int):
@@ -87,6 +95,8 @@ def _connect(coordinator: str, processes: int | None, process: int | None, timeo
     except (RuntimeError, ValueError) as error:  # jaxlib's own errors are RuntimeErrors
         raise config.RunError(f"could not join the other processes at {place}: {' '.join(str(error).split())[:300]}") from error
     _set_last_words(f"error: {_lost()}")
+    stopping.exit_by(_stop_all)
+    threading.Thread(target=_stop_with_others, name="stop with others", daemon=True).start()
 
 
 def several() -> bool:
@@ -96,9 +106,10 @@ def several() -> bool:
 
 def name(process: int | None = None) -> str:
     """What a process (this one by default) is called in messages."""
-    if process is not None and process != jax.process_index():
+    own = runtime.global_state.process_id  # jax.process_index() would wait for the other processes' devices
+    if process is not None and process != own:
         return f"process {process}"
-    return f"process {jax.process_index()} on {socket.gethostname()}"
+    return f"process {own} on {socket.gethostname()}"
 
 
 @contextlib.contextmanager
@@ -182,7 +193,11 @@ def same_folder(path: str, what: str, patience: float = 30.0):
 
 
 def listen():
-    """From here on a SIGTERM to any process is noted for all (`jax.experimental.multihost_utils.reached_preemption_sync_point`)."""
+    """From here on a SIGTERM to any process is noted for all (`jax.experimental.multihost_utils.reached_preemption_sync_point`).
+
+    Until then it ends all processes.
+    """
+    _listening.set()
     if runtime.global_state.preemption_sync_manager is None:
         jax.config.update("jax_enable_preemption_service", True)
         runtime.global_state.initialize_preemption_sync_manager()
@@ -192,16 +207,39 @@ def _client():
     return runtime.global_state.client
 
 
-def _tell(reason: str):
+def _tell(status: int, reason: str):
+    """Lets the other processes know why, and with which exit status, this one ends. The first one to tell is believed."""
     with contextlib.suppress(Exception):  # the service may be gone already
-        _client().key_value_set("failed", f"{name()} ended: {reason}")
+        _client().key_value_set("failed", json.dumps([status, f"{name()} ended: {reason}"]))
 
 
-def _told() -> str | None:
+def _told() -> config.RunError | None:
+    """What another process told before it ended, with its exit status."""
     with contextlib.suppress(Exception):
-        time.sleep(0.5)
-        return _client().key_value_try_get("failed")
+        status, reason = json.loads(_client().key_value_try_get("failed"))
+        error = config.RunError(reason)
+        error.status = status
+        return error
     return None
+
+
+_listening = threading.Event()  # set when the training loop looks after SIGTERM
+
+
+def _stop_all(status: int):
+    """Ends this process after SIGTERM, and with it the others."""
+    _listening.set()  # this process knows already
+    _tell(status, "stopped by SIGTERM")
+    _leave(status)
+
+
+def _stop_with_others():
+    """Until the loop begins: ends this process when another one was stopped by SIGTERM."""
+    while not _listening.wait(1.0):
+        told = _told()
+        if told is not None and told.status == stopping.STOPPED:
+            os.write(2, f"{told}; the same command, on all hosts, goes on\n".encode())
+            _leave(stopping.STOPPED)
 
 
 def _lost() -> str:
@@ -213,11 +251,12 @@ def _leave(status: int, patience: float = 10.0):
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(Exception):  # the service may be gone already, and a process that died says nothing
-        if jax.process_index():
-            _client().key_value_set(f"left/{jax.process_index()}", "")
+        own, count = runtime.global_state.process_id, runtime.global_state.num_processes
+        if own:
+            _client().key_value_set(f"left/{own}", "")
         else:
             end = time.monotonic() + patience
-            for process in range(1, jax.process_count()):
+            for process in range(1, count):
                 _client().blocking_key_value_get(f"left/{process}", max(1, int(1000 * (end - time.monotonic()))))
             time.sleep(0.5)
     os._exit(status)

@@ -14,14 +14,16 @@ import numpy as np
 import tqdm
 from jax.experimental import multihost_utils
 
-from maelm_jax import config
+from maelm_jax import config, stopping
 from maelm_jax.training import checkpoint, distributed, metrics
 
-STOPPED = 143  # exit status after a checkpoint on SIGTERM: launchers start the command again
+STOPPED = stopping.STOPPED
 
 
 class Diverged(config.RunError):
-    """The loss or the gradient is not finite."""
+    """The loss or the gradient is not finite. Exit status 3: launchers do not start the command again."""
+
+    status = 3
 
 
 @dataclasses.dataclass
@@ -48,6 +50,7 @@ class Interrupted:
         if distributed.several():
             distributed.listen()
         else:
+            self._wakeup = signal.set_wakeup_fd(-1)  # stopping.py's: it must not learn of a signal that is handled here
             self._before = signal.signal(signal.SIGTERM, self._note)
         return self
 
@@ -64,6 +67,7 @@ class Interrupted:
     def __exit__(self, failed, *_):
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+            signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         if self._asked and not self._heard and not failed:  # while the last step was saved: as if it came now
             signal.raise_signal(signal.SIGTERM)
 

@@ -1,0 +1,84 @@
+"""Exit statuses: SIGTERM before and after the training loop, and a run that diverged."""
+
+import os
+import pathlib
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from maelm_jax import cli, config, stopping
+from maelm_jax.training import loop
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+READY = "print('ready', flush=True); "
+IN_PYTHON = "import time; " + READY + "time.sleep(60)"
+IN_C = "import hashlib; " + READY + "hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)"  # minutes in which no Python handler runs
+FORKED = """if True:
+    import multiprocessing, time
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join()
+    print(child.exitcode, "ready", flush=True)
+    time.sleep(60)
+"""
+AS_THE_LOOP = """if True:
+    from maelm_jax.training import loop
+    with loop.Interrupted() as interrupted:
+        print("ready", flush=True)
+        while not interrupted.after(1):
+            pass
+    print("saved", flush=True)
+    raise SystemExit(143)
+"""
+
+
+def stopped(body: str) -> tuple[int, str, str, float]:
+    """(exit status, stdout, stderr, seconds from the signal) of a command that runs `body` and gets SIGTERM once it says that it is ready."""
+    code = f"from maelm_jax import cli\ndef main(argv):\n    exec({body!r}, {{}})\ncli.run(main)"
+    environment = os.environ | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "")}  # no second start
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert select.select([process.stdout], [], [], 60)[0]
+        said = process.stdout.readline().decode()
+        assert "ready" in said, process.stderr.read()
+        began = time.monotonic()
+        process.terminate()
+        rest, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    return process.returncode, said + rest.decode(), errors.decode(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("body", [IN_PYTHON, IN_C], ids=["in Python", "in a call of C"])
+def test_sigterm_outside_the_loop_ends_at_once_with_143(body):
+    status, _, errors, seconds = stopped(body)
+    assert status == 143 and errors == "stopped by SIGTERM; the same command goes on\n" and seconds < 5
+
+
+def test_a_forked_child_is_terminated_alone():
+    status, said, _, _ = stopped(FORKED)
+    assert (status, said) == (143, f"{-signal.SIGTERM} ready\n")
+
+
+def test_the_loop_looks_after_its_own_signal():
+    status, said, errors, _ = stopped(AS_THE_LOOP)
+    assert (status, said, errors) == (143, "ready\nsaved\n", "")
+
+
+@pytest.mark.parametrize("error,status", [
+    (config.ConfigError("a wrong input"), 2), (config.RunError("a disk that is full"), 1), (loop.Diverged("step 5: loss nan"), 3),
+])  # fmt: skip
+def test_each_error_has_its_exit_status_and_one_line(monkeypatch, capsys, error, status):
+    def main(argv):
+        raise error
+
+    monkeypatch.setattr(cli, "use_huge_pages", lambda: None)
+    monkeypatch.setattr(stopping, "exit_on_sigterm", lambda: None)
+    with pytest.raises(SystemExit) as end:
+        cli.run(main)
+    assert end.value.code == status and capsys.readouterr().err == f"error: {error}\n"
