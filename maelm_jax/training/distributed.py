@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import secrets
 import signal
 import socket
@@ -26,6 +27,7 @@ from jax.experimental import multihost_utils
 
 from maelm_jax import config, gin_files, stopping
 
+LONGEST_TIMEOUT = 86_400  # seconds
 DAY = 86_400_000  # milliseconds: the bound of waits during which a process that dies is noticed by its missing heartbeats
 LOCAL = ("Corpus.processes", "Corpus.rows_dir")  # settings that may differ from host to host
 
@@ -41,7 +43,8 @@ def joined(coordinator: str | None, processes: int | None, process: int | None, 
 
     Raises ConfigError for flags that do not fit together, RunError when contact with another process is lost.
     """
-    several = int(os.environ.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_NODELIST" in os.environ or int(os.environ.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+    slurm = "SLURM_STEP_NODELIST" in os.environ and _number_in_environment("SLURM_NTASKS", 1) > 1
+    several = slurm or _number_in_environment("OMPI_COMM_WORLD_SIZE", 1) > 1
     coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS") or ("auto" if several else None)
     if coordinator is None:
         if processes is not None or process is not None:
@@ -77,13 +80,9 @@ def _reported(error: Exception) -> Exception:
 def _connect(coordinator: str, processes: int | None, process: int | None, timeout: int):
     jax.config.update("jax_enable_preemption_service", False)  # until `listen`: before there is anything to save, SIGTERM ends a process at once
     if coordinator != "auto":
-        processes = processes if processes is not None else int(os.environ.get("JAX_NUM_PROCESSES", 0))
-        process = process if process is not None else int(os.environ.get("JAX_PROCESS_ID", -1))
-        if ":" not in coordinator or not 0 <= process < processes:
-            raise config.ConfigError(
-                f"--coordinator={coordinator} --processes={processes} --process={process}: expected HOST:PORT, the number of processes, and "
-                "this one's number from 0"
-            )
+        processes = processes if processes is not None else _number_in_environment("JAX_NUM_PROCESSES", 0)
+        process = process if process is not None else _number_in_environment("JAX_PROCESS_ID", -1)
+    _check_place(coordinator, processes, process, timeout)
     place = "the address the environment gives" if coordinator == "auto" else coordinator
     _set_last_words(f"error: the processes did not all meet at {place} (where process 0 listens) within {timeout} s; is each of them running?")
     try:
@@ -97,6 +96,30 @@ def _connect(coordinator: str, processes: int | None, process: int | None, timeo
     _set_last_words(f"error: {_lost()}")
     stopping.exit_by(_stop_all)
     threading.Thread(target=_stop_with_others, name="stop with others", daemon=True).start()
+
+
+def _number_in_environment(variable: str, default: int) -> int:
+    """Raises ConfigError for a variable that holds no number; one that is empty is as one that is not set."""
+    text = os.environ.get(variable) or str(default)
+    if not re.fullmatch("-?[0-9]{1,9}", text):
+        raise config.ConfigError(f"{variable}={text!r} in the environment is not a number. Set it right, or remove it")
+    return int(text)
+
+
+def _check_place(coordinator: str, processes: int | None, process: int | None, timeout: int):
+    """Raises ConfigError for an address, a number of processes or a time that cannot be."""
+    if not 1 <= timeout <= LONGEST_TIMEOUT:
+        raise config.ConfigError(f"--peer_timeout={timeout}: expected seconds from 1 to {LONGEST_TIMEOUT}")
+    if coordinator == "auto":
+        fits = (processes is None or processes > 0) and (process is None or 0 <= process < (processes or process + 1))
+    else:
+        host, _, port = coordinator.rpartition(":")
+        fits = host and re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 65536 and 0 <= process < processes
+    if not fits:
+        raise config.ConfigError(
+            f"--coordinator={coordinator} --processes={processes} --process={process}: expected HOST:PORT, the number of processes, and "
+            "this one's number from 0"
+        )
 
 
 def several() -> bool:
