@@ -320,11 +320,14 @@ class SpecialIds:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-# What may differ when a workdir is resumed: none of it changes which numbers a step computes (mesh and memory: up to rounding).
+# What may differ when a workdir is resumed: none of it changes a past step, nor, but for `train_steps` (the schedule), which numbers a coming step
+# computes (mesh, memory and microbatches: up to rounding). training/resume.py says and records what differs.
 FREE_ON_RESUME = (
     "Mesh.",
     "Model.rematerialise",
     "Model.logit_tile",
+    "Run.train_steps",
+    "Run.accumulate",
     "Run.log_every",
     "Run.eval_every",
     "Run.rank_every",
@@ -340,8 +343,8 @@ FREE_ON_RESUME = (
 )
 
 
-def differences(old: Experiment, new: Experiment) -> list[str]:
-    """Lines `Section.field: old -> new` for what differs and may not differ when a run is resumed."""
+def differences(old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME) -> list[str]:
+    """Lines `Section.field: old -> new` for what differs. Names that start as one of `free` are left out: by default, what may differ on resume."""
     lines = []
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
@@ -351,6 +354,6 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
         for item in dataclasses.fields(before):
             name = f"{type(before).__name__}.{item.name}"
             a, b = getattr(before, item.name), getattr(after, item.name)
-            if a != b and not name.startswith(FREE_ON_RESUME):
+            if a != b and not name.startswith(free):
                 lines.append(f"{name}: {a!r} -> {b!r}")
     return lines

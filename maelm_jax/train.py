@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     if storage.in_bucket(args.workdir):
-        storage.fetch_files(args.workdir, ("config.gin", "metrics.jsonl"))
+        storage.fetch_files(args.workdir, ("config.gin", "metrics.jsonl", "environment.txt", "changes.txt"))
     experiment, source = starting_point(experiment, args.workdir)
     cli.check_workdir(args.workdir, experiment)
 
@@ -52,9 +52,10 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     from maelm_jax import pretrained
     from maelm_jax.analysis import watch
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, sharding, step
+    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, resume, sharding, step
 
     distributed.same_start(experiment, args.workdir)
+    before = resume.read(args.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
     if args.dry_run:
@@ -115,7 +116,8 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     resumed = checkpoints.restore(state)
     if resumed is not None:
         state, new_head = resumed[1], False
-        print(f"resuming {args.workdir} at step {resumed[0]}")
+        resume.check_length(args.workdir, resumed[0], experiment.run.train_steps)
+        print("\n".join([f"resuming {args.workdir} at step {resumed[0]}", *(resume.effects(before, experiment, resumed[0]) if before else [])]))
     elif source:
         params, fresh, unused = pretrained.place(source.read(experiment.model), state.params, vocabulary.size, source.path)
         state, new_head = state._replace(params=params), "head" in fresh
@@ -131,6 +133,9 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         f"mesh {dict(mesh.shape)}",
         flush=True,
     )
+
+    if before and not jax.process_index():
+        resume.record(args.workdir, resumed[0] if resumed else 0, resume.changes(before.experiment, experiment))
 
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
@@ -153,6 +158,8 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     )
     first = resumed[0] if resumed else 0
     writer = metrics.Writer(args.workdir, first)
+    if first == experiment.run.train_steps and not any(line["step"] == first and "eval_loss" in line for line in metrics.read(args.workdir)):
+        writer.write(first, evaluate(state)[1])  # the run was cut short at a step that had no evaluation
     try:
         state, status = loop.run(job, state, first, writer, checkpoints)
     finally:
