@@ -5,6 +5,7 @@ nothing to wait for. A handler is needed all the same: the first process of a co
 """
 
 import collections.abc
+import contextlib
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ STOPPED = 143  # exit status after SIGTERM: launchers start the command again
 _MESSAGE = "stopped by SIGTERM; the same command goes on\n"
 
 _exit: collections.abc.Callable[[int], None] = os._exit
+_leaving = threading.Lock()
 
 
 def exit_on_sigterm():
@@ -38,8 +40,11 @@ def exit_by(exit_process: collections.abc.Callable[[int], None]):
 
 
 def leave():
-    """Ends this process as SIGTERM does."""
-    os.write(2, _MESSAGE.encode())
+    """Ends this process as SIGTERM does. The handler and the thread both call it: the first one does it."""
+    if not _leaving.acquire(blocking=False):
+        return
+    with contextlib.suppress(OSError):  # stderr may be closed
+        os.write(2, _MESSAGE.encode())
     flush = threading.Thread(target=sys.stdout.flush, daemon=True)
     flush.start()
     flush.join(1.0)  # it cannot be done where the main thread was stopped in the middle of a print

@@ -19,8 +19,11 @@ IN_PYTHON = "import time; " + READY + "time.sleep(60)"
 IN_C = "import hashlib; " + READY + "hashlib.pbkdf2_hmac('sha256', b'a', b'b', 10**9)"  # minutes in which no Python handler runs
 FORKED = """if True:
     import multiprocessing, time
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    context = multiprocessing.get_context("fork")
+    running = context.Event()
+    child = context.Process(target=lambda: (running.set(), time.sleep(60)))
     child.start()
+    running.wait()
     child.terminate()
     child.join()
     print(child.exitcode, "ready", flush=True)
@@ -29,6 +32,7 @@ FORKED = """if True:
 AS_THE_LOOP = """if True:
     from maelm_jax.training import loop
     with loop.Interrupted() as interrupted:
+        interrupted.listen()
         print("ready", flush=True)
         while not interrupted.after(1):
             pass
@@ -41,16 +45,16 @@ def stopped(body: str) -> tuple[int, str, str, float]:
     """(exit status, stdout, stderr, seconds from the signal) of a command that runs `body` and gets SIGTERM once it says that it is ready."""
     code = f"from maelm_jax import cli\ndef main(argv):\n    exec({body!r}, {{}})\ncli.run(main)"
     environment = os.environ | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "")}  # no second start
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        assert select.select([process.stdout], [], [], 60)[0]
-        said = process.stdout.readline().decode()
-        assert "ready" in said, process.stderr.read()
-        began = time.monotonic()
-        process.terminate()
-        rest, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert select.select([process.stdout], [], [], 60)[0]
+            said = process.stdout.readline().decode()
+            began = time.monotonic()
+            process.terminate()
+            rest, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert "ready" in said, errors
     return process.returncode, said + rest.decode(), errors.decode(), time.monotonic() - began
 
 

@@ -43,16 +43,22 @@ class Job:
 
 
 class Interrupted:
-    """Notes SIGTERM instead of dying of it, for as long as the context lasts; of several processes all stop after the same step."""
+    """Notes SIGTERM instead of dying of it, from `listen` to the end of the context. All processes stop after the same step."""
 
     def __enter__(self):
-        self._asked, self._heard, self._before = False, False, None
+        self._listens, self._asked, self._heard, self._before = False, False, False, None
+        return self
+
+    def listen(self):
+        """To be called once the first step is compiled: until then there is nothing to save, and no reason to wait."""
+        if self._listens:
+            return
+        self._listens = True
         if distributed.several():
             distributed.listen()
         else:
             self._wakeup = signal.set_wakeup_fd(-1)  # stopping.py's: it must not learn of a signal that is handled here
             self._before = signal.signal(signal.SIGTERM, self._note)
-        return self
 
     def _note(self, *_):
         self._asked = True
@@ -89,6 +95,7 @@ def run(job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints:
         running = None  # the step that the device computes, and its metrics
         for step in range(start + 1, settings.train_steps + 1):
             state, values = job.train_step(state, job.batch(step - 1))
+            interrupted.listen()
             if running is not None:
                 recorder.write(running[0], recorder.finish(*running), {})
             running, numbers, extra = (step, values), None, {}

@@ -1,6 +1,7 @@
 """The loop on a fake device with a clock of its own: what a step's time is, when things are due, and what each log line holds."""
 
 import io
+import signal
 import types
 
 import numpy as np
@@ -68,12 +69,13 @@ class State(tuple):
     params: dict = {}
 
 
-def train(monkeypatch, start=0, step_seconds=lambda number: STEP, loss=lambda step: 1.0, peak=PEAK, measures=(), **settings):
+def train(monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, peak=PEAK, measures=(), **settings):
     """(lines, saved steps, exit status) of a run on the fake device."""
     device = Device()
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now))
 
     def train_step(state, number):
+        watch(number)
         first = number == start
         device.now += 60.0 if first else 0.0  # the compiler works on the host
         done = device.submit(step_seconds(number), loss(number + 1))
@@ -194,3 +196,11 @@ def test_several_processes_follow_the_first_ones_watch_and_compare_at_log_lines_
     saves = loop.SaveCadence(settings)
     assert [step for step in range(1, 13) if saves.due(step)] == [8, 12]
     assert asked == ["checkpoint of step 4", "checkpoint of step 8"]
+
+
+def test_sigterm_is_noted_once_the_first_step_is_compiled_and_not_before(monkeypatch):
+    handlers = {}
+    before = signal.getsignal(signal.SIGTERM)
+    train(monkeypatch, start=6, watch=lambda number: handlers.update({number: signal.getsignal(signal.SIGTERM)}))
+    assert handlers[6] is before and all(handlers[number] not in (before, signal.SIG_DFL) for number in (7, 8, 9))
+    assert signal.getsignal(signal.SIGTERM) is before
