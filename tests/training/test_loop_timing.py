@@ -69,7 +69,9 @@ class State(tuple):
     params: dict = {}
 
 
-def train(monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, peak=PEAK, measures=(), **settings):
+def train(
+    monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, peak=PEAK, measures=(), **settings
+):
     """(lines, saved steps, exit status) of a run on the fake device."""
     device = Device()
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: device.now, monotonic=lambda: device.now))
