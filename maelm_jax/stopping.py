@@ -25,6 +25,8 @@ def exit_on_sigterm():
     Python runs a handler in the main thread between two of its instructions, and compiling a step is one instruction that takes
     minutes. So a thread waits for the signal, by the descriptor that Python writes the signal's number to.
     """
+    if signal.getsignal(signal.SIGTERM) is _handle:  # several commands may run in one process
+        return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
