@@ -17,6 +17,7 @@ import sys
 from maelm_jax import cli, config
 
 GIB = 2**30
+MOST_CPU_DEVICES = 1024  # more take minutes to start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +108,11 @@ def main(argv: list[str]) -> int:
 def slice_of(topology: str) -> Slice:
     """Raises ConfigError, with the known ones, for a topology there is none of."""
     name, _, shape = topology.partition(":")
-    if name == "cpu" and shape.isdigit() and int(shape):
+    if name == "cpu" and shape in map(str, range(1, MOST_CPU_DEVICES + 1)):
         return Slice(topology, None, int(shape))
     if name not in CHIPS or shape not in CHIPS[name].slices:
         known = "; ".join(f"{name}: {' '.join(chip.slices)}" for name, chip in CHIPS.items())
-        raise config.ConfigError(f"--topology={topology}: known are {known}; and cpu:N")
+        raise config.ConfigError(f"--topology={topology}: known are {known}; and cpu:1 to cpu:{MOST_CPU_DEVICES}")
     chips = 1
     for size in shape.split("x"):
         chips *= int(size)
