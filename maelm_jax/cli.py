@@ -7,6 +7,7 @@ import hashlib
 import os
 import pathlib
 import platform
+import stat
 import sys
 import traceback
 import typing
@@ -141,13 +142,16 @@ def check_folder(name: str, path: str):
     """
     if storage.in_bucket(path):
         return
-    folder = pathlib.Path(path)
-    try:
-        present = next((place for place in (folder, *folder.parents) if place.exists()), None)
-    except OSError as error:
-        raise config.ConfigError(f"{name}={shown(path)}: {_line_of(error)}") from error
-    if present is not None and not present.is_dir():
-        raise config.ConfigError(f"{name}={path}: {present} is a file; give a folder")
+    for place in (pathlib.Path(path), *pathlib.Path(path).parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise config.ConfigError(f"{name}={shown(path)}: {_line_of(error)}") from error
+        if not stat.S_ISDIR(mode):
+            raise config.ConfigError(f"{name}={path}: {place} is a file; give a folder")
+        return
 
 
 def parse(

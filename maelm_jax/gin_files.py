@@ -72,10 +72,10 @@ class _Reader:
 
     def read_text(self, text: str, where: str, including: tuple[pathlib.Path, ...] = ()):
         """Binds the statements of a gin text. `where` is what messages call it."""
-        line = 1
+        delegate, parser, line = _MacroRecorder(), None, 1
         try:
-            delegate = _MacroRecorder()
-            for statement in config_parser.ConfigParser(text, delegate):
+            parser = config_parser.ConfigParser(text, delegate)
+            while statement := parser.parse_statement():
                 line = statement.location.line_num
                 if isinstance(statement, config_parser.IncludeStatement):
                     self.read_file(statement.filename, including)
@@ -86,8 +86,11 @@ class _Reader:
                         raise _Wrong(f"scope {statement.scope!r} is not used here; leave it out")
                     names = [part for part in (statement.selector, statement.arg_name) if part]
                     self.bind(".".join(names), statement.value, delegate.take())
-        except _Wrong as error:
-            raise ConfigError(f"{where}, line {line}: {error}") from error
+        except _Wrong as error:  # gin appends lines on the place
+            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
+        except _NoValue as error:
+            line = parser.current_token.start[0] if parser else line
+            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
         except ImportError as error:
             raise ConfigError(f"{where}, line {line}: {error}; is the module installed?") from error
         except ConfigError:
@@ -149,6 +152,10 @@ class _Wrong(ValueError):
     """What is wrong with a statement, without its place."""
 
 
+class _NoValue(ValueError):
+    """What is wrong with a value, found before its statement is read to the end."""
+
+
 class _MacroRecorder(gin.config.ParserDelegate):
     """Records the macros of one statement."""
 
@@ -161,7 +168,7 @@ class _MacroRecorder(gin.config.ParserDelegate):
         return super().macro(macro_name)
 
     def configurable_reference(self, scoped_configurable_name, evaluate):
-        raise _Wrong(f"@{scoped_configurable_name}: a value is a Python literal or a %MACRO")
+        raise _NoValue(f"@{scoped_configurable_name}: a value is a Python literal or a %MACRO")
 
     def take(self) -> set[str]:
         """The names since the last call."""
@@ -202,8 +209,6 @@ def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Ex
         if reader.bound_finetune:
             sections.append(config.Finetune())
         _check_given_macros(reader, bindings)
-    except ConfigError as error:
-        raise ConfigError(str(error).split("\n")[0]) from None  # gin appends lines on the caller
     except RecursionError as error:
         raise ConfigError("macros refer to each other in a circle; bind one to a value") from error
     finally:

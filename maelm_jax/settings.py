@@ -86,7 +86,18 @@ def declare(cls: type) -> type:
         self.check()
 
     cls.__init__ = checked_init
-    return gin.configurable(cls)
+    cls = gin.configurable(cls)
+    bound_init = cls.__init__
+
+    @functools.wraps(bound_init)
+    def one_line_init(self, *args, **values):
+        try:
+            bound_init(self, *args, **values)
+        except ConfigError as error:  # gin appends a line on the constructor
+            raise ConfigError(str(error).split("\n")[0]) from None
+
+    cls.__init__ = one_line_init
+    return cls
 
 
 def shown(value) -> str:
