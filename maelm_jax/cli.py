@@ -231,10 +231,8 @@ class Ending(typing.NamedTuple):
 
 def ending(error: BaseException) -> Ending | None:
     """The line to print for an error and the exit status. None for a defect of the program."""
-    if isinstance(error, config.ConfigError):
-        return Ending(str(error), 2)
-    if isinstance(error, config.RunError):
-        return Ending(str(error), 1)
+    if isinstance(error, (config.ConfigError, config.RunError)):
+        return Ending(str(error), error.status)
     if isinstance(error, MemoryError):
         advice = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
         return Ending(f"this machine has too little memory; {advice}", 1)
@@ -273,9 +271,9 @@ def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: lis
 
 
 def run(main: collections.abc.Callable[[list[str]], int | None]) -> typing.NoReturn:
-    """Ends the process with the status of `main(argv)`: 0 done, or main's own, 2 for ConfigError.
+    """Ends the process with the status of `main(argv)`: 0 done, or main's own.
 
-    The status is 1 for everything else.
+    An error ends it with the status that `ending` gives, any other error with 1.
     """
     use_huge_pages()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))

@@ -33,11 +33,15 @@ Text = typing.Annotated[str, pydantic.Field(min_length=1, max_length=4096, patte
 
 
 class ConfigError(ValueError):
-    """A wrong input. Its text is the one line that the command prints; exit status 2."""
+    """A wrong input. Its text is the one line that the command prints."""
+
+    status = 2  # of the process
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on although its settings are right. One line is printed; status 1."""
+    """A run that cannot go on although its settings are right. Its text is the line printed."""
+
+    status = 1  # of the process
 
 
 class Settings:
