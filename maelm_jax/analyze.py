@@ -26,19 +26,14 @@ def main(argv: list[str]) -> int:
     flags = cli.parser(__doc__)
     flags.add_argument("--runs", required=True, metavar="RUN,RUN", help="workdirs to analyse, separated by commas")
     flags.add_argument("--tau", type=float, default=0.9, help="share of the squared length that the effective rank holds")
-    flags.add_argument("--tokens", type=int, default=1_000_000, help="held-out tokens of each run to measure, at most")
-    flags.add_argument("--sets", type=int, default=5, help="disjoint sets of tokens that the confidence intervals come from, at most")
-    flags.add_argument("--seed", type=int, default=0, help="of the masks")
+    flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help="held-out tokens of each run to measure, at most")
+    flags.add_argument("--sets", type=cli.whole_number(1, 1000), default=5, help="disjoint sets of tokens for the confidence intervals, at most")
+    flags.add_argument("--seed", type=cli.whole_number(0, 2**32 - 1), default=0, help="of the masks")
     flags.set_defaults(workdir="runs/report")
     args, bindings = cli.arguments(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     ranks.check_tau(args.tau)
-    for name in ("tokens", "sets"):
-        if getattr(args, name) < 1:
-            raise config.ConfigError(f"--{name}={getattr(args, name)}: must be above 0")
-    if not 0 <= args.seed < 2**32:  # JAX drops the bits above
-        raise config.ConfigError(f"--seed={str(args.seed)[:20]} must lie between 0 and 4294967295")
     outputs.check_folder("--workdir", args.workdir)
     workdirs = [path for path in args.runs.split(",") if path]
     if not workdirs:

@@ -1,4 +1,4 @@
-"""What all commands share: the flags, and how a wrong input ends (one line, exit status 2)."""
+"""What all commands share: flags, and how a command ends on a wrong input (one line, status 2)."""
 
 import argparse
 import collections.abc
@@ -8,45 +8,157 @@ import hashlib
 import os
 import pathlib
 import platform
+import stat
 import sys
 import traceback
 import typing
 
 from maelm_jax import config, gin_files, stopping, storage, workdirs
+from maelm_jax.settings import LARGEST, closest, shown
+
+# A path that the user can correct (exit status 2), and what to do about it.
+WRONG_PATH = {
+    errno.ENOENT: "is the path right?",
+    errno.ENOTDIR: "a part of the path is a file; give a folder",
+    errno.EISDIR: "give a file instead of a folder",
+    errno.EEXIST: "give another name, or remove it",
+    errno.ENOTEMPTY: "give another name, or empty it",
+    errno.EACCES: "give a path with permission, or change its permissions",
+    errno.EPERM: "give a path with permission, or change its permissions",
+    errno.EROFS: "give a path on a disk that can be written",
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ELOOP: "its symbolic links form a circle; remove one",
+    errno.EINVAL: "give another name",
+}
+# A disk or system that fails (exit status 1). These can come without a path.
+FAILING = {
+    errno.ENOSPC: "free some space; what was whole stays whole",
+    errno.EDQUOT: "free some space; what was whole stays whole",
+    errno.EIO: "check the disk, then give the same command again",
+    errno.ESTALE: "check the network file system, then give the same command again",
+    errno.ENXIO: "check the disk, then give the same command again",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "close other programs, then give the same command again",
+    errno.ENOMEM: "free some memory, then give the same command again",
+}
+
+
+DAY = 86_400  # seconds
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, whose own errors are ConfigErrors."""
+
+    def error(self, message: str):
+        known = [flag for action in self._actions for flag in action.option_strings]
+        name = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
+        hint = closest(name, known) if message.startswith("unrecognized") else ""
+        raise config.ConfigError(f"{_printable(message)}{hint}; --help lists the flags")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """An argument parser with the flags every command takes; `description` is the command's docstring."""
-    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    result.add_argument(
-        "--gin_file", action="append", default=[], metavar="FILE", help="settings; repeatable, later files win; found here or in configs/"
-    )
-    result.add_argument("--workdir", metavar="DIR", help="the run to write or to work on; default runs/<stem of the first gin file>")
+    """An argument parser with the flags of every command. `description` is its docstring."""
+    layout = argparse.RawDescriptionHelpFormatter
+    result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
+    repeatable = "settings; repeatable, later files win; found here or in configs/"
+    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help=repeatable)
+    default = "the run to write or to work on; default runs/<stem of the first gin file>"
+    result.add_argument("--workdir", metavar="DIR", help=default)
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
-    result.epilog = "Any setting of maelm_jax/config.py: --gin.NAME=VALUE, as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
+    result.epilog = (
+        "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
+        "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
+    )
     return result
+
+
+def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[str], int]:
+    """The `type` of a flag that takes an integer from `least` to `most`."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:  # more than 4300 digits as well
+            value = least - 1
+        if not least <= value <= most:
+            wrong = f"must be an integer from {least} to {most}, got {shown(text)}"
+            raise argparse.ArgumentTypeError(wrong)
+        return value
+
+    return read
 
 
 def add_process_flags(flags: argparse.ArgumentParser):
     """The flags of a command that runs as several processes (maelm_jax/training/distributed.py)."""
-    group = flags.add_argument_group("several processes", "Slurm and Open MPI tell each its place; docs/SCALE.md")
-    group.add_argument("--coordinator", metavar="HOST:PORT", help='where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes')
-    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
-    group.add_argument("--process", type=int, metavar="I", help="the number of this one, from 0")
-    group.add_argument("--peer_timeout", type=int, default=120, metavar="SECONDS", help="after which one that does not come or answer is given up")
+    about = "Slurm and Open MPI tell each its place; docs/SCALE.md"
+    group = flags.add_argument_group("several processes", about)
+    meeting = 'where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes'
+    group.add_argument("--coordinator", metavar="HOST:PORT", help=meeting)
+    group.add_argument("--processes", type=whole_number(1), metavar="N", help="how many there are")
+    number = "the number of this one, from 0"
+    group.add_argument("--process", type=whole_number(0), metavar="I", help=number)
+    wait = {"type": whole_number(1, DAY), "default": 120, "metavar": "SECONDS"}
+    given_up = "after which one that does not come or answer is given up"
+    group.add_argument("--peer_timeout", **wait, help=given_up)
 
 
-def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(flags, bindings NAME=VALUE); argparse itself ends an unknown flag with exit status 2."""
-    bindings = [argument.removeprefix("--gin.") for argument in argv if argument.startswith("--gin.")]
-    args = flags.parse_args([argument for argument in argv if not argument.startswith("--gin.")])
+def arguments(
+    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
+) -> tuple[argparse.Namespace, list[str]]:
+    """(flags, bindings NAME=VALUE). Raises ConfigError on a wrong flag or value."""
+    bindings = [item.removeprefix("--gin.") for item in argv if item.startswith("--gin.")]
+    args = flags.parse_args([item for item in argv if not item.startswith("--gin.")])
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            _check_text(f"--{name}", text)
+    for binding in bindings:
+        _check_text("--gin.", binding)
     if args.workdir is None and args.gin_file:
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
+    if args.workdir is not None:
+        check_folder("--workdir", args.workdir)
     return args, bindings
 
 
-def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[argparse.Namespace, config.Experiment]:
-    """Parses `argv` and builds the settings. `workdir` is set; without --gin_file the workdir's own config.gin is read.
+def _check_text(flag: str, text):
+    """Raises ConfigError for text that cannot be a name or a path."""
+    if not isinstance(text, str):
+        return
+    if not text.strip():
+        raise config.ConfigError(f"{flag}={text}: is empty; give a value, or leave the flag out")
+    if "\0" in text or _printable(text) != " ".join(text.split()):
+        raise config.ConfigError(f"{flag}={shown(text)}: holds a character that is no UTF-8 text")
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, without characters that cannot be written."""
+    line = " ".join(text.split()).replace("\0", "\\0")
+    return line.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def check_folder(name: str, path: str):
+    """Raises ConfigError when `path` is no folder and cannot become one, as a part of it is a file.
+
+    `name` is the flag or setting that holds it.
+    """
+    if storage.in_bucket(path):
+        return
+    for place in (pathlib.Path(path), *pathlib.Path(path).parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise config.ConfigError(f"{name}={shown(path)}: {_line_of(error)}") from error
+        if not stat.S_ISDIR(mode):
+            raise config.ConfigError(f"{name}={path}: {place} is a file; give a folder")
+        return
+
+
+def parse(
+    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
+) -> tuple[argparse.Namespace, config.Experiment]:
+    """Parses `argv` and builds the settings. Without --gin_file, the workdir's config.gin is read.
 
     Raises ConfigError on anything wrong in the settings.
     """
@@ -57,10 +169,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> tuple[a
             raise config.ConfigError(f"{workdirs.no_run(args.workdir)}. To start one, give --gin_file=FILE (configs/ holds tiny.gin, ...)")
         if not args.workdir:
             raise config.ConfigError(
-                "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), or --workdir=RUN of a run that was started before"
+                "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
+                "or --workdir=RUN of a run that was started before"
             )
         args.gin_file = [str(saved)]
     experiment = gin_files.load(args.gin_file, bindings)
+    check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
     deterministic_operations(experiment.run.deterministic)
     return args, experiment
 
@@ -133,29 +247,70 @@ def check_workdir(workdir: str, experiment: config.Experiment):
             )
 
 
-def run(main: collections.abc.Callable[[list[str]], int | None], trains: bool = False) -> typing.NoReturn:
-    """Calls `main(argv)` and ends the process: 0 done, or main's own number; otherwise the status of a ConfigError (2) or RunError (1, or
-    3 when a run diverged), each with one line; 143 after SIGTERM; 1 for any other error.
+class Ending(typing.NamedTuple):
+    """How a command ends on an error."""
 
-    With `trains` the process may first start itself again to get huge pages (`use_huge_pages`).
+    line: str
+    status: int
+
+
+def ending(error: BaseException) -> Ending | None:
+    """The line to print for an error and the exit status. None for a defect of the program."""
+    if isinstance(error, (config.ConfigError, config.RunError)):
+        return Ending(str(error), error.status)
+    if isinstance(error, MemoryError):
+        advice = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
+        return Ending(f"this machine has too little memory; {advice}", 1)
+    if not isinstance(error, OSError) or error.errno not in (*WRONG_PATH, *FAILING):
+        return None
+    if error.errno in FAILING:
+        return Ending(f"{_path_of(error)}: {_line_of(error)}", 1)
+    return Ending(f"{_path_of(error)}: {_line_of(error)}", 2) if error.filename else None
+
+
+def _path_of(error: OSError) -> str:
+    """The path that an error is about. Of two (a file is moved), the second."""
+    path = error.filename2 or error.filename
+    return os.fsdecode(path) if isinstance(path, (str, bytes)) else "a file"
+
+
+def _line_of(error: OSError) -> str:
+    advice = (WRONG_PATH | FAILING).get(error.errno, "is the path right?")
+    return f"{os.strerror(error.errno)}; {advice}"
+
+
+def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: list[str]) -> int:
+    """Calls `main(argv)`; the exit status. An error that `ending` knows is printed as one line."""
+    try:
+        return main(argv) or 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        how = ending(error)
+        if how is None:
+            raise
+        if "--verbose" in argv:
+            traceback.print_exc()
+        print(f"error: {_printable(how.line)}", file=sys.stderr)
+        return how.status
+
+
+def run(
+    main: collections.abc.Callable[[list[str]], int | None], trains: bool = False
+) -> typing.NoReturn:
+    """Ends the process with the status of `main(argv)`: 0 done, or main's own number.
+
+    An error ends it with the status that `ending` gives (2 wrong input, 3 diverged), SIGTERM with 143,
+    any other error with 1.
+
+    Args:
+      main: the command; takes the arguments.
+      trains: the process may first start itself again to get huge pages (`use_huge_pages`).
     """
     if trains:
         use_huge_pages(sys.argv[1:])
     stopping.exit_on_sigterm()
-    argv = sys.argv[1:]
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")  # JAX's own is 1: a start has nine programs of less
-    try:
-        sys.exit(main(argv) or 0)
-    except (config.ConfigError, config.RunError) as error:
-        if "--verbose" in argv:
-            traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.status)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"error: no space left on the device ({error.filename or 'unknown file'}); free some: what was whole stays whole", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    # JAX's own is 1: a start has nine programs that take less
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    sys.exit(status_of(main, sys.argv[1:]))

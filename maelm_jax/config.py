@@ -1,60 +1,78 @@
-"""Every setting there is: one frozen dataclass per concern, the only things gin binds, checked as they are made (settings.py).
+"""All settings: one frozen dataclass for each concern, the only things that gin binds.
 
-This module imports neither JAX nor TensorFlow, so a wrong setting is reported in a second. gin_files.py reads gin files into an `Experiment`.
+settings.py checks every field as it is declared here. docs/configuration.md is printed by
+`python -m maelm_jax.config`. gin_files.py reads gin files into an `Experiment`. This module
+imports neither JAX nor TensorFlow, so that a wrong setting is reported in a second.
 """
 
 import dataclasses
+import sys
 import typing
 
-import gin
-
+from maelm_jax.settings import (
+    Axis,
+    Count,
+    LearningRate,
+    Minutes,
+    Positive,
+    Rate,
+    Rows,
+    Seed,
+    Settings,
+    Share,
+    ShareBelowOne,
+    Text,
+    Width,
+    declare,
+    page,
+    setting,
+)
 from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
-from maelm_jax.settings import Settings
+
+Task = typing.Literal[
+    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own"
+]
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Vocabulary(Settings):
     """How text becomes ids."""
 
-    file: str | None = None  # a SentencePiece .model or a Hugging Face tokenizer.json; None trains one on the corpus
-    size: int = 32768  # ids in all, <s> <pad> </s> <unk> and <mask> included
-    cased: bool = False
-    sample_megabytes: float = 64.0  # text that the SentencePiece trainer sees, picked by document hash
-
-    def check(self):
-        self.require(self.size >= 300, f"size must be at least 300, got {self.size}")
-        self.require(self.sample_megabytes > 0, f"sample_megabytes must be above 0, got {self.sample_megabytes}")
+    file: Text | None = setting(
+        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus.")
+    size: int = setting(32768, "Ids, special tokens included.", "ids", ge=300, le=2**24)
+    cased: bool = setting(False, "True keeps upper case.")
+    sample_megabytes: float = setting(
+        64.0, "Text to train the vocabulary on, picked by document hash.", "MB", gt=0, le=1e6)
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Corpus(Settings):
-    """Where text comes from and how it is cut into rows.
+    """Where text comes from and how it is cut into rows. A row is one packed training sequence."""
 
-    A source is one of `installed_docs`; `files:GLOB`; `tfds:NAME` (TFDS, as in tfds:wikipedia/20230601.en); `seqio:NAME` (a registered
-    Task or Mixture, see `task_modules`). `text_files`, when set, takes the place of `sources`.
-    """
-
-    sources: dict[str, float] = dataclasses.field(default_factory=lambda: {"installed_docs": 1.0})  # source -> rate in the mixture
-    text_files: str | None = None  # a glob of .txt/.jsonl files, each also .gz or .xz: when set, the corpus
-    json_field: str = "text"  # the field of a .jsonl record that holds the document
-    task_modules: tuple[str, ...] = ()  # modules to import so that seqio: names are registered
-    tfds_data_dir: str | None = None  # where TFDS datasets lie; None is TFDS's own default
-    sequence_length: int = 512  # tokens in a row
-    heldout_fraction: float = 0.005  # share of documents, by hash of their text, kept for evaluation
-    rows_dir: str = "rows"  # where prepared rows are kept, one folder per (source, vocabulary, length)
-    processes: int = 0  # tokenising processes; 0 is one per core
+    sources: dict[Text, Rate] = setting(
+        lambda: {"installed_docs": 1.0}, "Rate of each source in the mixture. A source is "
+        "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.")
+    text_files: Text | None = setting(
+        None, "Glob of .txt and .jsonl files (also .gz, .xz). It replaces `sources`.")
+    json_field: Text = setting("text", "Field of a .jsonl record that holds the document.")
+    task_modules: tuple[Text, ...] = setting(
+        (), "Python modules to import, so that `seqio:` names are registered.")
+    tfds_data_dir: Text | None = setting(None, "Folder of TFDS datasets. None is TFDS's own.")
+    sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8, le=2**20)
+    heldout_fraction: float = setting(
+        0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5)
+    rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.")
+    processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, le=4096)
 
     def check(self):
-        self.require(self.sequence_length >= 8, f"sequence_length must be at least 8, got {self.sequence_length}")
-        self.require(0 < self.heldout_fraction < 0.5, f"heldout_fraction must lie in (0, 0.5), got {self.heldout_fraction}")
         self.require(len(self.sources) > 0, "sources must name at least one source")
-        for source, rate in self.sources.items():
-            self.require(rate > 0, f"sources: the rate of {source!r} must be above 0, got {rate}")
-            known = source == "installed_docs" or source.split(":", 1)[0] in ("files", "tfds", "seqio") and ":" in source
-            self.require(known, f"sources: {source!r} is none of installed_docs, files:GLOB, tfds:NAME, seqio:NAME")
+        for source in self.sources:
+            kind, _, name = source.partition(":")
+            known = source == "installed_docs" or kind in ("files", "tfds", "seqio") and name != ""
+            kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
+            self.require(known, f"sources: {source!r} is none of {kinds}")
 
     @property
     def rates(self) -> dict[str, float]:
@@ -64,210 +82,226 @@ class Corpus(Settings):
         return {source: rate / total for source, rate in sources.items()}
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Masking(Settings):
-    """Which positions are predicted, which of them the encoder reads (paper sections 3 and 4.3), and as what."""
+    """Which positions are predicted, and what the encoder sees of them (paper, sections 3, 4.3)."""
 
-    rate: float = 0.15  # share of a row's tokens that are selected
-    unit: typing.Literal["token", "word", "span"] = "token"  # what is selected as a whole: words of the text, or runs of 4.5 tokens on average
-    encoder_mask_fraction: float = 0.0  # delta: share of the selected positions that enter the encoder, as [MASK]; 0 MAE-LM, 1 MLM
-    random_fraction: float = 0.0  # of those that enter: share that stands there as a random token instead (BERT: 0.1)
-    keep_fraction: float = 0.0  # of those that enter: share that stands there as it is (BERT: 0.1)
-    renumber: bool = False  # True: the encoder counts visible tokens 0, 1, 2, ... instead of using their positions in the text
-    mask_special_tokens: bool = False  # True selects <s> and </s> too, as the reference does
-    compact: bool = True  # False keeps dropped positions in the row and hides them by attention mask: same function, slower, a check
+    rate: float = setting(0.15, "Share of a row's tokens that is selected.", gt=0, lt=1)
+    unit: typing.Literal["token", "word", "span"] = setting(
+        "token", "What is selected as a whole. A span is 4.5 tokens long on average.")
+    encoder_mask_fraction: Share = setting(
+        0.0, "Share of the selected positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM.")
+    random_fraction: Share = setting(0.0, "Share of these that becomes a random token (BERT: 0.1).")
+    keep_fraction: Share = setting(0.0, "Share of these that keeps its token (BERT: 0.1).")
+    renumber: bool = setting(
+        False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only.")
+    mask_special_tokens: bool = setting(False, "True selects `<s>` and `</s>` as well.")
+    compact: bool = setting(
+        True, "False hides dropped positions by attention mask. Same function, slower: a check.")
 
     def check(self):
-        self.require(0 < self.rate < 1, f"rate must lie in (0, 1), got {self.rate}")
-        self.require(0 <= self.encoder_mask_fraction <= 1, f"encoder_mask_fraction must lie in [0, 1], got {self.encoder_mask_fraction}")
-        for name in ("random_fraction", "keep_fraction"):
-            self.require(0 <= getattr(self, name) <= 1, f"{name} must lie in [0, 1], got {getattr(self, name)}")
+        both = "random_fraction and keep_fraction"
         shares = self.random_fraction + self.keep_fraction
-        self.require(shares <= 1, f"random_fraction and keep_fraction must not exceed 1 together, got {shares}")
-        entered = shares == 0 or self.encoder_mask_fraction > 0
-        self.require(entered, "random_fraction and keep_fraction say what enters the encoder: set encoder_mask_fraction above 0")
+        self.require(shares <= 1, f"{both} must not exceed 1 together, got {shares}")
+        self.require(
+            shares == 0 or self.encoder_mask_fraction > 0,
+            f"{both} say what enters the encoder: set encoder_mask_fraction above 0")
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Model(Settings):
     """The encoder, the decoder above it and the prediction head."""
 
-    layers: int = 12
-    width: int = 768
-    heads: int = 12
-    feed_forward: int = 3072
-    decoder_layers: int = 4  # 0: the head reads the encoder directly, which needs every [MASK] in it (MLM)
-    decoder_width: int | None = None  # None is the encoder's; its heads are as wide as the encoder's, its feed_forward in proportion
-    decoder_attention: typing.Literal["self", "self+cross", "cross"] = "self"  # cross: to the encoder's states
-    decoder_causal: bool = False  # True: its self-attention sees earlier slots only
-    decoder_slots: typing.Literal["all", "masked"] = "all"  # masked: it runs on the predicted slots only, and needs cross-attention
-    max_positions: int = 512  # rows of the position tables
-    relative_buckets: typing.Literal["t5", "reference", "none"] = "t5"  # t5 loads into stock MPNet, none into stock RoBERTa
-    num_buckets: int = 32
-    max_distance: int = 128
-    relative_bias_init: typing.Literal["normal", "local"] = "normal"  # local: minus distance times a slope that halves from head to head
-    decoder_relative_bias: bool = False  # True gives the decoder a table of its own (the paper has none there)
-    init_std: float = 0.02
-    unigram_bias: bool = False  # True: the head's bias starts at the log of the tokens' frequencies, so that nothing else has to learn them
-    dropout: float = 0.1  # encoder only: the decoder has none
-    attention_dropout: float = 0.1  # encoder only
-    layer_norm_eps: float = 1e-5  # the reference's; other encoders that a run starts from have their own
-    dtype: typing.Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters are float32
-    rematerialise: bool = False  # recompute each layer in the backward pass instead of keeping its activations
-    logit_tile: int | None = None  # predicted tokens of a microbatch whose logits (one per id of the vocabulary) exist at a time; None: all
+    layers: int = setting(12, "Layers of the encoder.", "layers", ge=1, le=1000)
+    width: Width = setting(768, "Size of a hidden state.", "values")
+    heads: Width = setting(12, "Attention heads. They divide `width`.", "heads")
+    feed_forward: int = setting(3072, "Width of the feed-forward block.", "values", ge=1, le=2**24)
+    decoder_layers: int = setting(
+        4, "Layers of the decoder. 0 needs all [MASK]s in the encoder.", "layers", ge=0, le=1000)
+    decoder_width: Width | None = setting(
+        None, "Width of the decoder, with heads of the encoder's size. None is `width`.", "values")
+    decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
+        "self", "What the decoder attends to. Cross is the encoder's states.")
+    decoder_causal: bool = setting(False, "True hides later slots from its self-attention.")
+    decoder_slots: typing.Literal["all", "masked"] = setting(
+        "all", "Slots that the decoder computes. `masked` needs cross-attention.")
+    max_positions: int = setting(
+        512, "Rows of the position tables, the longest row that fits.", "tokens", ge=1, le=2**20)
+    relative_buckets: typing.Literal["t5", "reference", "none"] = setting(
+        "t5", "Relative position bias. `t5` loads into stock MPNet, `none` into stock RoBERTa.")
+    num_buckets: int = setting(32, "Buckets of the bias.", "buckets", ge=8, le=2**20, multiple_of=4)
+    max_distance: Positive = setting(128, "From here on all pairs share a bucket.", "tokens")
+    relative_bias_init: typing.Literal["normal", "local"] = setting(
+        "normal", "How the bias starts. `local` is minus the distance times a slope per head.")
+    decoder_relative_bias: bool = setting(
+        False, "True gives the decoder a relative bias of its own. The paper has none.")
+    init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0, le=100)
+    unigram_bias: bool = setting(False, "True starts the head's bias at log frequencies.")
+    dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder. The decoder has none.")
+    attention_dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder's attention weights.")
+    layer_norm_eps: float = setting(
+        1e-5, "Added to the variance in layer normalisation.", ge=1e-30, le=1)
+    dtype: typing.Literal["float32", "bfloat16"] = setting(
+        "float32", "Type of the computation. Parameters are float32.")
+    rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")
+    logit_tile: Positive | None = setting(
+        None, "Predicted tokens whose logits exist at a time. None is all of them.", "tokens")
 
     def check(self):
-        for name in ("layers", "width", "heads", "feed_forward", "max_positions"):
-            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
-        self.require(self.width % self.heads == 0, f"width {self.width} is not divisible by heads {self.heads}")
-        self.require(self.decoder_layers >= 0, f"decoder_layers must be 0 or more, got {self.decoder_layers}")
-        self.require(self.num_buckets >= 8 and self.num_buckets % 4 == 0, f"num_buckets must be a multiple of 4, at least 8, got {self.num_buckets}")
-        self.require(self.max_distance > self.num_buckets // 2, f"max_distance must exceed num_buckets / 2, got {self.max_distance}")
-        for name in ("dropout", "attention_dropout"):
-            self.require(0 <= getattr(self, name) < 1, f"{name} must lie in [0, 1), got {getattr(self, name)}")
-        self.require(self.init_std > 0, f"init_std must be above 0, got {self.init_std}")
-        self.require(self.layer_norm_eps > 0, f"layer_norm_eps must be above 0, got {self.layer_norm_eps}")
-        self.require(self.logit_tile is None or self.logit_tile > 0, f"logit_tile must be above 0, got {self.logit_tile}")
-        relative = self.relative_buckets != "none"
-        self.require(relative or not self.decoder_relative_bias, "decoder_relative_bias needs relative_buckets other than 'none'")
+        wrong = f"width {self.width} is not divisible by heads {self.heads}"
+        self.require(self.width % self.heads == 0, wrong)
+        self.require(
+            self.max_distance > self.num_buckets // 2,
+            f"max_distance must exceed num_buckets / 2, got {self.max_distance}")
+        self.require(
+            self.relative_buckets != "none" or not self.decoder_relative_bias,
+            "decoder_relative_bias needs relative_buckets other than 'none'")
+        self._check_decoder()
+
+    def _check_decoder(self):
         self.require(
             self.decoder_layers > 0 or self.has_plain_decoder,
-            "decoder_layers is 0, yet decoder_width, _attention, _causal or _slots asks for a decoder",
-        )
-        attends = self.decoder_attention
-        self.require(self.decoder_slots == "all" or "cross" in attends, "decoder_slots = 'masked' needs decoder_attention with 'cross'")
-        self.require(not self.decoder_causal or "self" in attends, "decoder_causal needs decoder_attention with 'self'")
-        size, head = self.decoder_width, self.width // self.heads
-        fits = size is None or size > 0 and size % head == 0
-        self.require(fits, f"decoder_width {size} is not a multiple of the encoder's head size {head}")
+            "decoder_layers is 0, yet a setting of the decoder asks for a decoder")
+        self.require(
+            self.decoder_slots == "all" or "cross" in self.decoder_attention,
+            "decoder_slots = 'masked' needs decoder_attention with 'cross'")
+        self.require(
+            not self.decoder_causal or "self" in self.decoder_attention,
+            "decoder_causal needs decoder_attention with 'self'")
+        width, head = self.decoder_width or 0, self.width // self.heads
+        wrong = f"decoder_width {width} is not a multiple of the encoder's head size {head}"
+        self.require(width % head == 0, wrong)
 
     @property
     def has_plain_decoder(self) -> bool:
-        """Whether the decoder (if there is one) is the paper's: as wide as the encoder, self-attention over every slot, both ways."""
-        return (self.decoder_width, self.decoder_attention, self.decoder_causal, self.decoder_slots) == (None, "self", False, "all")
+        """Whether the decoder is the paper's: the encoder's width, self-attention both ways."""
+        kind = (self.decoder_attention, self.decoder_causal, self.decoder_slots)
+        return self.decoder_width is None and kind == ("self", False, "all")
 
     @property
     def decoder(self) -> "Model":
-        """The decoder's sizes as a Model: what its layers are built from. Without a decoder, the encoder's."""
+        """The decoder's sizes as a Model, for its layers. Without a decoder, the encoder's."""
         width = self.decoder_width or self.width
-        scaled = {"heads": width * self.heads // self.width, "feed_forward": width * self.feed_forward // self.width}
-        return dataclasses.replace(self, layers=self.decoder_layers or self.layers, width=width, **scaled)
+        heads = width * self.heads // self.width
+        feed_forward = max(width * self.feed_forward // self.width, 1)
+        sizes = {"width": width, "heads": heads, "feed_forward": feed_forward}
+        return dataclasses.replace(self, layers=self.decoder_layers or self.layers, **sizes)
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Optimizer(Settings):
-    """AdamW as the reference sets it; linear warm-up, then linear decay to 0 at the last step."""
+    """AdamW as in the published code, with linear warm-up and then linear decay to 0."""
 
-    learning_rate: float = 5e-4  # at its peak
-    warmup_steps: int = 10_000
-    b1: float = 0.9
-    b2: float = 0.98
-    eps: float = 1e-6
-    weight_decay: float = 0.01  # decoupled, on every parameter
-    clip_norm: float = 2.0  # of the whole gradient; 0 switches clipping off
-
-    def check(self):
-        self.require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
-        self.require(self.warmup_steps >= 0, f"warmup_steps must be 0 or more, got {self.warmup_steps}")
-        self.require(self.clip_norm >= 0, f"clip_norm must be 0 or more, got {self.clip_norm}")
+    learning_rate: LearningRate = setting(5e-4, "Learning rate at its peak.")
+    warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
+    b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
+    b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
+    eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)
+    weight_decay: float = setting(0.01, "Decoupled, on every parameter.", ge=0, le=100)
+    clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0, le=1e9)
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Mesh(Settings):
-    """How devices are divided; the product must be the number of devices. -1 (one axis at most) takes what the others leave."""
+    """How devices are divided. The product is the number of devices."""
 
-    data: int = -1
-    fsdp: int = 1
-    tensor: int = 1
+    data: Axis = setting(
+        -1, "Data parallelism. One axis can be -1: it takes the devices that are left.", "devices")
+    fsdp: Axis = setting(1, "Data parallelism with sharded parameters and moments.", "devices")
+    tensor: Axis = setting(1, "Tensor parallelism.", "devices")
 
     def check(self):
         sizes = (self.data, self.fsdp, self.tensor)
-        self.require(all(size == -1 or size > 0 for size in sizes), f"sizes must be positive or -1, got {sizes}")
         self.require(sizes.count(-1) <= 1, f"sizes can hold one -1 at most, got {sizes}")
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Run(Settings):
-    """The length of the run and what it leaves behind."""
+    """The length of a run and what it leaves behind."""
 
-    train_steps: int = 125_000
-    batch_size: int = 2048  # rows per optimiser step, over all devices and hosts
-    accumulate: int = 1  # microbatches a step is computed in
-    seed: int = 0
-    deterministic: bool = False  # on GPU: the same losses each time, by slower operations (CPU and TPU: always)
-    init_from: str | None = None  # what the run starts from: a workdir, an exported or a stock MPNet/RoBERTa folder, a reference .pt or .npz
-    log_every: int = 100
-    eval_every: int = 5_000
-    eval_rows: int = 4096  # held-out rows per evaluation: the same rows with the same masks each time
-    rank_every: int = 5_000  # steps between measurements of the effective rank (analysis/watch.py); 0 switches them off
-    checkpoint_every: int = 5_000
-    checkpoint_minutes: float | None = None  # a checkpoint also when so many minutes have passed since the last one
-    keep_checkpoints: int = 3  # the newest N
-    keep_every: int | None = None  # and every checkpoint whose step is a multiple of this
+    train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, le=10**8)
+    batch_size: Rows = setting(2048, "Rows of a step, over all devices and hosts.", "rows")
+    accumulate: Rows = setting(1, "Microbatches that a step is computed in.", "microbatches")
+    seed: int = setting(
+        0, "Seed of data order, weights and masks. All but the order use its last 32 bits.",
+        ge=0, le=2**63 - 1)
+    deterministic: bool = setting(
+        False, "True gives the same losses each time on a GPU, more slowly. CPU and TPU always do.")
+    init_from: Text | None = setting(
+        None, "Weights to start from: a workdir, an exported or stock folder, a published .pt.")
+    log_every: Positive = setting(100, "Steps between lines of metrics.", "steps")
+    eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps")
+    eval_rows: Positive = setting(4096, "Rows of an evaluation, the same each time.", "rows")
+    rank_every: Count = setting(5_000, "Steps between effective ranks. 0 is never.", "steps")
+    checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps")
+    checkpoint_minutes: Minutes | None = setting(
+        None, "A checkpoint also when this long has passed since the last one.", "minutes")
+    keep_checkpoints: Positive = setting(3, "Newest checkpoints that are kept.", "checkpoints")
+    keep_every: Positive | None = setting(None, "Multiples of this step are kept too.", "steps")
 
     def check(self):
-        cadence = ("log_every", "eval_every", "eval_rows", "checkpoint_every", "keep_checkpoints")
-        for name in ("train_steps", "batch_size", "accumulate", *cadence):
-            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
-        self.require(self.rank_every >= 0, f"rank_every must be 0 or more, got {self.rank_every}")
-        minutes = self.checkpoint_minutes
-        self.require(minutes is None or minutes > 0, f"checkpoint_minutes must be above 0, got {minutes}")
-        self.require(self.batch_size % self.accumulate == 0, f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
+        self.require(
+            self.batch_size % self.accumulate == 0,
+            f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
 
 
-@gin.configurable
-@dataclasses.dataclass(frozen=True)
+@declare
 class Finetune(Settings):
-    """Fine-tuning on labelled tasks (paper, appendix on hyper-parameters). Where a field takes a list, every combination is a cell of the grid.
+    """Fine-tuning on labelled tasks. A field with a list makes a grid of every combination.
 
-    The optimiser's other settings are `Optimizer`'s, cadence and seed `Run`'s; both are filled in for each cell.
+    `Optimizer` has the other settings of the optimiser, `Run` the cadence.
     """
 
-    tasks: str | tuple[str, ...] = ()  # of cola sst2 mrpc stsb qqp mnli qnli rte wnli squad1 squad2 own
-    init_from: str | None = None  # where the encoder is from: --init_from
-    data_dir: str | None = None  # the folder of GLUE's folders or of SQuAD's files, or the one above; None reads TFDS
-    seeds: int | tuple[int, ...] = 1
-    batch_size: int | tuple[int, ...] = 32
-    learning_rate: float | tuple[float, ...] = 3e-5
-    epochs: int | tuple[int, ...] = 3
-    small_task_epochs: int | tuple[int, ...] = ()  # tried as well where there are fewer than 10,000 training examples
-    warmup: float | tuple[float, ...] = 0.06  # share of all steps
-    evaluations: int = 2  # an epoch
-    eval_batch_size: int = 64
-    max_length: int = 512  # tokens; never more than the encoder's positions
-    train_examples: int | None = None  # train on a sample of this size, the same for every seed; None: on all
-    question_length: int = 64  # SQuAD: tokens of a question; the rest is cut off
-    stride: int = 128  # SQuAD: tokens from the start of one window to the start of the next; at most half a window
-    answer_length: int = 30  # SQuAD: tokens of an answer at most
-    train_file: str | None = None  # own: tab-separated, with a header line, quotes taken literally
-    dev_file: str | None = None  # own: as train_file
-    columns: tuple[str, ...] = ("sentence",)  # own: the columns of the text, one or two
-    label: str = "label"  # own: the column of the label
-    labels: tuple[str, ...] = ()  # own: every label there is
-    dev_share: float = 0.0  # SQuAD without a training file: share of the dev file's articles that are evaluated, the others train
+    tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
+    init_from: Text | None = setting(None, "The encoder, from --init_from.")
+    data_dir: Text | None = setting(
+        None, "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.")
+    seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
+    batch_size: Rows | tuple[Rows, ...] = setting(32, "Examples of a step.", "examples")
+    learning_rate: LearningRate | tuple[LearningRate, ...] = setting(3e-5, "Its peak.")
+    epochs: Positive | tuple[Positive, ...] = setting(3, "Passes over the data.", "epochs")
+    small_task_epochs: Positive | tuple[Positive, ...] = setting(
+        (), "Tried as well below 10,000 training examples.", "epochs")
+    warmup: ShareBelowOne | tuple[ShareBelowOne, ...] = setting(
+        0.06, "Share of all steps until the peak.")
+    evaluations: Positive = setting(2, "Evaluations in an epoch.", "evaluations")
+    eval_batch_size: Rows = setting(64, "Examples of an evaluation step.", "examples")
+    max_length: int = setting(
+        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20)
+    train_examples: Positive | None = setting(
+        None, "Size of the sample to train on, the same for every seed. None is all.", "examples")
+    question_length: Positive = setting(64, "SQuAD: longest question, cut off there.", "tokens")
+    stride: Positive = setting(
+        128, "SQuAD: distance of two windows' starts, at most half a window.", "tokens")
+    answer_length: Positive = setting(30, "SQuAD: longest answer.", "tokens")
+    train_file: Text | None = setting(
+        None, "Own task: tab-separated file with a header line. Quotes are taken literally.")
+    dev_file: Text | None = setting(None, "Own task: file to evaluate on, as `train_file`.")
+    columns: tuple[Text, ...] = setting(("sentence",), "Own task: one or two columns of text.")
+    label: Text = setting("label", "Own task: column of the label.")
+    labels: tuple[Text, ...] = setting((), "Own task: every label that occurs.")
+    dev_share: ShareBelowOne = setting(
+        0.0, "SQuAD without a training file: share of the dev file's articles that is evaluated.")
 
     def check(self):
-        for name in ("batch_size", "learning_rate", "epochs", "small_task_epochs", "warmup", "seeds", "tasks"):
+        can_be_empty = ("small_task_epochs", "tasks")
+        filled = ("batch_size", "learning_rate", "epochs", "warmup", "seeds")
+        for name in (*can_be_empty, *filled):
             values = self.listed(name)
-            self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
-            self.require(values or name in ("small_task_epochs", "tasks"), f"{name} must hold a value")
-            if name in ("batch_size", "learning_rate", "epochs", "small_task_epochs"):
-                self.require(all(value > 0 for value in values), f"{name} must be above 0, got {values}")
-        self.require(all(0 <= value < 1 for value in self.listed("warmup")), f"warmup must lie in [0, 1), got {self.warmup}")
-        for name in ("evaluations", "eval_batch_size", "stride", "answer_length"):
-            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
-        self.require(self.train_examples is None or self.train_examples > 0, f"train_examples must be above 0, got {self.train_examples}")
-        self.require(0 <= self.dev_share < 1, f"dev_share must lie in [0, 1), got {self.dev_share}")
+            distinct = len(set(values)) == len(values)
+            self.require(distinct, f"{name} names a value twice: {values}")
+            self.require(bool(values) or name in can_be_empty, f"{name} must hold a value")
         if "own" in self.listed("tasks"):
-            for name in ("train_file", "dev_file"):
-                self.require(getattr(self, name) is not None, f"the task own needs {name}")
-            self.require(len(self.columns) in (1, 2), f"columns must name one or two columns, got {self.columns}")
-            self.require(len(set(self.labels)) == len(self.labels) > 1, f"labels must name two classes or more, each once, got {self.labels}")
+            self._check_own_task()
+
+    def _check_own_task(self):
+        for name in ("train_file", "dev_file"):
+            self.require(getattr(self, name) is not None, f"the task own needs {name}")
+        count = len(self.columns)
+        self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
+        self.require(
+            len(set(self.labels)) == len(self.labels) > 1,
+            f"labels must name two classes or more, each once, got {self.labels}")
 
     def listed(self, name: str) -> tuple:
         """A field as a tuple, whether it was given as one value or as a list."""
@@ -277,7 +311,7 @@ class Finetune(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """All settings of one run; `finetune` where it is a fine-tuned one."""
+    """All settings of one run. `finetune` is None in pretraining."""
 
     vocabulary: Vocabulary
     corpus: Corpus
@@ -291,16 +325,18 @@ class Experiment:
     def __post_init__(self):
         length, positions = self.corpus.sequence_length, self.model.max_positions
         if length > positions:
-            raise ConfigError(f"Corpus.sequence_length {length} is longer than the position table: set Model.max_positions to {length} or more")
+            raise ConfigError(
+                f"Corpus.sequence_length {length} is longer than the position table: "
+                f"set Model.max_positions to {length} or more")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
-                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a decoder nothing stands at a dropped position"
-            )
+                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
+                "without a decoder nothing stands at a dropped position")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """What model and masks must know of a vocabulary: the ids with a meaning of their own (the rest is text), and where words go on."""
+    """The ids of special tokens, and which ids continue a word. All other ids are text."""
 
     bos: int  # <s>, at the start of every segment
     pad: int
@@ -311,7 +347,7 @@ class SpecialIds:
 
     @classmethod
     def of_size(cls, size: int) -> "SpecialIds":
-        """Those of a vocabulary trained here (data/vocabulary.py), where none is at hand: every id a word of its own."""
+        """Those of a vocabulary trained by data/vocabulary.py. Every id is a word of its own."""
         return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property
@@ -320,8 +356,9 @@ class SpecialIds:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-# What may differ when a workdir is resumed: none of it changes a past step, nor, but for `train_steps` (the schedule), which numbers a coming step
-# computes (mesh, memory and microbatches: up to rounding). training/resume.py says and records what differs.
+# What may differ when a workdir is resumed. None of it changes a past step. `train_steps` changes the
+# schedule of the coming steps, mesh, memory and microbatches their rounding. training/resume.py says
+# and records what differs.
 FREE_ON_RESUME = (
     "Mesh.",
     "Model.rematerialise",
@@ -343,13 +380,17 @@ FREE_ON_RESUME = (
 )
 
 
-def differences(old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME) -> list[str]:
-    """Lines `Section.field: old -> new` for what differs. Names that start as one of `free` are left out: by default, what may differ on resume."""
+def differences(
+    old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
+) -> list[str]:
+    """Lines `Section.field: old -> new` for what differs, except names that start as one of `free`."""
     lines = []
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if before is None or after is None:
-            lines += [f"{field.name}: {'there' if before else 'not there'} -> {'there' if after else 'not there'}"] * (before != after)
+            if before != after:
+                words = ["there" if section else "not there" for section in (before, after)]
+                lines.append(f"{field.name}: {' -> '.join(words)}")
             continue
         for item in dataclasses.fields(before):
             name = f"{type(before).__name__}.{item.name}"
@@ -357,3 +398,7 @@ def differences(old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_O
             if a != b and not name.startswith(free):
                 lines.append(f"{name}: {a!r} -> {b!r}")
     return lines
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page((*SECTIONS, Finetune)))

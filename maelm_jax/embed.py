@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding")
     flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
     flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
-    flags.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; default the newest")
+    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help="the checkpoint's step; default the newest")
     args, experiment = cli.parse(flags, argv)
     lines = read_lines(args.input)
     outputs.check_file("--output", args.output)

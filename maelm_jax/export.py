@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     flags = cli.parser(__doc__)
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
-    flags.add_argument("--step", type=int, metavar="N", help="the checkpoint's step; default the newest")
+    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help="the checkpoint's step; default the newest")
     flags.add_argument("--verify", action=argparse.BooleanOptionalAction, help="compare with JAX on real text; default: where PyTorch is installed")
     flags.add_argument("--overwrite", action="store_true", help="replace the output folder, if export wrote it")
     args, experiment = cli.parse(flags, argv)

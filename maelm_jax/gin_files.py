@@ -1,87 +1,247 @@
-"""gin files and bindings to an Experiment, and back: `load` builds each dataclass of config.py once, `render` writes every value in force."""
+"""Reads gin files and bindings into an Experiment, and writes an Experiment as a gin file."""
 
 import ast
+import collections.abc
 import dataclasses
-import difflib
-import importlib.util  # noqa: F401  (gin uses it for `include` and does not import it)
-import logging
+import importlib
 import pathlib
+import re
+import tokenize
 import typing
+import warnings
 
 import gin
+from gin import config_parser
 
 from maelm_jax import config
 from maelm_jax.config import ConfigError, Experiment
+from maelm_jax.settings import closest, shown
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 INSTALLED_CONFIGS = PACKAGE / "configs"  # the wheel carries configs/ there; a checkout has it beside the package
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
-gin.add_config_file_search_path(str(CONFIGS))  # for `include` in gin files
+SECTIONS = {cls.__name__: cls for cls in (*config.SECTIONS, config.Finetune)}
+NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+# What Python's and gin's parsers raise on a text that is no literal.
+UNREADABLE = (
+    SyntaxError, tokenize.TokenError, ValueError, TypeError, RecursionError, MemoryError,
+    AttributeError, IndexError, KeyError, StopIteration,
+)
 
 
-def find_gin_file(name: str) -> str:
-    """The path of a gin file: as given, or else in configs/. Raises ConfigError that says where it looked."""
+def find_gin_file(name: str) -> pathlib.Path:
+    """The path of a gin file: as given, or else in configs/.
+
+    Raises ConfigError that says where it looked.
+    """
     candidates = [pathlib.Path(name), CONFIGS / name]
-    for path in candidates:
-        if path.is_file():
-            return str(path)
-    known = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")))
-    raise ConfigError(f"no gin file {name!r}: looked for {' and '.join(map(str, candidates))}; configs/ holds {known}")
-
-
-def _binding(text: str) -> str:
-    """`NAME=VALUE` as gin reads it: a value that is no Python literal, macro or reference is taken as a string."""
-    name, _, value = text.partition("=")
-    if not value:
-        raise ConfigError(f"--gin.{text}: expected --gin.NAME=VALUE")
-    if value.startswith(("%", "@")):
-        return f"{name} = {value}"
     try:
-        ast.literal_eval(value)
-        return f"{name} = {value}"
-    except (ValueError, SyntaxError):
-        return f"{name} = {value!r}"
+        for path in candidates:
+            if path.is_file():
+                return path
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error
+    if name and pathlib.Path(name).is_dir():
+        raise ConfigError(f"gin file {shown(name)} is a folder; name a file in it")
+    known = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")))
+    places = " and ".join(shown(str(path)) for path in candidates)
+    raise ConfigError(f"no gin file {shown(name)}: looked for {places}; configs/ holds {known}")
+
+
+class _Reader:
+    """Binds the statements of gin files and of the command line, and records where macros stand."""
+
+    def __init__(self):
+        self.macros: set[str] = set()  # that are defined
+        self.uses: dict[str, set[str]] = {}  # macro -> what was ever bound to a value with it
+        self.bound_finetune = False
+
+    def read_file(self, name: str, including: tuple[pathlib.Path, ...] = ()):
+        """Binds a file's statements. `including` are the files that include it."""
+        path = find_gin_file(name)
+        if path.resolve() in including:
+            raise ConfigError(f"{path} includes itself; remove one of the include lines")
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; is it the right file?") from error
+        except UnicodeDecodeError as error:
+            place = f"{path}, byte {error.start}"
+            raise ConfigError(f"{place}: not UTF-8 text; give a gin file") from error
+        self.read_text(text, str(path), (*including, path.resolve()))
+
+    def read_text(self, text: str, where: str, including: tuple[pathlib.Path, ...] = ()):
+        """Binds the statements of a gin text. `where` is what messages call it."""
+        delegate, parser, line = _MacroRecorder(), None, 1
+        try:
+            parser = config_parser.ConfigParser(text, delegate)
+            while statement := parser.parse_statement():
+                line = statement.location.line_num
+                if isinstance(statement, config_parser.IncludeStatement):
+                    self.read_file(statement.filename, including)
+                elif isinstance(statement, config_parser.ImportStatement):
+                    importlib.import_module(statement.module)
+                elif isinstance(statement, config_parser.BindingStatement):
+                    if statement.scope:
+                        raise _Wrong(f"scope {statement.scope!r} is not used here; leave it out")
+                    names = [part for part in (statement.selector, statement.arg_name) if part]
+                    self.bind(".".join(names), statement.value, delegate.take())
+        except _Wrong as error:  # gin appends lines on the place
+            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
+        except _NoValue as error:
+            line = parser.current_token.start[0] if parser else line
+            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
+        except ImportError as error:
+            raise ConfigError(f"{where}, line {line}: {error}; is the module installed?") from error
+        except ConfigError:
+            raise
+        except UNREADABLE as error:
+            raise ConfigError(_syntax_message(error, where, line)) from error
+
+    def bind(self, name: str, value, macros: collections.abc.Iterable[str] = ()):
+        """Binds a macro or a field to a value that holds `macros`.
+
+        Raises _Wrong on an unknown name.
+        """
+        selector, _, field = name.rpartition(".")
+        for macro in macros:
+            self.uses.setdefault(macro, set()).add(name)
+        if not selector:
+            self.macros.add(name)
+            gin.bind_parameter((name, "gin.macro", "value"), value)
+            return
+        section = SECTIONS.get(selector.rpartition(".")[2])
+        if section is None:
+            hint = closest(selector, SECTIONS) or f"; there are {', '.join(SECTIONS)}"
+            raise _Wrong(f"{name}: there is no section {shown(selector)}{hint}")
+        fields = [item.name for item in dataclasses.fields(section)]
+        if field not in fields:
+            known = f"{section.__name__}.{shown(field)[1:-1]}"
+            raise _Wrong(f"{known}: there is no such setting{closest(field, fields)}")
+        self.bound_finetune |= section is config.Finetune
+        gin.bind_parameter(("", section.__name__, field), value)
+
+    def bind_text(self, text: str, names: typing.Sequence[str]):
+        """Binds `NAME=VALUE` of the command line, above the gin files `names`.
+
+        A value that is no Python literal and no macro is a string.
+        """
+        name, equals, value = text.partition("=")
+        where = f"--gin.{shown(name)[1:-1]}"
+        if not value or not NAME.fullmatch(name):
+            raise ConfigError(f"--gin.{shown(text)[1:-1]}: expected --gin.NAME=VALUE")
+        if "." not in name and name not in self.macros:
+            hint = closest(name, self.macros) or f"; there are {', '.join(sorted(self.macros))}"
+            raise ConfigError(f"{where}: no macro of this name in {', '.join(names)}{hint}")
+        if value.startswith(("%", "@")):
+            if "\n" in value or "\r" in value:
+                raise ConfigError(f"{where}={shown(value)}: expected one value")
+            self.read_text(f"{name} = {value}", f"{where}={shown(value)[1:-1]}")
+            return
+        try:
+            value = ast.literal_eval(value)
+        except UNREADABLE:
+            pass  # text
+        try:
+            self.bind(name, value)
+        except _Wrong as error:
+            raise ConfigError(f"--gin.{error}") from error
+
+
+class _Wrong(ValueError):
+    """What is wrong with a statement, without its place."""
+
+
+class _NoValue(ValueError):
+    """What is wrong with a value, found before its statement is read to the end."""
+
+
+class _MacroRecorder(gin.config.ParserDelegate):
+    """Records the macros of one statement."""
+
+    def __init__(self):
+        super().__init__()
+        self._names: set[str] = set()
+
+    def macro(self, macro_name):
+        self._names.add(macro_name)
+        return super().macro(macro_name)
+
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        raise _NoValue(f"@{scoped_configurable_name}: a value is a Python literal or a %MACRO")
+
+    def take(self) -> set[str]:
+        """The names since the last call."""
+        names, self._names = self._names, set()
+        return names
+
+
+def _syntax_message(error: Exception, where: str, line: int) -> str:
+    """The line for a text that is no gin file, with the place where it stops being one."""
+    if isinstance(error, SyntaxError):
+        line, text = error.lineno or line, error.msg
+    elif isinstance(error, tokenize.TokenError):
+        text, (line, _) = error.args
+    elif isinstance(error, (RecursionError, MemoryError)):
+        text = "a value is nested too deeply"
+    else:
+        text = str(error)
+    return f"{where}, line {line}: {' '.join(text.split())[:200]}; is it gin (NAME = VALUE)?"
 
 
 def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Experiment:
     """Reads gin files, then bindings (`NAME=VALUE`), and builds every dataclass.
 
-    Raises ConfigError on a file that is not there, an unknown name, a macro that nothing uses, or a value of the wrong type.
+    Raises ConfigError on a file that is absent or no gin file, an unknown name, a wrong value, a
+    macro that nothing uses, and a macro of `bindings` that another binding leaves without effect.
     """
     gin.clear_config()
-    logging.disable(logging.ERROR)  # gin logs an error for every folder in which an include is not
+    reader = _Reader()
     try:
-        for name in names:
-            gin.parse_config_file(find_gin_file(name), skip_unknown=False)
-        macros = _macros()
-        for text in bindings:
-            name = text.partition("=")[0]
-            if "." not in name and name not in macros:
-                hint = "".join(f"; did you mean {close}?" for close in difflib.get_close_matches(name, macros, n=1, cutoff=0.0))
-                raise ConfigError(f"--gin.{name}: no macro of this name in {', '.join(names)}{hint}")
-            gin.parse_config(_binding(text), skip_unknown=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python's, about odd literals
+            for name in names:
+                reader.read_file(name)
+            for text in bindings:
+                reader.bind_text(text, names)
+        _check_macros(reader)
         sections = [section() for section in config.SECTIONS]
-        if any(selector.endswith(".Finetune") for _, selector in gin.config._CONFIG):
+        if reader.bound_finetune:
             sections.append(config.Finetune())
-        unused = _macros() - _used_macros()
-    except ConfigError as error:
-        raise ConfigError(str(error).split("\n")[0]) from None  # gin appends a line on where the constructor was called
-    except Exception as error:  # gin raises many types
-        raise ConfigError(" ".join(str(error).split())) from error
+        _check_given_macros(reader, bindings)
+    except RecursionError as error:
+        raise ConfigError("macros refer to each other in a circle; bind one to a value") from error
     finally:
-        gin.clear_config()  # what is built in Python afterwards has the defaults written above, not this file's values
-        logging.disable(logging.NOTSET)
-    if unused:
-        raise ConfigError(f"{', '.join(sorted(unused))}: defined in a gin file but used by nothing; is the name right?")
+        gin.clear_config()  # what is built in Python afterwards has config.py's defaults
     return Experiment(*sections)
 
 
-def _macros() -> set[str]:
-    return {scope for scope, selector in gin.config._CONFIG if selector == "gin.macro"}
+def _check_macros(reader: _Reader):
+    """Raises ConfigError for a macro that is used but not defined, or defined but not used."""
+    undefined = sorted(set(reader.uses) - reader.macros)
+    if undefined:
+        hint = closest(undefined[0], reader.macros)
+        raise ConfigError(f"%{undefined[0]}: no macro of this name is defined{hint}")
+    unused = ", ".join(sorted(reader.macros - set(reader.uses)))
+    if unused:
+        what = "defined in a gin file but used by nothing"
+        raise ConfigError(f"{unused}: {what}; is the name right?")
 
 
-def _used_macros() -> set[str]:
-    return {scope for scope, selector in gin.config._OPERATIVE_CONFIG if selector == "gin.macro"}
+def _check_given_macros(reader: _Reader, bindings: typing.Sequence[str]):
+    """Raises ConfigError for a macro of the command line whose settings are all bound directly."""
+    called = gin.config._OPERATIVE_CONFIG  # (scope, configurable), of which a macro is one
+    in_force = {scope for scope, selector in called if selector == "gin.macro"}
+    for text in bindings:
+        name = text.partition("=")[0]
+        if name in reader.macros - in_force:
+            replaced = ", ".join(sorted(reader.uses[name]))
+            raise ConfigError(
+                f"--gin.{name} has no effect, because {replaced} is bound directly; "
+                "give one of the two"
+            )
 
 
 def render(experiment: Experiment) -> str:
@@ -92,5 +252,6 @@ def render(experiment: Experiment) -> str:
         if section is None:
             continue
         name = type(section).__name__
-        blocks.append("\n".join(f"{name}.{item.name} = {getattr(section, item.name)!r}" for item in dataclasses.fields(section)))
+        fields = dataclasses.fields(section)
+        blocks.append("\n".join(f"{name}.{f.name} = {getattr(section, f.name)!r}" for f in fields))
     return "\n\n".join(blocks) + "\n"

@@ -15,6 +15,7 @@ import re
 import sys
 
 from maelm_jax import cli, config
+from maelm_jax.settings import shown
 
 GIB = 2**30
 MOST_PRETENDED = 1024  # CPU devices: XLA starts a thread for each
@@ -112,7 +113,7 @@ def slice_of(topology: str) -> Slice:
         return Slice(topology, None, int(shape))
     if name not in CHIPS or shape not in CHIPS[name].slices:
         known = "; ".join(f"{name}: {' '.join(chip.slices)}" for name, chip in CHIPS.items())
-        raise config.ConfigError(f"--topology={topology}: known are {known}; and cpu:N, N from 1 to {MOST_PRETENDED}")
+        raise config.ConfigError(f"--topology={shown(topology)[1:-1]}: known are {known}; and cpu:N, N from 1 to {MOST_PRETENDED}")
     chips = 1
     for size in shape.split("x"):
         chips *= int(size)

@@ -17,8 +17,8 @@ COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "
 
 def main(argv: list[str]) -> int:
     parser = cli.parser(__doc__)
-    parser.add_argument("--host", type=int, default=0, metavar="I", help="number of this machine, from 0")
-    parser.add_argument("--hosts", type=int, default=1, metavar="N", help="machines that share the work")
+    parser.add_argument("--host", type=cli.whole_number(0), default=0, metavar="I", help="number of this machine, from 0")
+    parser.add_argument("--hosts", type=cli.whole_number(1, 10_000), default=1, metavar="N", help="machines that share the work")
     args, experiment = cli.parse(parser, argv)
     if not 0 <= args.host < args.hosts:
         raise config.ConfigError(f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1")

@@ -1,61 +1,52 @@
-"""What a settings dataclass is: fields whose types are checked as an instance is made, and the errors that a user's input can end in."""
+"""How a settings dataclass is declared, and the errors that wrong input ends in.
 
+A field of config.py is declared once: type, range, default, unit and meaning. pydantic checks every
+new instance against the declaration, gin binds it, and the error messages and
+docs/configuration.md are written from it.
+"""
+
+import collections.abc
 import dataclasses
+import difflib
+import functools
 import types
 import typing
 
+import gin
+import pydantic
+
+LARGEST = 2**31 - 1  # of an int32: step numbers and sizes of arrays
+SHOWN = 80  # characters of a wrong value that a message shows
+
+Positive = typing.Annotated[int, pydantic.Field(ge=1, le=LARGEST)]
+Count = typing.Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
+Rows = typing.Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of one batch
+Seed = typing.Annotated[int, pydantic.Field(ge=0, le=2**32 - 1)]
+Axis = Positive | typing.Literal[-1]  # of the mesh
+Width = typing.Annotated[int, pydantic.Field(ge=1, le=2**20)]
+Rate = typing.Annotated[float, pydantic.Field(gt=0, le=1e9)]  # of a source in a mixture
+LearningRate = typing.Annotated[float, pydantic.Field(gt=0, le=3e38)]
+Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
+Minutes = typing.Annotated[float, pydantic.Field(gt=0, le=1e6)]
+ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
+# Text that can be a path: not empty, no NUL character. pydantic refuses lone surrogates.
+Text = typing.Annotated[str, pydantic.Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+
 
 class ConfigError(ValueError):
-    """A wrong input of the user's. Its text is the one line that the command prints before it ends with exit status 2."""
+    """A wrong input. Its text is the one line that the command prints."""
 
-    status = 2
+    status = 2  # of the process
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on, through no fault of its settings' form. Its text is the one line printed; exit status 1 unless `status` differs."""
+    """A run that cannot go on although its settings are right. Its text is the line printed."""
 
-    status = 1
-
-
-def _matches(value, annotation) -> bool:
-    if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    origin = typing.get_origin(annotation)
-    arguments = typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return any(_matches(value, argument) for argument in arguments)
-    if origin is typing.Literal:
-        return value in arguments
-    if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(_matches(item, arguments[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_matches(k, arguments[0]) and _matches(v, arguments[1]) for k, v in value.items())
-    return isinstance(value, annotation)
-
-
-def _describe(annotation) -> str:
-    if typing.get_origin(annotation) is typing.Literal:
-        return "one of " + ", ".join(repr(argument) for argument in typing.get_args(annotation))
-    if annotation is type(None):
-        return "None"
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return " or ".join(_describe(argument) for argument in typing.get_args(annotation))
-    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(annotation) else str(annotation)
+    status = 1  # of the process
 
 
 class Settings:
-    """Base of the dataclasses below: checks the type of every field when an instance is made."""
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if not _matches(value, field.type):
-                raise ConfigError(f"{type(self).__name__}.{field.name} must be {_describe(field.type)}, got {value!r}")
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
-        self.check()
+    """Base of the settings dataclasses of config.py."""
 
     def check(self):
         """Raises ConfigError when values do not fit together."""
@@ -63,3 +54,162 @@ class Settings:
     def require(self, condition: bool, message: str):
         if not condition:
             raise ConfigError(f"{type(self).__name__}.{message}")
+
+
+def setting(default, meaning: str, unit: str | None = None, **limits):
+    """Declares a field.
+
+    Args:
+      default: the value that is in force when no gin file binds the field; a function without
+        arguments makes a new one for each instance.
+      meaning: one sentence.
+      unit: what is counted or measured, in the plural.
+      **limits: pydantic.Field's: ge, gt, le, lt, multiple_of, min_length.
+    """
+    limits |= {"default_factory" if callable(default) else "default": default}
+    return pydantic.Field(description=meaning, json_schema_extra={"unit": unit or ""}, **limits)
+
+
+def declare(cls: type) -> type:
+    """Class decorator: a frozen dataclass that gin binds and that checks each new instance.
+
+    Types are strict (no text for a number), infinity and NaN are refused, lists become tuples.
+    A wrong value raises ConfigError.
+    """
+    rules = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    cls = pydantic.dataclasses.dataclass(frozen=True, config=rules)(cls)
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def checked_init(self, *args, **values):
+        values = {name: _without_lists(value) for name, value in values.items()}
+        try:
+            construct(self, *args, **values)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise ConfigError(_message(cls, str(first["loc"][0]), values, first["type"])) from None
+        self.check()
+
+    cls.__init__ = checked_init
+    cls = gin.configurable(cls)
+    bound_init = cls.__init__
+
+    @functools.wraps(bound_init)
+    def one_line_init(self, *args, **values):
+        try:
+            bound_init(self, *args, **values)
+        except ConfigError as error:  # gin appends a line on the constructor
+            raise ConfigError(str(error).split("\n")[0]) from None
+
+    cls.__init__ = one_line_init
+    return cls
+
+
+def shown(value) -> str:
+    """A value as messages show it: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits; a deep list
+        return f"{type(value).__name__} too large to show"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
+
+
+def closest(name: str, known: collections.abc.Iterable[str]) -> str:
+    """`; did you mean X?` with the known name nearest to `name`; empty where none is near."""
+    near = difflib.get_close_matches(name[:SHOWN], list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _without_lists(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _message(cls: type, name: str, values: dict, kind: str) -> str:
+    """The line for a wrong field. `kind` is pydantic's name of the error."""
+    if kind == "unexpected_keyword_argument":
+        hint = closest(name, (field.name for field in dataclasses.fields(cls)))
+        return f"{cls.__name__}.{name}: there is no such setting{hint}"
+    if name not in values:  # positional arguments are the code's own
+        return f"{cls.__name__}: wrong argument {name}"
+    return f"{cls.__name__}.{name} must be {allowed(cls, name)}, got {shown(values[name])}"
+
+
+def allowed(cls: type, name: str) -> str:
+    """The values that a field takes, in words."""
+    field = cls.__pydantic_fields__[name]
+    return _describe(field.annotation, field.metadata)
+
+
+def _describe(annotation, limits: collections.abc.Sequence = ()) -> str:
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        field = pydantic.fields.FieldInfo.from_annotation(annotation)
+        return _describe(field.annotation, field.metadata)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_describe(item, limits) for item in arguments)
+    if origin is typing.Literal:
+        return ("one of " if len(arguments) > 1 else "") + ", ".join(map(repr, arguments))
+    if origin is tuple:
+        return f"a list, each item {_describe(arguments[0])}"
+    if origin is dict:
+        return f"a dict, each key {_describe(arguments[0])}, each value {_describe(arguments[1])}"
+    words = {bool: "True or False", type(None): "None", str: "text that is not empty"}
+    if annotation in words:
+        return words[annotation]
+    return {int: "an integer", float: "a number"}[annotation] + _range(limits)
+
+
+def _range(limits: collections.abc.Sequence) -> str:
+    """Bounds in words, from annotated_types' objects."""
+    bounds = {}
+    for limit in limits:
+        for bound in ("ge", "gt", "le", "lt", "multiple_of"):
+            if getattr(limit, bound, None) is not None:
+                value = getattr(limit, bound)
+                bounds[bound] = value if isinstance(value, int) else f"{value:g}"
+    parts = []
+    if "ge" in bounds and "le" in bounds:
+        parts.append(f" from {bounds.pop('ge')} to {bounds.pop('le')}")
+    else:
+        words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+        found = [f"{word} {bounds[bound]}" for bound, word in words.items() if bound in bounds]
+        parts.append(", " + " and ".join(found) if found else "")
+    if "multiple_of" in bounds:
+        parts.append(f", a multiple of {bounds['multiple_of']}")
+    return "".join(parts)
+
+
+def page(sections: collections.abc.Sequence[type]) -> str:
+    """docs/configuration.md: a table of the fields for each section."""
+    lines = [
+        "# Configuration",
+        "",
+        "The declarations in `maelm_jax/config.py` are printed as this page by",
+        "`python -m maelm_jax.config > docs/configuration.md`.",
+        "",
+        "Bind a setting in a gin file (`Model.layers = 6`) or on the command line",
+        "(`--gin.Model.layers=6`). The command line replaces what a file says. Macros are short",
+        "names for the settings that change most often. `configs/base.gin` defines `TRAIN_STEPS`,",
+        "`BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES`. `configs/finetune/base.gin`",
+        "defines those of fine-tuning. Give a macro or the setting that it stands for, not both.",
+    ]
+    for cls in sections:
+        about = " ".join((cls.__doc__ or "").split())
+        lines += ["", f"## {cls.__name__}", "", about, ""]
+        lines += ["| setting | values | default | unit | meaning |", "|---|---|---|---|---|"]
+        for name, field in cls.__pydantic_fields__.items():
+            default = field.get_default(call_default_factory=True)
+            unit = field.json_schema_extra["unit"]
+            cells = (f"`{name}`", allowed(cls, name), f"`{default!r}`", unit, field.description)
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "## What can go wrong",
+        "",
+        "- A wrong value ends the command with exit status 2. One line names the setting, the",
+        "  values that it takes and the value given.",
+        "- A wrong name ends it in the same way. The line names the nearest setting.",
+        "- A resumed run keeps its settings, except those that change no number of a step",
+        "  (`FREE_ON_RESUME` in `maelm_jax/config.py`). Other changes are refused.",
+    ]
+    return "\n".join(lines) + "\n"

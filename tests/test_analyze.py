@@ -165,7 +165,7 @@ def test_bad_input(text, runs, tmp_path):
         ([f"--runs={runs['mae']}", "--tau=0"], "tau must lie in"),
         ([f"--runs={runs['mae']}", "--tau=1.5"], "tau must lie in"),
         ([f"--runs={runs['mae']}", "--tokens=350"], "too few for a rank: 20 for each of 16 dimensions, 320, are needed"),
-        ([f"--runs={runs['mae']}", "--sets=0"], "--sets=0: must be above 0"),
+        ([f"--runs={runs['mae']}", "--sets=0"], "--sets: must be an integer from 1 to 1000, got '0'"),
         (["--runs=,"], "--runs=, names no workdir"),
         ([f"--runs={runs['mae']}", "--gin.Corpus.text_files=nowhere/*.txt"], "nowhere/*.txt"),
     ):

@@ -15,8 +15,8 @@ def test_sets_are_bounded_by_the_data(asked, rows, visible, sets):
 
 
 @pytest.mark.parametrize("flag,message", [
-    ("--seed=-1", "--seed=-1"), (f"--seed={2**32}", "--seed="), (f"--seed={10**400}", "--seed="),
-    ("--sets=0", "--sets=0"), ("--tokens=-1", "--tokens=-1"), ("--tau=nan", "tau must lie in"),
+    ("--seed=-1", "--seed: must be"), (f"--seed={2**32}", "--seed: must be"), (f"--seed={10**400}", "--seed: must be"),
+    ("--sets=0", "--sets: must be"), ("--tokens=-1", "--tokens: must be"), ("--tau=nan", "tau must lie in"),
     ("--tau=inf", "tau must lie in"), ("--tau=-1", "tau must lie in"), ("--workdir=", "is empty"),
     ("--workdir=/proc/version/report", "is a file"), ("--workdir=/proc/version", "is a file"),
 ])  # fmt: skip

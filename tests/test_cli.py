@@ -1,10 +1,15 @@
 """What every command goes through before its own code runs."""
 
+import errno
 import os
 import pathlib
 import platform
 import subprocess
 import sys
+
+import pytest
+
+from maelm_jax import cli, config
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
@@ -35,3 +40,64 @@ def test_deterministic_operations_are_asked_for_before_a_device_is_there():
     """
     words = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, text=True).stdout.split()
     assert words == ["--xla_gpu_deterministic_ops=true", "False", "3.0"]
+
+
+@pytest.mark.parametrize("number,status", [
+    (errno.ENOENT, 2), (errno.ENOTDIR, 2), (errno.EISDIR, 2), (errno.EACCES, 2), (errno.EPERM, 2),
+    (errno.EROFS, 2), (errno.ENAMETOOLONG, 2), (errno.ELOOP, 2), (errno.EEXIST, 2),
+    (errno.ENOTEMPTY, 2), (errno.EIO, 1), (errno.ENOSPC, 1), (errno.EDQUOT, 1),
+    (errno.ESTALE, 1), (errno.EMFILE, 1),
+])  # fmt: skip
+def test_a_path_that_fails_is_one_line(number, status, capsys):
+    def main(argv):
+        raise OSError(number, os.strerror(number), "some/path")
+
+    assert cli.status_of(main, []) == status
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: some/path: {os.strerror(number)}; ") and line.count("\n") == 1
+
+
+def test_an_error_of_two_paths_names_the_one_written(capsys):
+    def main(argv):
+        raise OSError(errno.EACCES, "Permission denied", b"from", None, b"to")
+
+    assert cli.status_of(main, []) == 2
+    assert capsys.readouterr().err.startswith("error: to: Permission denied; ")
+
+
+def test_a_full_disk_without_a_path_is_one_line(capsys):
+    def main(argv):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert cli.status_of(main, []) == 1
+    line = capsys.readouterr().err
+    assert line.startswith("error: a file: No space left on device; free some space")
+
+
+def test_too_little_memory_is_one_line(capsys):
+    def main(argv):
+        raise MemoryError
+
+    assert cli.status_of(main, []) == 1
+    assert capsys.readouterr().err.startswith("error: this machine has too little memory; use a ")
+
+
+def test_a_defect_keeps_its_traceback_and_verbose_shows_every_one(capsys):
+    errors = {
+        "key": KeyError("k"),
+        "socket": OSError(errno.ECONNRESET, "reset"),
+        "wrong": config.ConfigError("two\nlines"),
+        "surrogate": config.ConfigError("\udc80"),
+    }
+
+    def main(argv):
+        raise errors[argv[0]]
+
+    for kind in ("key", "socket"):
+        with pytest.raises((KeyError, OSError)):
+            cli.status_of(main, [kind])
+    for kind, line in (("wrong", "two lines"), ("surrogate", "\\udc80")):
+        assert cli.status_of(main, [kind]) == 2
+        assert capsys.readouterr().err == f"error: {line}\n"
+    assert cli.status_of(main, ["wrong", "--verbose"]) == 2
+    assert "Traceback" in capsys.readouterr().err

@@ -48,8 +48,8 @@ def test_the_paper_s_presets():
 
 @pytest.mark.parametrize("bindings,message", [
     (["TRAIN_STEP=5"], "--gin.TRAIN_STEP: no macro of this name in tiny.gin; did you mean TRAIN_STEPS?"),
-    (["TRAIN_STEPS=many"], "Run.train_steps must be int, got 'many'"),
-    (["TRAIN_STEPS=1.5"], "Run.train_steps must be int, got 1.5"),
+    (["TRAIN_STEPS=many"], "Run.train_steps must be an integer from 1 to 100000000, got 'many'"),
+    (["TRAIN_STEPS=1.5"], "Run.train_steps must be an integer from 1 to 100000000, got 1.5"),
     (["Model.layer=3"], "layer"),
     (["Modle.layers=3"], "Modle"),
     (["SEED"], "expected --gin.NAME=VALUE"),
@@ -64,7 +64,7 @@ def test_the_paper_s_presets():
     (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
     (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
     (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "asks for a decoder"),
-    (["Run.rank_every=-1"], "rank_every must be 0 or more"),
+    (["Run.rank_every=-1"], "Run.rank_every must be an integer from 0 to 2147483647, got -1"),
     (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
 ])  # fmt: skip
 def test_wrong_settings(bindings, message):

@@ -165,7 +165,7 @@ def test_seeds_that_diverged_are_named():
     (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
     (["--gin_file=tiny.gin", "--init_from=RUN"], "names no task; stack a task's file"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "no task 'rta'; there are cola, sst2"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks must be one of 'cola', 'sst2'.*got 'rta'"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Finetune.seeds names a value twice"),
     (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),

@@ -1,0 +1,297 @@
+"""Wrong settings, flags and paths of every command: status 2, one line, nothing started.
+
+Each command is called in-process, as `cli.run` calls it. Where its work would begin, it raises
+`Started`, so that a wrong input that is accepted fails its test and costs nothing.
+"""
+
+import importlib
+import os
+import pathlib
+import resource
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from maelm_jax import cli, config, gin_files
+from maelm_jax.finetuning import start
+
+NINES = "9" * 5000
+DEEP = "[" * 3000 + "]" * 3000
+COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze")
+BASE = {
+    "train": ["--gin_file=tiny.gin"],
+    "prepare": ["--gin_file=tiny.gin"],
+    "plan": ["--gin_file=tiny.gin", "--topology=cpu:8"],
+    "finetune": ["--gin_file=finetune/rte.gin", "--init_from=run"],
+    "export": ["--workdir=run", "--output=out"],
+    "embed": ["--workdir=run", "--input=lines.txt", "--output=out.npy"],
+    "analyze": ["--runs=run"],
+}
+# The first thing that each command does once its settings, flags and paths are known to be right.
+WORK = {
+    "train": "maelm_jax.train.starting_point",
+    "prepare": "maelm_jax.data.rows.vocabulary_for",
+    "plan": "maelm_jax.plan.prepare",
+    "finetune": "maelm_jax.finetuning.problem.check",
+    "export": "maelm_jax.pretrained.find",
+    "embed": "maelm_jax.embed.read_lines",
+    "analyze": "maelm_jax.data.vocabulary.load",
+}
+
+
+class Started(Exception):
+    """A command took its input for right."""
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """{name: main} in a folder with a run in it. What follows the checks raises Started."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("run", "checkpoints").mkdir(parents=True)
+    pathlib.Path("run", "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
+    pathlib.Path("file").write_text("text")
+    pathlib.Path("lines.txt").write_text("a line\n")
+    pathlib.Path("loop").symlink_to("loop")
+    def unchanged(value):
+        return value
+
+    encoder = start.Start("run", "run/config.gin", unchanged, None, None, unchanged)
+    monkeypatch.setattr(start, "load", lambda name: encoder)
+    for command in COMMANDS:
+        module, name = WORK[command].rsplit(".", 1)
+
+        def begin(*_, **__):
+            raise Started
+
+        monkeypatch.setattr(importlib.import_module(module), name, begin)
+    return {name: importlib.import_module(f"maelm_jax.{name}").main for name in COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_right_input_is_started(command, commands):
+    with pytest.raises(Started):
+        commands[command](BASE[command])
+
+
+# Settings that every command checks, as NAME=VALUE.
+SETTINGS = [
+    "TRAIN_STEPS=0", "TRAIN_STEPS=-1", "TRAIN_STEPS=1e3", "TRAIN_STEPS=many", "TRAIN_STEPS=None",
+    "TRAIN_STEPS=10000000000",
+    "BATCH_SIZE=0", "BATCH_SIZE=100000000", "BATCH_SIZE=[8,16]", "BATCH_SIZE=8.0",
+    "SEQUENCE_LENGTH=0", "SEQUENCE_LENGTH=7",
+    "SEQUENCE_LENGTH=2000000", "SEQUENCE_LENGTH=129", "SEED=-1", "SEED=18446744073709551616",
+    "SEED=1e999", "SEED=" + NINES, "SEED=0x" + "f" * 5000,
+    "SEED=٣x", "SEED=²", "SEED=True", "SEED=None", "SEED=''", "SEED=" + DEEP,
+    "SEED=" + "-" * 5000 + "1", "TEXT_FILES=''", "TEXT_FILES=3",
+    "TEXT_FILES=['a.txt']", "TEXT_FILES='a\\0b'", "TEXT_FILES=" + "x" * 5000, "TEXT_FILES",
+    "TEXT_FILES=", "=3", "", "TRAIN_STEP=5", "train_steps=5",
+    "Model.layer=3", "Modle.layers=3", "Model=3", "Model.=3", ".layers=3", "a/Model.layers=3",
+    "Model.layers =3", "Model.layers\n=3", "Model.layers=@Model()",
+    "Model.layers=%NOPE", "Model.layers=%", "Model.layers=%A B", "gin.macro.value=3",
+    "Vocabulary.size=299", "Vocabulary.size=1e9",
+    "Vocabulary.size=1000000000", "Vocabulary.cased=yes", "Vocabulary.cased=1",
+    "Vocabulary.file=''", "Vocabulary.file=3", "Vocabulary.sample_megabytes=0",
+    "Vocabulary.sample_megabytes=-1.0", "Vocabulary.sample_megabytes=1e999",
+    "Vocabulary.sample_megabytes=1e12", "Corpus.sources={}", "Corpus.sources=[]",
+    "Corpus.sources={'wikipedia':1.0}", "Corpus.sources={'installed_docs':0}",
+    "Corpus.sources={'installed_docs':-1}",
+    "Corpus.sources={'installed_docs':1e999}", "Corpus.sources={'files:':1}",
+    "Corpus.sources={'tfds:':1}", "Corpus.sources={'':1}", "Corpus.sources={1:1}",
+    "Corpus.sources={'installed_docs':'all'}", "Corpus.json_field=''", "Corpus.json_field=1",
+    "Corpus.task_modules=my.tasks", "Corpus.task_modules=[1]",
+    "Corpus.task_modules=['']", "Corpus.tfds_data_dir=''", "Corpus.heldout_fraction=0",
+    "Corpus.heldout_fraction=0.5", "Corpus.heldout_fraction=nan",
+    "Corpus.heldout_fraction=-0.1", "Corpus.rows_dir=''", "Corpus.rows_dir=None",
+    "Corpus.rows_dir=5", "Corpus.processes=-1", "Corpus.processes=100000",
+    "Corpus.processes=2.5", "Masking.rate=0", "Masking.rate=1", "Masking.rate=-0.15",
+    "Masking.rate=15%", "Masking.unit=sentence", "Masking.unit=None",
+    "Masking.encoder_mask_fraction=-0.1", "Masking.encoder_mask_fraction=1.1",
+    "Masking.random_fraction=2", "Masking.keep_fraction=-1",
+    "Masking.random_fraction=0.5", "Masking.renumber=no", "Masking.compact=0", "Model.layers=0",
+    "Model.layers=-2", "Model.layers=100000",
+    "Model.width=0", "Model.width=100000000", "Model.width=130", "Model.heads=0", "Model.heads=3",
+    "Model.heads=-4", "Model.feed_forward=0",
+    "Model.feed_forward=1000000000000", "Model.decoder_layers=-1", "Model.decoder_layers=0",
+    "Model.decoder_width=100", "Model.decoder_width=0",
+    "Model.decoder_width=-32", "Model.decoder_attention=other", "Model.decoder_slots=masked",
+    "Model.decoder_slots=some", "Model.max_positions=0",
+    "Model.max_positions=10000000000", "Model.relative_buckets=t6", "Model.relative_buckets=none",
+    "Model.num_buckets=0", "Model.num_buckets=30",
+    "Model.num_buckets=-32", "Model.max_distance=16", "Model.max_distance=0",
+    "Model.relative_bias_init=zero", "Model.init_std=0", "Model.init_std=-1.0",
+    "Model.init_std=1e999", "Model.unigram_bias=3", "Model.dropout=1", "Model.dropout=-0.1",
+    "Model.dropout=1e999", "Model.attention_dropout=1.0",
+    "Model.attention_dropout=x", "Model.layer_norm_eps=0", "Model.layer_norm_eps=-1e-5",
+    "Model.layer_norm_eps=1e-300", "Model.dtype=float16",
+    "Model.dtype=None", "Model.rematerialise=maybe", "Model.logit_tile=0", "Model.logit_tile=-1",
+    "Optimizer.learning_rate=0", "Optimizer.learning_rate=-1e-3",
+    "Optimizer.learning_rate=1e999", "Optimizer.learning_rate=fast", "Optimizer.warmup_steps=-1",
+    "Optimizer.warmup_steps=1e4", "Optimizer.b1=1",
+    "Optimizer.b1=-0.1", "Optimizer.b1=1.5", "Optimizer.b2=1", "Optimizer.b2=-1",
+    "Optimizer.b2=98", "Optimizer.eps=0", "Optimizer.eps=-1e-6",
+    "Optimizer.eps=1e999", "Optimizer.eps=2", "Optimizer.weight_decay=-0.01",
+    "Optimizer.weight_decay=1e999", "Optimizer.weight_decay=1000",
+    "Optimizer.clip_norm=-1", "Optimizer.clip_norm=1e999", "Mesh.data=0", "Mesh.data=-2",
+    "Mesh.data=1.0", "Mesh.fsdp=0", "Mesh.fsdp=-1", "Mesh.tensor=0",
+    "Mesh.tensor=10000000000", "Run.batch_size=0", "Run.accumulate=0", "Run.accumulate=3",
+    "Run.accumulate=-1", "Run.seed=-5",
+    "Run.deterministic=2", "Run.init_from=''", "Run.init_from=7", "Run.log_every=0",
+    "Run.log_every=-1", "Run.eval_every=0", "Run.eval_every=None",
+    "Run.eval_rows=0", "Run.eval_rows=-5", "Run.rank_every=-1", "Run.rank_every=0.5",
+    "Run.checkpoint_every=0", "Run.checkpoint_every=-100",
+    "Run.keep_checkpoints=0", "Run.keep_checkpoints=-3", "Run.keep_every=0", "Run.keep_every=-3",
+    "Run.keep_every=often", "Run.sed=3",
+]  # fmt: skip
+TUNING = [
+    "MAX_LENGTH=0", "MAX_LENGTH=-1", "MAX_LENGTH=7", "MAX_LENGTH=10000000", "MAX_LENGTH=[128]",
+    "EPOCHS=0", "EPOCHS=[]", "EPOCHS=[1,1]", "EPOCHS=1.5",
+    "SEEDS=-1", "SEEDS=[1,-2]", "SEEDS=4294967296", "SEEDS=[]", "SEEDS=[1,1]", "SEEDS=(1,'2')",
+    "BATCH_SIZE=[]", "BATCH_SIZE=[0]", "BATCH_SIZE=-8",
+    "LEARNING_RATE=0", "LEARNING_RATE=1e999", "LEARNING_RATE=[1e-5,-1]", "LEARNING_RATE=[]",
+    "WARMUP=1", "WARMUP=-0.1", "WARMUP=[0.1,1.5]",
+    "TRAIN_EXAMPLES=0", "TRAIN_EXAMPLES=-5", "TRAIN_EXAMPLES=all", "DATA_DIR=''", "DATA_DIR=3",
+    "Finetune.tasks=rta", "Finetune.tasks=['rte','rta']",
+    "Finetune.tasks=['rte','rte']", "Finetune.tasks=3", "Finetune.tasks=own",
+    "Finetune.question_length=-5", "Finetune.question_length=0",
+    "Finetune.stride=0", "Finetune.stride=-128", "Finetune.answer_length=0",
+    "Finetune.evaluations=0", "Finetune.evaluations=-1",
+    "Finetune.eval_batch_size=0", "Finetune.eval_batch_size=1000000000",
+    "Finetune.small_task_epochs=0", "Finetune.dev_share=1", "Finetune.dev_share=-0.5",
+    "Finetune.columns=sentence", "Finetune.columns=['']", "Finetune.label=''",
+    "Finetune.labels=yes", "Finetune.train_file=''", "Finetune.max_lenght=3",
+    "EPOCH=3", "Finetune=3",
+]  # fmt: skip
+EVERY_COMMAND = [
+    ["--no_such_flag"], ["--workdir="], ["--workdir"], ["--workdir= "], ["--workdir=file"],
+    ["--workdir=file/under"], ["--workdir=" + "x" * 300],
+    ["--workdir=a\0b"], ["--workdir=a\udc80"], ["--workdir=loop/x"], ["--gin_file="],
+    ["--gin_file=nowhere.gin"], ["--gin_file=run"], ["--gin_file=file"],
+    ["--gin_file=" + "x/" * 3000], ["--gin_file=a\0.gin"], ["--gin_file"], ["stray"], ["--verbos"],
+    ["--gin"], ["--gin.3"],
+]  # fmt: skip
+FLAGS = {
+    "train": [
+        ["--processes=-1"], ["--processes=0"], ["--processes=two"], ["--process=-1"],
+        ["--process=²"], ["--process=" + NINES], ["--peer_timeout=0"],
+        ["--peer_timeout=-5"], ["--peer_timeout=1e3"], ["--coordinator="], ["--dry_run=yes"],
+        ["--gin.Corpus.rows_dir=file"],
+        ["--gin.Corpus.rows_dir=file/under"], ["--gin.BATCH_SIZE=16", "--gin.Run.batch_size=8"],
+    ],
+    "prepare": [
+        ["--host=-1"], ["--host=1"], ["--host=x"], ["--hosts=0"], ["--hosts=-2"], ["--hosts=1.5"],
+        ["--hosts=" + NINES], ["--host=3", "--hosts=3"],
+        ["--gin.Corpus.rows_dir=file"],
+    ],
+    "plan": [
+        ["--topology=cpu:²"], ["--topology=cpu:0"], ["--topology=cpu:-8"],
+        ["--topology=cpu:99999999"], ["--topology=cpu:"], ["--topology=cpu:" + NINES],
+        ["--topology=cpu:٨"], ["--topology=v5e:3x3"], ["--topology=v9:2x2"], ["--topology="],
+        ["--topology"], ["--sweep=2"],
+    ],
+    "finetune": [
+        ["--init_from="], ["--init_from=run,run"], ["--predict="], ["--predict=nowhere.tsv"],
+        ["--predict"],
+    ],
+    "export": [
+        ["--step=-1"], ["--step=x"], ["--step=" + NINES], ["--format=onnx"], ["--format="],
+        ["--output="], ["--output"], ["--overwrite=yes"],
+        ["--output=a\0b"],
+    ],
+    "embed": [
+        ["--step=-1"], ["--step=1.5"], ["--pooling=max"], ["--input="], ["--output="],
+        ["--output"], ["--input=a\0b"],
+    ],
+    "analyze": [
+        ["--tau=0"], ["--tau=nan"], ["--tau=1e999"], ["--tau=x"], ["--tokens=0"], ["--tokens=-1"],
+        ["--tokens=" + NINES], ["--sets=0"],
+        ["--sets=1000000000"], ["--seed=-1"], ["--seed=18446744073709551616"], ["--runs="],
+        ["--runs=,"], ["--runs=nowhere"], ["--runs=file"],
+    ],
+}  # fmt: skip
+CASES = [("train", [f"--gin.{text}"]) for text in SETTINGS]
+CASES += [("finetune", [f"--gin.{text}"]) for text in TUNING]
+CASES += [(command, more) for command in COMMANDS for more in EVERY_COMMAND + FLAGS[command]]
+# The commands that take the settings of a run from its config.gin, by fields.
+FIELDS = [text for text in SETTINGS if "." in text]
+CASES += [(command, [f"--gin.{text}"]) for command in COMMANDS[1:] for text in FIELDS[::11]]
+
+
+def test_the_cases_are_many_and_each_is_another():
+    distinct = {(command, *more) for command, more in CASES}
+    assert len(distinct) == len(CASES) >= 400
+    assert all(sum(name == command for name, _ in CASES) >= 25 for command in COMMANDS)
+
+
+NUMBERED = [f"{command} {' '.join(more)!a:.60}" for command, more in CASES]
+
+
+@pytest.mark.parametrize("command,more", CASES, ids=NUMBERED)
+def test_a_wrong_input_ends_with_status_2_and_one_line(command, more, commands, capsys):
+    before = sorted(os.listdir())
+    assert cli.status_of(commands[command], [*BASE[command], *more]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1, printed.err
+    assert len(printed.err) < 2500
+    assert printed.out == "" and sorted(os.listdir()) == before
+
+
+WORDS = strategies.text(max_size=5)
+SCALARS = strategies.one_of(
+    strategies.none(), strategies.booleans(), strategies.floats(), strategies.integers(), WORDS
+)
+
+
+def containers(inner):
+    """Lists and dicts of what `inner` draws."""
+    lists = strategies.lists(inner, max_size=3)
+    return lists | strategies.dictionaries(WORDS, inner, max_size=3)
+
+
+ODD = [
+    "%SEED", "%", "@Model", "@Model()", "%BATCH_SIZE", NINES, DEEP, "(" * 200, "{[]:1}", "'\\",
+    "1_0", "0x1p3", "1j", "b''",
+]  # fmt: skip
+VALUES = strategies.one_of(
+    strategies.text(max_size=20),
+    strategies.recursive(SCALARS, containers).map(repr),
+    strategies.sampled_from(ODD),
+)
+SECTIONS = (*config.SECTIONS, config.Finetune)
+KNOWN = [f"{cls.__name__}.{name}" for cls in SECTIONS for name in cls.__dataclass_fields__]
+MACROS = [
+    "TRAIN_STEPS", "BATCH_SIZE", "SEQUENCE_LENGTH", "SEED", "TEXT_FILES", "EPOCHS", "MAX_LENGTH"
+]  # fmt: skip
+NAMES = strategies.sampled_from(KNOWN + MACROS) | WORDS
+FLAG_NAMES = (
+    "gin_file", "workdir", "verbose", "coordinator", "processes", "process", "peer_timeout",
+    "dry_run", "host", "hosts", "topology", "sweep", "no_largest",
+    "init_from", "predict", "output", "format", "step", "verify", "overwrite", "input", "pooling",
+    "runs", "tau", "tokens", "sets", "seed",
+)  # fmt: skip
+BINDINGS = strategies.builds("--gin.{}={}".format, NAMES, VALUES)
+FLAGS_WITH_VALUES = strategies.builds("--{}={}".format, strategies.sampled_from(FLAG_NAMES), VALUES)
+ARGUMENTS = strategies.one_of(
+    strategies.lists(BINDINGS, min_size=1, max_size=2),
+    strategies.lists(BINDINGS | FLAGS_WITH_VALUES | WORDS, min_size=1, max_size=3),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@hypothesis.settings(
+    max_examples=300, deadline=None, derandomize=True, database=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+@hypothesis.given(more=ARGUMENTS)
+def test_any_arguments_are_right_or_a_config_error(command, more, commands):
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+    try:
+        commands[command]([*BASE[command], *more])
+    except Started:
+        pass
+    except SystemExit as error:
+        assert not error.code, "--help"
+    except Exception as error:
+        ending = cli.ending(error)
+        assert ending and ending.status == 2 and "\n" not in ending.line, (more, error)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - began < 1, more

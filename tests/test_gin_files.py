@@ -1,0 +1,95 @@
+"""Reading gin files: macros and the settings they stand for, and texts that are no gin files."""
+
+import pytest
+
+from maelm_jax import config, gin_files
+
+
+@pytest.mark.parametrize("binding,of", [
+    ("Run.batch_size=8", lambda e: e.run.batch_size == 8),
+    ("Run.train_steps=8", lambda e: e.run.train_steps == 8),
+    ("Run.seed=8", lambda e: e.run.seed == 8),
+    ("Corpus.sequence_length=8", lambda e: e.corpus.sequence_length == 8),
+    ("Corpus.text_files=a.txt", lambda e: e.corpus.text_files == "a.txt"),
+])  # fmt: skip
+def test_a_field_can_be_bound_although_a_macro_stands_for_it(binding, of):
+    assert of(gin_files.load(["tiny.gin"], [binding]))
+
+
+def test_a_field_of_fine_tuning_can_be_bound_although_a_macro_stands_for_it():
+    files = ["base.gin", "finetune/base.gin", "finetune/rte.gin"]
+    fields = {"max_length": 128, "batch_size": 8, "seeds": 4, "epochs": 2, "learning_rate": 0.5}
+    for name, value in fields.items():
+        assert getattr(gin_files.load(files, [f"Finetune.{name}={value}"]).finetune, name) == value
+
+
+def test_a_file_can_bind_a_field_although_a_macro_stands_for_it(tmp_path):
+    (tmp_path / "mine.gin").write_text("include 'tiny.gin'\nRun.batch_size = 8\n")
+    assert gin_files.load([str(tmp_path / "mine.gin")]).run.batch_size == 8
+
+
+@pytest.mark.parametrize("bindings", [
+    ["BATCH_SIZE=16", "Run.batch_size=8"], ["Run.batch_size=8", "BATCH_SIZE=16"],
+])  # fmt: skip
+def test_a_macro_and_its_field_together_are_refused(bindings):
+    message = "--gin.BATCH_SIZE has no effect, because Run.batch_size is bound directly"
+    with pytest.raises(config.ConfigError, match=message):
+        gin_files.load(["tiny.gin"], bindings)
+
+
+def test_a_macro_of_a_macro():
+    assert gin_files.load(["tiny.gin"], ["TRAIN_STEPS=%SEED", "SEED=7"]).run.train_steps == 7
+
+
+@pytest.mark.parametrize("text,message", [
+    ("Run.seed == 3", "line 1"),
+    ("\n\nRun.seed 3", "line 3"),
+    ("Run.seed = ", "line 1"),
+    ("Run.seed = (1,\n", "line"),
+    ("Run.seed = '", "line 1"),
+    ("Run.seed = " + "(" * 5000, "line"),
+    ("Run.seed = " + "9" * 5000, "line 1"),
+    ("Run.seed = [1, 2", "line"),
+    ("Run.seed = {[]: 1}", "line 1"),
+    ("  Run.seed = 1\n Run.seed = 2", "line"),
+    ("Run.sed = 3", "line 1: Run.sed: there is no such setting; did you mean seed?"),
+    ("SEED = 1\nRnu.seed = 3", "line 2: Rnu.seed: there is no section 'Rnu'; did you mean Run?"),
+    ("\n\nRun.seed = @Model()", "line 3: @Model: a value is a Python literal or a %MACRO"),
+    ("Run.seed = %SEDE", "%SEDE: no macro of this name is defined"),
+    ("A = %B\nB = %A\nRun.seed = %A", "in a circle"),
+    ("train/Run.seed = 3", "scope 'train' is not used here"),
+    ("import no_such_module", "line 1: No module named 'no_such_module'"),
+    ("include 'nowhere.gin'", "no gin file 'nowhere.gin'"),
+    ("include 3", "line 1"),
+    ("include 'mine.gin'", "mine.gin includes itself"),
+    ("include 'other.gin'", "mine.gin includes itself"),
+    ("Run:\n  sed = 3", "there is no such setting"),
+    ("\x00", "line 1"),
+    ("{", "line"),
+])  # fmt: skip
+def test_a_text_that_is_no_gin_file(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text(text)
+    (tmp_path / "other.gin").write_text("include 'mine.gin'")
+    with pytest.raises(config.ConfigError) as error:
+        gin_files.load(["tiny.gin", "mine.gin"])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 1500
+
+
+def test_a_block_of_bindings(tmp_path):
+    (tmp_path / "mine.gin").write_text("Run:\n  seed = 3\n  batch_size = %BATCH_SIZE\n")
+    experiment = gin_files.load(["tiny.gin", str(tmp_path / "mine.gin")])
+    assert experiment.run.seed == 3 and experiment.run.batch_size == 32
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    (tmp_path / "binary.gin").write_bytes(b"Run.seed = \xff\xfe")
+    for name, message in (
+        (tmp_path, "is a folder"), (tmp_path / "binary.gin", "byte 11: not UTF-8 text"),
+        ("", "no gin file ''"), ("x" * 300, "File name too long"), ("a\0b", "no gin file"),
+        ("/dev/null", "no gin file '/dev/null'"),
+    ):  # fmt: skip
+        with pytest.raises(config.ConfigError) as error:
+            gin_files.load([str(name)])
+        assert message in str(error.value) and "\n" not in str(error.value)
