@@ -199,32 +199,43 @@ class Answer(typing.NamedTuple):
 
 
 def answers(found: Questions, cut: Windows, spans: Spans, longest: int) -> list[Answer]:
-    """The best span of each question over its windows: the end not before the start, at most `longest` tokens, the start in the window in which it
-    has most context. The null score is the smallest over the windows."""
+    """The best span of each question over its windows: the end not before the start, at most `longest` tokens.
+
+    A span counts only in the window of `_window_of`. The null score is the smallest over the windows.
+    """
     bounds = np.searchsorted(cut.question, np.arange(len(found.questions) + 1))
-    lengths = np.asarray([len(row) for row in cut.rows.ids]) - cut.rows.context - 1
-    result = []
-    for number, question in enumerate(found.questions):
-        mine = np.arange(bounds[number], bounds[number + 1])
-        places = cut.offsets[number]
-        tokens = np.arange(len(places))[None]
-        begin, size = cut.start[mine, None], lengths[mine, None]
-        context = np.minimum(tokens - begin, begin + size - 1 - tokens) + 0.01 * size
-        home = context.argmax(axis=0)  # the window, of these, in which each token has most context
-        first = cut.start[mine] - cut.rows.context[mine]  # slot + first = token of the context
-        start, end = spans.start_slot[mine] + first[:, None], spans.end_slot[mine] + first[:, None]
-        last = (cut.start[mine] + lengths[mine])[:, None]
-        good_start, good_end = ((token >= begin) & (token < last) for token in (start, end))
-        if len(places):
-            good_start &= home[np.clip(start, 0, len(places) - 1)] == np.arange(len(mine))[:, None]
-        size = end[:, None, :] - start[:, :, None] + 1
-        allowed = good_start[:, :, None] & good_end[:, None, :] & (size >= 1) & (size <= longest)
-        score = np.where(allowed, spans.start[mine][:, :, None] + spans.end[mine][:, None, :], -np.inf)
-        window, s, e = np.unravel_index(score.argmax(), score.shape)
-        null = float(spans.null[mine].min())
-        if not np.isfinite(score[window, s, e]):
-            result.append(Answer("", 0.0))
-            continue
-        text = question.context[places[start[window, s], 0] : places[end[window, e], 1]].strip()
-        result.append(Answer(text, null - float(score[window, s, e])))
-    return result
+    return [
+        _best_answer(question.context, cut, spans, np.arange(bounds[number], bounds[number + 1]), cut.offsets[number], longest)
+        for number, question in enumerate(found.questions)
+    ]
+
+
+def _best_answer(context: str, cut: Windows, spans: Spans, windows: np.ndarray, offsets: np.ndarray, longest: int) -> Answer:
+    """The answer to one question; `windows` are the numbers of its windows, `offsets` the characters of its context's tokens."""
+    begin = cut.start[windows]
+    end = begin + np.asarray([len(cut.rows.ids[window]) for window in windows]) - cut.rows.context[windows] - 1
+    slot_to_token = (begin - cut.rows.context[windows])[:, None]
+    first, last = spans.start_slot[windows] + slot_to_token, spans.end_slot[windows] + slot_to_token
+    inside_first, inside_last = ((token >= begin[:, None]) & (token < end[:, None]) for token in (first, last))
+    size = last[:, None, :] - first[:, :, None] + 1
+    allowed = inside_first[:, :, None] & inside_last[:, None, :] & (size >= 1) & (size <= longest)
+    score = np.where(allowed, spans.start[windows][:, :, None] + spans.end[windows][:, None, :], -np.inf)
+    null = float(spans.null[windows].min())
+    for index in np.argsort(-score, axis=None, kind="stable"):
+        window, i, j = np.unravel_index(index, score.shape)
+        if not np.isfinite(score[window, i, j]):
+            break
+        if window == _window_of(first[window, i], last[window, j], begin, end):
+            text = context[offsets[first[window, i], 0] : offsets[last[window, j], 1]].strip()
+            return Answer(text, null - float(score[window, i, j]))
+    return Answer("", 0.0)
+
+
+def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:
+    """Of the windows [begin, end) that hold the tokens `first` to `last`: the one in which `first` has most context, as in BERT's run_squad.py.
+
+    BERT asks only for `first`, so that it never gives an answer whose end is beyond that window.
+    """
+    holds = (begin <= first) & (last < end)
+    context = np.minimum(first - begin, end - 1 - first) + 0.01 * (end - begin)
+    return int(np.where(holds, context, -np.inf).argmax())
