@@ -40,7 +40,9 @@ def main(argv: list[str]) -> int:
     storage.only_here(args.workdir)
 
     from maelm_jax import pretrained
-    from maelm_jax.finetuning import start
+    from maelm_jax.finetuning import files, start
+
+    files.check_folder(args.workdir, "--workdir")
 
     names = args.init_from.split(",")
     if len(set(names)) < len(names):
@@ -82,13 +84,15 @@ def main(argv: list[str]) -> int:
         alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
         describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
-        report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
+        with files.writing_to(folder, "--workdir"):
+            report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
             return run.STOPPED
         reports[label_of[one.name]][task] = report
         if not alone:
-            table.write(reports, folder, settings[starts[0].name])  # as far as it is
+            with files.writing_to(folder, "--workdir"):
+                table.write(reports, folder, settings[starts[0].name])  # as far as it is
     shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
     print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
     return 0
@@ -122,7 +126,9 @@ def describe_data(data, tuner, length: int, experiment: config.Experiment):
 
 
 def summary_of_run(folder: pathlib.Path) -> str:
-    results = json.loads((folder / "results.json").read_text())
+    from maelm_jax.finetuning import run
+
+    results = run.read_results(folder)
     best, last = results["best"], results["last"]
     names = [name for name in best if name not in ("step", "epoch")]
     lines = [f"{results['task']}, best of {len(results['evaluations'])} evaluations (epoch {best['epoch']:g}) and last:"]

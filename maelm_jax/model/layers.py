@@ -84,8 +84,9 @@ class LayerNorm(nnx.Module):
 def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     """The exact GELU, computed in float32; the result has the dtype of x.
 
-    1 + erf cancels for negative x: in bfloat16 nothing is left of the result below -3. The gradient is computed in float32 too.
-    The form with erf is one rational function. The form with erfc (jax.nn.gelu) needs an exponential and two divisions on CPU.
+    1 + erf cancels for negative x: in bfloat16 nothing is left of the result below -3. The gradient
+    is computed in float32 too. The form with erf is one rational function. The form with erfc
+    (jax.nn.gelu) needs an exponential and two divisions on CPU.
     """
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * jnp.float32(math.sqrt(0.5))))).astype(x.dtype)
@@ -134,7 +135,8 @@ def split_keys(keys: Key[Array, " B"] | None, count: int) -> tuple[Key[Array, " 
 def dropout(x: Float[Array, "B *S"], rate: float, keys: Key[Array, " B"] | None) -> Float[Array, "B *S"]:
     """Sets a share `rate` of x to 0 and scales the rest by 1 / (1 - rate); x itself when `keys` is None or `rate` 0.
 
-    The scale is applied in float32: bfloat16 would round 1 / 0.9 to 1.1094, 0.16% too small, which no average over elements repairs.
+    The scale is applied in float32. bfloat16 rounds 1 / 0.9 to 1.1094: every kept element would be
+    0.16% too small.
 
     Threefry costs about a hundred operations a word, a fifth of a training step on CPU. Here every element's index in its row is hashed
     with the row's key in about ten operations, which the compiler fuses into the multiplication forward and again backward: no mask is
