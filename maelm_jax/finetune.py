@@ -4,6 +4,7 @@
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin --init_from=runs/tiny    the paper's grid, five seeds
     python -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from=runs/tiny,runs/tiny-mlm --workdir=runs/table   all tasks, two encoders
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv                                              labels for an unlabelled file
+    python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv --output=labels.tsv                          the same, written elsewhere
 
 Data is read from DATA_DIR (GLUE's folders, SQuAD's files), or from TFDS. `--init_from=random:RUN` is the control: RUN's model with fresh weights.
 A run's folder holds results.json, predictions, config.gin, inputs.json (which data, which step of RUN), vocabulary/, metrics.jsonl and the best
@@ -13,8 +14,8 @@ again. Exit status as in maelm_jax.train.
 
 import collections
 import dataclasses
-import json
 import logging
+import os
 import pathlib
 import sys
 import time
@@ -30,17 +31,22 @@ def main(argv: list[str]) -> int:
         "--init_from", metavar="RUN[,RUN...]", help="pretrained workdirs, exported or stock folders; random:RUN: RUN's model with fresh weights"
     )
     flags.add_argument("--predict", metavar="FILE", help="label this file with the fine-tuned model in --workdir, and stop")
+    flags.add_argument("--output", metavar="FILE", help="with --predict: the predictions; default predictions_STEM.tsv (or .json) in --workdir")
     args, bindings = cli.arguments(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    if args.predict:
+    if args.predict is not None:
         return predict(args, bindings)
+    if args.output is not None:
+        raise config.ConfigError("--output names the predictions of --predict. Give --predict=FILE too.")
     if not args.gin_file or not args.init_from:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
     storage.only_here(args.workdir)
 
     from maelm_jax import pretrained
-    from maelm_jax.finetuning import start
+    from maelm_jax.finetuning import files, start
+
+    files.check_folder(args.workdir, "--workdir")
 
     names = args.init_from.split(",")
     if len(set(names)) < len(names):
@@ -82,13 +88,15 @@ def main(argv: list[str]) -> int:
         alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
         describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
-        report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
+        with files.writing_to(folder, "--workdir"):
+            report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
             return run.STOPPED
         reports[label_of[one.name]][task] = report
         if not alone:
-            table.write(reports, folder, settings[starts[0].name])  # as far as it is
+            with files.writing_to(folder, "--workdir"):
+                table.write(reports, folder, settings[starts[0].name])  # as far as it is
     shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
     print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
     return 0
@@ -122,7 +130,9 @@ def describe_data(data, tuner, length: int, experiment: config.Experiment):
 
 
 def summary_of_run(folder: pathlib.Path) -> str:
-    results = json.loads((folder / "results.json").read_text())
+    from maelm_jax.finetuning import run
+
+    results = run.read_results(folder)
     best, last = results["best"], results["last"]
     names = [name for name in best if name not in ("step", "epoch")]
     lines = [f"{results['task']}, best of {len(results['evaluations'])} evaluations (epoch {best['epoch']:g}) and last:"]
@@ -131,30 +141,31 @@ def summary_of_run(folder: pathlib.Path) -> str:
 
 
 def predict(args, bindings: list[str]) -> int:
-    """Labels FILE with a finished run: predictions_STEM.tsv or .json in its workdir."""
-    folder = pathlib.Path(args.workdir or "")
-    if not args.workdir or not (folder / "results.json").is_file():
-        inside = next(folder.glob("**/seed*/checkpoints"), None) if args.workdir else None
-        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
-        raise config.ConfigError(f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}")
-    if not pathlib.Path(args.predict).is_file():
+    """Labels FILE with a finished run. Writes predictions_STEM.tsv (.json) there, or --output."""
+    from maelm_jax.finetuning import prediction
+
+    folder, results = prediction.read_run(args.workdir)
+    if not os.path.isfile(args.predict):
         raise config.ConfigError(f"--predict={args.predict}: no such file")
-    results = json.loads((folder / "results.json").read_text())
-    if "best" not in results:
-        raise config.ConfigError(f"{folder} holds no model: {results['diverged']}")
-    if not (folder / "checkpoints").is_dir():
-        raise config.ConfigError(f'{folder} holds no model: only the chosen cell of a grid keeps its own; table.json says which ("model")')
     experiment = gin_files.load([str(folder / "config.gin")], bindings)
+    if experiment.finetune is None:
+        saved = folder / "config.gin"
+        raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
 
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.finetuning import features, problem, run
+    from maelm_jax.finetuning import features, files, problem, run
 
     task, length = results["task"], run.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
     dev, notes = problem.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
+    flag = "--workdir" if args.output is None else "--output"
+    stem, target = prediction.stem_and_folder(folder, args.predict, args.output, dev.endings[0])
+    source = prediction.check_target(target, stem, dev.endings, args.predict, flag)
     predictor, params = run.restore(str(folder), experiment, problem.classes_of(task, experiment.finetune)[0], vocabulary)
     outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths, length))
-    path = dev.write(outputs, folder, f"predictions_{pathlib.Path(args.predict).name.split('.')[0]}")
+    with files.writing_to(target, flag):
+        prediction.replace(target, stem, dev.endings, source)
+        path = dev.write(outputs, target, stem)
     print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))
     return 0
 

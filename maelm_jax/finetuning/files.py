@@ -1,13 +1,23 @@
-"""Labelled data as it lies on disk: tab-separated files, JSON files (each also .xz or .gz), TFDS records."""
+"""Labelled data as it lies on disk (tab-separated files, JSON files, each also .xz or .gz, TFDS
+records), and folders to write to."""
 
+import contextlib
+import errno
 import json
+import os
 import pathlib
+import tempfile
 import typing
 
 from maelm_jax import config
 from maelm_jax.data import sources
 
 PACKINGS = ("", ".xz", ".gz")
+# Errors of a path that cannot be written to. A full or failing disk is no mistake in the path.
+UNUSABLE = {
+    errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
+    errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.EPERM, errno.EROFS,
+}  # fmt: skip
 
 
 def locate(data_dir: str, *names: str) -> pathlib.Path | None:
@@ -15,11 +25,18 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
 
     Raises ConfigError when `data_dir` itself is not there.
     """
-    root = pathlib.Path(data_dir).expanduser()
-    if not root.is_dir():
-        raise config.ConfigError(f"DATA_DIR: no folder {data_dir}; give the folder that holds GLUE's folders or SQuAD's files, or None for TFDS")
-    candidates = [root / place / (name + packing) for name in names for place in ("", "glue", "squad") for packing in PACKINGS]
-    return next((path for path in candidates if path.is_file()), None)
+    root = pathlib.Path(os.path.expanduser(data_dir))
+    if not os.path.isdir(root):
+        raise config.ConfigError(
+            f"DATA_DIR: no folder {data_dir}; give the folder that holds GLUE's folders or SQuAD's files, or None for TFDS"
+        )
+    candidates = [
+        root / place / (name + packing)
+        for name in names
+        for place in ("", "glue", "squad")
+        for packing in PACKINGS
+    ]
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def rows(path: str | pathlib.Path) -> typing.Iterator[tuple[int, list[str]]]:
@@ -29,12 +46,44 @@ def rows(path: str | pathlib.Path) -> typing.Iterator[tuple[int, list[str]]]:
 
 
 def read_json(path: str | pathlib.Path) -> typing.Any:
-    """The content of a JSON file. Raises ConfigError, naming file and place, when it is not JSON."""
-    text = "\n".join(sources.decode(line, str(path), offset) for offset, line in sources.lines(str(path)))
+    """The content of a JSON file.
+
+    Raises:
+        ConfigError: The file is not JSON, is nested too deeply, or holds an integer of thousands of
+            digits. The message names the file, and the place where it is known.
+    """
+    text = "\n".join(
+        sources.decode(line, str(path), offset) for offset, line in sources.lines(str(path))
+    )
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise config.ConfigError(f"{path}: not JSON ({error})") from error
+    except RecursionError as error:
+        raise config.ConfigError(
+            f"{path}: the JSON is nested too deeply. Check the file."
+        ) from error
+    except ValueError as error:  # of integers too long as well
+        reason = str(error).partition(";")[0]
+        raise config.ConfigError(f"{path}: not JSON ({reason}). Check the file.") from error
+
+
+def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type, ...]) -> dict:
+    """A JSON object that this program wrote. `kinds` are the types of fields that it must have.
+
+    Raises:
+        ConfigError: The file cannot be read or holds anything else. `remedy` says what to do.
+    """
+    content = read_json(path)
+    wrong = [
+        name
+        for name, kind in kinds.items()
+        if not isinstance(content, dict) or not isinstance(content.get(name), kind)
+    ]
+    if wrong or not isinstance(content, dict):
+        raise config.ConfigError(
+            f"{path}: damaged, {', '.join(wrong) or 'the whole'} is not what was written there. "
+            + remedy
+        )
+    return content
 
 
 def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
@@ -44,7 +93,9 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     try:
         found = tasks.records(f"tfds:{name}", corpus, split)
     except sources.Unavailable as error:
-        raise config.ConfigError(f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER") from error
+        raise config.ConfigError(
+            f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER"
+        ) from error
     return None if found is None else [_decoded(record) for record in found]
 
 
@@ -54,3 +105,45 @@ def _decoded(value):
     if isinstance(value, bytes):
         return value.decode("utf-8")
     return [_decoded(item) for item in value.tolist()] if getattr(value, "ndim", 0) else value
+
+
+def check_folder(path: str | os.PathLike, flag: str):
+    """Raises ConfigError when `path` is a file or lies under one. Makes nothing."""
+    nearest = pathlib.Path(os.path.abspath(path))
+    while not os.path.lexists(nearest) and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not os.path.isdir(nearest):
+        raise config.ConfigError(f"{flag}={path}: {nearest} is not a folder. Name another folder.")
+
+
+def make_folder(path: str | os.PathLike, flag: str):
+    """Makes a folder and tries to write into it. Raises ConfigError when that is not possible."""
+    with writing_to(path, flag):
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+
+
+@contextlib.contextmanager
+def writing_to(path: str | os.PathLike, flag: str) -> typing.Iterator[None]:
+    """Context manager that turns an OSError about a path at or under `path` into ConfigError.
+
+    Errors of a full or failing disk pass through.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNUSABLE or not _concerns(error, pathlib.Path(os.path.abspath(path))):
+            raise
+        reason = f"{error.strerror}: {error.filename}"
+        raise config.ConfigError(
+            f"{flag}={path}: cannot be written to ({reason}). Name another folder."
+        ) from error
+
+
+def _concerns(error: OSError, folder: pathlib.Path) -> bool:
+    """Whether the error is about the folder, something in it or a folder above it."""
+    if not isinstance(error.filename, str):
+        return False
+    place = pathlib.Path(os.path.abspath(error.filename))
+    return place.is_relative_to(folder) or folder.is_relative_to(place)

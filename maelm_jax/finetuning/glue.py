@@ -3,12 +3,13 @@ predictions."""
 
 import collections.abc
 import dataclasses
+import os
 import pathlib
 
 import numpy as np
 import scipy.special
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.finetuning import files
 
 OWN = "own"
@@ -29,6 +30,7 @@ class Task:
     fields: tuple[str, ...] = ()  # the text's names in TFDS, where they are not the columns'
     dev: tuple[str, ...] = ("",)  # the dev sets: "", or what follows dev_ in the file's name
     headless: tuple[str, ...] = ()  # the columns of a file without header line
+    signature: str | None = None  # a column of this task's published files and of no other's
     broken_rows: bool = False  # the distribution's training file has a few rows cut in two: they are left out
 
     @property
@@ -41,12 +43,14 @@ TASKS = {
     for task in (
         Task("cola", "CoLA", ("sentence",), "label", metrics=("mcc", "accuracy"), headless=("source", "label", "mark", "sentence")),
         Task("sst2", "SST-2", ("sentence",), "label"),
-        Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"), fields=("sentence1", "sentence2")),
-        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(), metrics=("spearman", "pearson")),
-        Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), broken_rows=True),
+        Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"), fields=("sentence1", "sentence2"),
+             signature="#1 String"),
+        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(), metrics=("spearman", "pearson"), signature="old_index"),
+        Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"), signature="question1",
+             broken_rows=True),
         Task("mnli", "MNLI", ("sentence1", "sentence2"), "gold_label", ("entailment", "neutral", "contradiction"),
-             fields=("premise", "hypothesis"), dev=("matched", "mismatched")),
-        Task("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED),
+             fields=("premise", "hypothesis"), dev=("matched", "mismatched"), signature="pairID"),
+        Task("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED, signature="question"),
         Task("rte", "RTE", ("sentence1", "sentence2"), "label", ENTAILED),
         Task("wnli", "WNLI", ("sentence1", "sentence2"), "label"),
     )
@@ -91,7 +95,7 @@ def locate(task: Task, settings: config.Finetune) -> dict[str, pathlib.Path | No
     """{train or the dev set's name: file}. Raises ConfigError when the training file or every dev file is missing."""
     if task.name == OWN:
         found = {"train": pathlib.Path(settings.train_file), "": pathlib.Path(settings.dev_file)}
-        if absent := [str(path) for path in found.values() if not path.is_file()]:
+        if absent := [str(path) for path in found.values() if not os.path.isfile(path)]:
             raise config.ConfigError(f"own: no file {' or '.join(absent)} (Finetune.train_file, Finetune.dev_file)")
         return found
     found = {name: files.locate(settings.data_dir, f"{task.folder}/{part}.tsv") for name, part in _parts(task).items()}
@@ -115,34 +119,82 @@ def _require(task: Task, found: dict, where: str):
 
 
 def read_file(task: Task, path: str | pathlib.Path, labelled: bool) -> Examples:
-    """Reads one file of a task. Raises ConfigError (file, line, what was expected) on a column or label that is missing or unknown."""
+    """Reads one file of a task. With `labelled` false, its label column need not be there.
+
+    Raises:
+        ConfigError: The file is not of this task, or a line is not as its header says. The message
+            names file and line, and says what was expected.
+    """
     lines = files.rows(path)
     number, header = next(lines)
-    wanted = (*task.sentences, task.label) if labelled else task.sentences
-    if task.headless and task.sentences[0] not in header:  # the first line is an example already
+    headless = bool(task.headless) and task.sentences[0] not in header
+    if headless:  # the first line is an example already
         lines, header = _chain((number, header), lines), list(task.headless)
-    absent = [name for name in wanted if name not in header]
-    if absent:
-        raise config.ConfigError(
-            f"{path}:1: no column {', '.join(map(repr, absent))}; {task.name} needs {', '.join(wanted)}, the header has {', '.join(header)}"
-        )
+    wanted = (*task.sentences, task.label) if labelled or headless else task.sentences
+    _check_header(task, header, wanted, path)
     columns = [header.index(name) for name in wanted]
-    sentences, labels, broken = [], [], 0
+    hint = header.index(task.label) if task.label in header else None
+    exact = headless or task.name == OWN  # a row of GLUE's own files may have cells too many
+    sentences, labels, hints, broken = [], [], set(), 0
     for number, cells in lines:
-        if len(cells) <= max(columns):
+        if len(cells) <= max(columns) or exact and len(cells) != len(header):
             if task.broken_rows and labelled:
                 broken += 1
                 continue
-            raise config.ConfigError(f"{path}:{number}: {len(cells)} columns, expected {len(header)} ({', '.join(header)}), separated by tabs")
+            raise config.ConfigError(
+                f"{path}:{number}: {len(cells)} columns, expected {len(header)} ({_shown(header)}), "
+                f"separated by tabs. Is it a file of {task.name}?"
+            )
         sentences.append(tuple(cells[column].strip() for column in columns[: len(task.sentences)]))
-        if labelled:
+        if labelled or headless:
             labels.append(_label(task, cells[columns[-1]].strip(), path, number))
+        elif hint is not None and hint < len(cells):
+            hints.add(cells[hint].strip())
     if not sentences:
         raise config.ConfigError(f"{path}: holds no example, only a header line")
+    _check_hints(task, hints, path)
     found = Examples(sentences, _array(task, labels) if labelled else None)
     if broken:
         found.notes.append(f"{path}: {broken} rows with missing columns left out")
     return _note_empty(found, str(path))
+
+
+def _check_header(task: Task, header: list[str], wanted: tuple[str, ...], path):
+    """Raises ConfigError when the columns are not those of the task."""
+    needs = f"{task.name} needs {', '.join(wanted)}, the header has {_shown(header)}"
+    if absent := [name for name in wanted if name not in header]:
+        raise config.ConfigError(f"{path}:1: no column {', '.join(map(repr, absent))}; {needs}")
+    if twice := [name for name in wanted if header.count(name) > 1]:
+        names = ", ".join(map(repr, twice))
+        raise config.ConfigError(f"{path}:1: more than one column {names}; {needs}")
+    if task.name == OWN:
+        return
+    for other in TASKS.values():
+        if other.name != task.name and other.signature in header:
+            raise config.ConfigError(
+                f"{path}:1: this is a file of {other.name}, for it has the column "
+                f"{other.signature!r}; {task.name} needs {', '.join(wanted)}. "
+                f"Give a file of {task.name}, or rename the column."
+            )
+
+
+def _check_hints(task: Task, hints: set[str], path):
+    """Raises ConfigError when the labels in a file to predict are all another task's."""
+    if task.name == OWN or not hints or hints & set(task.labels):
+        return
+    others = [other.name for other in TASKS.values() if other.labels and hints <= set(other.labels)]
+    if others:
+        raise config.ConfigError(
+            f"{path}: the column {task.label} holds {', '.join(sorted(hints))}: labels of "
+            f"{', '.join(others)}, not of {task.name}. "
+            f"Give a file of {task.name}, or remove the column."
+        )
+
+
+def _shown(names: list[str]) -> str:
+    """Names from a file, fit for one line of a message."""
+    text = ", ".join(name if name.isprintable() else repr(name)[1:-1] for name in names)
+    return text if len(text) <= 200 else text[:200] + " ..."
 
 
 def _chain(first, rest: collections.abc.Iterator) -> collections.abc.Iterator:
@@ -154,14 +206,20 @@ def _label(task: Task, text: str, path, number: int) -> int | float:
     if task.labels:
         if text in task.labels:
             return task.labels.index(text)
-        raise config.ConfigError(f"{path}:{number}: unknown label {text!r} in column {task.label}; {task.name} has {', '.join(task.labels)}")
+        raise config.ConfigError(
+            f"{path}:{number}: unknown label {text[:50]!r} in column {task.label}; "
+            f"{task.name} has {', '.join(task.labels)}"
+        )
     try:
         score = float(text)
     except ValueError:
         score = -1.0
     if 0.0 <= score <= 5.0:
         return score
-    raise config.ConfigError(f"{path}:{number}: unknown label {text!r} in column {task.label}; {task.name} has numbers from 0 to 5")
+    raise config.ConfigError(
+        f"{path}:{number}: unknown label {text[:50]!r} in column {task.label}; "
+        f"{task.name} has numbers from 0 to 5"
+    )
 
 
 def _array(task: Task, labels: list) -> np.ndarray:
@@ -207,11 +265,11 @@ def write_predictions(task: Task, logits: np.ndarray, path: pathlib.Path):
         shown = [task.labels[label] for label in logits.argmax(axis=1)]
     else:
         shown = [f"{score:.3f}" for score in np.clip(logits[:, 0] * 5, 0, 5)]
-    path.write_text("index\tprediction\n" + "".join(f"{index}\t{value}\n" for index, value in enumerate(shown)))
+    storage.write(path, "index\tprediction\n" + "".join(f"{index}\t{value}\n" for index, value in enumerate(shown)))
 
 
 def write_probabilities(task: Task, logits: np.ndarray, path: pathlib.Path):
     """`index` and a column for each label: the softmax of `logits` [n, classes]."""
     rows = scipy.special.softmax(logits.astype(np.float64), axis=1)
     lines = [("index", *task.labels), *((index, *(f"{value:.6f}" for value in row)) for index, row in enumerate(rows))]
-    path.write_text("".join("\t".join(map(str, line)) + "\n" for line in lines))
+    storage.write(path, "".join("\t".join(map(str, line)) + "\n" for line in lines))

@@ -2,14 +2,13 @@
 
 import dataclasses
 import itertools
-import json
 import pathlib
 import shutil
 
 import numpy as np
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import run
+from maelm_jax.finetuning import files, run
 from maelm_jax.finetuning.problem import Problem
 from maelm_jax.finetuning.start import Start
 from maelm_jax.training import loop, sharding
@@ -81,7 +80,7 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
         if changed:
             raise config.ConfigError(f"{place} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings")
     if (place / INPUTS).exists():
-        before = json.loads((place / INPUTS).read_text())
+        before = files.read_record(place / INPUTS, f"Remove {place} and run again.")
         changed = [f"{name}: {before.get(name)} -> {value}" for name, value in inputs.items() if before.get(name) != value]
         if changed:
             raise config.ConfigError(
@@ -90,7 +89,7 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
     if not (place / run.RESULTS).exists():
         return None
     shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
-    return json.loads((place / run.RESULTS).read_text())
+    return run.read_results(place)
 
 
 def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:

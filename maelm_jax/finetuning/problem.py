@@ -1,5 +1,6 @@
 """A task as the training sees it: features to train on, dev sets that score and write down predictions. GLUE and SQuAD look alike from here on."""
 
+import collections
 import collections.abc
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import features, glue, metrics, squad
 
@@ -24,7 +25,8 @@ class DevSet:
 
     features: features.Features
     score: collections.abc.Callable[..., dict[str, float]]  # outputs -> {metric: value}
-    write: collections.abc.Callable[..., pathlib.Path]  # (outputs, folder, stem) -> the file written
+    write: collections.abc.Callable[..., pathlib.Path]  # (outputs, folder, stem) -> the file of predictions
+    endings: tuple[str, ...]  # of the files that `write` writes, the predictions' first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,27 +114,42 @@ def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, whi
 
 def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> DevSet:
     rows = glue_features(found, vocabulary, length, which)
+    endings = (".tsv", "_probabilities.tsv") if task.labels else (".tsv",)
 
     def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
-        path = folder / f"{stem}.tsv"
-        glue.write_predictions(task, outputs, path)
+        paths = [folder / (stem + ending) for ending in endings]
+        glue.write_predictions(task, outputs, paths[0])
         if task.labels:
-            glue.write_probabilities(task, outputs, folder / f"{stem}_probabilities.tsv")
-        return path
+            glue.write_probabilities(task, outputs, paths[1])
+        return paths[0]
 
-    return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write)
+    return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write, endings)
 
 
 def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
     train, dev = squad.load(name, settings, corpus)
     rows = squad.windows(train, vocabulary, settings, length, training=True).rows
+    if not rows.targets.any():
+        raise config.ConfigError(
+            f"{name}: none of the {len(train.questions)} training questions of {train.source} has an "
+            f"answer that stands in its context at answer_start and fits into {length} tokens. "
+            "Check text and answer_start of the answers."
+        )
     dev_set = squad_dev(name, dev, vocabulary, settings, length)
     return Problem(name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {}, train.notes + dev.notes)
 
 
 def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune, length: int, threshold=None) -> DevSet:
     """With `threshold` given, written answers are empty above that null margin; otherwise above the dev set's best for F1 (SQuAD 2.0)."""
+    ids = collections.Counter(question.id for question in found.questions)
+    if len(ids) < len(found.questions):
+        twice = ids.most_common(1)[0][0][:50]
+        raise config.ConfigError(
+            f"{found.source}: more than one question has the id {twice!r}, and answers are written "
+            "by id. Give each question its own."
+        )
     cut = squad.windows(found, vocabulary, settings, length, training=False)
+    endings = (".json", "_null_margins.json") if name == "squad2" else (".json",)
 
     def answers(outputs) -> list[squad.Answer]:
         return squad.answers(found, cut, squad.Spans(*outputs), settings.answer_length)
@@ -142,17 +159,18 @@ def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, setting
         return metrics.squad([metrics.Answered(g, *a) for g, a in zip(golds, answers(outputs), strict=True)], unanswerable=name == "squad2")
 
     def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
-        path = folder / f"{stem}.json"
+        paths = [folder / (stem + ending) for ending in endings]
         given = dict(zip([question.id for question in found.questions], answers(outputs), strict=True))
         limit = np.inf
         if name == "squad2":
             limit = score(outputs)["best_f1_threshold"] if threshold is None else threshold
-            (folder / f"{stem}_null_margins.json").write_text(json.dumps({key: a.null_margin for key, a in given.items()}, indent=1))
+            margins = {key: a.null_margin for key, a in given.items()}
+            storage.write(paths[1], json.dumps(margins, indent=1))
         shown = {key: "" if a.null_margin > limit else a.text for key, a in given.items()}
-        path.write_text(json.dumps(shown, indent=1, ensure_ascii=False))
-        return path
+        storage.write(paths[0], json.dumps(shown, indent=1, ensure_ascii=False))
+        return paths[0]
 
-    return DevSet(cut.rows, score, write)
+    return DevSet(cut.rows, score, write, endings)
 
 
 def unlabelled(
@@ -160,7 +178,7 @@ def unlabelled(
 ) -> tuple[DevSet, list[str]]:
     """(a file to predict, notes). `best` are the figures of the run's best evaluation, SQuAD 2.0's null threshold among them."""
     if name in squad.FILES:
-        questions = squad.Questions(squad.read_file(path))
+        questions = squad.Questions(squad.read_file(path), source=path)
         return squad_dev(name, questions, vocabulary, settings, length, best.get("best_f1_threshold")), questions.notes
     task = glue.task_of(name, settings)
     found = glue.read_file(task, path, labelled=False)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.finetuning import features, heads
+from maelm_jax.finetuning import features, files, heads
 from maelm_jax.finetuning.problem import DevSet, Problem
 from maelm_jax.finetuning.start import Start
 from maelm_jax.model import keys
@@ -121,13 +121,13 @@ class Tuner:
             return None
         evaluations = self.evaluations(workdir, batches.per_epoch)
         best = max(evaluations, key=lambda line: np.float32(line[problem.main]))  # the first of the highest, as `evaluate` kept it
-        files = self.write_best(folder, state.best_params, best["step"], best_outputs)
+        written = self.write_best(folder, state.best_params, best["step"], best_outputs)
         results = {
             "task": problem.name, "init_from": start.name, "seed": seed, "cell": cell_of(settings), "main_metric": problem.main,
             "score": best[problem.main], "best": best, "last": evaluations[-1], "evaluations": evaluations, "labels": list(problem.labels),
             "max_length": length_of(experiment), "train_examples": len(problem.train.ids), "steps": total,
             "padding": {"train": batches.padding(), "lengths": self.sizes}, "examples_per_second": self.speed(workdir, tokens, settings.batch_size),
-            "seconds": time.perf_counter() - began, "resumed_at": first, "predictions": files, "notes": problem.notes,
+            "seconds": time.perf_counter() - began, "resumed_at": first, "predictions": written, "notes": problem.notes,
         }  # fmt: skip
         write_json(folder / RESULTS, results)
         shutil.rmtree(folder / UNFINISHED)
@@ -218,6 +218,20 @@ def write_json(path: pathlib.Path, content):
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(temporary, path)
+
+
+def read_results(folder: pathlib.Path) -> dict:
+    """What results.json of a finished run says. Raises ConfigError when it is damaged."""
+    path, remedy = folder / RESULTS, f"Remove {folder} and run again."
+    results = files.read_record(path, remedy, task=str, cell=dict, seed=int)
+    if "diverged" in results:
+        return files.read_record(path, remedy, diverged=str)
+    number = (int, float)
+    results = files.read_record(path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list)
+    for name, value in results["best"].items():
+        if not isinstance(value, number) or not isinstance(results["last"].get(name), number):
+            raise config.ConfigError(f"{path}: damaged, {name} is no number. {remedy}")
+    return results
 
 
 def restore(workdir: str, experiment: config.Experiment, classes: int, vocabulary: Vocabulary):

@@ -34,6 +34,7 @@ class Questions:
 
     questions: list[Question]
     notes: list[str] = dataclasses.field(default_factory=list)
+    source: str = ""  # the file or dataset, for messages
 
 
 def load(task: str, settings: config.Finetune, corpus: config.Corpus) -> tuple[Questions, Questions]:
@@ -44,10 +45,10 @@ def load(task: str, settings: config.Finetune, corpus: config.Corpus) -> tuple[Q
     if settings.data_dir is None:
         train, dev = _from_tfds(task, "train", corpus), _from_tfds(task, "validation", corpus)
     else:
-        train, dev = (Questions(read_file(path)) if path else None for path in locate(task, settings))
+        train, dev = (Questions(read_file(path), source=str(path)) if path else None for path in locate(task, settings))
     _require(task, train, dev, settings)
     if train is None:
-        train, dev = _split(dev.questions, settings.dev_share, FILES[task][1])
+        train, dev = _split(dev, settings.dev_share, FILES[task][1])
     if task == "squad2" and all(question.answers for question in (*train.questions, *dev.questions)):
         dev.notes.append("squad2: no question is unanswerable in these files; the null threshold has nothing to decide")
     return train, dev
@@ -67,46 +68,76 @@ def _require(task: str, train, dev, settings: config.Finetune):
         raise config.ConfigError(f"{task}: no {absent} in {where} (also in its squad/; .json, .json.xz or .json.gz){part}")
 
 
-def _split(questions: list[Question], share: float, name: str) -> tuple[Questions, Questions]:
+def _split(found: Questions, share: float, name: str) -> tuple[Questions, Questions]:
     """By article, so that no context is in both; the articles of smallest hash are evaluated."""
     key = lambda article: hashlib.sha256(article.encode()).hexdigest()  # noqa: E731
-    articles = sorted({question.article for question in questions}, key=key)
+    articles = sorted({question.article for question in found.questions}, key=key)
     kept = set(articles[: max(1, round(share * len(articles)))])
     if len(kept) == len(articles):
         raise config.ConfigError(f"Finetune.dev_share {share}: nothing is left to train on of the {len(articles)} articles in {name}")
-    dev = [question for question in questions if question.article in kept]
-    train = [question for question in questions if question.article not in kept]
+    dev = [question for question in found.questions if question.article in kept]
+    train = [question for question in found.questions if question.article not in kept]
     note = f"no training file: trained on {len(articles) - len(kept)} articles of {name}, evaluated on its other {len(kept)}; not the official split"
-    return Questions(train), Questions(dev, [note])
+    return Questions(train, source=found.source), Questions(dev, [note], found.source)
 
 
 def read_file(path) -> list[Question]:
-    """Reads SQuAD's JSON. Raises ConfigError that names the place of what is missing or of another type."""
-    content = files.read_json(path)
+    """Reads SQuAD's JSON.
 
-    def need(value, kind: type, what: str):
-        if not isinstance(value, kind):
-            raise config.ConfigError(f"{path}: {what}: expected {kind.__name__}, got {type(value).__name__}; SQuAD's JSON is data > paragraphs > qas")
-        return value
-
+    Raises:
+        ConfigError: Something is missing, of another type, or no text. The message names its place.
+    """
     found = []
-    for a, article in enumerate(need(need(content, dict, "the file").get("data"), list, "data")):
-        title = need(need(article, dict, f"data[{a}]").get("title", str(a)), str, f"data[{a}].title")
-        for p, paragraph in enumerate(need(article.get("paragraphs"), list, f"data[{a}].paragraphs")):
-            here = f"data[{a}].paragraphs[{p}]"
-            context = need(need(paragraph, dict, here).get("context"), str, f"{here}.context")
-            for q, entry in enumerate(need(paragraph.get("qas"), list, f"{here}.qas")):
-                place = f"{here}.qas[{q}]"
-                text, name = (need(need(entry, dict, place).get(field), str, f"{place}.{field}") for field in ("question", "id"))
-                answers = [] if entry.get("is_impossible") else need(entry.get("answers", []), list, f"{place}.answers")
-                spans = []
-                for answer in answers:
-                    start = need(answer, dict, f"{place}.answers").get("answer_start", -1)
-                    spans.append((need(answer.get("text"), str, f"{place}.answers.text"), need(start, int, f"{place}.answers.answer_start")))
-                found.append(Question(name, text, context, tuple(spans), title))
+    content = _typed(path, "the file", files.read_json(path), dict)
+    for a, article in enumerate(_field(path, "the file", content, "data", list)):
+        place = f"data[{a}]"
+        title = _field(path, place, article, "title", str, str(a))
+        for p, paragraph in enumerate(_field(path, place, article, "paragraphs", list)):
+            here = f"{place}.paragraphs[{p}]"
+            context = _field(path, here, paragraph, "context", str)
+            for q, entry in enumerate(_field(path, here, paragraph, "qas", list)):
+                found.append(_question(path, f"{here}.qas[{q}]", entry, context, title))
     if not found:
         raise config.ConfigError(f"{path}: holds no question")
     return found
+
+
+def _question(path, place: str, entry: typing.Any, context: str, article: str) -> Question:
+    """One entry of `qas`."""
+    text, name = (_field(path, place, entry, field, str) for field in ("question", "id"))
+    impossible = _field(path, place, entry, "is_impossible", bool, False)
+    answers = [] if impossible else _field(path, place, entry, "answers", list, [])
+    spans = []
+    for number, answer in enumerate(answers):
+        here = f"{place}.answers[{number}]"
+        start = _field(path, here, answer, "answer_start", int, -1)
+        spans.append((_field(path, here, answer, "text", str), start))
+    return Question(name, text, context, tuple(spans), article)
+
+
+def _field(path, place: str, record, name: str, kind: type, default=None) -> typing.Any:
+    """A field of a JSON object, of the type `kind`. Without a default it must be there."""
+    value = _typed(path, place, record, dict).get(name, default)
+    return _typed(path, f"{place}.{name}" if place != "the file" else name, value, kind)
+
+
+def _typed(path, place: str, value: typing.Any, kind: type) -> typing.Any:
+    """`value`. Raises ConfigError unless it is of type `kind` (True is no int), and UTF-8 text."""
+    if not isinstance(value, kind) or kind is int and isinstance(value, bool):
+        raise config.ConfigError(
+            f"{path}: {place}: expected {kind.__name__}, got {type(value).__name__}; "
+            "SQuAD's JSON is data > paragraphs > qas"
+        )
+    if kind is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            half = value[error.start].encode("ascii", "backslashreplace").decode()
+            raise config.ConfigError(
+                f"{path}: {place}: character {error.start} is {half}, half of a surrogate pair. "
+                "Remove it or write both halves."
+            ) from error
+    return value
 
 
 def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None:
@@ -114,7 +145,8 @@ def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None
     if records is None:
         return None
     spans = lambda answers: tuple(zip(answers["text"], map(int, answers["answer_start"]), strict=True))  # noqa: E731
-    return Questions([Question(r["id"], r["question"], r["context"], spans(r["answers"]), r["title"]) for r in records])
+    questions = [Question(r["id"], r["question"], r["context"], spans(r["answers"]), r["title"]) for r in records]
+    return Questions(questions, source=f"TFDS dataset {TFDS[task]}")
 
 
 def answer_range(question: Question) -> tuple[int, int] | None:
@@ -199,32 +231,50 @@ class Answer(typing.NamedTuple):
 
 
 def answers(found: Questions, cut: Windows, spans: Spans, longest: int) -> list[Answer]:
-    """The best span of each question over its windows: the end not before the start, at most `longest` tokens, the start in the window in which it
-    has most context. The null score is the smallest over the windows."""
+    """The best span of each question over its windows: at most `longest` tokens.
+
+    A span counts only in the window of `_window_of`. The null score is the smallest over windows.
+    """
     bounds = np.searchsorted(cut.question, np.arange(len(found.questions) + 1))
-    lengths = np.asarray([len(row) for row in cut.rows.ids]) - cut.rows.context - 1
-    result = []
-    for number, question in enumerate(found.questions):
-        mine = np.arange(bounds[number], bounds[number + 1])
-        places = cut.offsets[number]
-        tokens = np.arange(len(places))[None]
-        begin, size = cut.start[mine, None], lengths[mine, None]
-        context = np.minimum(tokens - begin, begin + size - 1 - tokens) + 0.01 * size
-        home = context.argmax(axis=0)  # the window, of these, in which each token has most context
-        first = cut.start[mine] - cut.rows.context[mine]  # slot + first = token of the context
-        start, end = spans.start_slot[mine] + first[:, None], spans.end_slot[mine] + first[:, None]
-        last = (cut.start[mine] + lengths[mine])[:, None]
-        good_start, good_end = ((token >= begin) & (token < last) for token in (start, end))
-        if len(places):
-            good_start &= home[np.clip(start, 0, len(places) - 1)] == np.arange(len(mine))[:, None]
-        size = end[:, None, :] - start[:, :, None] + 1
-        allowed = good_start[:, :, None] & good_end[:, None, :] & (size >= 1) & (size <= longest)
-        score = np.where(allowed, spans.start[mine][:, :, None] + spans.end[mine][:, None, :], -np.inf)
-        window, s, e = np.unravel_index(score.argmax(), score.shape)
-        null = float(spans.null[mine].min())
-        if not np.isfinite(score[window, s, e]):
-            result.append(Answer("", 0.0))
-            continue
-        text = question.context[places[start[window, s], 0] : places[end[window, e], 1]].strip()
-        result.append(Answer(text, null - float(score[window, s, e])))
-    return result
+    return [
+        _best_answer(question.context, cut, spans, np.arange(*bounds[number : number + 2]), longest)
+        for number, question in enumerate(found.questions)
+    ]
+
+
+def _best_answer(
+    context: str, cut: Windows, spans: Spans, windows: np.ndarray, longest: int
+) -> Answer:
+    """The answer to one question. `windows` are the numbers of its windows."""
+    offsets = cut.offsets[cut.question[windows[0]]]
+    begin, prefix = cut.start[windows], cut.rows.context[windows]
+    end = begin + np.asarray([len(cut.rows.ids[window]) for window in windows]) - prefix - 1
+    slot_to_token = (begin - prefix)[:, None]
+    first, last = spans.start_slot[windows] + slot_to_token, spans.end_slot[windows] + slot_to_token
+    inside_first, inside_last = (
+        (token >= begin[:, None]) & (token < end[:, None]) for token in (first, last)
+    )
+    size = last[:, None, :] - first[:, :, None] + 1
+    allowed = inside_first[:, :, None] & inside_last[:, None, :] & (size >= 1) & (size <= longest)
+    total = spans.start[windows][:, :, None] + spans.end[windows][:, None, :]
+    score = np.where(allowed, total, -np.inf)
+    null = float(spans.null[windows].min())
+    for index in np.argsort(-score, axis=None, kind="stable"):
+        window, i, j = np.unravel_index(index, score.shape)
+        if not np.isfinite(score[window, i, j]):
+            break
+        if window == _window_of(first[window, i], last[window, j], begin, end):
+            text = context[offsets[first[window, i], 0] : offsets[last[window, j], 1]].strip()
+            return Answer(text, null - float(score[window, i, j]))
+    return Answer("", 0.0)
+
+
+def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:
+    """Of the windows [begin, end) that hold all of a span: the one in which `first` has most context.
+
+    This is the rule of BERT's run_squad.py. BERT looks for a window that holds `first` alone, and so
+    never gives an answer that ends beyond that window.
+    """
+    holds = (begin <= first) & (last < end)
+    context = np.minimum(first - begin, end - 1 - first) + 0.01 * (end - begin)
+    return int(np.where(holds, context, -np.inf).argmax())

@@ -1,0 +1,113 @@
+"""What `--predict` needs: the finished run, where predictions go, and which files they replace."""
+
+import hashlib
+import json
+import os
+import pathlib
+
+from maelm_jax import config, storage
+from maelm_jax.finetuning import files
+
+RECORD = ".source.json"  # after the name of the predictions: the file whose predictions they are
+# Where a grid and a table keep their models.
+MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
+
+
+def stem_and_folder(
+    workdir: pathlib.Path, input_file: str, output: str | None, ending: str
+) -> tuple[str, pathlib.Path]:
+    """The predictions' name without its ending, and their folder.
+
+    Raises:
+        ConfigError: `output` has another ending.
+    """
+    if output is None:
+        return f"predictions_{pathlib.Path(input_file).name.split('.')[0]}", workdir
+    path = pathlib.Path(output)
+    if not path.name.endswith(ending) or path.name == ending:
+        raise config.ConfigError(
+            f"--output={output}: the predictions of this task are a {ending} file. "
+            f"Name a file that ends in {ending}."
+        )
+    return path.name.removesuffix(ending), path.parent
+
+
+def check_target(
+    folder: pathlib.Path, stem: str, endings: tuple[str, ...], input_file: str, flag: str
+) -> dict[str, str]:
+    """What is recorded beside the predictions of `input_file`. Makes `folder`.
+
+    Raises:
+        ConfigError: A file is in the way that --predict did not write, or wrote for another file; or
+            the folder cannot be written to.
+    """
+    paths = [folder / (stem + ending) for ending in endings]
+    record = folder / (paths[0].name + RECORD)
+    source = {"input": os.path.abspath(input_file), "sha256": _digest(input_file)}
+    files.check_folder(folder, flag)
+    in_the_way = [path for path in (*paths, record) if os.path.lexists(path)]
+    if in_the_way:
+        _check_record(record, in_the_way[0], source)
+    files.make_folder(folder, flag)
+    return source
+
+
+def replace(folder: pathlib.Path, stem: str, endings: tuple[str, ...], source: dict[str, str]):
+    """Removes earlier predictions of this file and records that the next ones are its own.
+
+    The record comes before the predictions: a kill between them leaves nothing that is in the way.
+    """
+    for ending in endings:
+        (folder / (stem + ending)).unlink(missing_ok=True)
+    storage.write(folder / (stem + endings[0] + RECORD), json.dumps(source, indent=1) + "\n")
+
+
+def _check_record(record: pathlib.Path, found: pathlib.Path, source: dict[str, str]):
+    """Raises ConfigError unless `record` says that predictions are those of `source`."""
+    remedy = "Name another file with --output=FILE, or remove it."
+    if not os.path.isfile(record):
+        raise config.ConfigError(
+            f"{found} is there already, and --predict did not write it. {remedy}"
+        )
+    before = files.read_record(record, remedy, input=str, sha256=str)
+    if before["input"] != source["input"] and before["sha256"] != source["sha256"]:
+        raise config.ConfigError(
+            f"{found} holds the predictions of another file, {before['input']}. {remedy}"
+        )
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise config.ConfigError(
+            f"--predict={path}: cannot be read ({error.strerror}). Check its permissions."
+        ) from error
+
+
+def read_run(workdir: str | None) -> tuple[pathlib.Path, dict]:
+    """(folder, results.json) of a finished run that holds a model.
+
+    Raises:
+        ConfigError: `workdir` is anything else. The message says what.
+    """
+    from maelm_jax.finetuning import run
+
+    folder = pathlib.Path(workdir or "")
+    if not workdir or not os.path.isfile(folder / run.RESULTS):
+        models = (path for pattern in MODELS for path in folder.glob(pattern))
+        inside = next(models, None) if workdir else None
+        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
+        raise config.ConfigError(
+            f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}"
+        )
+    results = run.read_results(folder)
+    if "diverged" in results:
+        raise config.ConfigError(f"{folder} holds no model: {results['diverged']}")
+    if not (folder / "checkpoints").is_dir():
+        raise config.ConfigError(
+            f"{folder} holds no model: only the chosen cell of a grid keeps its own; "
+            'table.json says which ("model")'
+        )
+    return folder, results

@@ -1,0 +1,247 @@
+"""`--predict`: whose predictions a file holds, which files it replaces, and which files it labels."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from maelm_jax import config, finetune
+from maelm_jax.finetuning import glue, prediction
+
+SMALL = [
+    "--gin.EPOCHS=1",
+    "--gin.BATCH_SIZE=16",
+    "--gin.MAX_LENGTH=64",
+    "--gin.Finetune.evaluations=1",
+]
+
+
+@pytest.fixture(scope="module")
+def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
+    """A finished run on RTE."""
+    workdir = tmp_path_factory.mktemp("tuned") / "rte"
+    argv = [
+        "--gin_file=finetune/rte.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={workdir}",
+        f"--gin.DATA_DIR={data_dir}",
+    ]
+    assert finetune.main([*argv, *SMALL]) == 0
+    return workdir
+
+
+@pytest.fixture
+def workdir(rte_run, tmp_path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(rte_run, tmp_path / "rte"))
+
+
+def pairs(path: pathlib.Path, count: int) -> pathlib.Path:
+    """A file of `count` examples to label."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        "index\tsentence1\tsentence2\n"
+        + "".join(f"{i}\tThe cat {i}.\tA dog.\n" for i in range(count))
+    )
+    return path
+
+
+def predict(workdir, path, *more) -> int:
+    return finetune.main([f"--workdir={workdir}", f"--predict={path}", *more])
+
+
+def labels_in(path: pathlib.Path) -> int:
+    return len(path.read_text().splitlines()) - 1
+
+
+def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path):
+    first, second = pairs(tmp_path / "a" / "test.tsv", 3), pairs(tmp_path / "b" / "test.tsv", 5)
+    assert predict(workdir, first) == 0
+    with pytest.raises(
+        config.ConfigError,
+        match=r"predictions_test.tsv holds the predictions of another file, .*/a/test.tsv. .*--output=FILE",
+    ):
+        predict(workdir, second)
+    assert labels_in(workdir / "predictions_test.tsv") == 3
+    assert predict(workdir, second, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
+    assert (
+        labels_in(tmp_path / "new" / "b.tsv")
+        == labels_in(tmp_path / "new" / "b_probabilities.tsv")
+        == 5
+    )
+    assert labels_in(workdir / "predictions_test.tsv") == 3
+    record = json.loads((tmp_path / "new" / "b.tsv.source.json").read_text())
+    assert record["input"] == str(second) and len(record["sha256"]) == 64
+    pairs(first, 4)  # the same file, edited: its predictions are made again
+    assert predict(workdir, first) == 0 and labels_in(workdir / "predictions_test.tsv") == 4
+
+
+def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
+    path = pairs(tmp_path / "test.tsv", 3)
+    assert predict(workdir, path) == 0
+    with pytest.raises(config.ConfigError, match="does not fit this model"):
+        predict(workdir, path, "--gin.Model.width=64")
+    assert labels_in(workdir / "predictions_test.tsv") == 3
+
+
+def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
+    path = pairs(tmp_path / "mismatched.tsv", 3)
+    for name in ("predictions_mismatched.tsv", "predictions_mismatched_probabilities.tsv"):
+        mine = workdir / name
+        mine.write_text("mine")
+        with pytest.raises(
+            config.ConfigError, match=f"{name} is there already, and --predict did not write it"
+        ):
+            predict(workdir, path)
+        assert mine.read_text() == "mine"
+        mine.unlink()
+    with pytest.raises(config.ConfigError, match="mismatched.tsv is there already"):
+        predict(workdir, path, f"--output={path}")
+    assert labels_in(path) == 3
+    (workdir / "predictions_mismatched.tsv.source.json").write_text("{}")
+    with pytest.raises(config.ConfigError, match="source.json: damaged, input, sha256"):
+        predict(workdir, path)
+
+
+def test_a_kill_between_record_and_predictions_is_made_good(tmp_path):
+    path = pairs(tmp_path / "test.tsv", 3)
+    target = (tmp_path / "out", "p", (".tsv", "_probabilities.tsv"))
+    for _ in range(2):
+        prediction.replace(*target, prediction.check_target(*target, str(path), "--output"))
+    assert [found.name for found in (tmp_path / "out").iterdir()] == ["p.tsv.source.json"]
+
+
+@pytest.mark.parametrize("output,message", [
+    ("labels.csv", r"--output=.*labels.csv: the predictions of this task are a .tsv file"),
+    ("file/x.tsv", r"--output=.*: .*/file is not a folder"),
+    ("file/deeper/x.tsv", r"--output=.*: .*/file is not a folder"),
+    ("folder.tsv", "folder.tsv is there already"),
+    ("x" * 300 + ".tsv", "cannot be written to .*File name too long"),
+    ("/proc/nowhere/x.tsv", "--output=/proc/nowhere: cannot be written to"),
+])  # fmt: skip
+def test_an_output_that_cannot_be_written(workdir, tmp_path, output, message):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.tsv").mkdir()
+    with pytest.raises(config.ConfigError, match=message) as error:
+        predict(workdir, pairs(tmp_path / "in.tsv", 2), f"--output={tmp_path / output}")
+    assert len(str(error.value).splitlines()) == 1 and (tmp_path / "file").read_text() == "mine"
+
+
+def test_output_is_predict_s_alone(pretrained):
+    with pytest.raises(config.ConfigError, match="--output names the predictions of --predict"):
+        finetune.main(
+            ["--gin_file=finetune/rte.gin", f"--init_from={pretrained}", "--output=x.tsv"]
+        )
+
+
+@pytest.mark.parametrize(
+    "path", ["", "gone.tsv", "file/under.tsv", "folder", "x" * 5000], ids=lambda path: path[:20]
+)
+def test_an_input_that_is_no_file(workdir, tmp_path, path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(config.ConfigError, match="no such file"):
+        predict(workdir, path and tmp_path / path)
+
+
+@pytest.mark.parametrize("results,message", [
+    (b"", "results.json: the file is empty"),
+    (b"[1]", "results.json: damaged"),
+    (b"\xff", "results.json: not UTF-8"),
+    (b"[" * 100_000, "results.json: the JSON is nested too deeply"),
+    (b'{"task": 5, "cell": {}, "seed": 1}', "results.json: damaged, task is not what was written there"),
+])  # fmt: skip
+def test_a_damaged_results_file_ends_with_its_name(
+    rte_run, data_dir, pretrained, tmp_path, results, message
+):
+    shutil.copytree(rte_run, tmp_path / "rte")
+    (tmp_path / "rte" / "results.json").write_bytes(results)
+    with pytest.raises(config.ConfigError, match=message):
+        predict(tmp_path / "rte", pairs(tmp_path / "in.tsv", 2))
+
+
+def test_a_metric_that_is_no_number(workdir, tmp_path):
+    content = json.loads((workdir / "results.json").read_text())
+    content["last"]["accuracy"] = "high"
+    (workdir / "results.json").write_text(json.dumps(content))
+    with pytest.raises(config.ConfigError, match="results.json: damaged, accuracy is no number"):
+        predict(workdir, pairs(tmp_path / "in.tsv", 2))
+
+
+MNLI_TEST = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1 sentence2"
+TEST_HEADERS = {
+    "sst2": "index sentence", "mrpc": "index;#1 ID;#2 ID;#1 String;#2 String", "qqp": "id question1 question2", "mnli": MNLI_TEST,
+    "stsb": "index genre filename year old_index source1 source2 sentence1 sentence2", "qnli": "index question sentence",
+    "rte": "index sentence1 sentence2", "wnli": "index sentence1 sentence2", "cola": "index sentence",
+}  # fmt: skip
+# Whose published test files look alike: columns cannot tell them apart.
+ALIKE = [{"cola", "sst2"}, {"rte", "wnli"}]
+
+
+def published_test_file(task: str, folder: pathlib.Path) -> pathlib.Path:
+    header = TEST_HEADERS[task].split(";" if ";" in TEST_HEADERS[task] else None)
+    path = folder / f"{task}.tsv"
+    path.write_text("\t".join(header) + "\n" + "\t".join("The cat." for _ in header) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("task", glue.TASKS)
+@pytest.mark.parametrize("other", glue.TASKS)
+def test_the_published_test_file_of_another_task_is_refused(task, other, tmp_path):
+    path = published_test_file(other, tmp_path)
+    if (
+        other == task
+        or {task, other} in ALIKE
+        or (task, other) in {("mnli", "rte"), ("mnli", "wnli"), ("stsb", "rte"), ("stsb", "wnli")}
+    ):
+        found = glue.read_file(glue.TASKS[task], path, labelled=False)
+        assert len(found.sentences) == 1, "the header is no example"
+        return
+    with pytest.raises(config.ConfigError, match=rf"{other}.tsv:1: .*{task}.*") as error:
+        glue.read_file(glue.TASKS[task], path, labelled=False)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("task,text,message", [
+    ("rte", "0\tA.\tB.\n", "x.tsv:1: no column 'sentence1', 'sentence2'; rte needs sentence1, sentence2, the header has 0, A., B."),
+    ("sst2", "gj04\t1\t\tNight.\n", "x.tsv:1: no column 'sentence'"),
+    ("cola", "Quality\t#1 ID\t#2 ID\t#1 String\n1\t2\t3\tA.\n", "x.tsv:1: unknown label '#1 ID' in column label; cola has 0, 1"),
+    ("cola", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv:1: unknown label 'sentence1' in column label; cola has 0, 1"),
+    ("cola", "A sentence.\nAnother.\n", r"x.tsv:1: 1 columns, expected 4 \(source, label, mark, sentence\)"),
+    ("rte", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv: the column label holds 1: labels of .*wnli, not of rte"),
+    ("wnli", "sentence1\tsentence2\tlabel\nA.\tB.\tnot_entailment\n", "holds not_entailment: labels of qnli, rte, not of wnli"),
+    ("rte", "sentence1\tsentence1\tsentence2\nA.\tB.\tC.\n", "x.tsv:1: more than one column 'sentence1'"),
+])  # fmt: skip
+def test_a_file_of_another_form_is_refused(task, text, message, tmp_path):
+    (tmp_path / "x.tsv").write_text(text)
+    with pytest.raises(config.ConfigError, match=message):
+        glue.read_file(glue.TASKS[task], tmp_path / "x.tsv", labelled=False)
+
+
+def test_unknown_labels_beside_the_text_do_not_matter(tmp_path):
+    for placeholder in ("-1", "", "?", "hidden", "entailment"):
+        (tmp_path / "x.tsv").write_text(f"sentence1\tsentence2\tlabel\nA.\tB.\t{placeholder}\n")
+        assert glue.read_file(glue.TASKS["rte"], tmp_path / "x.tsv", labelled=False).sentences == [
+            ("A.", "B.")
+        ]
+
+
+def test_a_row_of_ones_own_file_with_a_tab_too_many_is_named(tmp_path):
+    task = glue.task_of(
+        "own", config.Finetune(tasks="own", train_file="a", dev_file="b", labels=("no", "yes"))
+    )
+    (tmp_path / "x.tsv").write_text("sentence\tlabel\nA.\tyes\nB.\tC.\tno\n")
+    for labelled in (True, False):
+        with pytest.raises(
+            config.ConfigError, match=r"x.tsv:3: 3 columns, expected 2 \(sentence, label\)"
+        ):
+            glue.read_file(task, tmp_path / "x.tsv", labelled)
+
+
+def test_a_squad_model_is_given_json(tmp_path):
+    from maelm_jax.finetuning import problem
+
+    with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
+        problem.unlabelled(
+            "squad1", str(pairs(tmp_path / "x.tsv", 2)), config.Finetune(), None, 64, {}
+        )
