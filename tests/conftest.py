@@ -27,6 +27,27 @@ SHARED = ROOT.parent / "shared" / "data"
 CORPUS = SHARED / "corpus" / "valid.txt.xz"
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-skips", action="store_true", help="a test or file that skips fails, for stages whose requirements are all installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    return _without_skips((yield), item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    return _without_skips((yield), collector.config)
+
+
+def _without_skips(report, options):
+    if options.getoption("no_skips") and report.outcome == "skipped":
+        report.outcome = "failed"
+        report.longrepr = f"--no-skips was given, and this skips: {report.longrepr}"
+    return report
+
+
 @pytest.fixture(scope="module")
 def quickly_compiled():
     """For modules that spend their time in the compiler, and whose tolerances do not depend on how well it optimises."""

@@ -82,10 +82,6 @@ class Vocabulary(abc.ABC):
     def decode(self, ids: typing.Iterable[int]) -> str:
         """The text of `ids`; `<s>`, `<pad>`, `</s>` and `<mask>` give nothing."""
 
-    @abc.abstractmethod
-    def normalise(self, text: str) -> str:
-        """The text as the pieces spell it: what `decode(encode(text))` gives back, unknown characters aside."""
-
     def save(self, directory: str | os.PathLike) -> pathlib.Path:
         """Writes the vocabulary into `directory` (made if absent), atomically; `load` reads that path or the directory."""
         path = pathlib.Path(directory) / self.FILE
@@ -138,9 +134,6 @@ class SentencePieceVocabulary(Vocabulary):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode([int(i) for i in ids if int(i) not in silent])
 
-    def normalise(self, text):
-        return self.model.normalize(text).replace("▁", " ").strip()
-
 
 class TokenizerJsonVocabulary(Vocabulary):
     """A Hugging Face tokenizer.json, with `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]` among its tokens."""
@@ -176,9 +169,6 @@ class TokenizerJsonVocabulary(Vocabulary):
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode([int(i) for i in ids if int(i) not in silent], skip_special_tokens=False)
-
-    def normalise(self, text):
-        return self.model.normalizer.normalize_str(text) if self.model.normalizer else text
 
 
 def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:

@@ -36,10 +36,14 @@ def test_literal_special_tokens_are_ordinary_text(trained):
 
 def test_ids_come_back_as_the_normalised_text(trained, documents):
     lines = [line for text in documents[:20] for line in text.split("\n")]
+
+    def normalised(line: str) -> str:
+        return trained.model.normalize(line).replace("▁", " ").strip()
+
     for line, ids in zip(lines, trained.encode_batch(lines), strict=True):
         if trained.unk not in ids:
-            assert trained.decode(ids) == trained.normalise(line)
-            assert trained.normalise(line) == trained.normalise(line.upper()).replace("ß", "ss")
+            assert trained.decode(ids) == normalised(line)
+            assert normalised(line) == normalised(line.upper()).replace("ß", "ss")
 
 
 def test_sentences_join_to_the_line_and_encode_alike(trained, documents):
