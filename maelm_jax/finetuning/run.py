@@ -83,7 +83,7 @@ class Tuner:
         state = self.fresh_state(start, seed)
         state = state._replace(opt_state=optimizer.with_schedule(state.opt_state, settings.learning_rate, warmup, total))
         planned = optimizer.Schedule(np.arange(total, dtype=np.float32), *map(np.float32, (settings.learning_rate, warmup, total)))
-        checkpoints = checkpoint.Checkpoints(str(folder / UNFINISHED), keep=1)
+        checkpoints = checkpoint.Checkpoints(workdir, keep=1, inside=UNFINISHED)
         resumed = checkpoints.restore(state)
         state = resumed[1] if resumed else state
         first = int(state.step)
