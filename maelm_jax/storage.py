@@ -93,9 +93,10 @@ def fetch_files(place: str, names: typing.Sequence[str]):
     files, root = file_system(place)
     for name in names:
         target = here(place) / name
-        target.unlink(missing_ok=True)
         if files.exists(f"{root}/{name}"):
             write(target, files.cat_file(f"{root}/{name}"))
+        else:
+            target.unlink(missing_ok=True)
 
 
 def send(place: str):
@@ -104,7 +105,7 @@ def send(place: str):
         return
     files, root = file_system(place)
     for path in sorted(here(place).rglob("*")):
-        if path.is_file() and path.suffix != ".tmp":
+        if path.is_file() and path.suffix not in (".tmp", ".lock"):
             files.pipe_file(f"{root}/{path.relative_to(here(place))}", path.read_bytes())
 
 

@@ -104,8 +104,16 @@ class Checkpoints:
         One that is proven damaged is passed over; its folder becomes `damaged-STEP`, once the one before has been read, and metrics.jsonl is
         copied to metrics-before-rollback-STEP.jsonl. Any other failure changes nothing on disk.
 
-        Raises ConfigError when the newest does not fit `like` or all are damaged, RunError when it cannot be read for another reason.
+        Raises ConfigError when the newest does not fit `like` or all are damaged, RunError when it cannot be read for another reason; then
+        nothing can be saved here any more.
         """
+        try:
+            return self._restore(like)
+        except Exception:
+            self.close()
+            raise
+
+    def _restore(self, like: typing.Any) -> Restored | None:
         damaged = []
         for step in reversed(self.steps()):
             try:
