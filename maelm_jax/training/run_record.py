@@ -2,7 +2,6 @@
 
 import datetime
 import importlib.metadata
-import os
 import pathlib
 import platform
 import subprocess
@@ -12,7 +11,7 @@ import jax
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.training import distributed, metrics
+from maelm_jax.training import distributed, metrics, resume
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
 FILES = ("config.gin", "environment.txt", "metrics.jsonl", "loss_curve.png")
@@ -49,11 +48,6 @@ def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocab
     vocabulary.save(folder / "vocabulary")
 
 
-def usable_cores() -> int:
-    """How many CPU cores this process may use. The same bits on CPU need the same number of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _this_start(before: str) -> str:
     """A block of environment.txt; packages are listed where they are not those of the block that listed them last in `before`."""
     here = pathlib.Path(__file__).parent
@@ -66,7 +60,7 @@ def _this_start(before: str) -> str:
         f"commit {commit or 'unknown'}",
         f"command {' '.join(sys.argv)}",
         f"python {platform.python_version()} on {platform.platform()}",
-        f"cores {usable_cores()}",
+        f"cores {resume.usable_cores()}",
         *(f"{device.id}: {device.device_kind}" for device in jax.devices()),
         *([UNCHANGED] if last == packages else packages),
     ]
