@@ -43,10 +43,18 @@ def main(argv: list[str]) -> int:
 
     storage.only_here(args.workdir)
 
-    from maelm_jax import pretrained
-    from maelm_jax.finetuning import files, start
+    from maelm_jax.finetuning import files
+    from maelm_jax.training import workdir_lock
 
     files.check_folder(args.workdir, "--workdir")
+    with workdir_lock.held(args.workdir):
+        return tune(args, bindings)
+
+
+def tune(args, bindings: list[str]) -> int:
+    """All runs that are asked for and not finished; the exit status."""
+    from maelm_jax import pretrained
+    from maelm_jax.finetuning import files, start
 
     names = args.init_from.split(",")
     if len(set(names)) < len(names):
@@ -62,7 +70,7 @@ def main(argv: list[str]) -> int:
     import jax
 
     from maelm_jax.finetuning import grid, problem, run, table
-    from maelm_jax.train import describe_run
+    from maelm_jax.training import run_record
 
     if jax.process_count() > 1:
         raise config.ConfigError("fine-tuning runs in one process; give each of your hosts other tasks or seeds")
@@ -87,7 +95,7 @@ def main(argv: list[str]) -> int:
             describe_data(data, tuners[key], length, experiment)
         alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
-        describe = lambda where, settings, vocabulary=one.vocabulary: describe_run(pathlib.Path(where), settings, vocabulary)  # noqa: E731
+        describe = lambda where, settings, vocabulary=one.vocabulary: run_record.write(pathlib.Path(where), settings, vocabulary)  # noqa: E731
         with files.writing_to(folder, "--workdir"):
             report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
         if report is None:

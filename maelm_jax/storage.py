@@ -39,6 +39,15 @@ def write(path: str | os.PathLike, content: bytes | str):
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def unused(path):
+    """`path` (a pathlib or epath Path), or where something is there the first of STEM-2, STEM-3, ... that is free."""
+    number, free = 1, path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
 def in_bucket(place: str | os.PathLike) -> bool:
     return str(place).startswith(("gs://", "s3://"))
 
@@ -62,7 +71,7 @@ def here(place: str) -> pathlib.Path:
 
 def fetch_folders(place: str, pattern: str, manifest: str):
     """Copies folders in the bucket whose names match `pattern` and that hold the file `manifest` into `here(place)`, unless they are there."""
-    files, root = _bucket(place)
+    files, root = file_system(place)
     for found in files.glob(f"{root}/{pattern}/{manifest}"):
         source = found.rsplit("/", 1)[0]
         target = here(place) / source.rsplit("/", 1)[1]
@@ -81,26 +90,27 @@ def fetch_folders(place: str, pattern: str, manifest: str):
 
 def fetch_files(place: str, names: typing.Sequence[str]):
     """Copies files of a bucket's folder into `here(place)`; what the bucket does not have is not there afterwards either."""
-    files, root = _bucket(place)
+    files, root = file_system(place)
     for name in names:
         target = here(place) / name
-        target.unlink(missing_ok=True)
         if files.exists(f"{root}/{name}"):
             write(target, files.cat_file(f"{root}/{name}"))
+        else:
+            target.unlink(missing_ok=True)
 
 
 def send(place: str):
     """Copies all of `here(place)` to the bucket. Does nothing for a folder that is here."""
     if not in_bucket(place):
         return
-    files, root = _bucket(place)
+    files, root = file_system(place)
     for path in sorted(here(place).rglob("*")):
-        if path.is_file() and path.suffix != ".tmp":
+        if path.is_file() and path.suffix not in (".tmp", ".lock"):
             files.pipe_file(f"{root}/{path.relative_to(here(place))}", path.read_bytes())
 
 
-def _bucket(place: str):
-    """(fsspec's file system, the folder's path in it). Nothing listed before is remembered."""
+def file_system(place: str):
+    """(fsspec's file system, the folder's path in it), of a folder in a bucket or on this machine. Nothing listed before is remembered."""
     try:
         import fsspec
 

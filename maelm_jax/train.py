@@ -12,13 +12,9 @@ command started again goes on from the newest checkpoint. Exit status: 0 done, 1
 
 import argparse
 import dataclasses
-import importlib.metadata
 import logging
 import os
 import pathlib
-import platform
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -35,14 +31,18 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     if storage.in_bucket(args.workdir):
-        storage.fetch_files(args.workdir, ("config.gin", "metrics.jsonl", "environment.txt", "changes.txt"))
+        storage.fetch_files(args.workdir, ("config.gin", "environment.txt", "changes.txt"))
     experiment, source = starting_point(experiment, args.workdir)
     cli.check_workdir(args.workdir, experiment)
 
-    from maelm_jax.training import distributed
+    from maelm_jax.training import distributed, run_record, workdir_lock
 
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
-        return train(args, experiment, source, began)
+        if args.dry_run:
+            return train(args, experiment, source, began)
+        with workdir_lock.held(args.workdir):
+            run_record.check(args.workdir)
+            return train(args, experiment, source, began)
 
 
 def train(args: argparse.Namespace, experiment: config.Experiment, source, began: float) -> int:
@@ -52,7 +52,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     from maelm_jax import pretrained
     from maelm_jax.analysis import watch
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, resume, sharding, step
+    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, resume, run_record, sharding, step
 
     distributed.same_start(experiment, args.workdir)
     before = resume.read(args.workdir)
@@ -80,8 +80,6 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     distributed.same(
         "row store", {f"{source} ({split})": str(store.statistics) for source, splits in stores.items() for split, store in splits.items()}
     )
-    if not jax.process_index():
-        describe_run(storage.here(args.workdir), experiment, vocabulary)
 
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
@@ -134,8 +132,11 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         flush=True,
     )
 
-    if before and not jax.process_index():
-        resume.record(args.workdir, resumed[0] if resumed else 0, resume.changes(before.experiment, experiment))
+    if not jax.process_index():  # from here on the workdir is changed
+        if before:
+            resume.record(args.workdir, resumed[0] if resumed else 0, resume.changes(before.experiment, experiment))
+        run_record.write(storage.here(args.workdir), experiment, vocabulary)
+        storage.send(args.workdir)
 
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
 
@@ -199,27 +200,6 @@ def starting_point(experiment: config.Experiment, workdir: str):
     if said:
         print(f"taken over from {path}: {'; '.join(said)}")
     return experiment, source
-
-
-def describe_run(folder: pathlib.Path, experiment: config.Experiment, vocabulary):
-    """Writes config.gin, environment.txt and vocabulary/ into the workdir."""
-    import jax
-
-    folder.mkdir(parents=True, exist_ok=True)
-    storage.write(folder / "config.gin", gin_files.render(experiment))
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    packages = sorted(f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions())
-    devices = [f"{device.id}: {device.device_kind}" for device in jax.devices()]
-    lines = [
-        f"commit {commit or 'unknown'}",
-        f"command {' '.join(sys.argv)}",
-        f"python {platform.python_version()} on {platform.platform()}",
-        *devices,
-        *packages,
-    ]
-    (folder / "environment.txt").write_text("\n".join(lines) + "\n")
-    vocabulary.save(folder / "vocabulary")
 
 
 def unigram_nats(stores, rates: dict[str, float], vocabulary_size: int, special: config.SpecialIds) -> np.ndarray:

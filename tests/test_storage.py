@@ -17,13 +17,16 @@ import pytest
 
 from maelm_jax import analyze, config, data, finetune, pretrained, storage
 from maelm_jax.data import sources
-from maelm_jax.training import checkpoint, step
+from maelm_jax.training import checkpoint, step, workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
 
 
 EMULATOR = """
+from http import HTTPStatus
+
+from gcp_storage_emulator import exceptions
 from gcp_storage_emulator.handlers import objects
 
 plain = objects.download
@@ -34,7 +37,21 @@ def with_generation(request, response, storage, *rest, **more):  # which TensorS
         file = storage.get_file_obj(request.params["bucket_name"], request.params["object_id"])
         response["x-goog-generation"] = str(file["generation"])
 
+insert = objects.insert
+
+def on_condition(request, response, storage, *rest, **more):  # which this emulator leaves out as well
+    if request.query.get("ifGenerationMatch") == ["0"]:
+        try:
+            storage.get_file_obj(request.params["bucket_name"], request.data["meta"]["name"])
+            response.status = HTTPStatus.PRECONDITION_FAILED
+            response.json({"error": {"code": 412, "message": "conditionNotMet"}})
+            return
+        except exceptions.NotFound:
+            pass
+    insert(request, response, storage, *rest, **more)
+
 objects.download = with_generation
+objects.insert = on_condition
 from gcp_storage_emulator import server  # its table of handlers takes what stands in the module now
 
 server.create_server("127.0.0.1", PORT, in_memory=True, default_bucket="bucket").run()
@@ -137,8 +154,36 @@ def test_checkpoints_in_a_bucket(bucket, cache):
     assert number == 3 and (restored.params["kernel"] == state.params["kernel"]).all()
     checkpoints.close()
     assert checkpoint.restore_params(f"{bucket}/runs/y", state.params)[0] == 3
+    with pytest.MonkeyPatch.context() as patch:  # the bucket keeps checksums itself: nothing is read for them
+        patch.setattr(checkpoint.checksums, "_digest", None)
+        checkpoint.checksums.verify(f"{bucket}/runs/y/checkpoints/3")
+    put(f"{bucket}/runs/y/checkpoints/3/default/_METADATA", b"{}")
+    with pytest.raises(config.ConfigError, match="3 is damaged: default/_METADATA"):
+        checkpoint.restore_params(f"{bucket}/runs/y", state.params)
     with pytest.raises(config.ConfigError, match="no checkpoints"):
         checkpoint.restore_params(f"{bucket}/runs/nothing", state.params)
+
+
+def test_of_two_processes_one_creates_a_lease(bucket, cache):
+    first, second = (workdir_lock.Lease(f"{bucket}/runs/lease", {"id": name, "host": "host", "process": name, "since": ""}) for name in "ab")
+    first.take({})
+    with pytest.raises(FileExistsError):
+        second._files.pipe_file(second._path(1), second._content(), mode="create")
+    assert not second._create(1)
+    first.renew()
+    first.release()
+    second.take({})
+    with pytest.raises(workdir_lock.Lost):
+        first.renew()
+
+
+def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
+    for _ in range(2):  # without a wait
+        with workdir_lock.held(f"{bucket}/runs/held"):
+            pass
+    storage.send(f"{bucket}/runs/held")
+    storage.fetch_files(f"{bucket}/runs/held", ("run.lock",))
+    assert not (storage.here(f"{bucket}/runs/held") / "run.lock").exists(), "the lock is this machine's own"
 
 
 @pytest.mark.slow

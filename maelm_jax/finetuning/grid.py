@@ -1,5 +1,6 @@
 """The grid: every cell with every seed, each in a folder of its own, none run twice; the median of the seeds picks the cell."""
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
@@ -11,7 +12,7 @@ from maelm_jax import config, gin_files
 from maelm_jax.finetuning import files, run
 from maelm_jax.finetuning.problem import Problem
 from maelm_jax.finetuning.start import Start
-from maelm_jax.training import loop, sharding
+from maelm_jax.training import loop, run_record, sharding, workdir_lock
 
 INPUTS = "inputs.json"  # what a run was made of, besides its settings
 SMALL_TASK = 10_000  # training examples under which `small_task_epochs` are tried too
@@ -93,10 +94,14 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
 
 
 def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:
-    describe(place, experiment)
-    run.write_json(place / INPUTS, inputs)
+    def record():
+        describe(place, experiment)
+        run.write_json(place / INPUTS, inputs)
+
     try:
-        return tuner.run(experiment, start, str(place))
+        with contextlib.nullcontext() if alone else workdir_lock.held(str(place)):  # of one that is alone, the folder is held already
+            run_record.check(str(place))
+            return tuner.run(experiment, start, str(place), record)
     except loop.Diverged as error:
         if alone:
             raise

@@ -1,5 +1,6 @@
 """One fine-tuning run on the loop of training: State with the best parameters so far, validation, and what a finished workdir holds."""
 
+import collections.abc
 import dataclasses
 import json
 import os
@@ -68,10 +69,13 @@ class Tuner:
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a state's buffers are given away at each step
         return State(copy(self.zero), params, self.fresh_moments(params), copy(params), jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
 
-    def run(self, experiment: config.Experiment, start: Start, workdir: str) -> dict | None:
+    def run(
+        self, experiment: config.Experiment, start: Start, workdir: str, record: collections.abc.Callable[[], None] = lambda: None
+    ) -> dict | None:
         """Trains one cell with one seed (`experiment` names one of each) in `workdir`; returns its results, None after SIGTERM.
 
-        Goes on from a checkpoint of an unfinished run. Raises Diverged when the loss is not finite.
+        Goes on from a checkpoint of an unfinished run. `record` is called once that is read, before anything in `workdir` is changed: it writes
+        what the run is made of. Raises Diverged when the loss is not finite.
         """
         began = time.perf_counter()
         settings, problem, seed = experiment.finetune, self.problem, experiment.run.seed
@@ -83,10 +87,11 @@ class Tuner:
         state = self.fresh_state(start, seed)
         state = state._replace(opt_state=optimizer.with_schedule(state.opt_state, settings.learning_rate, warmup, total))
         planned = optimizer.Schedule(np.arange(total, dtype=np.float32), *map(np.float32, (settings.learning_rate, warmup, total)))
-        checkpoints = checkpoint.Checkpoints(str(folder / UNFINISHED), keep=1)
+        checkpoints = checkpoint.Checkpoints(workdir, keep=1, inside=UNFINISHED)
         resumed = checkpoints.restore(state)
         state = resumed[1] if resumed else state
         first = int(state.step)
+        record()
         best_outputs = None  # of the best evaluation, where this process has seen it
 
         def evaluate(state: State) -> tuple[State, dict[str, float]]:

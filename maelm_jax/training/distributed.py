@@ -178,6 +178,28 @@ def decided_by_first(what: str, flag: bool) -> bool:
     return _client().blocking_key_value_get(f"decided {what}", DAY) == str(True)
 
 
+def highest(number: int) -> int:
+    """The highest of all processes' numbers."""
+    return int(np.max(multihost_utils.process_allgather(np.asarray(number))))
+
+
+def from_first(what: str, action: collections.abc.Callable[[], None]):
+    """Process 0 does `action` while the others wait; a ConfigError that it raises is raised by all. `what` names the place in the program."""
+    if not _client():  # one process; JAX's devices are not asked, for they may not be in use yet
+        action()
+        return
+    if jax.process_index():
+        if reason := _client().blocking_key_value_get(f"{what}/refused", DAY):
+            raise config.ConfigError(reason)
+        return
+    try:
+        action()
+    except config.ConfigError as error:
+        _client().key_value_set(f"{what}/refused", str(error))
+        raise
+    _client().key_value_set(f"{what}/refused", "")
+
+
 def same_start(experiment: config.Experiment, workdir: str):
     """Raises ConfigError, naming the host, unless all processes have the same settings, workdir, code and JAX."""
     lines = [line.partition(" = ") for line in gin_files.render(experiment).splitlines() if line]

@@ -89,19 +89,23 @@ def describe_peak(peak: Peak) -> str:
     return f"MFU is against {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
 
 
+def path_of(workdir: str) -> pathlib.Path:
+    return storage.here(workdir) / "metrics.jsonl"
+
+
 class Writer:
     """Appends one JSON object a logged step to metrics.jsonl, and the same to TensorBoard. Silent on processes other than 0."""
 
     def __init__(self, workdir: str, step: int):
         """Lines past `step` are cut: the run goes on from there, and the file reads as one run. A workdir in a bucket is written to by `send`."""
         self.workdir = workdir
-        self.path = storage.here(workdir) / "metrics.jsonl"
+        self.path = path_of(workdir)
         self._board = None
         if jax.process_index():
             return
         if self.path.exists():
-            kept = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n") and json.loads(line)["step"] <= step]
-            storage.write(self.path, "".join(kept))
+            kept = [line for line, values in _lines(self.path) if values["step"] <= step]
+            storage.write(self.path, "".join(f"{line}\n" for line in kept))
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(str(storage.here(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
@@ -129,9 +133,33 @@ class Writer:
 
 
 def read(workdir: str) -> list[dict]:
-    """The lines of metrics.jsonl."""
-    path = storage.here(workdir) / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """The lines of metrics.jsonl; one that is only begun, at the end, is not among them. Raises ConfigError for a damaged file."""
+    path = path_of(workdir)
+    return [values for _, values in _lines(path)] if path.exists() else []
+
+
+def copy_before_rollback(workdir: str, step: int):
+    """Keeps what metrics.jsonl holds before a run goes back behind `step`: its Writer cuts the lines past the step it goes on from."""
+    path = path_of(workdir)
+    if path.exists():
+        storage.write(storage.unused(path.with_name(f"metrics-before-rollback-{step}.jsonl")), path.read_bytes())
+
+
+def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
+    """(line, its values) of each whole line; a kill may have cut the last. Raises ConfigError, with the line's number, for what is no such line."""
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            text = line.decode()
+            values = json.loads(text)
+            if type(values["step"]) is not int:
+                raise ValueError("its step is no whole number")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise config.ConfigError(
+                f"{path}: line {number} is damaged ({' '.join(str(error).split())[:100]}); remove the line, or copy the file from elsewhere"
+            ) from error
+        found.append((text, values))
+    return found
 
 
 def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:

@@ -1,0 +1,67 @@
+"""What a workdir says of its run besides the numbers: config.gin, vocabulary/, and environment.txt with one block for each start."""
+
+import datetime
+import importlib.metadata
+import pathlib
+import platform
+import subprocess
+import sys
+
+import jax
+
+from maelm_jax import config, gin_files, storage
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.training import distributed, metrics, resume
+
+FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
+FILES = ("config.gin", "environment.txt", "metrics.jsonl", "loss_curve.png")
+UNCHANGED = "packages as in the block above"
+
+
+def check(workdir: str):
+    """Raises ConfigError, on all processes, for a workdir that a run could not go on in; nothing of it is changed.
+
+    The metrics of a workdir in a bucket are fetched: its lock must be held.
+    """
+    distributed.from_first(f"check of {workdir}", lambda: _check(workdir))
+
+
+def _check(workdir: str):
+    if storage.in_bucket(workdir):
+        storage.fetch_files(workdir, ("metrics.jsonl",))
+    folder = storage.here(workdir)
+    for name in (*FOLDERS, *FILES):
+        path = folder / name
+        if path.exists() and path.is_dir() != (name in FOLDERS):
+            kinds = ("a file", "a folder") if name in FOLDERS else ("a folder", "a file")
+            raise config.ConfigError(f"{path} is {kinds[0]}, where a run keeps {kinds[1]}: move it away, or give another --workdir")
+    metrics.read(workdir)
+
+
+def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocabulary):
+    """Writes config.gin and vocabulary/ into a workdir, and appends this start to environment.txt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    storage.write(folder / "config.gin", gin_files.render(experiment))
+    path = folder / "environment.txt"
+    before = path.read_text(errors="replace").rstrip("\n") if path.exists() else ""
+    storage.write(path, "\n\n".join(filter(None, (before, _this_start(before)))) + "\n")
+    vocabulary.save(folder / "vocabulary")
+
+
+def _this_start(before: str) -> str:
+    """A block of environment.txt; packages are listed where they are not those of the block that listed them last in `before`."""
+    here = pathlib.Path(__file__).parent
+    commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
+    packages = sorted({f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()})
+    listed = [[line for line in block.splitlines() if "==" in line and " " not in line] for block in before.split("\n\n")]
+    last = next((lines for lines in reversed(listed) if lines), None)
+    lines = [
+        f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
+        f"commit {commit or 'unknown'}",
+        f"command {' '.join(sys.argv)}",
+        f"python {platform.python_version()} on {platform.platform()}",
+        f"cores {resume.usable_cores()}",
+        *(f"{device.id}: {device.device_kind}" for device in jax.devices()),
+        *([UNCHANGED] if last == packages else packages),
+    ]
+    return "\n".join(lines)
