@@ -153,7 +153,7 @@ def _describe(annotation, limits: collections.abc.Sequence = ()) -> str:
         return f"a list, each item {_describe(arguments[0])}"
     if origin is dict:
         return f"a dict, each key {_describe(arguments[0])}, each value {_describe(arguments[1])}"
-    words = {bool: "True or False", type(None): "None", str: "text that is not empty"}
+    words = {bool: "True or False", type(None): "None", str: "text of 1 to 4096 characters"}
     if annotation in words:
         return words[annotation]
     return {int: "an integer", float: "a number"}[annotation] + _range(limits)

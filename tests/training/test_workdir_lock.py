@@ -76,10 +76,10 @@ def test_a_file_system_without_locks_is_named_and_does_not_stop_a_run(tmp_path, 
         assert "this file system has no locks" in caplog.text
 
 
-@pytest.mark.parametrize("name,reason", [("file", "is a file"), ("file/below", "Not a directory")])
-def test_a_workdir_that_is_a_file_or_lies_under_one_is_an_error_of_the_settings(tmp_path, name, reason):
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_workdir_that_is_a_file_or_lies_under_one_is_an_error_of_the_settings(tmp_path, name):
     (tmp_path / "file").write_text("text")
-    with pytest.raises(config.ConfigError, match=rf"--workdir=\S+{name} cannot be written to \(\S+: {reason}\)"):
+    with pytest.raises(config.ConfigError, match=rf"--workdir=\S+{name}: \S+file is a file; give a folder"):
         train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path / name}"])
     assert (tmp_path / "file").read_text() == "text"
 
