@@ -86,8 +86,6 @@ def documents(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
 def rows_folder(corpus: config.Corpus) -> pathlib.Path:
     """The folder of `corpus.rows_dir` on this machine, there or not. Raises ConfigError when it cannot be a folder."""
     folder = storage.here(corpus.rows_dir)
-    if "\0" in str(folder):
-        raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir!r} is no name of a folder; name another")
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; name another folder")
