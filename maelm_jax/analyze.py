@@ -105,9 +105,12 @@ def heldout_of(run: Run, tokens: int) -> np.ndarray:
     Raises ConfigError when they are too few for the width.
     """
     from maelm_jax.data import batches, rows, sources
+    from maelm_jax.training import row_record
 
-    stores = rows.prepare(run.experiment.corpus, run.vocabulary)
-    heldout, rates = {name: store["heldout"] for name, store in stores.items()}, sources.rates(run.experiment.corpus)
+    corpus = run.experiment.corpus
+    data = row_record.open_recorded(run.workdir, corpus, run.vocabulary)
+    stores = data.stores if data else rows.prepare(corpus, run.vocabulary)
+    heldout, rates = {name: store["heldout"] for name, store in stores.items()}, data.rates if data else sources.rates(corpus)
     found = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
     found = first_rows(found, run.vocabulary.pad, tokens)
     count, least = int((found != run.vocabulary.pad).sum()), ranks.LEAST_PER_DIMENSION * run.experiment.model.width

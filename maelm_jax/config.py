@@ -86,7 +86,9 @@ class Corpus(Settings):
 class Masking(Settings):
     """Which positions are predicted, and what the encoder sees of them (paper, sections 3, 4.3)."""
 
-    rate: float = setting(0.15, "Share of a row's tokens that is selected.", gt=0, lt=1)
+    rate: float = setting(
+        0.15, "Selected share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
+        gt=0, lt=1)
     unit: typing.Literal["token", "word", "span"] = setting(
         "token", "What is selected as a whole. A span is 4.5 tokens long on average.")
     encoder_mask_fraction: Share = setting(

@@ -26,12 +26,15 @@ def main(argv: list[str]) -> int:
     began = time.perf_counter()
     flags = cli.parser(__doc__)
     flags.add_argument("--dry_run", action="store_true", help="print parameters, FLOPs, memory and mesh, then stop; reads no data")
+    flags.add_argument(
+        "--accept_new_data", action="store_true", help="go on with other rows than the run began with, and record that (rows.json)"
+    )
     cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     if storage.in_bucket(args.workdir):
-        storage.fetch_files(args.workdir, ("config.gin", "environment.txt", "changes.txt"))
+        storage.fetch_files(args.workdir, ("config.gin", "environment.txt", "changes.txt", "rows.json"))
     experiment, source = starting_point(experiment, args.workdir)
     cli.check_workdir(args.workdir, experiment)
 
@@ -52,7 +55,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     from maelm_jax import pretrained
     from maelm_jax.analysis import watch
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, resume, run_record, sharding, step
+    from maelm_jax.training import checkpoint, distributed, loop, metrics, optimizer, resume, row_record, run_record, sharding, step
 
     distributed.same_start(experiment, args.workdir)
     before = resume.read(args.workdir)
@@ -63,7 +66,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         return 0
 
     # Text becomes rows of ids once; from then on neither TensorFlow nor seqio is needed.
-    from maelm_jax.data import batches, rows, sources
+    from maelm_jax.data import batches, rows
     from maelm_jax.data import vocabulary as vocabularies
 
     if not storage.in_bucket(args.workdir):
@@ -73,13 +76,8 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         vocabulary = vocabularies.load(own) if vocabularies.files_in(own) else rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if source:
         source.check_vocabulary(vocabulary)
-    in_bucket = storage.in_bucket(experiment.corpus.rows_dir)
-    if not in_bucket and not distributed.everywhere(rows.prepared(experiment.corpus, vocabulary)):  # copies on each host will do
-        distributed.same_folder(experiment.corpus.rows_dir, "row store")
-    stores = rows.prepare(experiment.corpus, vocabulary, jax.process_index(), jax.process_count())
-    distributed.same(
-        "row store", {f"{source} ({split})": str(store.statistics) for source, splits in stores.items() for split, store in splits.items()}
-    )
+    data = row_record.choose_rows(args.workdir, experiment.corpus, vocabulary, args.accept_new_data)
+    stores, rates = data.stores, data.rates
 
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
@@ -87,13 +85,13 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
     loss_fn = step.pretraining_loss(experiment, graph, special)
     seed = experiment.run.seed
 
-    rates = sources.rates(experiment.corpus)
     nats = unigram_nats(stores, rates, vocabulary.size, special)
 
     places = sharding.local_places(experiment.run.batch_size, mesh)
     train = batches.Batches({name: store["train"] for name, store in stores.items()}, rates, experiment.run.batch_size, seed, places)
     heldout = batches.heldout({name: store["heldout"] for name, store in stores.items()}, rates, experiment.run.eval_rows)
     eval_size = experiment.run.batch_size // experiment.run.accumulate
+    print(mask_rate(experiment.masking, *count_tokens(heldout, special), "in the held-out rows"))
     ranks = watch.Watch(experiment, vocabulary.size, special, heldout, mesh)
     padding = np.full((-len(heldout) % eval_size, heldout.shape[1]), special.pad, heldout.dtype)  # rows of padding have nothing to predict
     heldout = np.concatenate([heldout, padding]).reshape(-1, eval_size, heldout.shape[1])
@@ -136,6 +134,7 @@ def train(args: argparse.Namespace, experiment: config.Experiment, source, began
         if before:
             resume.record(args.workdir, resumed[0] if resumed else 0, resume.changes(before.experiment, experiment))
         run_record.write(storage.here(args.workdir), experiment, vocabulary)
+        row_record.write(args.workdir, data, resumed[0] if resumed else 0)
         storage.send(args.workdir)
 
     eval_step = step.make_eval_step(loss_fn, state, seed, mesh)
@@ -247,6 +246,19 @@ def unigram_cross_entropy(experiment: config.Experiment, nats: np.ndarray, heldo
     return total / max(count, 1.0)
 
 
+def count_tokens(rows: np.ndarray, special: config.SpecialIds) -> tuple[int, int]:
+    """(tokens, text tokens) of rows: the first without padding, the second without `<s>` and `</s>` as well."""
+    return int((rows != special.pad).sum()), int((~np.isin(rows, special.never_masked)).sum())
+
+
+def mask_rate(masking: config.Masking, tokens: int, text: int, where: str) -> str:
+    """The mask rate in words. It counts all tokens but selects among text tokens, so of those it is higher."""
+    if masking.mask_special_tokens:
+        return f"mask rate {masking.rate:g} of all tokens, <s> and </s> among them"
+    share = masking.rate * tokens / max(text, 1)
+    return f"mask rate {masking.rate:g} of all tokens = {share:.4f} of text tokens {where} (<s> and </s> count, but are not masked)"
+
+
 def dry_run(experiment: config.Experiment, mesh):
     """Prints the parameter table, FLOPs by term, memory by kind and the mesh; compiles the real step, allocates nothing."""
     import jax
@@ -268,6 +280,7 @@ def dry_run(experiment: config.Experiment, mesh):
         f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; {run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
+    print(mask_rate(experiment.masking, length, length - 2, f"at {length} tokens a segment of one line"))
     terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
     for name, value in terms.items():
         print(f"{name:<20}{value:>12.4g} FLOPs a step {value / sum(terms.values()):>8.1%}")

@@ -8,22 +8,26 @@ import collections
 import concurrent.futures
 import dataclasses
 import json
+import logging
 import multiprocessing
 import os
 import pathlib
 import threading
 import typing
+import zipfile
+import zlib
 
 import numpy as np
 import tqdm
 
-from maelm_jax import storage
-from maelm_jax.data import packing, sources
+from maelm_jax import config, storage
+from maelm_jax.data import json_files, packing, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 SPLITS = ("train", "heldout")
 BLOCK_CHARACTERS = 4_000_000  # of text in a block
 COUNTS = ("documents", "bytes", "rows", "segments", "tokens")
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +53,75 @@ def mark_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 def missing(folder: pathlib.Path, shard: int) -> bool:
     """Whether a block of the shard, or the count of its blocks, is still to be written."""
-    mark = mark_path(folder, shard)
-    return not mark.is_file() or not all(block_path(folder, shard, block).is_file() for block in range(json.loads(mark.read_text())["blocks"]))
+    if not mark_path(folder, shard).is_file():
+        return True
+    return not all(block_path(folder, shard, block).is_file() for block in range(_count(folder, shard)))
 
 
 def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
     """The files of all blocks, in the order of their text; all shards must be done."""
-    counts = [json.loads(mark_path(folder, shard).read_text())["blocks"] for shard in range(shards)]
+    counts = [_count(folder, shard) for shard in range(shards)]
     return [block_path(folder, shard, block) for shard, count in enumerate(counts) for block in range(count)]
+
+
+def _count(folder: pathlib.Path, shard: int) -> int:
+    """The number of blocks that the shard's mark says."""
+    path = mark_path(folder, shard)
+    return json_files.read(path, _is_mark, f"remove {path} and start prepare again")["blocks"]
+
+
+def _is_mark(value: typing.Any) -> bool:
+    return isinstance(value, dict) and type(value.get("blocks")) is int and value["blocks"] >= 0
+
+
+def read_counts(file: pathlib.Path) -> dict[str, dict[str, int]]:
+    """The counts of a block, {split: {name: number}}. Raises ConfigError when the file is damaged."""
+    remedy = f"remove {file} and start prepare again"
+    counts = json_files.parse(str(_read(file, "counts")), str(file), remedy)
+    if not isinstance(counts, dict) or not all(_is_split_counts(counts.get(split)) for split in SPLITS):
+        raise config.ConfigError(f"{file}: damaged (its counts are not there); {remedy}")
+    return counts
+
+
+def _is_split_counts(value: typing.Any) -> bool:
+    return isinstance(value, dict) and all(type(value.get(name)) is int for name in COUNTS)
+
+
+def read_rows(file: pathlib.Path, split: str) -> np.ndarray:
+    """The rows of one split of a block, [n, length]. Raises ConfigError when the file is damaged."""
+    return _read(file, split)
+
+
+def _read(file: pathlib.Path, name: str) -> np.ndarray:
+    try:
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as block:
+            return block[name]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        reason = " ".join(str(error).split())[:200]
+        message = f"{file}: damaged ({reason}); remove it and start prepare again"
+        raise config.ConfigError(message) from error
+
+
+def remove_damaged(folder: pathlib.Path, shard: int):
+    """Removes the marks and blocks of a shard that an earlier start left damaged, so that they are made again."""
+    for path in sorted(folder.glob(f"{shard:06d}.json")):
+        try:
+            _count(folder, shard)
+        except config.ConfigError as error:
+            _discard(path, error)
+    for path in sorted(folder.glob(f"{shard:06d}-*.npz")):
+        try:
+            counts = read_counts(path)
+            for split in SPLITS:
+                if len(read_rows(path, split)) != counts[split]["rows"]:
+                    raise config.ConfigError(f"{path}: damaged (its rows are not as many as it says)")
+        except config.ConfigError as error:
+            _discard(path, error)
+
+
+def _discard(path: pathlib.Path, error: config.ConfigError):
+    log.warning("%s is made again: %s", path.name, str(error).partition(";")[0])
+    path.unlink(missing_ok=True)
 
 
 def write(folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabularies.Vocabulary, length: int, host: int = 0, hosts: int = 1):
@@ -65,6 +130,8 @@ def write(folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabul
     by_shard = len(shards) >= hosts  # else hosts read the same shards and take turns at their blocks
     owned = (0, 1) if by_shard else (host, hosts)
     jobs = [Job(folder, shard, number, length, owned) for number, shard in enumerate(shards) if not by_shard or number % hosts == host]
+    for job in jobs:
+        remove_damaged(folder, job.number)
     jobs = [job for job in jobs if missing(folder, job.number)]
     if not jobs:
         return

@@ -48,14 +48,20 @@ class Packer:
             self._break()
         if len(ids) > self._room():
             if len(ids) + 2 > self.length:  # longer than a row: cut at a token
-                while len(ids) > (room := self._room()):
-                    if room > 0:
-                        self._append(ids[:room])
-                        ids = ids[room:]
-                    self._break()
+                ids = self._fill_rows(ids)
             else:
                 self._break()
         self._append(ids)
+
+    def _fill_rows(self, ids: list[int]) -> list[int]:
+        """Adds the ids to rows until the rest, which is returned, fits into the present row."""
+        start = 0
+        while len(ids) - start > (room := self._room()):
+            if room > 0:
+                self._append(ids[start : start + room])
+                start += room
+            self._break()
+        return ids[start:]
 
     def _room(self) -> int:
         """Ids of a sentence that the row can take, `<s>` and the closing `</s>` accounted for."""

@@ -1,74 +1,64 @@
 """Fixed-length rows of ids on disk: prepared once per (source, vocabulary, length), then read at random.
 
-A store is a folder `<source>-<request>-<content>` under `rows_dir`: one zarr3 array per split, and `store.json`, written last, without which it is
-not whole. `request` is a hash of what was asked for, `content` one of the text; where the text itself is not at hand (a GPU node that got the rows
-copied over), the store of the same request is taken. How rows are made of text is told in packing.py, how the work is shared in blocks.py.
+A store (store.py) is a folder `<source>-<request>-<content>` under `rows_dir`. `request` is a hash of
+what was asked for, `content` one of the text. Where the text itself is not at hand (a GPU node that
+got the rows copied over), the store of the same request is taken. `text.json` in the folder says what
+the text was made of. packing.py makes rows of text, blocks.py shares the work.
 """
 
 import hashlib
 import json
 import logging
-import os
 import pathlib
 import re
 import shutil
 import time
 import typing
 
-import numpy as np
-import tensorstore
-
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, packing, sources
+from maelm_jax.data import blocks, json_files, packing, sources, store
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.store import VERSION
+from maelm_jax.data.store import Rows as Rows
 
-VERSION = 1  # of what is written: part of every key
-CHUNK_ROWS = 16  # the least that is read from disk at a time
+TEXT_FILE = "text.json"  # of a store and of a vocabulary: source -> {part of its text: version or hash}
 SHARD_ROWS = 4096  # rows in one file of the store
 POLL_SECONDS = 2.0  # between looks at what other hosts have done
 SILENCE_SECONDS = 1800  # after which a host that waits for the others gives up; a block takes seconds, joining a large store minutes
 log = logging.getLogger(__name__)
 
 
-class Rows:
-    """Rows of one split: `len(rows)`, `length` (ids in a row), `statistics` (see `_statistics`), `rows[numbers]`."""
-
-    def __init__(self, array: tensorstore.TensorStore, statistics: dict[str, float]):
-        self.array = array
-        self.statistics = statistics
-        self.length: int = array.shape[1]
-
-    @classmethod
-    def open(cls, path: str | os.PathLike, split: str = "train") -> "Rows":
-        """Opens a split ("train" or "heldout") of the store in the folder `path`. Raises ConfigError when there is no whole store."""
-        manifest = pathlib.Path(path) / "store.json"
-        if not manifest.is_file():
-            raise config.ConfigError(f"{path}: no whole store of rows here (no store.json); run python -m maelm_jax.prepare")
-        statistics = json.loads(manifest.read_text())["splits"][split]
-        return cls(tensorstore.open(_spec(pathlib.Path(path) / split), read=True, open=True).result(), statistics)
-
-    def __len__(self) -> int:
-        return self.array.shape[0]
-
-    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
-        """The rows of these numbers (int [n], any order, repeats allowed), int32 [n, length]."""
-        numbers = np.asarray(numbers, np.int64)
-        if numbers.size == 0:
-            return np.zeros((0, self.length), np.int32)
-        return self.array.oindex[numbers].read().result().astype(np.int32)
-
-
-def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: int = 0, hosts: int = 1) -> dict[str, dict[str, Rows]]:
-    """The rows of each source of the corpus, {source: {"train": Rows, "heldout": Rows}}; made first where they are not there yet.
+def prepare(
+    corpus: config.Corpus,
+    vocabulary: vocabularies.Vocabulary,
+    host: int = 0,
+    hosts: int = 1,
+    any_text: bool = False,
+) -> dict[str, dict[str, Rows]]:
+    """The rows of each source of the corpus, made first where they are not there yet.
 
     Of several hosts with one `rows_dir`, each tokenises its share; host 0 joins the shares, the others wait for it. Rows come out the same whatever
-    the number of hosts and processes. Raises ConfigError for a source that cannot be read, or that has too little text for one row.
+    the number of hosts and processes.
+
+    Args:
+        corpus: The sources, and where rows are kept.
+        vocabulary: What turns text into ids.
+        host: The number of this host, from 0.
+        hosts: How many hosts share the work.
+        any_text: Whether rows of a former state of the text will do (`folders`).
+
+    Returns:
+        {source: {"train": Rows, "heldout": Rows}}
+
+    Raises:
+        ConfigError: A source cannot be read or has too little text for one row, or `rows_dir` cannot be used.
     """
     result = {}
-    for source, path in _stores(corpus, vocabulary).items():
-        if not (path / "store.json").is_file():
-            _make(path, source, corpus, vocabulary, host, hosts)
-        result[source] = {split: Rows.open(path, split) for split in blocks.SPLITS}
+    for source, path in folders(corpus, vocabulary, any_text).items():
+        if not (path / store.MANIFEST).is_file():
+            with sources.writing(corpus):
+                _make(path, source, corpus, vocabulary, host, hosts)
+        result[source] = store.open_splits(path)
         if not len(result[source]["train"]):
             raise config.ConfigError(f"{source}: no text left to train on; the source is too short, or Corpus.heldout_fraction too large")
     return result
@@ -76,16 +66,58 @@ def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: in
 
 def prepared(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> bool:
     """Whether the rows of every source are there already."""
-    return all((path / "store.json").is_file() for path in _stores(corpus, vocabulary).values())
+    return all((path / store.MANIFEST).is_file() for path in folders(corpus, vocabulary).values())
 
 
-def _stores(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> dict[str, pathlib.Path]:
-    """The folder of each source's rows, there or not."""
+def folders(
+    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False
+) -> dict[str, pathlib.Path]:
+    """The folder of each source's rows, there or not.
+
+    With `any_text`, where the present text has no rows yet: the newest rows of a former state of it.
+    """
     result = {}
     for source in sources.rates(corpus):
-        request = json.dumps([VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction])
-        result[source] = _find(corpus, _slug(source), request, [source], "store.json")
+        result[source] = _find(corpus, prefix(source, corpus, vocabulary), [source], store.MANIFEST, any_text)
     return result
+
+
+def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
+    """How the names of a source's stores begin: the same for every state of its text."""
+    request = [VERSION, source, corpus.json_field, vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction]
+    return _prefix(_slug(source), request)
+
+
+def _prefix(slug: str, request: list) -> str:
+    return f"{slug}-{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]}"
+
+
+def is_of_present_text(folder: pathlib.Path, source: str, corpus: config.Corpus) -> bool:
+    """Whether a store is of the text that the source has now. Raises Unavailable when that is not on this machine."""
+    return folder.name.endswith(f"-{_content([source], corpus)}")
+
+
+def _content(names: typing.Iterable[str], corpus: config.Corpus, partial: bool = False) -> str:
+    """How the names of stores of the present text end."""
+    content = "".join(sources.identity(name, corpus, partial) for name in names)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def text_of(folder: pathlib.Path) -> dict[str, dict[str, str]]:
+    """What the text of a store or a vocabulary was made of, {source: {part: version or hash}}; {} where that was not kept."""
+    path = folder / TEXT_FILE
+    if not path.is_file():
+        return {}
+    return json_files.read(path, _is_text, f"remove {path}: nothing but messages depends on it")
+
+
+def _is_text(value: typing.Any) -> bool:
+    return isinstance(value, dict) and all(map(json_files.is_text_map, value.values()))
+
+
+def _keep_text(path: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus):
+    path.mkdir(parents=True, exist_ok=True)
+    storage.write(path / TEXT_FILE, json.dumps({name: sources.parts(name, corpus) for name in names}, indent=1))
 
 
 def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
@@ -93,17 +125,25 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     if settings.file:
         return vocabularies.load(settings.file)
     rates = sources.rates(corpus)
-    request = json.dumps([VERSION, vocabularies.describe(settings), sorted(rates.items()), corpus.json_field, corpus.heldout_fraction])
+    request = [VERSION, vocabularies.describe(settings), sorted(rates.items()), corpus.json_field, corpus.heldout_fraction]
     name = vocabularies.SentencePieceVocabulary.FILE
-    path = _find(corpus, "vocabulary", request, list(rates), name)
+    path = _find(corpus, _prefix("vocabulary", request), list(rates), name)
     if not (path / name).is_file():
         _not_in_bucket(corpus, "vocabulary")
-        started = time.monotonic()
-        sampled = (vocabularies.sample(_training_text(source, corpus), settings.sample_megabytes * rate) for source, rate in rates.items())
-        trained = vocabularies.train((text for texts in sampled for text in texts), settings)
-        trained.save(path)
-        log.info("vocabulary of %d ids trained in %.0f s, kept in %s", trained.size, time.monotonic() - started, path)
+        with sources.writing(corpus):
+            _train_vocabulary(path, settings, corpus, rates)
     return vocabularies.load(path)
+
+
+def _train_vocabulary(path: pathlib.Path, settings: config.Vocabulary, corpus: config.Corpus, rates: dict[str, float]):
+    started = time.monotonic()
+    path.mkdir(parents=True, exist_ok=True)  # fails here, not after minutes of training
+    _say_what_changed(path, rates, corpus, vocabularies.SentencePieceVocabulary.FILE)
+    sampled = (vocabularies.sample(_training_text(source, corpus), settings.sample_megabytes * rate) for source, rate in rates.items())
+    trained = vocabularies.train((text for texts in sampled for text in texts), settings)
+    _keep_text(path, rates, corpus)
+    trained.save(path)
+    log.info("vocabulary of %d ids trained in %.0f s, kept in %s", trained.size, time.monotonic() - started, path)
 
 
 def _training_text(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
@@ -114,22 +154,47 @@ def _slug(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
 
 
-def _find(corpus: config.Corpus, slug: str, request: str, names: list[str], manifest: str) -> pathlib.Path:
-    """The folder of what was asked for. Where a source is not (wholly) on this machine: the newest whole folder of the same request, if any."""
-    prefix = f"{slug}-{hashlib.sha256(request.encode()).hexdigest()[:12]}"
-    folder = storage.here(corpus.rows_dir)
+def _find(
+    corpus: config.Corpus, prefix: str, names: list[str], manifest: str, any_text: bool = False
+) -> pathlib.Path:
+    """The folder of what was asked for, there or not.
+
+    Where a source is not (wholly) on this machine, or with `any_text`: the newest whole folder of the same request, if any.
+    """
+    folder = sources.rows_folder(corpus)
     if storage.in_bucket(corpus.rows_dir):  # rows are read at random, which a bucket is slow at: the whole store is copied, once
         storage.fetch_folders(corpus.rows_dir, f"{prefix}-*", manifest)
+    whole = [path.parent for path in folder.glob(f"{prefix}-*/{manifest}")]
+    newest = max(whole, key=lambda path: (path / manifest).stat().st_mtime, default=None)
     try:
-        content = "".join(sources.identity(name, corpus) for name in names)
+        content = _content(names, corpus)
     except sources.Unavailable as error:
-        whole = [path.parent for path in folder.glob(f"{prefix}-*/{manifest}")]
-        if whole:
-            newest = max(whole, key=lambda path: (path / manifest).stat().st_mtime)
+        if newest is not None:
             log.warning("%s; taking what was prepared before: %s", error, newest)
             return newest
-        content = "".join(sources.identity(name, corpus, partial=True) for name in names)
-    return folder / f"{prefix}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        content = _content(names, corpus, partial=True)
+    path = folder / f"{prefix}-{content}"
+    if newest is None or not any_text or (path / manifest).is_file():
+        return path
+    log.warning("taking %s, although the text has changed since: %s", newest, changed_text(newest, names, corpus))
+    return newest
+
+
+def _say_what_changed(path: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus, manifest: str):
+    """Where the same was asked for before, of another state of the text: one line that says what differs."""
+    prefix = path.name.rpartition("-")[0]
+    former = [found.parent for found in path.parent.glob(f"{prefix}-*/{manifest}")]
+    if former:
+        newest = max(former, key=lambda folder: (folder / manifest).stat().st_mtime)
+        log.warning("making %s: the text has changed since %s: %s", path, newest.name, changed_text(newest, names, corpus))
+
+
+def changed_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus) -> str:
+    """In words, how the present text of the sources differs from the text that `folder` was made of."""
+    then = text_of(folder)
+    if not then:
+        return "what its text was made of is not known"
+    return sources.differences(then, {name: sources.parts(name, corpus) for name in names})
 
 
 def _not_in_bucket(corpus: config.Corpus, what: str):
@@ -139,80 +204,31 @@ def _not_in_bucket(corpus: config.Corpus, what: str):
 
 def _make(path: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: int, hosts: int):
     _not_in_bucket(corpus, f"whole store of the rows of {source}")
+    _say_what_changed(path, [source], corpus, store.MANIFEST)
     started = time.monotonic()
     folder = path.with_name(path.name + ".parts")
     shards = sources.shards(source, corpus)
     try:
         blocks.write(folder, shards, vocabulary, corpus.sequence_length, host, hosts)
     except FileNotFoundError:  # host 0 had every block, joined them and cleared the folder while this host was still counting
-        if not (path / "store.json").is_file():
+        if not (path / store.MANIFEST).is_file():
             raise
     seen, since = None, time.monotonic()
-    while not (path / "store.json").is_file():
+    while not (path / store.MANIFEST).is_file():
         if host == 0 and not any(blocks.missing(folder, number) for number in range(len(shards))):
-            _join(path, blocks.finished(folder, len(shards)), source, vocabulary, corpus.sequence_length)
+            _keep_text(path, [source], corpus)
+            files = blocks.finished(folder, len(shards))
+            dtype = blocks.dtype(vocabulary)
+            store.write(path, files, source, vocabulary.fingerprint, corpus.sequence_length, dtype, SHARD_ROWS)
             shutil.rmtree(folder, ignore_errors=True)
             break
         if seen is None:
             log.warning("%s: waiting for the other hosts' share of %s", source, folder)
-        if (files := len(list(folder.glob("*")))) != seen:
-            seen, since = files, time.monotonic()
-        elif time.monotonic() - since > SILENCE_SECONDS and not (path / "store.json").is_file():
+        if (written := len(list(folder.glob("*")))) != seen:
+            seen, since = written, time.monotonic()
+        elif time.monotonic() - since > SILENCE_SECONDS and not (path / store.MANIFEST).is_file():
             raise config.RunError(f"{folder}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; start prepare again where it ended")
         time.sleep(POLL_SECONDS)
-    total = json.loads((path / "store.json").read_text())["splits"]
+    total = json.loads((path / store.MANIFEST).read_text())["splits"]
     size = sum(total[split]["bytes"] for split in blocks.SPLITS) / 1e6
     log.info("%s: %.1f MB of text in %.0f s, kept in %s", source, size, time.monotonic() - started, path)
-
-
-def _join(path: pathlib.Path, files: list[pathlib.Path], source: str, vocabulary: vocabularies.Vocabulary, length: int):
-    """Blocks -> the arrays of the store, then its manifest."""
-    counts = []
-    for file in files:
-        with np.load(file) as block:
-            counts.append(json.loads(str(block["counts"])))
-    manifest: dict = {"version": VERSION, "source": source, "vocabulary": vocabulary.fingerprint, "length": length, "splits": {}}
-    for split in blocks.SPLITS:
-        total = {key: sum(count[split][key] for count in counts) for key in blocks.COUNTS}
-        spec = _spec(path / split) | {"metadata": _metadata(total["rows"], length, blocks.dtype(vocabulary))}
-        array = tensorstore.open(spec, create=True, delete_existing=True).result()
-        start, waiting = 0, [np.zeros((0, length), blocks.dtype(vocabulary))]
-        for file in files:
-            with np.load(file) as block:
-                waiting.append(block[split])
-            if sum(map(len, waiting)) >= SHARD_ROWS:  # files of the store are written whole, never read back and added to
-                rows = np.concatenate(waiting)
-                end = len(rows) - len(rows) % SHARD_ROWS
-                array[start : start + end].write(rows[:end]).result()
-                start, waiting = start + end, [rows[end:]]
-        rest = np.concatenate(waiting)
-        if len(rest):
-            array[start : start + len(rest)].write(rest).result()
-        manifest["splits"][split] = _statistics(total, length)
-    storage.write(path / "store.json", json.dumps(manifest, indent=1))
-
-
-def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
-    """The counts (documents, bytes of UTF-8 text, rows, segments, tokens: ids but padding), `mean_segment` in ids, `fill`: share of slots filled."""
-    segment = total["tokens"] / max(total["segments"], 1)
-    return total | {"mean_segment": round(segment, 2), "fill": round(total["tokens"] / max(total["rows"] * length, 1), 5)}
-
-
-def _spec(path: pathlib.Path) -> dict:
-    return {
-        "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": f"{path.absolute()}/"},
-        "context": {"cache_pool": {"total_bytes_limit": 256_000_000}},
-        "recheck_cached_data": "open",
-        "recheck_cached_metadata": "open",
-    }
-
-
-def _metadata(rows: int, length: int, dtype: np.dtype) -> dict:
-    inner = {"chunk_shape": [CHUNK_ROWS, length], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}
-    return {
-        "shape": [rows, length],
-        "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [SHARD_ROWS, length]}},
-        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
-    }

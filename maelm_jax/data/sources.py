@@ -4,22 +4,30 @@ A document is a string whose lines are its paragraphs, without empty lines. A so
 order. Local text needs neither TensorFlow nor seqio: those are imported for tfds: and seqio: sources alone, through tasks.py.
 """
 
+import contextlib
 import dataclasses
+import errno
 import glob
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import os
 import pathlib
+import re
 import typing
 import zlib
 
 from maelm_jax import config, storage
+from maelm_jax.data import json_files
 
 SUFFIXES = (".txt", ".jsonl")
 PACKINGS = ("", ".gz", ".xz")
 WITHOUT = "configs/tiny.gin needs no download"
+DIFFERENCES_SHOWN = 5
+HASH = re.compile("[0-9a-f]{64}")
+log = logging.getLogger(__name__)
 
 
 class Unavailable(config.ConfigError):
@@ -75,6 +83,38 @@ def documents(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
         yield from shard.documents()
 
 
+def rows_folder(corpus: config.Corpus) -> pathlib.Path:
+    """The folder of `corpus.rows_dir` on this machine, there or not. Raises ConfigError when it cannot be a folder."""
+    folder = storage.here(corpus.rows_dir)
+    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; name another folder")
+    return folder
+
+
+@contextlib.contextmanager
+def writing(corpus: config.Corpus) -> typing.Iterator[None]:
+    """Turns what the system refuses to write under `corpus.rows_dir` into ConfigError. A full disk is not the setting's fault."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise
+        reason = f"{error.strerror or error}: {error.filename or corpus.rows_dir}"
+        raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be written to ({reason}); name another folder") from error
+
+
+def _remember(path: pathlib.Path, value: typing.Any):
+    """Keeps under `rows_dir` what saves work later. Where that cannot be written (rows on a read-only disk), goes on without."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(value, indent=0)
+        if not path.is_file() or path.read_text() != content:
+            storage.write(path, content)
+    except OSError as error:
+        log.info("%s is not kept: %s", path, error.strerror or error)
+
+
 def rates(corpus: config.Corpus) -> dict[str, float]:
     """Source -> share of the rows, summing to 1, with each seqio Mixture replaced by its Tasks at their rates.
 
@@ -82,24 +122,33 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
     """
     result: dict[str, float] = {}
     for source, rate in corpus.rates.items():
-        parts = {source: 1.0}
-        if source.startswith("seqio:"):
-            record = storage.here(corpus.rows_dir) / f"mixture-{hashlib.sha256(source.encode()).hexdigest()[:12]}.json"
-            try:
-                from maelm_jax.data import tasks
-
-                parts = tasks.members(source, corpus)
-                record.parent.mkdir(parents=True, exist_ok=True)
-                storage.write(record, json.dumps(parts))
-            except Unavailable:
-                if storage.in_bucket(corpus.rows_dir):
-                    storage.fetch_files(corpus.rows_dir, (record.name,))
-                if not record.is_file():
-                    raise
-                parts = json.loads(record.read_text())
+        parts = _mixture(source, corpus) if source.startswith("seqio:") else {source: 1.0}
         for part, share in parts.items():
             result[part] = result.get(part, 0.0) + rate * share
     return result
+
+
+def _mixture(source: str, corpus: config.Corpus) -> dict[str, float]:
+    """The Tasks of a seqio Mixture and their rates: of seqio, or as they were kept."""
+    record = rows_folder(corpus) / f"mixture-{hashlib.sha256(_bytes(source)).hexdigest()[:12]}.json"
+    try:
+        from maelm_jax.data import tasks
+
+        members = tasks.members(source, corpus)
+    except Unavailable:
+        if storage.in_bucket(corpus.rows_dir):
+            storage.fetch_files(corpus.rows_dir, (record.name,))
+        if not record.is_file():
+            raise
+        return json_files.read(record, _is_rates, f"remove {record}; prepare writes it again where seqio is installed")
+    _remember(record, members)
+    return members
+
+
+def _is_rates(value: typing.Any) -> bool:
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(type(rate) in (int, float) and 0 < rate <= 1 for rate in value.values())
 
 
 def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
@@ -110,27 +159,75 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
     if source.startswith(("tfds:", "seqio:")):
         from maelm_jax.data import tasks
 
-        parts = [tasks.identity(source, corpus)]
+        content = [tasks.identity(source, corpus)]
     elif source == "installed_docs":
         from maelm_jax.data import installed_docs
 
-        parts = [installed_docs.identity(partial)]
+        content = [installed_docs.identity(partial)]
     else:
-        parts = [corpus.json_field if any(".jsonl" in path for path in _files(source)) else ""]
-        known = storage.here(corpus.rows_dir) / "file_hashes.json"
-        hashes = json.loads(known.read_text()) if known.is_file() else {}
-        before = len(hashes)
-        for path in _files(source):
+        field = corpus.json_field if any(".jsonl" in path for path in _files(source)) else ""
+        content = [field, *(f"{os.path.basename(path)} {digest}" for path, digest in _file_hashes(source, corpus).items())]
+    return hashlib.sha256(_bytes("\n".join(content))).hexdigest()
+
+
+def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
+    """What the text of a source is made of: {distribution: version}, {file: hash}, or a dataset's version and size."""
+    if source.startswith(("tfds:", "seqio:")):
+        from maelm_jax.data import tasks
+
+        return {source: tasks.identity(source, corpus)}
+    if source == "installed_docs":
+        from maelm_jax.data import installed_docs
+
+        return installed_docs.versions()
+    return {path: digest[:12] for path, digest in _file_hashes(source, corpus).items()}
+
+
+def differences(then: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> str:
+    """In words, what differs between two states of the text of several sources (source -> `parts`)."""
+    found = []
+    for source in sorted({*then, *now}):
+        before, after = then.get(source, {}), now.get(source, {})
+        for part in sorted({*before, *after}):
+            if before.get(part) != after.get(part):
+                found.append(f"{part} {before.get(part, 'absent')} -> {after.get(part, 'absent')}")
+    more = f" and {len(found) - DIFFERENCES_SHOWN} more" if len(found) > DIFFERENCES_SHOWN else ""
+    return (", ".join(found[:DIFFERENCES_SHOWN]) or "nothing that is recorded") + more
+
+
+def _file_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
+    """The SHA-256 of each file of a source. They are kept under `rows_dir`: an unchanged file is not read again at each start."""
+    known = rows_folder(corpus) / "file_hashes.json"
+    hashes = {}
+    if known.is_file():
+        hashes = json_files.read(known, _is_hashes, f"remove {known}; it is made again")
+    before, result = len(hashes), {}
+    for path in _files(source):
+        try:
             stat = os.stat(path)
-            key = f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns}"  # an unchanged file is not read again at each start
+            key = f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns}"
             if key not in hashes:
                 with open(path, "rb") as file:
                     hashes[key] = hashlib.file_digest(file, "sha256").hexdigest()
-            parts.append(f"{os.path.basename(path)} {hashes[key]}")
-        if len(hashes) > before:
-            known.parent.mkdir(parents=True, exist_ok=True)
-            storage.write(known, json.dumps(hashes, indent=0))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        result[path] = hashes[key]
+    if len(hashes) > before:
+        _remember(known, hashes)
+    return result
+
+
+def _is_hashes(value: typing.Any) -> bool:
+    return json_files.is_text_map(value) and all(map(HASH.fullmatch, value.values()))
+
+
+def _unreadable(path: str, error: OSError) -> config.ConfigError:
+    return config.ConfigError(f"{path}: cannot be read ({error.strerror or error}); check its permissions or leave it out")
+
+
+def _bytes(text: str) -> bytes:
+    """UTF-8; names of files that are not UTF-8 come out as they are."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _files(source: str) -> list[str]:
@@ -157,7 +254,7 @@ def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
         kind = "gzip" if path.endswith(".gz") else "xz"
         raise config.ConfigError(f"{path}: corrupt {kind} data after {offset} bytes of text ({error}); fetch or pack the file again") from error
     except OSError as error:
-        raise config.ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise _unreadable(path, error) from error
     if offset == 0:
         raise config.ConfigError(f"{path}: the file is empty; remove it or leave it out of the glob")
 
@@ -188,11 +285,12 @@ def _json_records(path: str, field: str) -> typing.Iterator[str]:
         text = decode(line, path, offset)
         if not text.strip():
             continue
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise config.ConfigError(f"{path}:{number}: not JSON ({error}); a .jsonl file holds one record a line") from error
+        record = json_files.parse(text, f"{path}:{number}", "a .jsonl file holds one record a line")
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            fields = _printable(", ".join(record))[:200] if isinstance(record, dict) else type(record).__name__
             raise config.ConfigError(f"{path}:{number}: no text field {field!r} in the record ({fields}); set Corpus.json_field")
         yield record[field].encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is JSON, but no text
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

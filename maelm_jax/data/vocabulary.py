@@ -22,6 +22,9 @@ from maelm_jax import config, storage
 
 NAMES = {"bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"), "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]")}
 ASCII = "".join(chr(code) for code in range(33, 127))  # always among the pieces, however rare in the corpus
+SENTENCE_CHARACTERS = 1 << 14  # at most 64 KiB of UTF-8, which is what the SentencePiece trainer takes
+MOST_IDS = 1 << 22  # of a vocabulary; the largest in use have about a million
+TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"  # what a vocabulary must be able to encode: known and unknown characters
 SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?=\s)")
 
 
@@ -29,11 +32,25 @@ def sentences(line: str) -> list[str]:
     """Cuts a line after each `.`, `!` or `?` (and the quotes and brackets that close it) before white space, which begins the next sentence.
 
     Joined, the sentences are the line. An abbreviation ends a "sentence" too: the cuts only decide where a row may break.
+    A sentence of more than SENTENCE_CHARACTERS is cut before its last space within that length, or at
+    that length: the time that tokenisers take for a word grows faster than the word.
     """
     ends = [match.end() for match in SENTENCE_END.finditer(line)]
-    if not ends:
-        return [line]
-    return [line[start:end] for start, end in zip([0, *ends], [*ends, len(line)], strict=True) if start < end]
+    bounds = zip([0, *ends], [*ends, len(line)], strict=True)
+    parts = [line[start:end] for start, end in bounds if start < end] or [line]
+    if len(line) <= SENTENCE_CHARACTERS:
+        return parts
+    return [piece for part in parts for piece in _bounded(part)]
+
+
+def _bounded(sentence: str) -> typing.Iterator[str]:
+    start = 0
+    while len(sentence) - start > SENTENCE_CHARACTERS:
+        space = sentence.rfind(" ", start + 1, start + SENTENCE_CHARACTERS)
+        end = space if space > 0 else start + SENTENCE_CHARACTERS
+        yield sentence[start:end]
+        start = end
+    yield sentence[start:]
 
 
 class Vocabulary(abc.ABC):
@@ -150,6 +167,8 @@ class TokenizerJsonVocabulary(Vocabulary):
         self.model.no_truncation()
         self.model.no_padding()
         self.size = max(self.model.get_vocab(with_added_tokens=True).values()) + 1
+        if self.size > MOST_IDS:
+            raise ValueError(f"it has a token of id {self.size - 1}; ids must be below {MOST_IDS}")
         for key, names in NAMES.items():
             found = [self.model.token_to_id(name) for name in names if self.model.token_to_id(name) is not None]
             if not found:
@@ -189,11 +208,28 @@ def load(path: str | os.PathLike) -> Vocabulary:
         raise config.ConfigError(f"Vocabulary.file: no file {path}; name a SentencePiece .model or a tokenizer.json, or set it to None to train one")
     kind = TokenizerJsonVocabulary if path.suffix == ".json" else SentencePieceVocabulary
     try:
-        return kind(path.read_bytes())
-    except config.ConfigError:
+        vocabulary = kind(path.read_bytes())
+        _try_out(vocabulary)
+        return vocabulary
+    except (config.ConfigError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:  # protobuf, sentencepiece and tokenizers each raise their own, tokenizers a bare Exception
-        raise config.ConfigError(f"Vocabulary.file: {path} cannot be read as {kind.FILE}: {' '.join(str(error).split())[:200]}") from error
+    except BaseException as error:  # protobuf and sentencepiece raise their own, tokenizers a bare Exception, its panics are a BaseException
+        reason = " ".join(str(error).split())[:200]
+        raise config.ConfigError(f"Vocabulary.file: {path} cannot be read as {kind.FILE}: {reason}; name another file") from error
+
+
+def _try_out(vocabulary: Vocabulary):
+    """Raises ValueError unless the vocabulary is consistent and encodes text."""
+    if len(vocabulary.special_ids) < len(NAMES):
+        raise ValueError("two of its special tokens have the same id")
+    ids, offsets = vocabulary.encode_with_offsets(TRIAL)
+    if ids != vocabulary.encode(TRIAL) or len(offsets) != len(ids):
+        raise ValueError("it encodes the same text differently each time")
+    if not all(0 <= index < vocabulary.size for index in ids):
+        raise ValueError("text gets ids that it does not have")
+    if set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}:
+        raise ValueError("text gets special ids")
+    vocabulary.decode(ids)
 
 
 def _continue_words(pieces: list[str]) -> tuple[bool, ...]:

@@ -14,7 +14,7 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.training import distributed, metrics, resume
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
-FILES = ("config.gin", "environment.txt", "metrics.jsonl", "loss_curve.png")
+FILES = ("config.gin", "environment.txt", "metrics.jsonl", "rows.json", "loss_curve.png")
 UNCHANGED = "packages as in the block above"
 
 

@@ -1,0 +1,267 @@
+"""What a run writes down of its data: `rows.json` in the workdir names the row stores that it trains on.
+
+A run goes on only with the rows that it began with. Where the source text has changed, the recorded
+stores are used as long as they are there; else the run is refused, unless new data is accepted.
+"""
+
+import json
+import logging
+import pathlib
+import typing
+
+import jax
+
+from maelm_jax import config, storage
+from maelm_jax.data import json_files, rows, sources, store
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.training import distributed
+
+FILE = "rows.json"
+log = logging.getLogger(__name__)
+
+
+class RunRows(typing.NamedTuple):
+    """The data of a run.
+
+    `stores` is {source: {"train": Rows, "heldout": Rows}}, `rates` {source: share of the rows}.
+    `record` is what `rows.json` is to say, `former` the entry that new data replaces.
+    """
+
+    stores: dict[str, dict[str, store.Rows]]
+    rates: dict[str, float]
+    record: dict
+    former: dict | None = None
+
+
+def choose_rows(
+    workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, accept_new_data: bool = False
+) -> RunRows:
+    """The rows that the run in `workdir` trains on: those it began with, or freshly prepared ones.
+
+    Every process of a run calls it, with the same arguments.
+
+    Args:
+        workdir: The run's folder, here or in a bucket.
+        corpus: The sources, and where rows are kept.
+        vocabulary: The run's vocabulary.
+        accept_new_data: Whether the run may go on with rows other than those recorded.
+
+    Raises:
+        ConfigError: The run began with other rows, which are not there any more. The text names what
+            differs. Also whatever `rows.prepare` raises.
+    """
+    recorded = read(workdir)
+    if recorded is None:  # a new run, or one begun before rows were recorded
+        begun = (storage.here(workdir) / "config.gin").is_file()
+        chosen = _prepare(corpus, vocabulary, any_text=begun)
+    else:
+        _check_vocabulary(workdir, recorded, vocabulary)
+        if accept_new_data:
+            chosen = _prepare(corpus, vocabulary)
+            if _differences(recorded, chosen.record):
+                chosen = chosen._replace(former=recorded)
+        else:
+            chosen = _rows_of_record(workdir, recorded, corpus, vocabulary)
+    described = {
+        source: json.dumps({key: value for key, value in entry.items() if key != "text"})  # a host may have rows only
+        for source, entry in chosen.record["sources"].items()
+    }
+    distributed.same("row store", described)
+    return chosen
+
+
+def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> RunRows | None:
+    """The recorded rows of a run; None where there is no record, a store is gone, or `corpus` asks for other rows."""
+    recorded = read(workdir)
+    if recorded is None or set(recorded["sources"]) != set(sources.rates(corpus)):
+        return None
+    prefixes = {source: rows.prefix(source, corpus, vocabulary) for source in recorded["sources"]}
+    if not all(entry["store"].startswith(prefixes[source]) for source, entry in recorded["sources"].items()):
+        return None
+    return _open_if_there(recorded, corpus)
+
+
+def write(workdir: str, chosen: RunRows, step: int):
+    """Records the rows of a run that stands at `step`. Process 0 writes, the others do nothing.
+
+    Rows that take the place of others are recorded as such: `replaced` lists each former entry and
+    the step after which it was not used any more.
+    """
+    if jax.process_index():
+        return
+    before = read(workdir) or {}
+    record = dict(chosen.record)
+    replaced = before.get("replaced", [])
+    if chosen.former is not None:
+        replaced = [*replaced, {"step": step, **_without_history(chosen.former)}]
+        words = "; ".join(_differences(chosen.former, chosen.record))
+        print(f"{workdir}: new data after step {step}, recorded in {FILE}: {words}")
+    if replaced:
+        record["replaced"] = replaced
+    if record != before:
+        storage.write(storage.here(workdir) / FILE, json.dumps(record, indent=1) + "\n")
+        storage.send(workdir)
+
+
+def read(workdir: str) -> dict | None:
+    """What `rows.json` says; None in a workdir that has none. Raises ConfigError when it is damaged."""
+    path = storage.here(workdir) / FILE
+    if not path.is_file():
+        return None
+    remedy = "put a copy of it there, or remove it and the run goes on with the rows that its settings give"
+    return json_files.read(path, _is_record, remedy)
+
+
+def _is_record(value: typing.Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("vocabulary"), str):
+        return False
+    if not isinstance(value.get("replaced", []), list) or type(value.get("length")) is not int:
+        return False
+    entries = value.get("sources")
+    return isinstance(entries, dict) and len(entries) > 0 and all(map(_is_entry, entries.values()))
+
+
+def _is_entry(value: typing.Any) -> bool:
+    if not isinstance(value, dict) or type(value.get("rate")) is not float or not value["rate"] > 0:
+        return False
+    name, counts = value.get("store"), value.get("rows")
+    if not isinstance(name, str) or not name or "/" in name or not isinstance(counts, dict):
+        return False
+    known = isinstance(value.get("fingerprint"), (str, type(None))) and json_files.is_text_map(value.get("text"))
+    return known and all(type(count) is int for count in counts.values())
+
+
+def _without_history(record: dict) -> dict:
+    return {key: value for key, value in record.items() if key != "replaced"}
+
+
+def _check_vocabulary(workdir: str, recorded: dict, vocabulary: vocabularies.Vocabulary):
+    if recorded["vocabulary"] != vocabulary.fingerprint:
+        raise config.ConfigError(
+            f"{workdir}/vocabulary: not the vocabulary that the run began with (sha256 "
+            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}); put that one back"
+        )
+
+
+def _prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False) -> RunRows:
+    """The rows that the settings give, made where they are not there yet."""
+    ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
+    if not distributed.everywhere(ready):  # copies on each host will do, but not to make rows in
+        with sources.writing(corpus):
+            distributed.same_folder(corpus.rows_dir, "row store")
+    stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
+    rates = sources.rates(corpus)
+    entries = {source: _entry(source, splits, rates[source], corpus) for source, splits in stores.items()}
+    length = corpus.sequence_length
+    return RunRows(stores, rates, {"vocabulary": vocabulary.fingerprint, "length": length, "sources": entries})
+
+
+def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: config.Corpus) -> dict:
+    folder = splits["train"].folder
+    return {
+        "store": folder.name,
+        "fingerprint": store.fingerprint(folder),
+        "rows": {split: len(found) for split, found in splits.items()},
+        "rate": rate,
+        "text": _text_of(folder, source, corpus),
+    }
+
+
+def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[str, str]:
+    """What the text of a store was made of; {} where that is not known."""
+    text = rows.text_of(folder).get(source, {})
+    try:
+        if not text and rows.is_of_present_text(folder, source, corpus):
+            return sources.parts(source, corpus)
+    except sources.Unavailable:
+        pass
+    return text
+
+
+def _rows_of_record(
+    workdir: str, recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
+) -> RunRows:
+    """The recorded stores; where they are not there, the same rows made again of the same text."""
+    found = _open_if_there(recorded, corpus)
+    if distributed.everywhere(found is not None):
+        for source, entry in recorded["sources"].items():
+            folder = found.stores[source]["train"].folder
+            if words := _changed_text(folder.name, source, entry, corpus):
+                log.warning("%s goes on with %s, although its text has changed: %s", workdir, folder, words)
+        return found
+    _refuse(workdir, _changes_since(recorded, corpus, vocabulary))
+    chosen = _prepare(corpus, vocabulary)
+    _refuse(workdir, _differences(recorded, chosen.record))
+    return chosen
+
+
+def _open_if_there(recorded: dict, corpus: config.Corpus) -> RunRows | None:
+    folder = sources.rows_folder(corpus)
+    stores, entries = {}, {}
+    for source, entry in recorded["sources"].items():
+        if storage.in_bucket(corpus.rows_dir):
+            storage.fetch_folders(corpus.rows_dir, entry["store"], store.MANIFEST)
+        path = folder / entry["store"]
+        if not (path / store.MANIFEST).is_file():
+            return None
+        stores[source] = store.open_splits(path)
+        entries[source] = _entry(source, stores[source], entry["rate"], corpus) | {"text": entry["text"]}
+    record = _without_history(recorded) | {"sources": entries}
+    if _differences(recorded, record):
+        return None
+    return RunRows(stores, {source: entry["rate"] for source, entry in entries.items()}, record)
+
+
+def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) -> str:
+    """In words, how the present text of a source differs from that of a run; "" where it does not, or is not here."""
+    try:
+        if rows.is_of_present_text(pathlib.Path(name), source, corpus):
+            return ""
+        return sources.differences({source: entry["text"]}, {source: sources.parts(source, corpus)})
+    except sources.Unavailable:
+        return ""
+
+
+def _changes_since(recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> list[str]:
+    """What keeps the recorded rows from being made again, in words; [] where nothing is known to."""
+    found = []
+    for source, folder in rows.folders(corpus, vocabulary).items():
+        entry = recorded["sources"].get(source)
+        if entry is None:
+            found.append(f"{source} is new")
+        elif folder.name != entry["store"]:
+            words = _changed_text(entry["store"], source, entry, corpus) or f"{entry['store']} -> {folder.name}"
+            found.append(f"the text of {source} has changed: {words}")
+    return found
+
+
+def _differences(recorded: dict, other: dict) -> list[str]:
+    """What of the rows differs between two records, in words. Checksums count where both have them."""
+    found = [f"{key} {recorded[key]} -> {other[key]}" for key in ("vocabulary", "length") if recorded[key] != other[key]]
+    before, after = recorded["sources"], other["sources"]
+    for source in sorted({*before, *after}):
+        if source not in before or source not in after:
+            found.append(f"{source} is {'new' if source in after else 'gone'}")
+            continue
+        keys = ["rows", "rate", "fingerprint"]
+        if None in (before[source]["fingerprint"], after[source]["fingerprint"]):
+            keys = ["rows", "rate", "store"]
+        for key in keys:
+            if before[source][key] != after[source][key]:
+                found.append(f"{key} of {source} {_brief(before[source][key])} -> {_brief(after[source][key])}")
+    return found
+
+
+def _brief(value: typing.Any) -> str:
+    return value[:12] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def _refuse(workdir: str, problems: list[str]):
+    """Raises ConfigError on every process if there is a problem on any."""
+    if distributed.everywhere(not problems):
+        return
+    said = "; ".join(problems) or "another process of this run sees other data"
+    raise config.ConfigError(
+        f"{workdir}: the rows that the run began with are not in Corpus.rows_dir any more ({said}); "
+        "put them back, or go on with the present text by --accept_new_data"
+    )
