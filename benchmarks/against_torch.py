@@ -51,7 +51,7 @@ def main(argv: list[str]):
     train_step = step.make_train_step(step.pretraining_loss(experiment, graph, special), updates, state, run.seed, run.accumulate, mesh)
     ids = np.random.default_rng(0).integers(4, size - 1, (run.batch_size, length)).astype(np.int32)
     ids[:, 0] = special.bos
-    batch = sharding.place(ids, mesh)
+    batch = sharding.shard_batch(ids, mesh)
 
     sizes = masking.budget(experiment.masking, length)
     draw = jax.jit(lambda key: masking.draw(jax.random.split(key, run.batch_size), ids, experiment.masking, sizes, special))
@@ -142,7 +142,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
     """Our model with our parameters as a torch Module: forward(inputs) is the mean loss. (A function, so that --help needs no torch.)"""
     import numpy as np
 
-    from maelm_jax.model import attention_bias
+    from maelm_jax.model.positions import MASKED_OUT, bucket_of_distance
 
     torch, functional = _torch()
     heads, rate, attention_rate = settings.heads, settings.dropout, settings.attention_dropout
@@ -162,7 +162,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
         def __init__(self):
             super().__init__()
             self.tree = self._register(weights, ())
-            self.register_buffer("bucket", torch.tensor(attention_bias.bucket_of_distance(settings)).long(), persistent=False)
+            self.register_buffer("bucket", torch.tensor(bucket_of_distance(settings)).long(), persistent=False)
 
         def _register(self, tree, path):
             result = {}
@@ -199,7 +199,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
 
         def bias(self, segments, positions, table):
             same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
-            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, attention_bias.MASKED_OUT)[:, None]
+            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, MASKED_OUT)[:, None]
             if table is None:
                 return bias
             distance = positions[:, None, :] - positions[:, :, None] + settings.max_positions - 1

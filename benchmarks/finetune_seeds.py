@@ -18,7 +18,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import gin_files  # noqa: E402
-from maelm_jax.finetuning import features, heads, start  # noqa: E402
+from maelm_jax.finetuning import encoder_source, features, heads  # noqa: E402
 from maelm_jax.training import optimizer, sharding, step  # noqa: E402
 
 
@@ -28,7 +28,7 @@ def main():
     for name, value in (("seeds", 5), ("batch_size", 32), ("length", 64), ("repetitions", 9)):
         flags.add_argument(f"--{name}", type=int, default=value)
     args = flags.parse_args()
-    begin = start.load(args.init_from)
+    begin = encoder_source.load(args.init_from)
     experiment = gin_files.load([begin.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
     mesh = sharding.make_mesh(experiment.mesh)
     graph, init = heads.create(experiment.model, begin.vocabulary.size, begin.vocabulary.pad, 3)

@@ -33,7 +33,7 @@ def main(argv: list[str]):
     times = []
     for number in range(args.batches + 2):
         start = time.perf_counter()
-        jax.block_until_ready(sharding.place(train.batch(number), mesh))
+        jax.block_until_ready(sharding.shard_batch(train.batch(number), mesh))
         times.append(time.perf_counter() - start)
     times = times[2:]
     size, length = experiment.run.batch_size, experiment.corpus.sequence_length

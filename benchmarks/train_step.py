@@ -39,7 +39,7 @@ def main(argv: list[str]):
     train_step = step.make_train_step(step.pretraining_loss(experiment, graph, special), updates, state, run.seed, run.accumulate, mesh)
     ids = np.random.default_rng(0).integers(4, size - 1, (run.batch_size, length)).astype(np.int32)
     ids[:, 0] = special.bos
-    batch = sharding.place(ids, mesh)
+    batch = sharding.shard_batch(ids, mesh)
 
     before = metrics.measured_peak(experiment.model.dtype)
     start = time.perf_counter()

@@ -72,7 +72,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint
 
-    storage.only_here(workdir)
+    storage.require_local(workdir)
     saved = pathlib.Path(workdir) / "config.gin"
     if not saved.is_file():
         raise config.ConfigError(f"{workdir} holds no config.gin: it is no run{workdirs.near(workdir)}")
@@ -87,10 +87,10 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
 
 def name_of(workdir: str, experiment: config.Experiment) -> str:
     """The folder's name; of a fine-tuned run, whose folder may be called seed1, what it started from and its task: "tiny on rte"."""
-    from maelm_jax.finetuning import start
+    from maelm_jax.finetuning import encoder_source
 
     tuned = experiment.finetune
-    return f"{start.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else pathlib.Path(workdir).name
+    return f"{encoder_source.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else pathlib.Path(workdir).name
 
 
 def with_names(runs: list[Run]) -> list[Run]:

@@ -238,7 +238,7 @@ def deterministic_operations(wanted: bool):
 
 def check_workdir(workdir: str, experiment: config.Experiment):
     """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
-    saved = storage.here(workdir) / "config.gin"
+    saved = storage.local_path(workdir) / "config.gin"
     if saved.exists():
         changed = config.differences(gin_files.load([str(saved)]), experiment)
         if changed:

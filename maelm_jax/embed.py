@@ -32,21 +32,21 @@ def main(argv: list[str]) -> int:
     if not args.output.endswith(".npy"):
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
 
-    from maelm_jax import pretrained
     from maelm_jax.data import vocabulary as vocabularies
+    from maelm_jax.encoders import source
 
-    source = pretrained.find(args.workdir, args.step)
-    vocabulary = vocabularies.load(source.vocabulary)
-    model = dataclasses.replace(source.model(experiment.model), dtype=experiment.model.dtype)
+    encoder_source = source.find(args.workdir, args.step)
+    vocabulary = vocabularies.load(encoder_source.vocabulary)
+    model = dataclasses.replace(encoder_source.model(experiment.model), dtype=experiment.model.dtype)
     length = min(experiment.corpus.sequence_length, model.max_positions)
     encoded = vocabulary.encode_batch(lines)
     rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
     cut = sum(len(ids) > length - 2 for ids in encoded)
 
-    vectors = embed(source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
+    vectors = embed(encoder_source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
     save(args.output, vectors)
     shortened = f"; {cut} lines cut to {length} tokens" if cut else ""
-    print(f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step {source.step}{shortened}")
+    print(f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step {encoder_source.step}{shortened}")
     return 0
 
 
@@ -68,7 +68,7 @@ def save(path: str, vectors: np.ndarray):
     """Writes a .npy file whole, and its folder where there is none."""
     with outputs.writing("--output", path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with storage.whole(path) as file:
+        with storage.atomic_file(path) as file:
             np.save(file, vectors)
 
 
@@ -77,11 +77,11 @@ def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], 
     import jax
     import jax.numpy as jnp
 
-    from maelm_jax import pretrained
+    from maelm_jax.encoders import source
     from maelm_jax.model import maelm
 
     graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
-    parameters = jax.device_put(pretrained.nested({path: value for path, value in params.items() if path.startswith("encoder/")})["encoder"])
+    parameters = jax.device_put(source.nested({path: value for path, value in params.items() if path.startswith("encoder/")})["encoder"])
 
     @jax.jit
     def vectors(parameters, ids):

@@ -14,8 +14,8 @@ import json
 import pathlib
 
 from maelm_jax import cli, config
-from maelm_jax.interop import folder as folders
-from maelm_jax.interop import json_objects
+from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders import json_objects
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -34,18 +34,17 @@ def main(argv: list[str]) -> int:
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # no accelerator is needed, and none is held
-    from maelm_jax import pretrained
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.interop import card, huggingface, verify
+    from maelm_jax.encoders import card, huggingface, source, verify
     from maelm_jax.training import metrics
 
     if args.verify and not verify.installed(args.format):
         raise config.ConfigError(f"--verify needs PyTorch, which is not installed here: {verify.INSTALL}")
     verifying = verify.installed(args.format) if args.verify is None else args.verify
-    source = pretrained.find(args.workdir, args.step)
-    vocabulary = vocabularies.load(source.vocabulary)
+    encoder_source = source.find(args.workdir, args.step)
+    vocabulary = vocabularies.load(encoder_source.vocabulary)
     check_fits(args.format, experiment.model, vocabulary)
-    params = source.read(experiment.model)
+    params = encoder_source.read(experiment.model)
     results = read_results(pathlib.Path(args.workdir) / "results.json")
     tuned = huggingface.Tuned.of(params, results.get("labels", ()))
     if tuned and args.format != "huggingface":
@@ -56,12 +55,12 @@ def main(argv: list[str]) -> int:
         architecture, count = write(folder, args.format, params, experiment.model, vocabulary, length, tuned)
         reports = None
         if verifying:
-            reports = compare(folder, args.format, pretrained.nested(params), experiment.model, vocabulary)
+            reports = compare(folder, args.format, source.nested(params), experiment.model, vocabulary)
             (folder / "verification.json").write_text(json.dumps(reports, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         name, lines = folders.resolved(args.output).name, metrics.read(args.workdir)
-        about = card.About(name, args.format, architecture, count, experiment, source.step, lines, results, reports, length)
+        about = card.About(name, args.format, architecture, count, experiment, encoder_source.step, lines, results, reports, length)
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
-    print(f"{args.output}: {architecture} of step {source.step}, {count:,} parameters")
+    print(f"{args.output}: {architecture} of step {encoder_source.step}, {count:,} parameters")
     if reports is None:
         print("unverified: " + ("--no-verify was given" if args.verify is False else f"PyTorch is not installed ({verify.INSTALL})"))
     for item in reports or []:
@@ -109,22 +108,22 @@ def longest_input(experiment: config.Experiment, results: dict) -> int:
 
 def check_fits(format: str, model: config.Model, vocabulary):
     """Raises ConfigError, before anything is read, when the format cannot hold the model."""
-    from maelm_jax.interop import huggingface, pytorch, reference
+    from maelm_jax.encoders import huggingface, published, pytorch
 
     if format == "huggingface":
-        huggingface.home(model, vocabulary.special)
+        huggingface.hf_model_type(model, vocabulary.special)
     else:
-        {"pytorch": pytorch, "reference": reference}[format].check(model)
+        {"pytorch": pytorch, "reference": published}[format].check(model)
 
 
 def write(folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary, length: int, tuned=None) -> tuple[str, int]:
     """Writes all but the card; returns (what loads it, how many numbers it holds)."""
-    from maelm_jax.interop import huggingface, pytorch, reference, tokenizer
+    from maelm_jax.encoders import huggingface, published, pytorch, tokenizer
 
     special = vocabulary.special
     if format == "reference":
         vocabulary.save(folder)
-        return "the reference's layout", reference.write(folder / "model.pt", params, model, vocabulary.size)
+        return "the reference's layout", published.write(folder / "model.pt", params, model, vocabulary.size)
     if format == "pytorch":
         try:
             tokenizer.write(folder, vocabulary, length)
@@ -138,7 +137,7 @@ def write(folder: pathlib.Path, format: str, params: dict, model: config.Model, 
 
 def compare(folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary) -> list[dict]:
     """Reads the folder back and compares; raises RunError when it is not what JAX computes."""
-    from maelm_jax.interop import verify
+    from maelm_jax.encoders import verify
 
     model = dataclasses.replace(model, dtype="float32")
     if format == "reference":

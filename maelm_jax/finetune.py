@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     if not args.gin_file or not args.init_from:
         raise config.ConfigError("give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) and --init_from=RUN")
 
-    storage.only_here(args.workdir)
+    storage.require_local(args.workdir)
 
     from maelm_jax.finetuning import files
     from maelm_jax.training import workdir_lock
@@ -53,13 +53,13 @@ def main(argv: list[str]) -> int:
 
 def tune(args, bindings: list[str]) -> int:
     """All runs that are asked for and not finished; the exit status."""
-    from maelm_jax import pretrained
-    from maelm_jax.finetuning import files, start
+    from maelm_jax.encoders import source
+    from maelm_jax.finetuning import encoder_source, files
 
     names = args.init_from.split(",")
     if len(set(names)) < len(names):
         raise config.ConfigError(f"--init_from={args.init_from} names a run twice")
-    starts = [start.load(name) for name in names]
+    starts = [encoder_source.load(name) for name in names]
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
     # One task by its name makes one run; a list of tasks makes a table, if only of one.
     listed = not isinstance(gin_files.load([starts[0].gin_file, BASE, *args.gin_file], bindings).finetune.tasks, str)
@@ -69,7 +69,7 @@ def tune(args, bindings: list[str]) -> int:
 
     import jax
 
-    from maelm_jax.finetuning import grid, problem, run, table
+    from maelm_jax.finetuning import grid, session, table, task_data
     from maelm_jax.training import run_record
 
     if jax.process_count() > 1:
@@ -79,19 +79,19 @@ def tune(args, bindings: list[str]) -> int:
     label_of = {one.name: one.name.strip("/").replace("/", "-") if one.label in twice else one.label for one in starts}
     folder = pathlib.Path(args.workdir)
     for task, _, experiment in plans:  # before the first has run for hours
-        problem.check(task, experiment.finetune)
+        task_data.check(task, experiment.finetune)
     began = time.perf_counter()
-    tuners: dict[tuple, run.Tuner] = {}
+    tuners: dict[tuple, session.FinetuneSession] = {}
     reports: dict[str, dict[str, dict]] = {label_of[one.name]: {} for one in starts}
     for task, one, experiment in plans:
         # Whatever decoder it was pretrained with, the encoder alone is fine-tuned: MAE-LM and MLM runs share data and compiled steps.
-        encoder = dataclasses.replace(experiment.model, **{name: getattr(config.Model(), name) for name in pretrained.DECODER})
+        encoder = dataclasses.replace(experiment.model, **{name: getattr(config.Model(), name) for name in source.DECODER})
         key = (task, one.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key not in tuners:
             tuners.clear()
-            length = run.length_of(experiment)
-            data = problem.load(task, experiment.finetune, experiment.corpus, one.vocabulary, length)
-            tuners[key] = run.Tuner(experiment, data, one.vocabulary)
+            length = session.length_of(experiment)
+            data = task_data.load(task, experiment.finetune, experiment.corpus, one.vocabulary, length)
+            tuners[key] = session.FinetuneSession(experiment, data, one.vocabulary)
             describe_data(data, tuners[key], length, experiment)
         alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
         place = folder if alone else folder / label_of[one.name] / task
@@ -100,7 +100,7 @@ def tune(args, bindings: list[str]) -> int:
             report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
-            return run.STOPPED
+            return session.STOPPED
         reports[label_of[one.name]][task] = report
         if not alone:
             with files.writing_to(folder, "--workdir"):
@@ -112,7 +112,7 @@ def tune(args, bindings: list[str]) -> int:
 
 def experiments(start, given: list[str], bindings: list[str]) -> dict[str, config.Experiment]:
     """{task: settings}: the start's own settings, then fine-tuning's, the task's, the files given, the command line."""
-    from maelm_jax.finetuning import problem
+    from maelm_jax.finetuning import task_data
 
     below = [start.gin_file, BASE]
     named = gin_files.load([*below, *given], bindings).finetune.listed("tasks")
@@ -120,7 +120,7 @@ def experiments(start, given: list[str], bindings: list[str]) -> dict[str, confi
         raise config.ConfigError(f"Finetune.tasks names no task; stack a task's file, as in --gin_file=finetune/rte.gin, on {', '.join(given)}")
     found = {}
     for task in named:
-        own = [f"finetune/{task}.gin"] if task in problem.NAMES else []  # an unknown one is named when its data is to be read
+        own = [f"finetune/{task}.gin"] if task in task_data.NAMES else []  # an unknown one is named when its data is to be read
         found[task] = start.fit(gin_files.load([*below, *own, *given], [*bindings, f"Finetune.tasks={task}"]))
     return {task: dataclasses.replace(e, finetune=dataclasses.replace(e.finetune, init_from=start.name)) for task, e in found.items()}
 
@@ -138,9 +138,9 @@ def describe_data(data, tuner, length: int, experiment: config.Experiment):
 
 
 def summary_of_run(folder: pathlib.Path) -> str:
-    from maelm_jax.finetuning import run
+    from maelm_jax.finetuning import session
 
-    results = run.read_results(folder)
+    results = session.read_results(folder)
     best, last = results["best"], results["last"]
     names = [name for name in best if name not in ("step", "epoch")]
     lines = [f"{results['task']}, best of {len(results['evaluations'])} evaluations (epoch {best['epoch']:g}) and last:"]
@@ -161,18 +161,18 @@ def predict(args, bindings: list[str]) -> int:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
 
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.finetuning import features, files, problem, run
+    from maelm_jax.finetuning import features, files, session, task_data
 
-    task, length = results["task"], run.length_of(experiment)
+    task, length = results["task"], session.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
-    dev, notes = problem.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
+    dev, notes = task_data.unlabelled(task, args.predict, experiment.finetune, vocabulary, length, results["best"])
     flag = "--workdir" if args.output is None else "--output"
     stem, target = prediction.stem_and_folder(folder, args.predict, args.output, dev.endings[0])
-    source = prediction.check_target(target, stem, dev.endings, args.predict, flag)
-    predictor, params = run.restore(str(folder), experiment, problem.classes_of(task, experiment.finetune)[0], vocabulary)
+    source_record = prediction.check_target(target, stem, dev.endings, args.predict, flag)
+    predictor, params = session.restore(str(folder), experiment, task_data.classes_of(task, experiment.finetune)[0], vocabulary)
     outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths, length))
     with files.writing_to(target, flag):
-        prediction.replace(target, stem, dev.endings, source)
+        prediction.replace(target, stem, dev.endings, source_record)
         path = dev.write(outputs, target, stem)
     print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))
     return 0

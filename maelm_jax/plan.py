@@ -145,7 +145,8 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
     import jax
     import numpy as np
 
-    from maelm_jax.training import compiled, metrics, sharding, step
+    from maelm_jax.planning import hlo
+    from maelm_jax.training import metrics, sharding, step
 
     axes = ("data", "fsdp", "tensor")
     sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
@@ -172,7 +173,7 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
         "activations and temporaries": max(analysis.temp_size_in_bytes - whole_gradient, 0),
         "program": analysis.generated_code_size_in_bytes,
     }
-    found, estimate = compiled.collectives(text), compiled.estimated_cycles(text)
+    found, estimate = hlo.collectives(text), hlo.estimated_cycles(text)
     limit = where.chip.hbm / where.chip.cores if where.chip else None
     return dataclasses.replace(
         plan,

@@ -17,7 +17,7 @@ from maelm_jax import config
 
 
 @contextlib.contextmanager
-def whole(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
+def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
     """A file open for writing bytes that takes the place of `path` when the block ends, and disappears if the block raises.
 
     Raises FileNotFoundError when the folder is not there: it is not made again behind the back of whoever removed it.
@@ -35,7 +35,7 @@ def whole(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
 
 def write(path: str | os.PathLike, content: bytes | str):
     """Writes a file whole (text as UTF-8)."""
-    with whole(path) as file:
+    with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -52,13 +52,13 @@ def in_bucket(place: str | os.PathLike) -> bool:
     return str(place).startswith(("gs://", "s3://"))
 
 
-def only_here(place: str):
+def require_local(place: str):
     """Raises ConfigError when `place` is in a bucket: for what knows folders of this machine only."""
     if in_bucket(place):
         raise config.ConfigError(f"{place}: only train and prepare know buckets; give a folder of this machine (gcloud storage cp -r copies one)")
 
 
-def here(place: str) -> pathlib.Path:
+def local_path(place: str) -> pathlib.Path:
     """The folder itself, or the one on this machine that stands for a folder in a bucket (under $XDG_CACHE_HOME/maelm_jax)."""
     if not in_bucket(place):
         return pathlib.Path(place)
@@ -70,11 +70,11 @@ def here(place: str) -> pathlib.Path:
 
 
 def fetch_folders(place: str, pattern: str, manifest: str):
-    """Copies folders in the bucket whose names match `pattern` and that hold the file `manifest` into `here(place)`, unless they are there."""
+    """Copies folders in the bucket whose names match `pattern` and that hold the file `manifest` into `local_path(place)`, unless they are there."""
     files, root = file_system(place)
     for found in files.glob(f"{root}/{pattern}/{manifest}"):
         source = found.rsplit("/", 1)[0]
-        target = here(place) / source.rsplit("/", 1)[1]
+        target = local_path(place) / source.rsplit("/", 1)[1]
         if target.is_dir():
             continue
         arriving = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
@@ -89,10 +89,10 @@ def fetch_folders(place: str, pattern: str, manifest: str):
 
 
 def fetch_files(place: str, names: typing.Sequence[str]):
-    """Copies files of a bucket's folder into `here(place)`; what the bucket does not have is not there afterwards either."""
+    """Copies files of a bucket's folder into `local_path(place)`; what the bucket does not have is not there afterwards either."""
     files, root = file_system(place)
     for name in names:
-        target = here(place) / name
+        target = local_path(place) / name
         if files.exists(f"{root}/{name}"):
             write(target, files.cat_file(f"{root}/{name}"))
         else:
@@ -100,13 +100,13 @@ def fetch_files(place: str, names: typing.Sequence[str]):
 
 
 def send(place: str):
-    """Copies all of `here(place)` to the bucket. Does nothing for a folder that is here."""
+    """Copies all of `local_path(place)` to the bucket. Does nothing for a folder that is here."""
     if not in_bucket(place):
         return
     files, root = file_system(place)
-    for path in sorted(here(place).rglob("*")):
+    for path in sorted(local_path(place).rglob("*")):
         if path.is_file() and path.suffix not in (".tmp", ".lock"):
-            files.pipe_file(f"{root}/{path.relative_to(here(place))}", path.read_bytes())
+            files.pipe_file(f"{root}/{path.relative_to(local_path(place))}", path.read_bytes())
 
 
 def file_system(place: str):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies
 
 from maelm_jax import cli, config, gin_files
-from maelm_jax.finetuning import start
+from maelm_jax.finetuning import encoder_source
 
 NINES = "9" * 5000
 DEEP = "[" * 3000 + "]" * 3000
@@ -30,11 +30,11 @@ BASE = {
 }
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
-    "train": "maelm_jax.train.starting_point",
+    "train": "maelm_jax.pretraining.start.resolve_source",
     "prepare": "maelm_jax.data.rows.vocabulary_for",
     "plan": "maelm_jax.plan.prepare",
-    "finetune": "maelm_jax.finetuning.problem.check",
-    "export": "maelm_jax.pretrained.find",
+    "finetune": "maelm_jax.finetuning.task_data.check",
+    "export": "maelm_jax.encoders.source.find",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabulary.load",
 }
@@ -56,8 +56,8 @@ def commands(tmp_path, monkeypatch):
     def unchanged(value):
         return value
 
-    encoder = start.Start("run", "run/config.gin", unchanged, None, None, unchanged)
-    monkeypatch.setattr(start, "load", lambda name: encoder)
+    encoder = encoder_source.EncoderSource("run", "run/config.gin", unchanged, None, None, unchanged)
+    monkeypatch.setattr(encoder_source, "load", lambda name: encoder)
     for command in COMMANDS:
         module, name = WORK[command].rsplit(".", 1)
 

@@ -8,8 +8,8 @@ from matplotlib import pyplot
 
 from maelm_jax import config, gin_files
 from maelm_jax.analysis import report
-from maelm_jax.finetuning import problem, table
-from maelm_jax.interop import card
+from maelm_jax.encoders import card
+from maelm_jax.finetuning import table, task_data
 
 RESULTS = json.loads((gin_files.CONFIGS.parent / "docs" / "miniature" / "ranks.json").read_text())
 
@@ -106,7 +106,7 @@ def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
         def encode_batch(self, texts):
             return [[ord(character) for character in text] for text in texts]
 
-    found = problem.load("own", settings, config.Corpus(), Letters(), 16)
+    found = task_data.load("own", settings, config.Corpus(), Letters(), 16)
     assert "f1 is that of the label 'yes'" in found.notes
 
 

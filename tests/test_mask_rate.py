@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, train
+from maelm_jax.pretraining import mask_rate
 
 SPECIAL = config.SpecialIds.of_size(50)
 
@@ -29,12 +30,11 @@ def test_the_rate_said_is_the_rate_drawn():
     drawn = masking.draw(
         jax.random.split(jax.random.key(0), len(rows)), jax.numpy.asarray(rows), settings, masking.budget(settings, rows.shape[1]), SPECIAL
     )
-    tokens, text = train.count_tokens(rows, SPECIAL)
-    assert (tokens, text) == (2000 * 56, 2000 * 35)
-    said = float(train.mask_rate(settings, tokens, text, "here").split(" = ")[1].split()[0])
+    text = 2000 * 35  # of 2000 * 56 tokens
+    said = float(mask_rate.of_rows(settings, rows, SPECIAL).split(" = ")[1].split()[0])
     assert abs(said - 0.24) < 1e-9
     assert abs(int((drawn.masked_slots < rows.shape[1]).sum()) / text - said) < 0.002
 
 
 def test_where_special_tokens_are_masked_the_rates_are_one():
-    assert "among them" in train.mask_rate(config.Masking(mask_special_tokens=True), 100, 80, "here")
+    assert "among them" in mask_rate.of_length(config.Masking(mask_special_tokens=True), 100)

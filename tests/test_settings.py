@@ -9,7 +9,7 @@ import re
 import pytest
 
 from maelm_jax import config, gin_files, settings
-from maelm_jax.finetuning import problem
+from maelm_jax.finetuning import task_data
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SECTIONS = (*config.SECTIONS, config.Finetune)
@@ -79,7 +79,7 @@ def test_a_long_value_is_cut_in_the_message():
 
 
 def test_the_tasks_are_those_that_can_be_fine_tuned():
-    assert set(config.Task.__args__) == set(problem.NAMES)
+    assert set(config.Task.__args__) == set(task_data.NAMES)
 
 
 def test_the_page_of_settings_is_current():

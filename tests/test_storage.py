@@ -15,8 +15,9 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax import analyze, config, data, finetune, pretrained, storage
+from maelm_jax import analyze, config, data, finetune, storage
 from maelm_jax.data import sources
+from maelm_jax.encoders import source
 from maelm_jax.training import checkpoint, step, workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -97,7 +98,7 @@ def test_stores_are_copied_once_and_only_whole_ones(bucket, cache):
     for name in ("a-1/store.json", "a-1/train/c/0/0", "a-2/train/c/0/0", "b-1/store.json"):
         put(f"{bucket}/rows/{name}", name.encode())
     storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json")
-    folder = storage.here(f"{bucket}/rows")
+    folder = storage.local_path(f"{bucket}/rows")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == ["a-1/store.json", "a-1/train/c/0/0"]
     put(f"{bucket}/rows/a-1/store.json", b"another")
     storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json")
@@ -106,19 +107,19 @@ def test_stores_are_copied_once_and_only_whole_ones(bucket, cache):
 
 def test_files_are_sent_and_fetched(bucket, cache):
     place = f"{bucket}/runs/x"
-    (storage.here(place) / "tensorboard").mkdir()
-    (storage.here(place) / "tensorboard" / "events").write_bytes(b"12")
-    (storage.here(place) / "metrics.jsonl").write_text("{}\n")
+    (storage.local_path(place) / "tensorboard").mkdir()
+    (storage.local_path(place) / "tensorboard" / "events").write_bytes(b"12")
+    (storage.local_path(place) / "metrics.jsonl").write_text("{}\n")
     storage.send(place)
     shutil.rmtree(cache)
-    (storage.here(place) / "config.gin").write_text("of another run")
+    (storage.local_path(place) / "config.gin").write_text("of another run")
     storage.fetch_files(place, ("metrics.jsonl", "config.gin"))
-    assert [path.name for path in storage.here(place).iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in storage.local_path(place).iterdir()] == ["metrics.jsonl"]
 
 
 def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
-        pretrained.find("gs://bucket/run")
+        source.find("gs://bucket/run")
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
         analyze.open_run("gs://bucket/run", [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
@@ -183,7 +184,7 @@ def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
             pass
     storage.send(f"{bucket}/runs/held")
     storage.fetch_files(f"{bucket}/runs/held", ("run.lock",))
-    assert not (storage.here(f"{bucket}/runs/held") / "run.lock").exists(), "the lock is this machine's own"
+    assert not (storage.local_path(f"{bucket}/runs/held") / "run.lock").exists(), "the lock is this machine's own"
 
 
 @pytest.mark.slow
@@ -220,7 +221,7 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
     done = subprocess.run([*python, "maelm_jax.train", *bindings, *in_bucket], cwd=ROOT, env=environment("two"), capture_output=True, text=True)
     assert done.returncode == 0 and "resuming gs://" in done.stdout, done.stderr
     storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl", "loss_curve.png", "environment.txt"))
-    (sent,) = (path.read_text().splitlines() for path in [storage.here(f"{bucket}/runs/z") / "metrics.jsonl"])
+    (sent,) = (path.read_text().splitlines() for path in [storage.local_path(f"{bucket}/runs/z") / "metrics.jsonl"])
     local = [f"--gin.Corpus.rows_dir={rows}", f"--workdir={tmp_path / 'run'}"]
     subprocess.run([*python, "maelm_jax.train", *bindings, *local], check=True, cwd=ROOT, env=environment("two"))
     theirs = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

@@ -221,7 +221,7 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
         arrays[split] = rows.astype(dtype(vocabulary))
         values = (len(documents), sum(len(text.encode()) for text in documents), len(rows), segments, int((rows != vocabulary.pad).sum()))
         counts[split] = dict(zip(COUNTS, values, strict=True))
-    with storage.whole(block_path(job.folder, job.number, job.block)) as file:
+    with storage.atomic_file(block_path(job.folder, job.number, job.block)) as file:
         np.savez(file, counts=json.dumps(counts), **arrays)
     return {key: sum(counts[split][key] for split in SPLITS) for key in ("bytes", "tokens")}
 

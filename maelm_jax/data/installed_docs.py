@@ -65,7 +65,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
 
     It is made of those of the DISTRIBUTIONS that are installed.
     """
-    path = storage.here(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
+    path = storage.local_path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
     if not path.is_file():
         documents = extract(modules(), corpus.processes or len(os.sched_getaffinity(0)))
         content = ("\n\n".join(documents) + "\n").encode()

@@ -1,7 +1,7 @@
 """Where text comes from: `installed_docs`, `files:GLOB`, `tfds:NAME`, `seqio:NAME`.
 
 A document is a string whose lines are its paragraphs, without empty lines. A source is read as shards, each by itself and always in the same
-order. Local text needs neither TensorFlow nor seqio: those are imported for tfds: and seqio: sources alone, through tasks.py.
+order. Local text needs neither TensorFlow nor seqio: those are imported for tfds: and seqio: sources alone, through seqio_tasks.py.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ class Shard:
     def documents(self) -> typing.Iterator[str]:
         """The documents, in a fixed order. Raises ConfigError, naming file and place, on data that cannot be read."""
         if self.source.startswith(("tfds:", "seqio:")):
-            from maelm_jax.data import tasks
+            from maelm_jax.data import seqio_tasks
 
-            texts = tasks.texts(self.source, self.corpus, self.index, self.count)
+            texts = seqio_tasks.texts(self.source, self.corpus, self.index, self.count)
         elif ".jsonl" in pathlib.Path(self.path).suffixes:
             texts = _json_records(self.path, self.corpus.json_field)
         else:
@@ -66,9 +66,9 @@ def shards(source: str, corpus: config.Corpus) -> list[Shard]:
     Raises ConfigError: no file matches, TFDS data that is not there, a name seqio does not know.
     """
     if source.startswith(("tfds:", "seqio:")):
-        from maelm_jax.data import tasks
+        from maelm_jax.data import seqio_tasks
 
-        count = tasks.shard_count(source, corpus)
+        count = seqio_tasks.shard_count(source, corpus)
         return [Shard(source, corpus, index=index, count=count) for index in range(count)]
     if source == "installed_docs":
         from maelm_jax.data import installed_docs
@@ -85,7 +85,7 @@ def documents(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
 
 def rows_folder(corpus: config.Corpus) -> pathlib.Path:
     """The folder of `corpus.rows_dir` on this machine, there or not. Raises ConfigError when it cannot be a folder."""
-    folder = storage.here(corpus.rows_dir)
+    folder = storage.local_path(corpus.rows_dir)
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
         raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; name another folder")
@@ -132,9 +132,9 @@ def _mixture(source: str, corpus: config.Corpus) -> dict[str, float]:
     """The Tasks of a seqio Mixture and their rates: of seqio, or as they were kept."""
     record = rows_folder(corpus) / f"mixture-{hashlib.sha256(_bytes(source)).hexdigest()[:12]}.json"
     try:
-        from maelm_jax.data import tasks
+        from maelm_jax.data import seqio_tasks
 
-        members = tasks.members(source, corpus)
+        members = seqio_tasks.members(source, corpus)
     except Unavailable:
         if storage.in_bucket(corpus.rows_dir):
             storage.fetch_files(corpus.rows_dir, (record.name,))
@@ -157,9 +157,9 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
     Raises Unavailable (a ConfigError) when the source is not on this machine, or (unless `partial`) not all the distributions of installed_docs are.
     """
     if source.startswith(("tfds:", "seqio:")):
-        from maelm_jax.data import tasks
+        from maelm_jax.data import seqio_tasks
 
-        content = [tasks.identity(source, corpus)]
+        content = [seqio_tasks.identity(source, corpus)]
     elif source == "installed_docs":
         from maelm_jax.data import installed_docs
 
@@ -173,9 +173,9 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
 def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
     """What the text of a source is made of: {distribution: version}, {file: hash}, or a dataset's version and size."""
     if source.startswith(("tfds:", "seqio:")):
-        from maelm_jax.data import tasks
+        from maelm_jax.data import seqio_tasks
 
-        return {source: tasks.identity(source, corpus)}
+        return {source: seqio_tasks.identity(source, corpus)}
     if source == "installed_docs":
         from maelm_jax.data import installed_docs
 

@@ -108,9 +108,9 @@ class Vocabulary(abc.ABC):
 
     def seqio_vocabulary(self):
         """This vocabulary as a seqio Vocabulary (imports seqio)."""
-        from maelm_jax.data import tasks
+        from maelm_jax.data import seqio_tasks
 
-        return tasks.seqio_vocabulary(self)
+        return seqio_tasks.seqio_vocabulary(self)
 
 
 class SentencePieceVocabulary(Vocabulary):

@@ -88,10 +88,10 @@ def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type
 
 def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     """All records of a split of a TFDS dataset, byte strings decoded; None when it has no such split. Raises ConfigError when it is not here."""
-    from maelm_jax.data import tasks
+    from maelm_jax.data import seqio_tasks
 
     try:
-        found = tasks.records(f"tfds:{name}", corpus, split)
+        found = seqio_tasks.records(f"tfds:{name}", corpus, split)
     except sources.Unavailable as error:
         raise config.ConfigError(
             f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER"

@@ -9,9 +9,9 @@ import shutil
 import numpy as np
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import files, run
-from maelm_jax.finetuning.problem import Problem
-from maelm_jax.finetuning.start import Start
+from maelm_jax.finetuning import files, session
+from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import loop, run_record, sharding, workdir_lock
 
 INPUTS = "inputs.json"  # what a run was made of, besides its settings
@@ -44,7 +44,7 @@ def experiment_of(experiment: config.Experiment, cell: config.Finetune, seed: in
     return dataclasses.replace(experiment, finetune=dataclasses.replace(cell, seeds=seed), run=settings)
 
 
-def run_all(tuner: run.Tuner, start: Start, experiment: config.Experiment, folder: pathlib.Path, describe, alone: bool) -> dict | None:
+def run_all(tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, folder: pathlib.Path, describe, alone: bool) -> dict | None:
     """Runs what is not finished under `folder` and returns the summary; None after SIGTERM.
 
     A run's folder is FOLDER/CELL/seedN, so that cells and seeds can be added later; of a single run that is to be left `alone`, FOLDER itself.
@@ -87,16 +87,16 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
             raise config.ConfigError(
                 f"{place} holds a run on other data, or from another step of its start ({'; '.join(changed)}): give another --workdir"
             )
-    if not (place / run.RESULTS).exists():
+    if not (place / session.RESULTS).exists():
         return None
-    shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
-    return run.read_results(place)
+    shutil.rmtree(place / session.UNFINISHED, ignore_errors=True)  # where the kill came between the results and the tidying
+    return session.read_results(place)
 
 
-def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:
+def _run(tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:
     def record():
         describe(place, experiment)
-        run.write_json(place / INPUTS, inputs)
+        session.write_json(place / INPUTS, inputs)
 
     try:
         with contextlib.nullcontext() if alone else workdir_lock.held(str(place)):  # of one that is alone, the folder is held already
@@ -107,9 +107,9 @@ def _run(tuner: run.Tuner, start: Start, experiment: config.Experiment, place: p
             raise
         # In a grid some cells are meant to be too bold, and a table has other runs: it ranks last. The curve up to there stays in metrics.jsonl.
         result = {"task": tuner.problem.name, "init_from": start.name, "seed": experiment.run.seed, "score": None, "diverged": str(error)}
-        result |= {"cell": run.cell_of(experiment.finetune), "main_metric": tuner.problem.main, "notes": tuner.problem.notes}
-        run.write_json(place / run.RESULTS, result)
-        shutil.rmtree(place / run.UNFINISHED, ignore_errors=True)
+        result |= {"cell": session.cell_of(experiment.finetune), "main_metric": tuner.problem.main, "notes": tuner.problem.notes}
+        session.write_json(place / session.RESULTS, result)
+        shutil.rmtree(place / session.UNFINISHED, ignore_errors=True)
         return result
 
 
@@ -130,7 +130,7 @@ def _keep_better(folder: pathlib.Path, best: str | None, name: str, found: dict[
     return keep
 
 
-def summary(problem: Problem, found: dict[str, list[dict]]) -> dict:
+def summary(problem: TaskData, found: dict[str, list[dict]]) -> dict:
     """A task's report: for every cell the median, least and highest score over its seeds; the chosen cell with the same of every metric."""
     rows = []
     for name, results in found.items():

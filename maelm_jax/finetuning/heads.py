@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.finetuning.features import Batch
 from maelm_jax.finetuning.squad import BEST, Spans
-from maelm_jax.model import attention_bias, layers, loss, maelm
+from maelm_jax.model import layers, loss, maelm, ops
+from maelm_jax.model.positions import MASKED_OUT
 
 
 class Classifier(nnx.Module):
@@ -23,9 +24,9 @@ class Classifier(nnx.Module):
         self.rate = settings.dropout
 
     def __call__(self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None) -> Float[Array, "B C"]:
-        keys = layers.split_keys(keys, 2)
-        x = jnp.tanh(self.dense(layers.dropout(states[:, 0], self.rate, keys[0])))
-        return self.out(layers.dropout(x, self.rate, keys[1])).astype(jnp.float32)
+        keys = ops.split_keys(keys, 2)
+        x = jnp.tanh(self.dense(ops.dropout(states[:, 0], self.rate, keys[0])))
+        return self.out(ops.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
 
 class FineTuned(nnx.Module):
@@ -42,13 +43,13 @@ class FineTuned(nnx.Module):
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
         """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys`: dropout's, one a row, or None."""
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
-        keys = layers.split_keys(keys, 2)
+        keys = ops.split_keys(keys, 2)
         states = self.encoder(batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0])
         if self.classes:
             return self.classifier(states, keys[1])
         # The question, the separators (the one at the end too) and padding hold no answer; slot 0 stands for "none".
         allowed = (slots == 0) | ((slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1))
-        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), attention_bias.MASKED_OUT)
+        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), MASKED_OUT)
 
 
 def create(settings: config.Model, vocabulary_size: int, pad_id: int, classes: int):
@@ -98,7 +99,7 @@ def predict_of(graph: nnx.GraphDef):
             return scores
         null = scores[:, 0].sum(axis=1)
         short = max(BEST - scores.shape[1], 0)
-        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=attention_bias.MASKED_OUT)
+        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=MASKED_OUT)
         start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
         end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
         return Spans(start, start_slot, end, end_slot, null)

@@ -92,17 +92,17 @@ def read_run(workdir: str | None) -> tuple[pathlib.Path, dict]:
     Raises:
         ConfigError: `workdir` is anything else. The message says what.
     """
-    from maelm_jax.finetuning import run
+    from maelm_jax.finetuning import session
 
     folder = pathlib.Path(workdir or "")
-    if not workdir or not os.path.isfile(folder / run.RESULTS):
+    if not workdir or not os.path.isfile(folder / session.RESULTS):
         models = (path for pattern in MODELS for path in folder.glob(pattern))
         inside = next(models, None) if workdir else None
         hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
         raise config.ConfigError(
             f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}"
         )
-    results = run.read_results(folder)
+    results = session.read_results(folder)
     if "diverged" in results:
         raise config.ConfigError(f"{folder} holds no model: {results['diverged']}")
     if not (folder / "checkpoints").is_dir():

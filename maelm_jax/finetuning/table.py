@@ -3,7 +3,7 @@
 import pathlib
 import typing
 
-from maelm_jax.finetuning import run
+from maelm_jax.finetuning import session
 
 # (column, task, metric, factor to percent), in the order of the paper's tables.
 COLUMNS = (
@@ -93,7 +93,7 @@ def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = 
     """table.md, table.json and, for two runs or more, differences.png; returns their paths. `tasks` are all that are planned."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(markdown(reports, tasks))
-    run.write_json(folder / "table.json", {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports})
+    session.write_json(folder / "table.json", {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports})
     paths = [folder / "table.md", folder / "table.json"]
     return [*paths, plot(reports, folder)] if len(reports) > 1 else paths
 

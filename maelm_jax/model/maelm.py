@@ -13,9 +13,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention_bias, layers
+from maelm_jax.model import layers, ops
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.masking import Inputs, at_slots
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -31,7 +32,7 @@ def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Flo
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
 
 
-class Where(typing.NamedTuple):
+class SlotInfo(typing.NamedTuple):
     """Positions and segments of the slots that states stand at; segment 0: empty."""
 
     positions: Int[Array, "B T"]
@@ -47,7 +48,7 @@ class Encoder(nnx.Module):
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
-            self.relative_bias = attention_bias.RelativeBias(settings, rngs)
+            self.relative_bias = RelativeBias(settings, rngs)
         self.blocks = layers.stack(settings, rngs)
         self.settings = settings
 
@@ -67,9 +68,9 @@ class Encoder(nnx.Module):
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
         x = (jnp.take(self.token_embedding[...], ids, axis=0) + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
-        keys = layers.split_keys(keys, 2)
-        x = _zero_at_empty(layers.dropout(self.norm(x), settings.dropout, keys[0]), segments)
-        bias = attention_bias.within_segment(segments, dtype)
+        keys = ops.split_keys(keys, 2)
+        x = _zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
+        bias = within_segment(segments, dtype)
         if settings.relative_buckets != "none":
             bias = bias + self.relative_bias(positions, dtype)
         states = layers.run_stack(self.blocks, x, bias, settings.dropout, settings.attention_dropout, keys[1], settings.rematerialise, every=every)
@@ -87,24 +88,24 @@ class Decoder(nnx.Module):
         self.position_embedding = _embedding(own.max_positions, own, rngs)
         self.norm = layers.LayerNorm(own)
         if own.decoder_relative_bias:
-            self.relative_bias = attention_bias.RelativeBias(own, rngs)
+            self.relative_bias = RelativeBias(own, rngs)
         self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
         if own.width != settings.width:
             self.resize = layers.Linear(settings.width, own.width, settings, rngs)
         self.settings = own
 
-    def __call__(self, x: Float[Array, "B T D"], where: Where, encoded: Float[Array, "B V D"], read: Where) -> Float[Array, "B T E"]:
+    def __call__(self, x: Float[Array, "B T D"], where: SlotInfo, encoded: Float[Array, "B V D"], read: SlotInfo) -> Float[Array, "B T E"]:
         """States at the slots `where`, E wide. `encoded` are the encoder's, at `read`: what cross-attention sees, if there is any."""
         settings = self.settings
         resize = getattr(self, "resize", lambda x: x)
         x = self.norm(resize(x) + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype))
         bias = self._bias(x.dtype, where, where, settings.decoder_causal)
-        memory = layers.Memory(resize(encoded), self._bias(x.dtype, where, read)) if "cross" in settings.decoder_attention else None
+        memory = layers.CrossAttentionInputs(resize(encoded), self._bias(x.dtype, where, read)) if "cross" in settings.decoder_attention else None
         x = _zero_at_empty(x, where.segments)
         return layers.run_stack(self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory)
 
-    def _bias(self, dtype: jnp.dtype, queries: Where, keys: Where, causal: bool = False) -> Float[Array, "B G T S"]:
-        bias = attention_bias.within_segment(queries.segments, dtype, keys.segments, causal)
+    def _bias(self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False) -> Float[Array, "B G T S"]:
+        bias = within_segment(queries.segments, dtype, keys.segments, causal)
         if self.settings.decoder_relative_bias:
             bias = bias + self.relative_bias(queries.positions, dtype, keys.positions)
         return bias
@@ -127,9 +128,9 @@ class Head(nnx.Module):
     def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Prediction:
         """What the logits are made of; the rows that pad the table have a bias of -1e9."""
         x = self.resize(x) if hasattr(self, "resize") else x
-        x = self.norm(layers.gelu(self.dense(x)))
+        x = self.norm(ops.gelu(self.dense(x)))
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
-        return Prediction(x, table, jnp.where(real, self.bias[...], attention_bias.MASKED_OUT))
+        return Prediction(x, table, jnp.where(real, self.bias[...], MASKED_OUT))
 
 
 class MaeLm(nnx.Module):
@@ -157,11 +158,11 @@ class MaeLm(nnx.Module):
     def predict(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Prediction:
         """What the logits are made of: training never forms all of them (loss.py)."""
         encoded = self.encode(inputs, keys)
-        x = layers.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
+        x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
             x = self._decode(x, encoded, inputs)
         if self.settings.decoder_slots == "all":
-            x = layers.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])
 
     def _decode(self, x: Float[Array, "B L D"], encoded: Float[Array, "B V D"], inputs: Inputs) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
@@ -170,11 +171,11 @@ class MaeLm(nnx.Module):
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
         mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
         x = jnp.where((masked & ~known)[:, :, None], mask_row[None, None], x)
-        where = Where(inputs.positions, jnp.where(known | masked, inputs.segments, 0))
+        where = SlotInfo(inputs.positions, jnp.where(known | masked, inputs.segments, 0))
         if self.settings.decoder_slots == "masked":
-            x = layers.gather_rows(x, inputs.masked_slots, inputs.masked_index)
-            where = Where(*(at_slots(values, inputs.masked_slots) for values in where))
-        read = Where(*(at_slots(values, inputs.encoder_slots) for values in (inputs.positions, inputs.segments)))
+            x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
+            where = SlotInfo(*(at_slots(values, inputs.masked_slots) for values in where))
+        read = SlotInfo(*(at_slots(values, inputs.encoder_slots) for values in (inputs.positions, inputs.segments)))
         return self.decoder(x, where, encoded, read)
 
 

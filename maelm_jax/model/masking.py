@@ -87,12 +87,12 @@ def split(
     segments: Int[Array, "B L"],
     positions: Int[Array, "B L"],
     selected: Bool[Array, "B L"],
-    let_in: Bool[Array, "B L"],
+    visible_to_encoder: Bool[Array, "B L"],
     sizes: Budget,
     shown: int | Int[Array, "B L"],
     renumber: bool = False,
 ) -> Inputs:
-    """Inputs for a given pattern: `selected` slots are predicted, and of those `let_in` stand in the encoder's input as `shown`.
+    """Inputs for a given pattern: `selected` slots are predicted, and of those `visible_to_encoder` stand in the encoder's input as `shown`.
 
     `shown` is <mask>, or an id for each slot. With `renumber` the encoder's positions count the visible slots of a segment.
 
@@ -102,7 +102,7 @@ def split(
     length = ids.shape[1]
     masked_slots, masked_index = _rank(selected, sizes.masked)
     selected = masked_index < sizes.masked
-    visible = (segments > 0) & (~selected | let_in)
+    visible = (segments > 0) & (~selected | visible_to_encoder)
     if sizes.visible < length:
         encoder_slots, encoder_index = _rank(visible, sizes.visible)
     else:
@@ -174,8 +174,8 @@ def draw(keys: Key[Array, " B"], ids: Int[Array, "B L"], masking: config.Masking
         left = count - rank[first]  # how many more may be selected when the unit's turn comes
         chance = jax.random.uniform(jax.random.fold_in(key, 3))
         selected = eligible & (chance * size.astype(jnp.float32) < left.astype(jnp.float32))
-        let_in = rank < jnp.floor(masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v).astype(jnp.int32)
-        return selected, selected & let_in, _shown(jax.random.fold_in(key, 4), ids, masking, special)
+        visible_to_encoder = rank < jnp.floor(masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v).astype(jnp.int32)
+        return selected, selected & visible_to_encoder, _shown(jax.random.fold_in(key, 4), ids, masking, special)
 
-    selected, let_in, shown = jax.vmap(row)(keys, ids, tokens, eligible)
-    return split(ids, segments, positions, selected, let_in, sizes, shown, masking.renumber)
+    selected, visible_to_encoder, shown = jax.vmap(row)(keys, ids, tokens, eligible)
+    return split(ids, segments, positions, selected, visible_to_encoder, sizes, shown, masking.renumber)

@@ -47,7 +47,7 @@ class Misfit(Exception):
 
 
 def _directory(workdir: str) -> epath.Path:
-    folder = storage.here(workdir).resolve()  # asked for a bucket too: it says through what Orbax reaches one
+    folder = storage.local_path(workdir).resolve()  # asked for a bucket too: it says through what Orbax reaches one
     directory = epath.Path(workdir if storage.in_bucket(workdir) else folder) / "checkpoints"
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file, where a run keeps the folder of its checkpoints: move it away, or give another --workdir")

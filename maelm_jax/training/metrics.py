@@ -90,7 +90,7 @@ def describe_peak(peak: Peak) -> str:
 
 
 def path_of(workdir: str) -> pathlib.Path:
-    return storage.here(workdir) / "metrics.jsonl"
+    return storage.local_path(workdir) / "metrics.jsonl"
 
 
 class Writer:
@@ -108,7 +108,7 @@ class Writer:
             storage.write(self.path, "".join(f"{line}\n" for line in kept))
         from tensorboardX import SummaryWriter
 
-        self._board = SummaryWriter(str(storage.here(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
+        self._board = SummaryWriter(str(storage.local_path(workdir) / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, step: int, values: dict[str, float | None]):
         if self._board is None:
@@ -180,7 +180,7 @@ def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
         axes.axhline(unigram, linestyle="--", color="0.3", label=f"unigram {unigram:.2f}")
     axes.set(xlabel="step", ylabel="masked cross-entropy (nats per token)", title=pathlib.Path(workdir).name)
     axes.legend()
-    path = storage.here(workdir) / "loss_curve.png"
+    path = storage.local_path(workdir) / "loss_curve.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path

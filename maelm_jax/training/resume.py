@@ -23,7 +23,7 @@ class Before(typing.NamedTuple):
 
 def read(workdir: str) -> Before | None:
     """What the workdir recorded at its last start; None for a new one. To be called before this start is recorded there."""
-    folder = storage.here(workdir)
+    folder = storage.local_path(workdir)
     if not (folder / "config.gin").exists():
         return None
     environment = folder / "environment.txt"
@@ -78,7 +78,7 @@ def record(workdir: str, step: int, lines: list[str]):
     """Appends changed settings to changes.txt, under the step after which they hold."""
     if not lines:
         return
-    path = storage.here(workdir) / HISTORY
+    path = storage.local_path(workdir) / HISTORY
     before = path.read_text() if path.exists() else ""
     when = datetime.datetime.now(datetime.UTC)
     storage.write(path, before + "".join(f"{when:%Y-%m-%d %H:%M:%S} UTC, after step {step}: {line}\n" for line in lines))

@@ -52,7 +52,7 @@ def choose_rows(
     """
     recorded = read(workdir)
     if recorded is None:  # a new run, or one begun before rows were recorded
-        begun = (storage.here(workdir) / "config.gin").is_file()
+        begun = (storage.local_path(workdir) / "config.gin").is_file()
         chosen = _prepare(corpus, vocabulary, any_text=begun)
     else:
         _check_vocabulary(workdir, recorded, vocabulary)
@@ -99,13 +99,13 @@ def write(workdir: str, chosen: RunRows, step: int):
     if replaced:
         record["replaced"] = replaced
     if record != before:
-        storage.write(storage.here(workdir) / FILE, json.dumps(record, indent=1) + "\n")
+        storage.write(storage.local_path(workdir) / FILE, json.dumps(record, indent=1) + "\n")
         storage.send(workdir)
 
 
 def read(workdir: str) -> dict | None:
     """What `rows.json` says; None in a workdir that has none. Raises ConfigError when it is damaged."""
-    path = storage.here(workdir) / FILE
+    path = storage.local_path(workdir) / FILE
     if not path.is_file():
         return None
     remedy = "put a copy of it there, or remove it and the run goes on with the rows that its settings give"

@@ -29,7 +29,7 @@ def check(workdir: str):
 def _check(workdir: str):
     if storage.in_bucket(workdir):
         storage.fetch_files(workdir, ("metrics.jsonl",))
-    folder = storage.here(workdir)
+    folder = storage.local_path(workdir)
     for name in (*FOLDERS, *FILES):
         path = folder / name
         if path.exists() and path.is_dir() != (name in FOLDERS):

@@ -26,7 +26,7 @@ RULES = (
     (r"head/bias", PartitionSpec("tensor")),
     (r"(classifier/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
 )
-ROOMS = ("encoder", "decoder", "head", "classifier", "span")  # what a parameter's path begins with
+TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span")  # what a parameter's path begins with
 BATCH = PartitionSpec(("data", "fsdp"))  # rows are divided over data and fsdp
 
 
@@ -43,7 +43,7 @@ def spec(path: str) -> PartitionSpec:
 def path_of(keys) -> str:
     """A tree path as parameter path; the optimiser's moments have the parameter's path behind their own."""
     names = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys]
-    rooms = [index for index, name in enumerate(names) if name in ROOMS]
+    rooms = [index for index, name in enumerate(names) if name in TOP_LEVEL_MODULES]
     return "/".join(names[rooms[0] :]) if rooms else ""
 
 
@@ -129,7 +129,7 @@ def check_memory(batch_size: int, length: int):
         )
 
 
-def local_places(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
+def local_row_indices(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
     """The places of a batch of `size` rows that this process's devices hold, ascending: all of them where `tensor` spans the hosts."""
     return np.unique(np.concatenate([np.arange(size)[index] for (index,) in _row_slices(size, mesh).values()]))
 
@@ -138,9 +138,9 @@ def _row_slices(size: int, mesh: jax.sharding.Mesh) -> dict:
     return NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,))
 
 
-def place(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = None) -> jax.Array:
-    """The rows at this process's `local_places` as its part of a batch of `size` rows [size, L]; by default these are all rows."""
+def shard_batch(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = None) -> jax.Array:
+    """The rows at this process's `local_row_indices` as its part of a batch of `size` rows [size, L]; by default these are all rows."""
     size = len(rows) if size is None else size
-    mine = local_places(size, mesh)
+    mine = local_row_indices(size, mesh)
     part = lambda index: rows[np.searchsorted(mine, np.arange(size)[index[0]])]  # noqa: E731
     return jax.make_array_from_callback((size, *rows.shape[1:]), NamedSharding(mesh, BATCH), part)

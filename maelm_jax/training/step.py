@@ -11,8 +11,8 @@ from jaxtyping import Array, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.model import keys, loss, maelm, masking
+from maelm_jax.training import fsdp, sharding
 from maelm_jax.training import optimizer as optimizers
-from maelm_jax.training import parallel, sharding
 
 LossFn = collections.abc.Callable[..., loss.Sums]  # (params, batch, row_numbers, key, train) -> sums over the batch
 
@@ -62,11 +62,11 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
         """On one device: its rows, its part of the parameters; its part of the whole gradient."""
 
         def sums(variables, batch, numbers):
-            total = loss_fn(parallel.parameters(variables, params), batch, numbers, key, True)
+            total = loss_fn(fsdp.parameters(variables, params), batch, numbers, key, True)
             return total.loss, total
 
         gradient_of = jax.grad(sums, has_aux=True)
-        variables, rows = parallel.variables(params), len(numbers)
+        variables, rows = fsdp.variables(params), len(numbers)
         if accumulate == 1:
             gradient, total = gradient_of(variables, batch, numbers)
         else:
@@ -78,13 +78,13 @@ def make_train_step(loss_fn: LossFn, optimizer: optax.GradientTransformation, st
             shapes = jax.eval_shape(gradient_of, variables, *jax.tree.map(lambda x: x[0], parts))
             zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
             (gradient, total), _ = jax.lax.scan(add, zero, parts)
-        return parallel.reduced(gradient), parallel.summed(total)
+        return fsdp.reduced(gradient), fsdp.summed(total)
 
     def train_step(state, batch):
         key = jax.random.fold_in(jax.random.fold_in(keys.of_seed(seed), 1), state.step)
         numbers = jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
-        specs = parallel.specs(state.params)
-        gradient, total = parallel.each_device(gradient_and_sums, mesh, specs, (specs, PartitionSpec()))(state.params, key, batch, numbers)
+        specs = fsdp.specs(state.params)
+        gradient, total = fsdp.each_device(gradient_and_sums, mesh, specs, (specs, PartitionSpec()))(state.params, key, batch, numbers)
         gradient = jax.tree.map(lambda g: g / jnp.maximum(total.count, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         metrics = {
@@ -127,13 +127,13 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
     """(params, batch, first row number) -> Sums. The key depends on the seed alone: the same masks at every evaluation."""
 
     def sums(params, key, batch, numbers):
-        total = loss_fn(parallel.parameters(parallel.variables(params), params), batch, numbers, key, False)
-        return parallel.summed(total)
+        total = loss_fn(fsdp.parameters(fsdp.variables(params), params), batch, numbers, key, False)
+        return fsdp.summed(total)
 
     def eval_step(params: dict, batch, first):
         key = jax.random.fold_in(keys.of_seed(seed), 2)
         numbers = first + jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
-        return parallel.each_device(sums, mesh, parallel.specs(params), PartitionSpec())(params, key, batch, numbers)
+        return fsdp.each_device(sums, mesh, fsdp.specs(params), PartitionSpec())(params, key, batch, numbers)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     rows = NamedSharding(mesh, sharding.BATCH)

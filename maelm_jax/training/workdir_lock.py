@@ -61,7 +61,7 @@ def _take(workdir: str, stack: contextlib.ExitStack):
 @contextlib.contextmanager
 def _locked(workdir: str, holder: dict) -> collections.abc.Iterator[dict]:
     """Holds run.lock, in which it writes `holder`; yields who held it before ({} when nobody did)."""
-    path = storage.here(workdir) / FILE
+    path = storage.local_path(workdir) / FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

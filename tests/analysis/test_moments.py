@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.analysis import moments, ranks, watch
+from maelm_jax.analysis import moments, monitor, ranks
 from maelm_jax.model import maelm, masking
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -98,7 +98,7 @@ def test_the_watch_measures_what_the_analysis_does(encoder):
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
     settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), MODEL, config.Optimizer(), config.Mesh(), run)
     mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
-    eye = watch.Watch(settings, 100, SPECIAL, rows(), mesh)
+    eye = monitor.RankMonitor(settings, 100, SPECIAL, rows(), mesh)
     found = eye({"encoder": params})
     assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
     used = rows()[: len(eye._rows)]
@@ -111,4 +111,4 @@ def test_the_watch_measures_what_the_analysis_does(encoder):
         squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
     assert "1 measurements of" in eye.cost(100.0)
-    assert watch.Watch(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"
+    assert monitor.RankMonitor(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import rows, sources, tasks
+from maelm_jax.data import rows, seqio_tasks, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 pytest.importorskip("seqio")
@@ -62,7 +62,7 @@ def test_parts_of_a_tfds_dataset_are_the_whole(tfds_dir, tmp_path):
 
 def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
     corpus = corpus_of("tfds:wikipedia/20230601.en", tmp_path, tfds_data_dir=str(tmp_path / "tfds"))
-    monkeypatch.setattr(tasks, "_download", lambda builder: (_ for _ in ()).throw(ConnectionError("no network")))
+    monkeypatch.setattr(seqio_tasks, "_download", lambda builder: (_ for _ in ()).throw(ConnectionError("no network")))
     with pytest.raises(config.ConfigError, match=r"tfds build wikipedia/20230601.en --data_dir=.*tiny.gin needs no download") as caught:
         sources.shards("tfds:wikipedia/20230601.en", corpus)
     assert "\n" not in str(caught.value)
@@ -117,7 +117,7 @@ def test_a_mixture_is_known_where_seqio_is_not(task_module, tmp_path, monkeypatc
     def absent():
         raise sources.Unavailable("no seqio")
 
-    monkeypatch.setattr(tasks, "_seqio", absent)
+    monkeypatch.setattr(seqio_tasks, "_seqio", absent)
     assert sources.rates(corpus) == known
 
 
@@ -142,9 +142,9 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Text {name} {number}." for number in range(20)))
     corpus = config.Corpus(sources={f"files:{tmp_path}/a.txt": 3.0, f"files:{tmp_path}/b.txt": 1.0}, rows_dir=str(tmp_path))
-    mixture = seqio.get_mixture_or_task(tasks.register(corpus, vocabulary))
+    mixture = seqio.get_mixture_or_task(seqio_tasks.register(corpus, vocabulary))
     of_a, of_b = sorted(mixture.tasks, key=mixture.get_rate, reverse=True)
     assert [mixture.get_rate(task) for task in (of_a, of_b)] == [0.75, 0.25]
     examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
     assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
-    assert tasks.register(corpus, vocabulary) == mixture.name
+    assert seqio_tasks.register(corpus, vocabulary) == mixture.name

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import files, glue, problem, squad
+from maelm_jax.finetuning import files, glue, squad, task_data
 
 OWN = config.Finetune(
     tasks="own",
@@ -122,7 +122,7 @@ def test_any_glue_file_is_read_or_named(task, labelled, data, folder, vocabulary
     found = outcome(path, lambda: glue.read_file(task, path, labelled))
     if found is not None:
         assert (
-            len(problem.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
+            len(task_data.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
         )
         assert not labelled or len(found.labels) == len(found.sentences)
 
@@ -141,7 +141,7 @@ def test_any_file_of_ones_own_is_read_or_named(labelled, data, folder, vocabular
     found = outcome(path, lambda: glue.read_file(task, path, labelled))
     if found is not None:
         assert (
-            len(problem.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
+            len(task_data.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
         )
 
 
@@ -210,7 +210,7 @@ def test_any_squad_file_is_read_or_named(content, data, folder, vocabulary):
     if found is not None:
         dev = outcome(
             path,
-            lambda: problem.squad_dev(
+            lambda: task_data.squad_dev(
                 "squad2",
                 squad.Questions(found, source=str(path)),
                 vocabulary,
@@ -303,7 +303,7 @@ def test_two_questions_of_one_id_are_refused_where_answers_are_written(
     with pytest.raises(
         config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
     ):
-        problem.unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
+        task_data.unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
@@ -312,7 +312,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
     settings = config.Finetune(data_dir=str(tmp_path))
     for task in ("rte", "squad1"):
         with pytest.raises(config.ConfigError, match=f"{task}: no "):
-            problem.check(task, settings)
+            task_data.check(task, settings)
     for path in (tmp_path, tmp_path / "gone", pathlib.Path(__file__) / "under"):
         with pytest.raises(config.ConfigError, match="cannot be read"):
             next(files.rows(path))
@@ -323,7 +323,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
 )
 def test_a_data_dir_that_is_no_folder(data_dir):
     with pytest.raises(config.ConfigError, match="DATA_DIR: no folder|rte: no train"):
-        problem.check("rte", config.Finetune(data_dir=data_dir))
+        task_data.check("rte", config.Finetune(data_dir=data_dir))
 
 
 def test_the_files_of_ones_own_task_are_looked_for_first(tmp_path):
@@ -333,7 +333,7 @@ def test_the_files_of_ones_own_task_are_looked_for_first(tmp_path):
             tasks="own", train_file=str(path), dev_file=__file__, labels=("no", "yes")
         )
         with pytest.raises(config.ConfigError, match="own: no file"):
-            problem.check("own", settings)
+            task_data.check("own", settings)
 
 
 @pytest.mark.parametrize(

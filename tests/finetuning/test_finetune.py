@@ -190,19 +190,19 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_pat
 
 @pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
-    from maelm_jax.finetuning import start
+    from maelm_jax.finetuning import encoder_source
 
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]
     )
     own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "Finetune.labels=('no', 'yes')"] if path.stem == "own" else []
-    found = finetune.experiments(start.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
-    stock = dataclasses.replace(start.load(str(pretrained)), gin_file=start.OTHERS)  # whose BATCH_SIZE is pretraining's
+    found = finetune.experiments(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
     assert finetune.experiments(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
     for task, experiment in found.items():
         assert experiment.finetune.tasks == task and experiment.finetune.listed("seeds") == (4, 5)
         assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
     if path.stem == "glue":
-        (alone,) = finetune.experiments(start.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
+        (alone,) = finetune.experiments(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
         assert alone.finetune.epochs == 10, "a table of one task has that task's settings too"
         assert len(found) == 9 and (found["rte"].finetune.epochs, found["squad2"].finetune.max_length) == (10, 384)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.finetuning import files, glue, problem
+from maelm_jax.finetuning import files, glue, task_data
 
 FOUND_HERE = {"cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "rte": (2490, 277), "qqp": (20105, 3391), "mnli": (9888, 9815)}
 
@@ -160,27 +160,27 @@ def test_a_task_of_ones_own(tmp_path):
     assert train.sentences == [("Why?", "Because."), ("Who?", ""), ("When?", "There.")] and list(train.labels) == [1, 2, 0]
     assert dev[""].sentences == [("Where?", "Here.")] and list(dev[""].labels) == [1]
     assert "1 examples with an empty sentence" in train.notes[0]
-    assert problem.classes_of("own", chosen) == (3, ("no", "yes", "unclear"))
+    assert task_data.classes_of("own", chosen) == (3, ("no", "yes", "unclear"))
     glue.write_predictions(task, np.eye(3)[[2, 0]], tmp_path / "predictions.tsv")
     assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\tunclear\n1\tno\n"
     glue.write_probabilities(task, np.log([[0.25, 0.5, 0.25], [1, 3, 4]]).astype(np.float32), tmp_path / "p.tsv")
     shown = "index\tno\tyes\tunclear\n0\t0.250000\t0.500000\t0.250000\n1\t0.125000\t0.375000\t0.500000\n"
     assert (tmp_path / "p.tsv").read_text() == shown
-    problem.check("own", chosen)
+    task_data.check("own", chosen)
     with pytest.raises(config.ConfigError, match="gone.tsv"):
-        problem.check("own", dataclasses.replace(chosen, dev_file="gone.tsv"))
+        task_data.check("own", dataclasses.replace(chosen, dev_file="gone.tsv"))
     for change, message in [({"labels": ("yes",)}, "two classes"), ({"columns": ()}, "one or two"), ({"train_file": None}, "needs train_file")]:
         with pytest.raises(config.ConfigError, match=message):
             dataclasses.replace(chosen, **change)
 
 
 def test_missing_data_is_found_before_anything_runs(shared_data):
-    problem.check("mnli", settings(shared_data))
-    problem.check("squad1", settings(shared_data))
-    problem.check("squad2", settings(shared_data, dev_share=0.25))
+    task_data.check("mnli", settings(shared_data))
+    task_data.check("squad1", settings(shared_data))
+    task_data.check("squad2", settings(shared_data, dev_share=0.25))
     for name in ("qnli", "squad2"):
         with pytest.raises(config.ConfigError, match=f"{name}: no train"):
-            problem.check(name, settings(shared_data))
+            task_data.check(name, settings(shared_data))
 
 
 def test_a_broken_row_of_a_file_to_label_is_not_left_out(tmp_path):

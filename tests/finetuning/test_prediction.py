@@ -239,9 +239,9 @@ def test_a_row_of_ones_own_file_with_a_tab_too_many_is_named(tmp_path):
 
 
 def test_a_squad_model_is_given_json(tmp_path):
-    from maelm_jax.finetuning import problem
+    from maelm_jax.finetuning import task_data
 
     with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
-        problem.unlabelled(
+        task_data.unlabelled(
             "squad1", str(pairs(tmp_path / "x.tsv", 2)), config.Finetune(), None, 64, {}
         )

@@ -13,7 +13,7 @@ import pytest
 from testing import only_devices
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import features, heads, problem, run, start
+from maelm_jax.finetuning import encoder_source, features, heads, session, task_data
 from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
@@ -31,27 +31,27 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     only_devices(monkeypatch, devices)
     monkeypatch.setattr(features, "MOST_LENGTHS", 1)  # one shape to compile
     experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
-    begin = start.load(str(pretrained))
-    data = problem.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
-    tuner = run.Tuner(experiment, data, begin.vocabulary)
+    begin = encoder_source.load(str(pretrained))
+    data = task_data.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
+    tuner = session.FinetuneSession(experiment, data, begin.vocabulary)
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
     results = tuner.run(experiment, begin, str(tmp_path))
     assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
-    predictor, params = run.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)
+    predictor, params = session.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)
     again = data.dev[""].score(predictor.outputs(params, data.dev[""], tuner.sizes))
     assert again[data.main] == pytest.approx(results["score"], abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
-    assert not (tmp_path / run.UNFINISHED).exists()
+    assert not (tmp_path / session.UNFINISHED).exists()
 
 
 def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
     """Scores come from a script, so that the second of four evaluations is the best; the weights and predictions kept are its own."""
     monkeypatch.setattr(features, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")
-    begin = start.load(str(pretrained))
-    data = problem.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
-    tuner, seen, script = run.Tuner(experiment, data, begin.vocabulary), [], [0.5, 0.9, 0.1, 0.9]
+    begin = encoder_source.load(str(pretrained))
+    data = task_data.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
+    tuner, seen, script = session.FinetuneSession(experiment, data, begin.vocabulary), [], [0.5, 0.9, 0.1, 0.9]
     outputs = tuner.predictor.outputs
 
     def recorded(params, *more):
@@ -63,7 +63,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
     results = tuner.run(experiment, begin, str(tmp_path))
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
-    kept = run.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)[1]
+    kept = session.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)[1]
     same = lambda other: all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(other)))  # noqa: E731
     assert [same(params) for params, _ in seen] == [False, True, False, False]  # and no fifth prediction for the file
     for number, (_, outputs_then) in enumerate(seen):
@@ -73,14 +73,14 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
 
 
 def model(pretrained, classes):
-    begin = start.load(str(pretrained))
+    begin = encoder_source.load(str(pretrained))
     settings = gin_files.load([begin.gin_file]).model
     graph, init = heads.create(settings, begin.vocabulary.size, begin.vocabulary.pad, classes)
     return graph, init(jax.random.key(0))
 
 
 def test_the_encoder_is_the_pretrained_one(pretrained):
-    begin = start.load(str(pretrained))
+    begin = encoder_source.load(str(pretrained))
     vocabulary = begin.vocabulary
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
     saved = maelm.create(gin_files.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
@@ -88,7 +88,7 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     fresh = model(pretrained, 2)[1]["encoder"]
     for _ in range(2):  # what is handed out is a copy each time
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.encoder(fresh), saved)
-    jax.tree.map(np.testing.assert_array_equal, start.load(f"random:{pretrained}").encoder(fresh), fresh)
+    jax.tree.map(np.testing.assert_array_equal, encoder_source.load(f"random:{pretrained}").encoder(fresh), fresh)
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
@@ -96,13 +96,13 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = model(pretrained, 2)[1]["encoder"]
-    here, there = start.load(str(pretrained)), start.load(str(tmp_path / "stock"))
+    here, there = encoder_source.load(str(pretrained)), encoder_source.load(str(tmp_path / "stock"))
     jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
     files = ["finetune/rte.gin"]
     settings = [finetune.experiments(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="has no vocabulary"):
-        start.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
+        encoder_source.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
 
 
 def a_batch(size: int, targets) -> features.Batch:
@@ -165,11 +165,11 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
     fresh = model(pretrained, 2)[1]["encoder"]
     with pytest.raises(config.ConfigError, match="no checkpoint"):
-        start.load(str(tmp_path / "other"))
+        encoder_source.load(str(tmp_path / "other"))
     saved = checkpoint.Checkpoints(str(tmp_path / "other"))
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
     with pytest.raises(config.ConfigError, match="holds no encoder"):
-        start.load(str(tmp_path / "other")).encoder(fresh)
+        encoder_source.load(str(tmp_path / "other")).encoder(fresh)
     with pytest.raises(config.ConfigError, match="neither a workdir"):
-        start.load(str(tmp_path))
+        encoder_source.load(str(tmp_path))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from maelm_jax.model import layers
+from maelm_jax.model import ops
 
 RATES = (0.1, 0.3, 0.5)
 ROUNDING = (
@@ -34,8 +34,8 @@ def exact_gelu_gradient(x: np.ndarray) -> np.ndarray:
 def test_bfloat16_gelu_is_as_exact_as_its_type(low, high):
     x = bfloat16_between(low, high)
     assert x.size > 60
-    y = jax.jit(layers.gelu)(x)
-    dx = jax.jit(jax.grad(lambda x: layers.gelu(x).astype(jnp.float32).sum()))(x)
+    y = jax.jit(ops.gelu)(x)
+    dx = jax.jit(jax.grad(lambda x: ops.gelu(x).astype(jnp.float32).sum()))(x)
     assert y.dtype == dx.dtype == jnp.bfloat16
     wide = np.asarray(x, np.float64)
     np.testing.assert_allclose(np.asarray(y, np.float64), exact_gelu(wide), rtol=ROUNDING)
@@ -50,7 +50,7 @@ def test_bfloat16_dropout_keeps_the_mean(rate):
         jnp.bfloat16
     )
     keys = jax.random.split(jax.random.key(0), 8)
-    y, pull = jax.vjp(lambda x: layers.dropout(x, rate, keys), x)
+    y, pull = jax.vjp(lambda x: ops.dropout(x, rate, keys), x)
     for result in (y, pull(x)[0]):  # the gradient is the same mask and scale
         assert result.dtype == jnp.bfloat16
         kept, result = np.asarray(result != 0), np.asarray(result, np.float64)
@@ -62,13 +62,13 @@ def test_bfloat16_dropout_keeps_the_mean(rate):
 
 
 def test_a_dropout_rate_that_rounds_to_one_drops_everything():
-    y = layers.dropout(jnp.ones((2, 8, 8)), 1 - 1e-12, jax.random.split(jax.random.key(0), 2))
+    y = ops.dropout(jnp.ones((2, 8, 8)), 1 - 1e-12, jax.random.split(jax.random.key(0), 2))
     assert not y.any()
 
 
 @pytest.mark.parametrize(
     "function",
-    [layers.gelu, lambda x: layers.dropout(x, 0.1, jax.random.split(jax.random.key(0), 2))],
+    [ops.gelu, lambda x: ops.dropout(x, 0.1, jax.random.split(jax.random.key(0), 2))],
     ids=["gelu", "dropout"],
 )
 def test_the_float32_program_converts_no_float(function):

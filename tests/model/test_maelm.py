@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import attention_bias, layers, loss, maelm, masking
+from maelm_jax.model import layers, loss, maelm, masking, ops
+from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of_distance, within_segment
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
@@ -46,7 +47,7 @@ def test_the_encoder_sees_visible_tokens_only(compact):
         positions = jnp.take_along_axis(inputs.positions, slots, axis=1)
         x = jnp.take(table, inputs.encoder_ids, axis=0) + jnp.take(encoder.position_embedding[...], positions, axis=0) + by_slot
         x = maelm._zero_at_empty(encoder.norm(x), segments)
-        bias = attention_bias.within_segment(segments, x.dtype) + encoder.relative_bias(positions, x.dtype)
+        bias = within_segment(segments, x.dtype) + encoder.relative_bias(positions, x.dtype)
         states = layers.run_stack(encoder.blocks, x, bias)
         weight = jax.random.normal(jax.random.key(3), states.shape) * (segments > 0)[:, :, None].astype(jnp.float32)
         return (states * weight).sum()
@@ -103,7 +104,7 @@ def test_compact_is_full_length(delta, decoder, buckets):
 
 
 def test_t5_buckets_are_those_of_stock_mpnet():
-    bucket = attention_bias.bucket_of_distance(config.Model())
+    bucket = bucket_of_distance(config.Model())
     distances = np.arange(-511, 512)
     # Raffel et al., with 32 buckets up to 128: from these distances on the next bucket begins
     starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
@@ -117,7 +118,7 @@ def test_t5_buckets_are_those_of_stock_mpnet():
     (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
 ])  # fmt: skip
 def test_reference_buckets(buckets, farthest, starts):
-    rows = attention_bias.bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
+    rows = bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
     offset = buckets // 2 - 1
     for distance, bucket in starts.items():
         assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
@@ -127,11 +128,11 @@ def test_reference_buckets(buckets, farthest, starts):
 @pytest.mark.parametrize("kind", ["t5", "reference"])
 def test_an_accelerator_looks_up_the_same_bias(monkeypatch, kind):
     """It selects where a CPU gathers, and multiplies by one-hot rows where a CPU adds one by one: those branches are run here by hand."""
-    module = attention_bias.RelativeBias(config.Model(**TINY, relative_buckets=kind), maelm.nnx.Rngs(0))
+    module = RelativeBias(config.Model(**TINY, relative_buckets=kind), maelm.nnx.Rngs(0))
     positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
 
     def bias(table):
-        return attention_bias._look_up(table, attention_bias._bucket(positions[:, None] - positions[:, :, None], module.buckets))
+        return _look_up(table, _bucket(positions[:, None] - positions[:, :, None], module.buckets))
 
     value_and_gradient = lambda: (bias(module.table[...]), jax.grad(lambda t: (bias(t) ** 3).sum())(module.table[...]))  # noqa: E731
     expected, gradient = value_and_gradient()
@@ -144,18 +145,18 @@ def test_an_accelerator_looks_up_the_same_bias(monkeypatch, kind):
 
 def test_bias_table_gradient():
     settings = config.Model(**TINY)
-    table = attention_bias.RelativeBias(settings, maelm.nnx.Rngs(0))
+    table = RelativeBias(settings, maelm.nnx.Rngs(0))
     positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
     weight = jax.random.normal(jax.random.key(0), (2, 4, 20, 20))
-    bucket = jnp.asarray(attention_bias.bucket_of_distance(settings))[positions[:, None, :] - positions[:, :, None] + LENGTH - 1]
-    ours = jax.grad(lambda t: (attention_bias._look_up(t, bucket) * weight).sum())(table.table[...])
+    bucket = jnp.asarray(bucket_of_distance(settings))[positions[:, None, :] - positions[:, :, None] + LENGTH - 1]
+    ours = jax.grad(lambda t: (_look_up(t, bucket) * weight).sum())(table.table[...])
     plain = jax.grad(lambda t: (jnp.moveaxis(t[bucket], -1, 1) * weight).sum())(table.table[...])
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
     assert float(jnp.abs(ours).max()) > 1
 
 
 def test_local_bias_favours_neighbours():
-    table = attention_bias.RelativeBias(config.Model(relative_bias_init="local"), maelm.nnx.Rngs(0))
+    table = RelativeBias(config.Model(relative_bias_init="local"), maelm.nnx.Rngs(0))
     bias = np.asarray(table(jnp.arange(64, dtype=jnp.int32)[None], jnp.dtype(jnp.float32)))[0]
     assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
 
@@ -163,17 +164,17 @@ def test_local_bias_favours_neighbours():
 def test_dropout():
     x = jnp.ones((8, 16, 128, 64))
     keys = jax.random.split(jax.random.key(0), 8)
-    y = np.asarray(layers.dropout(x, 0.1, keys))
+    y = np.asarray(ops.dropout(x, 0.1, keys))
     kept = y != 0
     assert abs(kept.mean() - 0.9) < 0.001
     np.testing.assert_allclose(y[kept], 1 / 0.9, rtol=1e-6)
     for axis in range(4):  # neighbours along every axis are independent
         a, b = np.take(kept, range(7), axis), np.take(kept, range(1, 8), axis)
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
-    np.testing.assert_array_equal(layers.dropout(x[3:5], 0.1, keys[3:5]), y[3:5])  # a row's own affair
-    other = np.asarray(layers.dropout(x, 0.1, jax.random.split(jax.random.key(1), 8))) != 0
+    np.testing.assert_array_equal(ops.dropout(x[3:5], 0.1, keys[3:5]), y[3:5])  # a row's own affair
+    other = np.asarray(ops.dropout(x, 0.1, jax.random.split(jax.random.key(1), 8))) != 0
     assert abs(np.corrcoef(kept.ravel(), other.ravel())[0, 1]) < 0.01
-    assert layers.dropout(x, 0.1, None) is x
+    assert ops.dropout(x, 0.1, None) is x
 
 
 def test_rematerialised_gradients_are_the_same():

@@ -14,8 +14,8 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.interop import reference
-from maelm_jax.interop import tensors as tables
+from maelm_jax.encoders import published
+from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import loss, maelm, masking
 
 FOLDERS = [pathlib.Path(__file__).parents[1] / "data" / "reference"] + [pathlib.Path(d) for d in [os.environ.get("MAELM_REFERENCE_DIR")] if d]
@@ -43,7 +43,7 @@ def test_reference(path, full_length):
     graph, init = maelm.create(settings, case["vocab_size"], special)
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    taken = reference.take(weights, {path: value.shape for path, value in ours.items()}, path.name)
+    taken = published.take(weights, {path: value.shape for path, value in ours.items()}, path.name)
     padded = {name: np.concatenate([value, ours[name][len(value) :]]) if name in tables.VOCABULARY else value for name, value in taken.items()}
     parameters = traverse_util.unflatten_dict(padded, sep="/")
 
@@ -54,8 +54,8 @@ def test_reference(path, full_length):
     visible = segments.astype(bool) & (plain_mlm | ~masked)
     tight = ids.shape[1] if full_length else int(visible.sum(1).max())
     sizes = masking.Budget(tight, int(masked.sum(1).max()))
-    let_in = masked if plain_mlm else jnp.zeros_like(masked)
-    inputs = masking.split(ids, segments, positions, masked, let_in, sizes, special.mask)
+    visible_to_encoder = masked if plain_mlm else jnp.zeros_like(masked)
+    inputs = masking.split(ids, segments, positions, masked, visible_to_encoder, sizes, special.mask)
 
     def mean_loss(parameters):
         model = maelm.apply(graph, parameters)
@@ -75,7 +75,7 @@ def test_reference(path, full_length):
 
     gradient = traverse_util.flatten_dict(jax.tree.map(np.asarray, gradient), sep="/")
     close(np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in gradient.values())), data["expected/grad_norm"], 1e-4, "norm")
-    ours = reference.to_reference(gradient, case["vocab_size"])
+    ours = published.to_reference(gradient, case["vocab_size"])
     theirs = {key.removeprefix("expected/grad/"): data[key] for key in data.files if key.startswith("expected/grad/")}
     assert set(ours) == set(theirs)
     for name in theirs:
@@ -94,6 +94,6 @@ def test_mismatched_weights_are_listed():
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights["surplus"] = weights.pop("encoder.sentence_encoder.emb_layer_norm.weight")
     with pytest.raises(config.ConfigError) as error:
-        reference.take(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)
+        published.take(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)
     for what in ("emb_layer_norm.weight is missing", "surplus is not a tensor", "embed_positions.weight has shape"):
         assert what in str(error.value)

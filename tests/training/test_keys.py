@@ -27,7 +27,7 @@ def losses() -> list[float]:
     updates = optimizer.create(settings.optimizer, 10)
     state = step.create_state(init, updates, 7, mesh)
     train_step = step.make_train_step(step.pretraining_loss(settings, graph, SPECIAL), updates, state, 7, 1, mesh)
-    rows = sharding.place(np.random.default_rng(0).integers(4, 99, (4, 16)).astype(np.int32), mesh)
+    rows = sharding.shard_batch(np.random.default_rng(0).integers(4, 99, (4, 16)).astype(np.int32), mesh)
     result = []
     for _ in range(2):
         state, values = train_step(state, rows)

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.training import compiled, step
+from maelm_jax.planning import hlo
+from maelm_jax.training import step
 
 LAYERS, DECODER_LAYERS, PARTS = 3, 2, 4
 
@@ -29,7 +30,7 @@ def test_each_byte_of_the_gradient_is_sent_once_a_step(program):
     state, text = program
     whole = sum(4 * leaf.size for leaf in jax.tree.leaves(state.params))
     cut = sum(4 * leaf.size for leaf in jax.tree.leaves(state.params) if "fsdp" in tuple(leaf.sharding.spec))
-    sums = [one for one in compiled.collectives(text) if one.kind in ("all-reduce", "reduce-scatter") and one.array_bytes > 256]
+    sums = [one for one in hlo.collectives(text) if one.kind in ("all-reduce", "reduce-scatter") and one.array_bytes > 256]
     assert all(one.times == 1 for one in sums), "none is inside a loop"
     over_fsdp, over_data = (sum(one.total_bytes for one in sums if one.group in groups) for groups in ((4, 8), (2,)))
     assert over_fsdp == whole + 12, "the gradient and the three sums of the loss"
@@ -38,7 +39,7 @@ def test_each_byte_of_the_gradient_is_sent_once_a_step(program):
 
 def test_a_layer_is_put_together_inside_the_loops_forward_and_backward(program):
     state, text = program
-    inside = [one for one in compiled.collectives(text) if one.kind == "all-gather" and "while/body" in one.name]
+    inside = [one for one in hlo.collectives(text) if one.kind == "all-gather" and "while/body" in one.name]
     for stack, layers in (("encoder", LAYERS), ("decoder", DECODER_LAYERS)):
         leaves = [leaf for leaf in jax.tree.leaves(state.params[stack]["blocks"]) if "fsdp" in tuple(leaf.sharding.spec)]
         one_layer = sum(4 * leaf.size for leaf in leaves) // layers
@@ -73,9 +74,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %c = f32[8] fusion(%w), kind=kLoop, calls=%f, backend_config={"estimated_cycles":"1"}
 }
 """
-    found = [(one.kind, one.array_bytes, one.group, one.times) for one in compiled.collectives(text)]
+    found = [(one.kind, one.array_bytes, one.group, one.times) for one in hlo.collectives(text)]
     assert found == [("all-gather", 32, 2, 6), ("reduce-scatter", 32, 4, 1), ("all-gather", 64, 4, 1)]
-    assert compiled.collectives(text)[1].sent_bytes == 24
-    assert compiled.estimated_cycles(text) == (6 * 110 + 1, [])
-    assert compiled.estimated_cycles(text.replace('"estimated_cycles":"1"', f'"estimated_cycles":"{2**63 - 1}"')) == (6 * 110, ["c"])
-    assert compiled.estimated_cycles(text.replace("estimated", "other")) is None
+    assert hlo.collectives(text)[1].sent_bytes == 24
+    assert hlo.estimated_cycles(text) == (6 * 110 + 1, [])
+    assert hlo.estimated_cycles(text.replace('"estimated_cycles":"1"', f'"estimated_cycles":"{2**63 - 1}"')) == (6 * 110, ["c"])
+    assert hlo.estimated_cycles(text.replace("estimated", "other")) is None

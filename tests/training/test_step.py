@@ -45,7 +45,7 @@ def run(settings: config.Experiment, steps=3):
     train_step = step.make_train_step(loss_fn, updates, state, 0, settings.run.accumulate, mesh)
     results = []
     for batch in batches(steps):
-        state, metrics = train_step(state, sharding.place(batch, mesh))
+        state, metrics = train_step(state, sharding.shard_batch(batch, mesh))
         results.append({name: float(value) for name, value in metrics.items()})
     return results, state
 
@@ -117,7 +117,7 @@ def test_evaluation_draws_the_same_masks_each_time():
     state = step.create_state(init, updates, 0, mesh)
     loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
     evaluate = step.make_eval_step(loss_fn, state, 0, mesh)
-    rows = sharding.place(batches(1)[0], mesh)
+    rows = sharding.shard_batch(batches(1)[0], mesh)
     first, second = (evaluate(state.params, rows, np.uint32(0)) for _ in range(2))
     assert float(first.loss) == float(second.loss), "the same masks, and no dropout"
     assert float(evaluate(state.params, rows, np.uint32(ROWS)).loss) != float(first.loss), "other rows of the set have masks of their own"

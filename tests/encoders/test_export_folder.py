@@ -9,8 +9,8 @@ import pathlib
 import pytest
 
 from maelm_jax import config, export
-from maelm_jax.interop import folder as folders
-from maelm_jax.interop import huggingface
+from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders import huggingface
 
 
 def run(workdir, output, *more) -> int:

@@ -10,9 +10,9 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.interop import tensors as tables
-from maelm_jax.interop import torch_file
-from maelm_jax.interop.tensors import Row
+from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import torch_file
+from maelm_jax.encoders.tensors import TensorMapping
 
 _LAYER = {
     "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "out": "self_attn.out_proj",
@@ -31,16 +31,16 @@ _ARGUMENTS = {
 CONFIG = "ablations/reference_positions.gin"  # makes a run of any size one that the published code computes
 
 
-def _rows(layers: int, decoder_layers: int, relative: bool) -> list[Row]:
-    rows = [Row(TOKENS, "encoder/token_embedding")]
+def _rows(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
+    rows = [TensorMapping(TOKENS, "encoder/token_embedding")]
     for prefix, room, depth in ((_ENCODER, "encoder", layers), (_DECODER, "decoder", decoder_layers)):
         if depth:
-            rows.append(Row(prefix + "embed_positions.weight", f"{room}/position_embedding"))
+            rows.append(TensorMapping(prefix + "embed_positions.weight", f"{room}/position_embedding"))
             rows += tables.norm(prefix + "emb_layer_norm", f"{room}/norm") + tables.blocks(f"{prefix}layers.", room, depth, _LAYER)
     if relative:
-        rows.append(Row(BUCKETS, "encoder/relative_bias/table"))
+        rows.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
     head = _head(decoder_layers)
-    return [*rows, *tables.linear(head + "dense", "head/dense"), *tables.norm(head + "layer_norm", "head/norm"), Row(head + "bias", "head/bias")]
+    return [*rows, *tables.linear(head + "dense", "head/dense"), *tables.norm(head + "layer_norm", "head/norm"), TensorMapping(head + "bias", "head/bias")]
 
 
 def _head(decoder_layers: int) -> str:

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from maelm_jax import config, embed, export, gin_files, pretrained
+from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders import source
 
 
 @pytest.fixture
@@ -41,9 +42,9 @@ def edited(workdirs, tmp_path):
     ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing in the checkpoint"),
 ])  # fmt: skip
 def test_settings_that_contradict_the_weights_are_named(edited, changes, message):
-    source = pretrained.find(str(edited("reference", **changes)))
+    encoder_source = source.find(str(edited("reference", **changes)))
     with pytest.raises(config.ConfigError) as error:
-        source.read(config.Model())
+        encoder_source.read(config.Model())
     assert message in str(error.value) and "contradicts the checkpoint" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -68,7 +69,7 @@ def test_embed_and_training_refuse_them_too(edited, tmp_path):
             ]
         )
     with pytest.raises(config.ConfigError, match="contradicts the checkpoint"):
-        pretrained.find(str(run)).read(config.Model())
+        source.find(str(run)).read(config.Model())
 
 
 def test_a_vocabulary_of_another_size_is_refused(edited, tmp_path):

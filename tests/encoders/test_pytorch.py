@@ -11,8 +11,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 
-from maelm_jax import config, export, gin_files, pretrained  # noqa: E402
-from maelm_jax.interop import maelm_torch, pytorch, verify  # noqa: E402
+from maelm_jax import config, export, gin_files  # noqa: E402
+from maelm_jax.encoders import (  # noqa: E402
+    maelm_torch,
+    pytorch,
+    source,  # noqa: E402
+    verify,
+)
 from maelm_jax.model import maelm, masking  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
@@ -23,9 +28,9 @@ def test_the_reference_itself(path, tmp_path):
     """An independent check: weights of the reference, through our import, into PyTorch; loss, hidden states, logits and gradients are its own."""
     data = np.load(path)
     case = json.loads(str(data["config"]))
-    source = pretrained.find(str(path))
-    model = source.model(config.Model(dropout=0.0, attention_dropout=0.0))
-    pytorch.write(tmp_path, source.read(model), model, case["vocab_size"], config.SpecialIds(0, 1, 2, 3, case["vocab_size"] - 1))
+    encoder_source = source.find(str(path))
+    model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    pytorch.write(tmp_path, encoder_source.read(model), model, case["vocab_size"], config.SpecialIds(0, 1, 2, 3, case["vocab_size"] - 1))
     theirs = maelm_torch.MaeLm.from_folder(tmp_path)
     ids, masked = torch.tensor(data["batch/tokens"]).long(), torch.tensor(data["batch/masked"]).bool()
     present = ~torch.tensor(data["batch/padding"]).bool()
@@ -54,22 +59,22 @@ def test_every_kind_of_run_verifies(workdirs, tmp_path, name, capsys):
 
 def test_masks_let_into_the_encoder(workdirs, vocabulary):
     """Between MAE-LM and MLM: some [MASK]s in the encoder's input, the others put back by the decoder."""
-    source = pretrained.find(str(workdirs["reference"]))
-    model = source.model(config.Model(dropout=0.0, attention_dropout=0.0))
-    params = source.read(model)
+    encoder_source = source.find(str(workdirs["reference"]))
+    model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    params = encoder_source.read(model)
     content = {"model": {name: getattr(model, name) for name in pytorch.FIELDS}, "vocabulary_size": 600, "special_ids": {"pad": 1, "mask": 599}}
     theirs = maelm_torch.MaeLm(content).eval()
     theirs.load_state_dict({row: torch.tensor(value) for row, value in pytorch.give(params, model, 600).items()})
     ids = verify.batch(verify.lines()[-10:], vocabulary, 40)
     masked = verify.pick(ids, vocabulary)
-    let_in = masked & (np.arange(40) % 2 == 0)[None]
+    visible_to_encoder = masked & (np.arange(40) % 2 == 0)[None]
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(40, dtype=np.int32), ids.shape)
-    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, let_in)), masking.Budget(40, int(masked.sum(1).max())), 599)
+    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), masking.Budget(40, int(masked.sum(1).max())), 599)
     graph, _ = maelm.create(model, 600, vocabulary.special)
-    ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(pretrained.nested(params), inputs))
+    ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(source.nested(params), inputs))
     with torch.no_grad():
-        found = theirs.predict(torch.tensor(ids), torch.tensor(masked), let_in=torch.tensor(let_in)).numpy()
+        found = theirs.predict(torch.tensor(ids), torch.tensor(masked), visible_to_encoder=torch.tensor(visible_to_encoder)).numpy()
         default = theirs.predict(torch.tensor(ids), torch.tensor(masked)).numpy()
     for row, mask, a, b in zip(found, masked, ours, default, strict=True):
         assert np.abs(row[mask] - a[: mask.sum(), :600]).max() < 1e-5 * np.abs(ours).max()

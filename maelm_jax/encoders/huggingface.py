@@ -12,9 +12,9 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.interop import json_objects, torch_file
-from maelm_jax.interop import tensors as tables
-from maelm_jax.interop.tensors import Row
+from maelm_jax.encoders import json_objects, torch_file
+from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders.tensors import TensorMapping
 
 _PARTS = {
     "mpnet": {
@@ -61,7 +61,7 @@ class Tuned:
             raise config.ConfigError(f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: {', '.join(labels) or 'none'}")
         return cls("ForSequenceClassification", tuple(labels) if classes > 1 else ())
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TensorMapping]:
         """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same."""
         if self.head == "ForQuestionAnswering":
             return tables.linear("qa_outputs", "span")
@@ -77,7 +77,7 @@ class Tuned:
         return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}, "problem_type": "single_label_classification"}
 
 
-def home(model: config.Model, special: config.SpecialIds) -> str:
+def hf_model_type(model: config.Model, special: config.SpecialIds) -> str:
     """The model_type that computes `model`'s encoder. Raises ConfigError, naming the format that works, when there is none."""
     if model.relative_buckets == "none":
         return "roberta"
@@ -91,23 +91,23 @@ def home(model: config.Model, special: config.SpecialIds) -> str:
     return "mpnet"
 
 
-def _encoder_rows(kind: str, layers: int, offset: int, prefix: str) -> list[Row]:
-    rows = [Row(prefix + WORDS, "encoder/token_embedding")]
-    rows.append(Row(f"{prefix}embeddings.position_embeddings.weight", "encoder/position_embedding", offset=offset))
+def _encoder_rows(kind: str, layers: int, offset: int, prefix: str) -> list[TensorMapping]:
+    rows = [TensorMapping(prefix + WORDS, "encoder/token_embedding")]
+    rows.append(TensorMapping(f"{prefix}embeddings.position_embeddings.weight", "encoder/position_embedding", offset=offset))
     rows += tables.norm(f"{prefix}embeddings.LayerNorm", "encoder/norm")
     rows += tables.blocks(f"{prefix}encoder.layer.", "encoder", layers, _PARTS[kind])
     if kind == "mpnet":
-        rows.append(Row(f"{prefix}encoder.relative_attention_bias.weight", "encoder/relative_bias/table"))
+        rows.append(TensorMapping(f"{prefix}encoder.relative_attention_bias.weight", "encoder/relative_bias/table"))
     return rows
 
 
-def _head_rows() -> list[Row]:
-    return [*tables.linear("lm_head.dense", "head/dense"), *tables.norm("lm_head.layer_norm", "head/norm"), Row("lm_head.bias", "head/bias")]
+def _head_rows() -> list[TensorMapping]:
+    return [*tables.linear("lm_head.dense", "head/dense"), *tables.norm("lm_head.layer_norm", "head/norm"), TensorMapping("lm_head.bias", "head/bias")]
 
 
 def architecture(model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None) -> str:
     """The stock class: with the head of a fine-tuned run; with the language-model head where that reads the encoder (MLM); else the bare model."""
-    return CLASS[home(model, special)] + (tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
+    return CLASS[hf_model_type(model, special)] + (tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
 
 
 def write(
@@ -119,7 +119,7 @@ def write(
     tuned: Tuned | None = None,
 ) -> int:
     """Writes config.json and model.safetensors into `folder`: the encoder, and the head of `tuned` or of an MLM run; returns how many numbers."""
-    kind, stock = home(model, special), architecture(model, special, tuned)
+    kind, stock = hf_model_type(model, special), architecture(model, special, tuned)
     offset = special.pad + 1
     settings = {
         "architectures": [stock],

@@ -19,7 +19,7 @@ LISTED = 8  # faults that a message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 
 
-class Row(typing.NamedTuple):
+class TensorMapping(typing.NamedTuple):
     """One tensor of another format."""
 
     name: str
@@ -29,15 +29,15 @@ class Row(typing.NamedTuple):
     offset: int = 0  # rows in front that have no meaning here (position tables of MPNet and RoBERTa); written as 0
 
 
-def linear(name: str, path: str, layer: int | None = None) -> list[Row]:
-    return [Row(f"{name}.weight", f"{path}/kernel", layer, True), Row(f"{name}.bias", f"{path}/bias", layer)]
+def linear(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
+    return [TensorMapping(f"{name}.weight", f"{path}/kernel", layer, True), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
 
 
-def norm(name: str, path: str, layer: int | None = None) -> list[Row]:
-    return [Row(f"{name}.weight", f"{path}/scale", layer), Row(f"{name}.bias", f"{path}/bias", layer)]
+def norm(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
+    return [TensorMapping(f"{name}.weight", f"{path}/scale", layer), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
 
 
-def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[Row]:
+def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
     """The rows of `layers` blocks; `names` is {our part, as query or attention_norm: what it is called behind `prefix` and the layer's number}."""
     rows = []
     for layer in range(layers):
@@ -52,7 +52,7 @@ def depth(paths: collections.abc.Mapping[str, typing.Any], room: str) -> int:
     return stacked.shape[0] if stacked is not None else 0
 
 
-def give(params: dict[str, np.ndarray], rows: list[Row], vocabulary_size: int) -> dict[str, np.ndarray]:
+def give(params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_size: int) -> dict[str, np.ndarray]:
     """{their name: array}: views of `params` wherever possible, so nothing is copied until it is written."""
     result = {}
     for row in rows:
@@ -65,7 +65,7 @@ def give(params: dict[str, np.ndarray], rows: list[Row], vocabulary_size: int) -
 
 
 def take(
-    tensors: Tensors, rows: list[Row], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] | None = None
+    tensors: Tensors, rows: list[TensorMapping], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] | None = None
 ) -> dict[str, np.ndarray]:
     """{our path: float32 array} of `tensors`, checked name by name against `rows` and `shapes` ({path: our shape}).
 

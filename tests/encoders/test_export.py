@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config, embed, export, gin_files, pretrained
-from maelm_jax.interop import huggingface, verify
+from maelm_jax import config, embed, export, gin_files
+from maelm_jax.encoders import huggingface, source, verify
 from maelm_jax.model import maelm
 
 
@@ -102,7 +102,7 @@ def test_writing_streams(tmp_path, vocabulary, format):
     ]
     experiment = gin_files.load(["tiny.gin"], bindings)
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
-    params = {path: np.ones(leaf.shape, np.float32) for path, leaf in pretrained.flat(jax.eval_shape(init, jax.random.key(0))).items()}
+    params = {path: np.ones(leaf.shape, np.float32) for path, leaf in source.flat(jax.eval_shape(init, jax.random.key(0))).items()}
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
     size = sum(value.nbytes for value in params.values())
     assert size > 30e6
@@ -169,9 +169,9 @@ def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pool
     assert "1 lines cut to 48 tokens" in capsys.readouterr().out
     vectors = np.load(tmp_path / "vectors.npy")
     assert vectors.dtype == np.float32 and vectors.shape == (6, 32)
-    source = pretrained.find(str(workdirs["mpnet"]))
+    encoder_source = source.find(str(workdirs["mpnet"]))
     ids = verify.batch(LINES, vocabulary, 48)
-    states = verify.hidden_states(pretrained.nested(source.read(config.Model())), source.model(config.Model()), vocabulary, ids)
+    states = verify.hidden_states(source.nested(encoder_source.read(config.Model())), encoder_source.model(config.Model()), vocabulary, ids)
     for row, state, vector in zip(ids, states, vectors, strict=True):
         state = state[row != vocabulary.pad]
         assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5

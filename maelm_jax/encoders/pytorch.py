@@ -8,9 +8,9 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.interop import json_objects
-from maelm_jax.interop import tensors as tables
-from maelm_jax.interop.tensors import Row
+from maelm_jax.encoders import json_objects
+from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders.tensors import TensorMapping
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
 _PARTS = {name: name for name in ("query", "key", "value", "out", "attention_norm", "up", "down", "output_norm")}
@@ -21,16 +21,16 @@ FIELDS = (
 )  # fmt: skip
 
 
-def _rows(model: typing.Mapping[str, typing.Any]) -> list[Row]:
-    rows = [Row("encoder.token_embedding.weight", "encoder/token_embedding")]
+def _rows(model: typing.Mapping[str, typing.Any]) -> list[TensorMapping]:
+    rows = [TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding")]
     relative = {"encoder": model["relative_buckets"] != "none", "decoder": model["decoder_relative_bias"]}
     for room, depth in (("encoder", model["layers"]), ("decoder", model["decoder_layers"])):
         if depth:
-            rows.append(Row(f"{room}.position_embedding.weight", f"{room}/position_embedding"))
+            rows.append(TensorMapping(f"{room}.position_embedding.weight", f"{room}/position_embedding"))
             rows += tables.norm(f"{room}.norm", f"{room}/norm")
-            rows += [Row(f"{room}.relative_bias.weight", f"{room}/relative_bias/table")] if relative[room] else []
+            rows += [TensorMapping(f"{room}.relative_bias.weight", f"{room}/relative_bias/table")] if relative[room] else []
             rows += tables.blocks(f"{room}.blocks.", room, depth, _PARTS)
-    return [*rows, *tables.linear("head.dense", "head/dense"), *tables.norm("head.norm", "head/norm"), Row("head.bias", "head/bias")]
+    return [*rows, *tables.linear("head.dense", "head/dense"), *tables.norm("head.norm", "head/norm"), TensorMapping("head.bias", "head/bias")]
 
 
 def give(params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import sentencepiece
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.interop import tokenizer as tokenizers
+from maelm_jax.encoders import tokenizer as tokenizers
 
 
 @pytest.fixture(scope="module")

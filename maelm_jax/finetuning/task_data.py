@@ -30,7 +30,7 @@ class DevSet:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class TaskData:
     name: str
     classes: int  # of the classifier: 1 is a regression, 0 an answer's start and end
     labels: tuple[str, ...]  # of the classes; empty where there are none
@@ -71,7 +71,7 @@ def check(name: str, settings: config.Finetune):
         glue.locate(glue.task_of(name, settings), settings)
 
 
-def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int) -> Problem:
+def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int) -> TaskData:
     """Reads and tokenises a task's data; at most `length` tokens an example. Raises ConfigError on data that is missing or wrong."""
     classes, labels = classes_of(name, settings)
     build = _squad if classes == 0 else _glue
@@ -84,7 +84,7 @@ def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary
     return dataclasses.replace(problem, train=problem.train.take(numbers), notes=[*problem.notes, note])
 
 
-def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
+def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> TaskData:
     task = glue.task_of(name, settings)
     train, dev = glue.load(task, settings, corpus)
     rows = glue_features(train, vocabulary, length, "training")
@@ -99,7 +99,7 @@ def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> Proble
     notes = [note for found in (train, *dev.values()) for note in found.notes]
     if name == glue.OWN and "f1" in task.metrics:
         notes.append(f"f1 is that of the label {labels[1]!r}")
-    return Problem(name, classes, labels, main, rows, dev_sets, unscored, notes)
+    return TaskData(name, classes, labels, main, rows, dev_sets, unscored, notes)
 
 
 def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> features.Features:
@@ -126,7 +126,7 @@ def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, leng
     return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write, endings)
 
 
-def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> Problem:
+def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> TaskData:
     train, dev = squad.load(name, settings, corpus)
     rows = squad.windows(train, vocabulary, settings, length, training=True).rows
     if not rows.targets.any():
@@ -136,7 +136,7 @@ def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> Probl
             "Check text and answer_start of the answers."
         )
     dev_set = squad_dev(name, dev, vocabulary, settings, length)
-    return Problem(name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {}, train.notes + dev.notes)
+    return TaskData(name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {}, train.notes + dev.notes)
 
 
 def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune, length: int, threshold=None) -> DevSet:

@@ -14,7 +14,7 @@ TAU = 0.9  # the paper's
 PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION  # tokens measured for each dimension, as far as the held-out rows reach
 
 
-class Watch:
+class RankMonitor:
     """`watch(params)` measures; `cost()` says what that has taken."""
 
     def __init__(self, experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds, heldout: np.ndarray, mesh: jax.sharding.Mesh):
@@ -39,8 +39,8 @@ class Watch:
         A rank is left out when there are fewer held-out tokens than 20 for each dimension.
         """
         began = time.perf_counter()
-        mine = sharding.local_places(self._size, self._mesh)
-        place = lambda rows: sharding.place(rows[mine], self._mesh, self._size)  # noqa: E731
+        mine = sharding.local_row_indices(self._size, self._mesh)
+        place = lambda rows: sharding.shard_batch(rows[mine], self._mesh, self._size)  # noqa: E731
         found = moments.accumulate(self._measure, params["encoder"], self._rows, 0, self._key, self._pad, size=self._size, place=place)
         names = {"plain": "rank_plain", "real": "rank_real"}
         result = {

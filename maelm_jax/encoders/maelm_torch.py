@@ -144,17 +144,17 @@ class MaeLm(nn.Module):
         return self.encoder(self.encoder.token_embedding(ids), visible)
 
     def predict(
-        self, ids: torch.Tensor, masked: torch.Tensor, attention_mask: torch.Tensor | None = None, let_in: torch.Tensor | None = None
+        self, ids: torch.Tensor, masked: torch.Tensor, attention_mask: torch.Tensor | None = None, visible_to_encoder: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Logits [batch, length, vocabulary] of the ids at the positions where `masked` (bool) is True; what stands there is not read.
 
-        At the masked positions where `let_in` is True the encoder reads `<mask>` (default: everywhere without a decoder, which is MLM; nowhere
+        At the masked positions where `visible_to_encoder` is True the encoder reads `<mask>` (default: everywhere without a decoder, which is MLM; nowhere
         with one, which is MAE-LM). The others are hidden from the encoder; the decoder has `<mask>` there.
         """
         table = self.encoder.token_embedding.weight
         present = ids != self.pad if attention_mask is None else attention_mask.bool()
-        let_in = masked & (torch.full_like(masked, self.decoder is None) if let_in is None else let_in)
-        x = self.encoder(self.encoder.token_embedding(torch.where(masked, self.mask, ids)), present & (~masked | let_in))
+        visible_to_encoder = masked & (torch.full_like(masked, self.decoder is None) if visible_to_encoder is None else visible_to_encoder)
+        x = self.encoder(self.encoder.token_embedding(torch.where(masked, self.mask, ids)), present & (~masked | visible_to_encoder))
         if self.decoder is not None:
-            x = self.decoder(torch.where((masked & ~let_in)[:, :, None], table[self.mask], x), present)
+            x = self.decoder(torch.where((masked & ~visible_to_encoder)[:, :, None], table[self.mask], x), present)
         return self.head(x, table)

@@ -15,10 +15,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
-from maelm_jax import config, embed, export, pretrained  # noqa: E402
-from maelm_jax.interop import huggingface, verify  # noqa: E402
-from maelm_jax.interop import tensors as tables  # noqa: E402
-from maelm_jax.interop import tokenizer as tokenizers  # noqa: E402
+from maelm_jax import config, embed, export  # noqa: E402
+from maelm_jax.encoders import (  # noqa: E402
+    huggingface,
+    source,  # noqa: E402
+    verify,
+)
+from maelm_jax.encoders import tensors as tables  # noqa: E402
+from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -69,14 +73,14 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
     draw = np.random.default_rng(0)
     ids = verify.batch(verify.lines()[:12], vocabulary, 40)
     weight, labels = draw.normal(size=(32, 3)).astype(np.float32), draw.integers(0, 3, len(ids))
-    source = pretrained.find(str(workdirs["mpnet"]))
-    model = source.model(config.Model(dropout=0.0, attention_dropout=0.0))
-    params = {path: value for path, value in source.read(model).items() if path.startswith("encoder/")}
+    encoder_source = source.find(str(workdirs["mpnet"]))
+    model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    params = {path: value for path, value in encoder_source.read(model).items() if path.startswith("encoder/")}
     graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
 
     def loss(params):
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-        encoder = maelm.apply(graph, pretrained.nested(params)["encoder"])
+        encoder = maelm.apply(graph, source.nested(params)["encoder"])
         states = encoder(jnp.asarray(ids), positions, jnp.asarray((ids != vocabulary.pad).astype(np.int32)))
         return optax.softmax_cross_entropy_with_integer_labels(states[:, 0] @ weight, jnp.asarray(labels)).mean()
 
@@ -114,11 +118,11 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
 def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     """The stock heads compute ours: first state -> linear -> tanh -> linear, and one linear map to start and end."""
     draw = np.random.default_rng(1)
-    source = pretrained.find(str(workdirs[name]))
-    model = source.model(config.Model(dropout=0.1))
-    params = {path: value for path, value in source.read(model).items() if path.startswith("encoder/")}
+    encoder_source = source.find(str(workdirs[name]))
+    model = encoder_source.model(config.Model(dropout=0.1))
+    params = {path: value for path, value in encoder_source.read(model).items() if path.startswith("encoder/")}
     ids = verify.batch(verify.lines()[:9], vocabulary, 40)
-    states = verify.hidden_states(pretrained.nested(params), model, vocabulary, ids)
+    states = verify.hidden_states(source.nested(params), model, vocabulary, ids)
     batch = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(ids != vocabulary.pad).long()}
     array = lambda *shape: draw.normal(size=shape).astype(np.float32)  # noqa: E731
 
@@ -133,7 +137,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     expected = hidden @ classifier["classifier/out/kernel"] + classifier["classifier/out/bias"]
     with torch.no_grad():
         assert np.abs(stock.eval()(**batch).logits.numpy() - expected).max() < 1e-5 * np.abs(expected).max()
-    reports = verify.huggingface(tmp_path, pretrained.nested(params | classifier), model, vocabulary)
+    reports = verify.huggingface(tmp_path, source.nested(params | classifier), model, vocabulary)
     assert reports[1]["of"].endswith("ForSequenceClassification")
 
     span = {"span/kernel": array(32, 2), "span/bias": array(2)}
@@ -146,7 +150,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     real = ids != vocabulary.pad
     for side, logits in enumerate((found.start_logits, found.end_logits)):
         assert np.abs(logits.numpy() - expected[:, :, side])[real].max() < 1e-5 * np.abs(expected).max()
-    assert verify.huggingface(tmp_path, pretrained.nested(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
+    assert verify.huggingface(tmp_path, source.nested(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
@@ -186,9 +190,9 @@ def test_stock_folders_come_in_as_transformers_computes_them(workdirs, tmp_path,
             if older:  # as folders were saved before there was safetensors
                 (folder / "model.safetensors").unlink()
                 torch.save(stock.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-            source = pretrained.find(str(folder))
-            model = source.model(config.Model(decoder_layers=1))
-            ours = verify.hidden_states(pretrained.nested(source.read(model)), model, vocabulary, ids)
+            encoder_source = source.find(str(folder))
+            model = encoder_source.model(config.Model(decoder_layers=1))
+            ours = verify.hidden_states(source.nested(encoder_source.read(model)), model, vocabulary, ids)
             with torch.no_grad():
                 theirs = stock(**batch).last_hidden_state.numpy()
             assert np.abs(ours - theirs)[ids != vocabulary.pad].max() < 1e-5
@@ -223,7 +227,7 @@ def test_a_trainer_step(exported, tmp_path):
     moved = (model.mpnet.encoder.layer[0].attention.attn.q.weight.detach() - before).abs().max().item()
     assert 1e-5 < moved < 1e-2
     trainer.save_model(str(tmp_path / "saved"))
-    values = pretrained.find(str(tmp_path / "saved")).read(config.Model())
+    values = source.find(str(tmp_path / "saved")).read(config.Model())
     assert np.array_equal(values["encoder/blocks/query/kernel"][0].T, model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().numpy())
 
 

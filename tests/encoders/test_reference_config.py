@@ -6,22 +6,22 @@ import re
 import numpy as np
 import pytest
 
-from maelm_jax import config, export, gin_files, pretrained
-from maelm_jax.interop import reference, torch_file
+from maelm_jax import config, export, gin_files
+from maelm_jax.encoders import published, source, torch_file
 
 
 def test_the_config_that_the_message_names_makes_any_run_exportable():
     for size in ("tiny.gin", "small.gin", "base.gin", "miniature.gin"):
         with pytest.raises(config.ConfigError) as error:
-            reference.check(gin_files.load([size]).model)
+            published.check(gin_files.load([size]).model)
         [named] = re.findall(r"--gin_file=(\S+)", str(error.value))
         assert "Model.relative_buckets is 't5'" in str(error.value)
-        reference.check(gin_files.load([size, named]).model)
-        reference.check(gin_files.load([size, "mlm.gin", named]).model)
+        published.check(gin_files.load([size, named]).model)
+        published.check(gin_files.load([size, "mlm.gin", named]).model)
 
 
 def test_a_tiny_run_with_it_is_exported_and_read_back(make_workdir, tmp_path):
-    settings = gin_files.load(["tiny.gin", reference.CONFIG]).model
+    settings = gin_files.load(["tiny.gin", published.CONFIG]).model
     changes = {
         f"Model.{name}": getattr(settings, name)
         for name in ("relative_buckets", "decoder_relative_bias")
@@ -40,7 +40,7 @@ def test_a_tiny_run_with_it_is_exported_and_read_back(make_workdir, tmp_path):
     )
     assert torch_file.read(tmp_path / "out" / "model.pt")["args"].rel_pos == 1
     written, own = (
-        pretrained.find(str(path)).read(config.Model()) for path in (tmp_path / "out", run)
+        source.find(str(path)).read(config.Model()) for path in (tmp_path / "out", run)
     )
     assert written.keys() == own.keys() and all(
         np.array_equal(written[path], own[path]) for path in own

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.interop import torch_file
+from maelm_jax.encoders import torch_file
 
 TENSORS = {
     "a.weight": np.arange(12, dtype=np.float32).reshape(3, 4),

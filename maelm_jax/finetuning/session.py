@@ -19,8 +19,8 @@ from jax.sharding import NamedSharding
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import features, files, heads
-from maelm_jax.finetuning.problem import DevSet, Problem
-from maelm_jax.finetuning.start import Start
+from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
 from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
 
@@ -39,10 +39,10 @@ class State(typing.NamedTuple):
     best_score: jax.Array  # float32: of the main metric
 
 
-class Tuner:
+class FinetuneSession:
     """All that the runs of one task with one architecture share: data and compiled steps."""
 
-    def __init__(self, experiment: config.Experiment, problem: Problem, vocabulary: Vocabulary):
+    def __init__(self, experiment: config.Experiment, problem: TaskData, vocabulary: Vocabulary):
         self.settings, self.problem, self.vocabulary = experiment.finetune, problem, vocabulary
         self.mesh = sharding.make_mesh(experiment.mesh)
         self.graph, self.init = heads.create(experiment.model, self.vocabulary.size, self.vocabulary.pad, problem.classes)
@@ -62,7 +62,7 @@ class Tuner:
         self.train_step = step.make_train_step(heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
         self.peak = metrics.peak_flops(experiment.model.dtype).flops_per_second
 
-    def fresh_state(self, start: Start, seed: int) -> State:
+    def fresh_state(self, start: EncoderSource, seed: int) -> State:
         """The start's encoder under a head drawn by `seed`."""
         params = self.fresh_params(jax.random.fold_in(keys.of_seed(seed), 0))
         params |= {"encoder": start.encoder(params["encoder"])}
@@ -70,7 +70,7 @@ class Tuner:
         return State(copy(self.zero), params, self.fresh_moments(params), copy(params), jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
 
     def run(
-        self, experiment: config.Experiment, start: Start, workdir: str, record: collections.abc.Callable[[], None] = lambda: None
+        self, experiment: config.Experiment, start: EncoderSource, workdir: str, record: collections.abc.Callable[[], None] = lambda: None
     ) -> dict | None:
         """Trains one cell with one seed (`experiment` names one of each) in `workdir`; returns its results, None after SIGTERM.
 
@@ -207,7 +207,7 @@ class Predictor:
 
 
 def place(batch: features.Batch, mesh: jax.sharding.Mesh) -> features.Batch:
-    return features.Batch(*(sharding.place(part, mesh) for part in batch))
+    return features.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
 
 
 def length_of(experiment: config.Experiment) -> int:

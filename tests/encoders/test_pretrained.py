@@ -1,4 +1,4 @@
-"""Weights in: every source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
+"""Weights in: every encoder_source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
 
 import dataclasses
 import json
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from testing import call, quick_compilation
 
-from maelm_jax import config, export, gin_files, pretrained
-from maelm_jax.interop import folder as folders
-from maelm_jax.interop import huggingface, reference, torch_file
-from maelm_jax.interop import tensors as tables
+from maelm_jax import config, export, gin_files
+from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders import huggingface, published, source, torch_file
+from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import maelm
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,7 +21,7 @@ CASES = ROOT / "tests" / "data" / "reference"
 
 
 def values_of(workdir, step=None):
-    return pretrained.find(str(workdir), step).read(config.Model())
+    return source.find(str(workdir), step).read(config.Model())
 
 
 def write(workdir, output, format="huggingface"):
@@ -44,19 +44,19 @@ def rewrite(folder, **changes):
 ])  # fmt: skip
 def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, name, format):
     first = write(workdirs[name], tmp_path / "first", format)
-    source = pretrained.find(str(first))
+    encoder_source = source.find(str(first))
     experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-    values = source.read(experiment.model)
+    values = encoder_source.read(experiment.model)
     original = values_of(workdirs[name])
     rooms = {path.split("/")[0] for path in values}
     assert rooms == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
     for path, value in values.items():
         assert np.array_equal(value, original[path]), path
     assert (
-        source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
+        encoder_source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
     )
     with folders.written(tmp_path / "second") as folder:
-        model = dataclasses.replace(experiment.model, **source.settings)
+        model = dataclasses.replace(experiment.model, **encoder_source.settings)
         model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
         export.write(folder, format, values, model, vocabulary, experiment.corpus.sequence_length)
     files = sorted(path.name for path in (tmp_path / "second").iterdir())
@@ -67,7 +67,7 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
 
 def test_steps(workdirs):
     newest, older = values_of(workdirs["mpnet"]), values_of(workdirs["mpnet"], 6)
-    assert pretrained.find(str(workdirs["mpnet"])).step == 12
+    assert source.find(str(workdirs["mpnet"])).step == 12
     assert not np.array_equal(newest["encoder/norm/scale"], older["encoder/norm/scale"])
     assert len(newest["encoder/token_embedding"]) == 600, "rows of padding are not given away"
 
@@ -76,7 +76,7 @@ def test_steps(workdirs):
 def test_cases_of_the_reference_as_npz_and_as_checkpoint(path, tmp_path):
     data = np.load(path)
     case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    source = pretrained.find(str(path))
+    encoder_source = source.find(str(path))
     expected = {
         "layers": case["layers"],
         "width": case["dim"],
@@ -84,17 +84,17 @@ def test_cases_of_the_reference_as_npz_and_as_checkpoint(path, tmp_path):
         "num_buckets": case["rel_pos_bins"],
         "relative_buckets": "reference",
     }
-    assert expected.items() <= source.settings.items() and source.settings["max_distance"] == case["max_rel_pos"]
-    values = source.read(config.Model())
+    assert expected.items() <= encoder_source.settings.items() and encoder_source.settings["max_distance"] == case["max_rel_pos"]
+    values = encoder_source.read(config.Model())
     assert np.array_equal(values["encoder/blocks/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
-    model = source.model(config.Model(dropout=0.1))
-    reference.write(tmp_path / "model.pt", values, model, case["vocab_size"])
+    model = encoder_source.model(config.Model(dropout=0.1))
+    published.write(tmp_path / "model.pt", values, model, case["vocab_size"])
     stored = torch_file.read(tmp_path / "model.pt")
     head = "gen_decoder" if "decoder_layers" in case and case["mode"] != "mlm" else "encoder"
-    assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[reference.TOKENS]), "tied copies are there"
+    assert np.array_equal(stored["model"][f"{head}.lm_head.weight"], weights[published.TOKENS]), "tied copies are there"
     assert stored["args"].rel_pos_bins == case["rel_pos_bins"]
-    again = pretrained.find(str(tmp_path / "model.pt"))
-    assert again.settings == source.settings
+    again = source.find(str(tmp_path / "model.pt"))
+    assert again.settings == encoder_source.settings
     assert all(np.array_equal(value, values[name]) for name, value in again.read(config.Model()).items())
 
 
@@ -106,7 +106,7 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(workdirs, tmp_path):
     tensors["encoder.sentence_encoder.emb_layer_norm.bias"] = np.zeros(7, np.float32)
     torch_file.write(tmp_path / "broken.pt", tensors, {}, {"encoder_attention_heads": 4})
     with pytest.raises(config.ConfigError) as error:
-        pretrained.find(str(tmp_path / "broken.pt")).read(config.Model())
+        source.find(str(tmp_path / "broken.pt")).read(config.Model())
     for what in (
         "fc2.bias is missing",
         "surplus is not a tensor",
@@ -116,7 +116,7 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(workdirs, tmp_path):
         assert what in str(error.value)
     torch_file.write(tmp_path / "other.pt", {"layer.weight": np.zeros((2, 2), np.float32)}, {}, {})
     with pytest.raises(config.ConfigError, match="it holds layer.weight"):
-        pretrained.find(str(tmp_path / "other.pt"))
+        source.find(str(tmp_path / "other.pt"))
 
 
 def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
@@ -146,18 +146,18 @@ def test_an_encoder_of_another_function_is_refused(workdirs, tmp_path, change, m
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(config.ConfigError, match=message):
-        pretrained.find(str(folder))
+        source.find(str(folder))
 
 
 def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
     with pytest.raises(config.ConfigError, match="no such file"):
-        pretrained.find(str(tmp_path / "nowhere"))
+        source.find(str(tmp_path / "nowhere"))
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(config.ConfigError, match="it holds notes.txt"):
-        pretrained.find(str(tmp_path))
+        source.find(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
     with pytest.raises(config.ConfigError, match="no tokenizer.json"):
-        pretrained.find(str(tmp_path))
+        source.find(str(tmp_path))
 
 
 def stock_roberta(folder, workdir) -> pathlib.Path:
@@ -177,33 +177,33 @@ def stock_roberta(folder, workdir) -> pathlib.Path:
 def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
     original = values_of(workdirs["roberta-mlm"])
-    source = pretrained.find(str(folder))
+    encoder_source = source.find(str(folder))
     experiment = gin_files.load(["tiny.gin"])
-    adopted, said = pretrained.adopt(experiment, source)
+    adopted, said = source.adopt(experiment, encoder_source)
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
     assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
     assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in said)
-    values = source.read(adopted.model)
+    values = encoder_source.read(adopted.model)
     assert np.allclose(values["encoder/position_embedding"] - original["encoder/position_embedding"], np.linspace(-1, 1, 32), atol=1e-6)
     assert np.array_equal(values["encoder/token_embedding"], original["encoder/token_embedding"]), "cut to the tokenizer's ids"
 
     _, init = maelm.create(adopted.model, 600, config.SpecialIds(0, 1, 2, 3, 599))
-    params, fresh, unused = pretrained.place(values, jax.jit(init)(jax.random.key(0)), 600, str(folder))
+    params, fresh, unused = source.load_params(values, jax.jit(init)(jax.random.key(0)), 600, str(folder))
     assert (fresh, unused) == (["decoder"], [])
     assert np.array_equal(np.asarray(params["encoder"]["token_embedding"])[:600], values["encoder/token_embedding"])
     with pytest.raises(config.ConfigError, match=r"encoder/token_embedding has shape \(600, 32\), expected \(500, 32\)"):
-        pretrained.place(values, params, 500, "x")
+        source.load_params(values, params, 500, "x")
 
 
 def test_a_workdir_of_another_shape_is_refused(workdirs):
-    source = pretrained.find(str(workdirs["mpnet"]))
+    encoder_source = source.find(str(workdirs["mpnet"]))
     with pytest.raises(config.ConfigError, match="does not fit this model: Model.width is 32 there, 128 here"):
-        pretrained.adopt(gin_files.load(["tiny.gin"]), source)
+        source.adopt(gin_files.load(["tiny.gin"]), encoder_source)
 
 
 def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
     with pytest.raises(config.ConfigError, match="Vocabulary.file is not the vocabulary of"):
-        pretrained.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)
+        source.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.interop import huggingface, json_objects, pytorch, reference
-from maelm_jax.interop import tensors as tables
+from maelm_jax.encoders import huggingface, json_objects, published, pytorch
+from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint
 
@@ -27,14 +27,14 @@ TUNED = {"classifier", "span"}  # the heads of fine-tuned runs
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """`settings` are the fields of config.Model that the source tells; a stock encoder has no decoder (its `decoder_layers` is 0)."""
+    """`settings` are the fields of config.Model that the encoder_source tells; a stock encoder has no decoder (its `decoder_layers` is 0)."""
 
     path: str
     kind: str  # in words
     settings: dict[str, typing.Any]
     vocabulary: str | None  # what data.vocabulary.load reads; None when the weights came without
     _weights: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
-    step: int | None = None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other source has one
+    step: int | None = None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other encoder_source has one
 
     def model(self, base: config.Model) -> config.Model:
         """`base` with the source's own settings in place of base's. Raises ConfigError when they do not fit together."""
@@ -46,7 +46,7 @@ class Pretrained:
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
         """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
 
-        Tables of the vocabulary have one row an id. `base` gives what the source does not tell (see reference.read). Raises ConfigError that lists
+        Tables of the vocabulary have one row an id. `base` gives what the encoder_source does not tell (see published.read). Raises ConfigError that lists
         what is missing, left over or misshapen.
         """
         values = self._weights(self.model(base))
@@ -67,7 +67,7 @@ class Pretrained:
 
 def find(path: str, step: int | None = None) -> Pretrained:
     """What lies at `path`; `step` picks a checkpoint of a workdir. Raises ConfigError when it is nothing that a run can start from."""
-    storage.only_here(path)
+    storage.require_local(path)
     place = pathlib.Path(path)
     if place.is_file():
         return _reference(place, None)
@@ -120,17 +120,17 @@ def _folder(place: pathlib.Path) -> Pretrained:
 
 
 def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
-    settings, tensors = reference.read(file)
+    settings, tensors = published.read(file)
     _check_settings(settings, str(file))
 
     def weights(model):
-        return reference.take(tensors, _shapes(model, tensors[reference.TOKENS].shape[0]), str(file))
+        return published.take(tensors, _shapes(model, tensors[published.TOKENS].shape[0]), str(file))
 
     return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
 
 
 def _check_settings(settings: dict[str, typing.Any], where: str):
-    """Raises ConfigError, in one line, when no model has the settings that a source tells."""
+    """Raises ConfigError, in one line, when no model has the settings that a encoder_source tells."""
     for name, value in settings.items():
         most = json_objects.MOST_LAYERS if name in ("layers", "decoder_layers") else json_objects.LARGEST
         if isinstance(value, (int, float)) and not 0 <= value <= most:  # of NaN neither holds
@@ -177,31 +177,31 @@ def flat(params: dict) -> dict[str, typing.Any]:
     return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in leaves}
 
 
-def adopt(experiment: config.Experiment, source: Pretrained) -> tuple[config.Experiment, list[str]]:
-    """The settings of a run that starts from `source`, and what was changed, in words.
+def adopt(experiment: config.Experiment, encoder_source: Pretrained) -> tuple[config.Experiment, list[str]]:
+    """The settings of a run that starts from `encoder_source`, and what was changed, in words.
 
-    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign source the encoder's shape is taken over (and the decoder's, where
+    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign encoder_source the encoder's shape is taken over (and the decoder's, where
     both have one); a workdir's must be the one configured, for its own config.gin can be given. Raises ConfigError when it is not.
     """
     before = experiment.model
-    wanted = {name: value for name, value in source.settings.items() if name in (*ENCODER, *DECODER)}
+    wanted = {name: value for name, value in encoder_source.settings.items() if name in (*ENCODER, *DECODER)}
     if not (before.decoder_layers and wanted.get("decoder_layers")):
         wanted = {name: value for name, value in wanted.items() if name not in DECODER}
     if wanted.get("relative_buckets") == "none":
         wanted["decoder_relative_bias"] = False
     changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
-    if changed and source.step is not None:
+    if changed and encoder_source.step is not None:
         listed = "; ".join(f"Model.{name} is {value!r} there, {getattr(before, name)!r} here" for name, value in changed.items())
-        raise config.ConfigError(f"Run.init_from {source.path} does not fit this model: {listed} (its settings: {source.path}/config.gin)")
+        raise config.ConfigError(f"Run.init_from {encoder_source.path} does not fit this model: {listed} (its settings: {encoder_source.path}/config.gin)")
     said = [f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()]
     vocabulary = experiment.vocabulary
-    if source.vocabulary and vocabulary.file is None:
-        vocabulary = dataclasses.replace(vocabulary, file=source.vocabulary)
-        said.append(f"Vocabulary.file: None -> {source.vocabulary!r}")
+    if encoder_source.vocabulary and vocabulary.file is None:
+        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
+        said.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
     return dataclasses.replace(experiment, model=dataclasses.replace(before, **changed), vocabulary=vocabulary), said
 
 
-def place(values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str) -> tuple[dict, list[str], list[str]]:
+def load_params(values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str) -> tuple[dict, list[str], list[str]]:
     """(parameters laid out as `params`, rooms left as `params` has them, rooms of `values` without a place); a room is encoder, decoder or head.
 
     A room is taken whole or not at all, the encoder always. Raises ConfigError that lists what is missing, left over or misshapen.

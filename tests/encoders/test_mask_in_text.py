@@ -8,7 +8,7 @@ import tokenizers as library
 
 from maelm_jax import export
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.interop import tokenizer as tokenizers
+from maelm_jax.encoders import tokenizer as tokenizers
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.interop import tokenizer as tokenizers
-from maelm_jax.interop import torch_file
+from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.encoders import torch_file
 from maelm_jax.model import maelm, masking
 
 TOLERANCE = 1e-5  # of the largest hidden state, float32
@@ -74,9 +74,9 @@ def logits(params: dict, model: config.Model, vocabulary: vocabularies.Vocabular
     graph, _ = maelm.create(model, vocabulary.size, vocabulary.special)
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    let_in = masked if model.decoder_layers == 0 else np.zeros_like(masked)
+    visible_to_encoder = masked if model.decoder_layers == 0 else np.zeros_like(masked)
     sizes = masking.Budget(ids.shape[1], int(masked.sum(1).max()))
-    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, let_in)), sizes, vocabulary.mask)
+    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), sizes, vocabulary.mask)
     found = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(params, inputs))
     return np.concatenate([row[: mask.sum()] for row, mask in zip(found, masked, strict=True)])[:, : vocabulary.size]
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maelm_jax import config, export, pretrained
-from maelm_jax.interop import huggingface, json_objects, reference, torch_file
-from maelm_jax.interop import tensors as tables
+from maelm_jax import config, export
+from maelm_jax.encoders import huggingface, json_objects, published, source, torch_file
+from maelm_jax.encoders import tensors as tables
 
 CASE = next((pathlib.Path(__file__).parents[1] / "data" / "reference").glob("*.npz"))
 QUICK = settings(
@@ -37,10 +37,10 @@ def of_type(value) -> str:
     return type(value).__name__
 
 
-def outcome(path, read=lambda source: source.read(config.Model())) -> str:
+def outcome(path, read=lambda encoder_source: encoder_source.read(config.Model())) -> str:
     """ "read", or the one line that says why not."""
     try:
-        read(pretrained.find(str(path)))
+        read(source.find(str(path)))
     except config.ConfigError as error:
         line = str(error)
         assert line and "\n" not in line and len(line) < 3000, line
@@ -67,7 +67,7 @@ def folders(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
 
 @pytest.fixture(autouse=True)
 def _shapes_are_found_once(monkeypatch):
-    monkeypatch.setattr(pretrained, "_shapes", functools.lru_cache(pretrained._shapes))
+    monkeypatch.setattr(source, "_shapes", functools.lru_cache(source._shapes))
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_a_compressed_checkpoint_is_refused_unread(folder):
 
 
 @pytest.mark.parametrize("content", [
-    {"model": {3: np.zeros(2, np.float32)}}, {"model": 3}, {}, [], None, {"model": {}}, {"model": {reference.TOKENS: None}},
+    {"model": {3: np.zeros(2, np.float32)}}, {"model": 3}, {}, [], None, {"model": {}}, {"model": {published.TOKENS: None}},
 ])  # fmt: skip
 def test_a_checkpoint_without_tensors_by_name_is_one_line(tmp_path, monkeypatch, content):
     (tmp_path / "model.pt").write_bytes(b"x")

@@ -1,0 +1,35 @@
+"""Attention weights with their own gradient. Axis letters: B rows, H heads, T queries, S keys, K width of a head, G heads of the bias."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from maelm_jax.model.ops import save_for_backward
+
+
+@jax.custom_vjp
+def attention_weights(q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]) -> Float[Array, "B H T S"]:
+    """softmax over S of q k + bias (q is scaled already; G = H, or 1 for all heads alike), formed in float32, kept in q's dtype.
+
+    So is the gradient of the scores: the products of the backward pass run in the dtype of the forward pass, not in float32.
+    """
+    return _attention_weights_forward(q, k, bias)[0]
+
+
+def _attention_weights_forward(q, k, bias):
+    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+    weights = save_for_backward(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
+    return weights, (q, k, weights, bias)
+
+
+def _attention_weights_backward(saved, d_weights):
+    q, k, weights, bias = saved
+    wide = weights.astype(jnp.float32)
+    product = wide * d_weights.astype(jnp.float32)
+    d_scores = product - wide * product.sum(axis=-1, keepdims=True)
+    d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
+    d_scores = d_scores.astype(q.dtype)
+    return jnp.einsum("bhts,bhsk->bhtk", d_scores, k), jnp.einsum("bhts,bhtk->bhsk", d_scores, q), d_bias.astype(bias.dtype)
+
+
+attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)

@@ -1,0 +1,56 @@
+"""What a run will be: parameters, FLOPs, memory and mesh. The real step is compiled; nothing is allocated."""
+
+import jax
+
+from maelm_jax import config
+from maelm_jax.model import masking
+from maelm_jax.pretraining import mask_rate
+from maelm_jax.training import metrics, sharding, step
+
+
+def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    """Prints the parameter table, the rows and slots of a step, FLOPs by term, and memory by kind."""
+    train_step, state, batch = step.abstract(experiment, mesh)
+    count = _show_parameters(state.params)
+    _show_rows(experiment, mesh)
+    _show_flops(experiment)
+    memory = train_step.lower(state, batch).compile().memory_analysis()
+    print(f"parameters          {_gib(4 * count)} in all")
+    print(f"Adam's moments      {_gib(8 * count)} in all")
+    print(f"state               {_gib(memory.argument_size_in_bytes)} per device, batch included")
+    temporaries = _gib(memory.temp_size_in_bytes)
+    print(f"activations, gradients, temporaries {temporaries} per device (this backend's compiler)")
+
+
+def _show_parameters(params: dict) -> int:
+    """Prints a line for each parameter; returns how many numbers they hold."""
+    print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path, shape = sharding.path_of(keys), "x".join(map(str, leaf.shape))
+        print(f"{path:<42}{shape:>20}{leaf.size:>14,}  {tuple(sharding.spec(path))}")
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{'all':<42}{'':>20}{count:>14,}\n")
+    return count
+
+
+def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    run, length = experiment.run, experiment.corpus.sequence_length
+    sizes = masking.budget(experiment.masking, length)
+    print(
+        f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; "
+        f"{run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
+    )
+    print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
+    print(mask_rate.of_length(experiment.masking, length))
+
+
+def _show_flops(experiment: config.Experiment):
+    terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
+    total, steps = sum(terms.values()), experiment.run.train_steps
+    for name, value in terms.items():
+        print(f"{name:<20}{value:>12.4g} FLOPs a step {value / total:>8.1%}")
+    print(f"{'all':<20}{total:>12.4g} FLOPs a step, {total * steps:.4g} in {steps:,} steps\n")
+
+
+def _gib(count: float) -> str:
+    return f"{count / 2**30:>9.3f} GiB"

@@ -1,0 +1,75 @@
+"""Where a run starts: the first that applies of a checkpoint, `Run.init_from`, scratch."""
+
+import dataclasses
+import os
+import pathlib
+import typing
+
+from maelm_jax import config, gin_files
+from maelm_jax.encoders import source
+from maelm_jax.training import checkpoint, resume, step
+
+
+class StartingState(typing.NamedTuple):
+    """The state that the loop goes on from."""
+
+    state: step.State
+    step: int = 0  # optimiser steps that the state has behind it
+    has_head: bool = False  # whether its prediction head has been trained
+
+
+def resolve_source(
+    experiment: config.Experiment, workdir: str
+) -> tuple[config.Experiment, source.Pretrained | None]:
+    """The settings with those of `Run.init_from` taken over, and what it names (None: nothing).
+
+    A run that has a checkpoint does not need its source any more.
+    """
+    path = experiment.run.init_from
+    if not path:
+        return experiment, None
+    if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
+        before = gin_files.load([os.path.join(workdir, "config.gin")])
+        taken = {name: getattr(before.model, name) for name in (*source.ENCODER, *source.DECODER)}
+        file = experiment.vocabulary.file or before.vocabulary.file
+        return dataclasses.replace(
+            experiment,
+            model=dataclasses.replace(experiment.model, **taken),
+            vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
+        ), None
+    encoder_source = source.find(path)
+    experiment, changes = source.adopt(experiment, encoder_source)
+    if changes:
+        print(f"taken over from {path}: {'; '.join(changes)}")
+    return experiment, encoder_source
+
+
+def starting_state(
+    fresh: step.State,
+    experiment: config.Experiment,
+    vocabulary_size: int,
+    encoder_source: source.Pretrained | None,
+    before: resume.Before | None,
+    checkpoints: checkpoint.Checkpoints,
+) -> StartingState:
+    """The workdir's newest whole checkpoint; else the parameters of `encoder_source`; else `fresh`."""
+    restored = checkpoints.restore(fresh)
+    if restored is not None:
+        workdir = checkpoints.workdir
+        resume.check_length(workdir, restored.step, experiment.run.train_steps)
+        print(f"resuming {workdir} at step {restored.step}")
+        for line in resume.effects(before, experiment, restored.step) if before else ():
+            print(line)
+        return StartingState(restored.state, restored.step, has_head=True)
+    if encoder_source is None:
+        return StartingState(fresh)
+    values = encoder_source.read(experiment.model)
+    params, untouched, unused = source.load_params(
+        values, fresh.params, vocabulary_size, encoder_source.path
+    )
+    with_fresh, left_out = (" and ".join(names) or "nothing" for names in (untouched, unused))
+    print(
+        f"starting from {encoder_source.path} ({encoder_source.kind}); "
+        f"with fresh weights: {with_fresh}; left out of it: {left_out}"
+    )
+    return StartingState(fresh._replace(params=params), has_head="head" not in untouched)

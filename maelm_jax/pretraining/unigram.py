@@ -1,0 +1,80 @@
+"""The unigram distribution of the training rows: the loss to get below, and a start for the head's bias."""
+
+import jax
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.model import keys, loss, masking
+from maelm_jax.training import row_record
+
+SAMPLED_ROWS = 8192  # of each source
+WEIGHT = 1e7  # tokens that the sample counts for, against one for smoothing
+
+
+def unigram_nll(
+    rows: row_record.RunRows, vocabulary_size: int, special: config.SpecialIds
+) -> np.ndarray:
+    """float64 [vocabulary]: -log of each token's frequency in a sample of the training rows.
+
+    Frequencies are add-one smoothed. Special tokens are not counted.
+    """
+    never_masked = list(special.never_masked)
+    counts = np.ones(vocabulary_size)
+    for name, rate in rows.rates.items():
+        store = rows.stores[name]["train"]
+        numbers = np.linspace(0, len(store) - 1, min(len(store), SAMPLED_ROWS)).astype(np.int64)
+        sampled = np.bincount(store[numbers].ravel(), minlength=vocabulary_size).astype(np.float64)
+        sampled[never_masked] = 0
+        counts += rate * WEIGHT * sampled / max(sampled.sum(), 1)
+    counts[never_masked] = 0
+    return -np.log(np.maximum(counts, 1e-300) / counts.sum())
+
+
+def head_bias(token_nll: np.ndarray, size: int, special: config.SpecialIds) -> np.ndarray:
+    """float32 [size], the head's bias at the start with Model.unigram_bias: the log of the frequencies.
+
+    Special tokens get the value of the rarest other token; rows that pad the vocabulary get 0.
+    """
+    bias = np.zeros(size, np.float32)
+    bias[: len(token_nll)] = -token_nll
+    bias[list(special.never_masked)] = -np.delete(token_nll, special.never_masked).max()
+    return bias
+
+
+def set_head_bias(head: dict, token_nll: np.ndarray, special: config.SpecialIds):
+    """Replaces `head["bias"]` by `head_bias`, laid out over the devices as it was."""
+    zeros = head["bias"]
+    bias = head_bias(token_nll, len(zeros), special)
+    head["bias"] = jax.make_array_from_callback(
+        zeros.shape, zeros.sharding, lambda index: bias[index]
+    )
+
+
+def cross_entropy(
+    experiment: config.Experiment,
+    token_nll: np.ndarray,
+    heldout: np.ndarray,
+    special: config.SpecialIds,
+) -> float:
+    """The mean of `token_nll` over the held-out targets, the very ones of the evaluation.
+
+    `heldout` is int32 [evaluation batches, rows, L].
+    """
+    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    evaluation_key = jax.random.fold_in(keys.of_seed(experiment.run.seed), 2)
+    mask_key = jax.random.split(evaluation_key)[0]
+
+    @jax.jit
+    def targets(part, numbers):
+        mask_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
+        return loss.targets(masking.draw(mask_keys, part, experiment.masking, sizes, special))
+
+    total = count = 0.0
+    size = heldout.shape[1]
+    for i, part in enumerate(heldout):
+        numbers = np.arange(i * size, (i + 1) * size, dtype=np.uint32)
+        ids, weights = jax.device_get(targets(part, numbers))
+        weights = weights * ~np.isin(ids, special.never_masked)
+        total += float((token_nll[ids] * weights).sum())
+        count += float(weights.sum())
+    return total / max(count, 1.0)
