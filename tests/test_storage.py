@@ -43,7 +43,8 @@ insert = objects.insert
 def on_condition(request, response, storage, *rest, **more):  # which this emulator leaves out as well
     if request.query.get("ifGenerationMatch") == ["0"]:
         try:
-            storage.get_file_obj(request.params["bucket_name"], request.data["meta"]["name"])
+            name = request.query["name"][0] if "name" in request.query else request.data["meta"]["name"]
+            storage.get_file_obj(request.params["bucket_name"], name)
             response.status = HTTPStatus.PRECONDITION_FAILED
             response.json({"error": {"code": 412, "message": "conditionNotMet"}})
             return
