@@ -19,6 +19,7 @@ import os
 import pathlib
 import sys
 import time
+import typing
 
 from maelm_jax import cli, config, gin_files, storage
 
@@ -47,14 +48,23 @@ def main(argv: list[str]) -> int:
     from maelm_jax.training import workdir_lock
 
     files.check_folder(args.workdir, "--workdir")
+    planned, as_table = plan_runs(args, bindings)
     with workdir_lock.held(args.workdir):
-        return tune(args, bindings)
+        return tune(pathlib.Path(args.workdir), planned, as_table)
 
 
-def tune(args, bindings: list[str]) -> int:
-    """All runs that are asked for and not finished; the exit status."""
-    from maelm_jax.encoders import source
-    from maelm_jax.finetuning import encoder_source, files
+class Planned(typing.NamedTuple):
+    """One task from one start."""
+
+    task: str
+    start: typing.Any  # an EncoderSource
+    label: str  # of the start, unlike any other's
+    experiment: config.Experiment
+
+
+def plan_runs(args, bindings: list[str]) -> tuple[list[Planned], bool]:
+    """(what is to be run, task by task; whether it makes a table). Raises ConfigError before the first has run for hours."""
+    from maelm_jax.finetuning import encoder_source
 
     names = args.init_from.split(",")
     if len(set(names)) < len(names):
@@ -63,48 +73,60 @@ def tune(args, bindings: list[str]) -> int:
     settings = {one.name: experiments(one, args.gin_file, bindings) for one in starts}
     # One task by its name makes one run; a list of tasks makes a table, if only of one.
     listed = not isinstance(gin_files.load([starts[0].gin_file, BASE, *args.gin_file], bindings).finetune.tasks, str)
-    # Task by task, so that data is read and steps are compiled once for all starts.
-    plans = [(task, one, settings[one.name][task]) for task in settings[starts[0].name] for one in starts]
-    cli.deterministic_operations(any(experiment.run.deterministic for _, _, experiment in plans))
-
-    import jax
-
-    from maelm_jax.finetuning import grid, session, table, task_data
-    from maelm_jax.training import run_record
-
-    if jax.process_count() > 1:
-        raise config.ConfigError("fine-tuning runs in one process; give each of your hosts other tasks or seeds")
     labels = [one.label for one in starts]
     twice = [label for label, count in collections.Counter(labels).items() if count > 1]
     label_of = {one.name: one.name.strip("/").replace("/", "-") if one.label in twice else one.label for one in starts}
-    folder = pathlib.Path(args.workdir)
-    for task, _, experiment in plans:  # before the first has run for hours
-        task_data.check(task, experiment.finetune)
+    # Task by task, so that data is read and steps are compiled once for all starts.
+    planned = [
+        Planned(task, one, label_of[one.name], settings[one.name][task]) for task in settings[starts[0].name] for one in starts
+    ]
+    cli.deterministic_operations(any(one.experiment.run.deterministic for one in planned))
+
+    import jax
+
+    from maelm_jax.finetuning import task_data
+
+    if jax.process_count() > 1:
+        raise config.ConfigError("fine-tuning runs in one process; give each of your hosts other tasks or seeds")
+    for one in planned:
+        task_data.check(one.task, one.experiment.finetune)
+    return planned, listed or len(planned) > 1
+
+
+def tune(folder: pathlib.Path, planned: list[Planned], as_table: bool) -> int:
+    """All runs that are not finished; the exit status."""
+    from maelm_jax.encoders import source
+    from maelm_jax.finetuning import files, grid, session, table, task_data
+    from maelm_jax.training import run_record
+
     began = time.perf_counter()
     tuners: dict[tuple, session.FinetuneSession] = {}
-    reports: dict[str, dict[str, dict]] = {label_of[one.name]: {} for one in starts}
-    for task, one, experiment in plans:
+    reports: dict[str, dict[str, dict]] = {one.label: {} for one in planned}
+    for task, start, label, experiment in planned:
         # Whatever decoder it was pretrained with, the encoder alone is fine-tuned: MAE-LM and MLM runs share data and compiled steps.
         encoder = dataclasses.replace(experiment.model, **{name: getattr(config.Model(), name) for name in source.DECODER})
-        key = (task, one.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
+        key = (task, start.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key not in tuners:
             tuners.clear()
             length = session.length_of(experiment)
-            data = task_data.load(task, experiment.finetune, experiment.corpus, one.vocabulary, length)
-            tuners[key] = session.FinetuneSession(experiment, data, one.vocabulary)
+            data = task_data.load(task, experiment.finetune, experiment.corpus, start.vocabulary, length)
+            tuners[key] = session.FinetuneSession(experiment, data, start.vocabulary)
             describe_data(data, tuners[key], length, experiment)
-        alone = len(plans) == 1 and not listed and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
-        place = folder if alone else folder / label_of[one.name] / task
-        describe = lambda where, settings, vocabulary=one.vocabulary: run_record.write(pathlib.Path(where), settings, vocabulary)  # noqa: E731
+        alone = not as_table and grid.is_single(experiment.finetune, len(tuners[key].problem.train.ids))
+        place = folder if alone else folder / label / task
+
+        def describe(where, settings, vocabulary=start.vocabulary):
+            run_record.write(pathlib.Path(where), settings, vocabulary)
+
         with files.writing_to(folder, "--workdir"):
-            report = grid.run_all(tuners[key], one, experiment, place, describe, alone)
+            report = grid.run_all(tuners[key], start, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
             return session.STOPPED
-        reports[label_of[one.name]][task] = report
+        reports[label][task] = report
         if not alone:
             with files.writing_to(folder, "--workdir"):
-                table.write(reports, folder, settings[starts[0].name])  # as far as it is
+                table.write(reports, folder, dict.fromkeys(one.task for one in planned))  # as far as it is
     shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
     print(f"{shown}\n{time.perf_counter() - began:.0f} s in all")
     return 0

@@ -16,6 +16,7 @@ FIXTURE = pathlib.Path(__file__).parent / "data" / "workdir_of_2026_11_22"
 TOLERANCE = 1e-5
 
 
+@pytest.mark.usefixtures("one_device")  # as the fixture was trained
 def test_an_older_workdir_resumes_with_the_losses_it_had(tmp_path, monkeypatch):
     shutil.copytree(FIXTURE, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")

@@ -102,7 +102,11 @@ def _encoder_rows(kind: str, layers: int, offset: int, prefix: str) -> list[Tens
 
 
 def _head_rows() -> list[TensorMapping]:
-    return [*tables.linear("lm_head.dense", "head/dense"), *tables.norm("lm_head.layer_norm", "head/norm"), TensorMapping("lm_head.bias", "head/bias")]
+    return [
+        *tables.linear("lm_head.dense", "head/dense"),
+        *tables.norm("lm_head.layer_norm", "head/norm"),
+        TensorMapping("lm_head.bias", "head/bias"),
+    ]
 
 
 def architecture(model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None) -> str:

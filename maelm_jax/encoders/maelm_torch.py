@@ -148,7 +148,8 @@ class MaeLm(nn.Module):
     ) -> torch.Tensor:
         """Logits [batch, length, vocabulary] of the ids at the positions where `masked` (bool) is True; what stands there is not read.
 
-        At the masked positions where `visible_to_encoder` is True the encoder reads `<mask>` (default: everywhere without a decoder, which is MLM; nowhere
+        At the masked positions where `visible_to_encoder` is True the encoder reads `<mask>` (default: everywhere without a decoder, which
+        is MLM; nowhere
         with one, which is MAE-LM). The others are hidden from the encoder; the decoder has `<mask>` there.
         """
         table = self.encoder.token_embedding.weight

@@ -40,7 +40,12 @@ def _rows(layers: int, decoder_layers: int, relative: bool) -> list[TensorMappin
     if relative:
         rows.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
     head = _head(decoder_layers)
-    return [*rows, *tables.linear(head + "dense", "head/dense"), *tables.norm(head + "layer_norm", "head/norm"), TensorMapping(head + "bias", "head/bias")]
+    return [
+        *rows,
+        *tables.linear(head + "dense", "head/dense"),
+        *tables.norm(head + "layer_norm", "head/norm"),
+        TensorMapping(head + "bias", "head/bias"),
+    ]
 
 
 def _head(decoder_layers: int) -> str:

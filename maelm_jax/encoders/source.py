@@ -46,7 +46,7 @@ class Pretrained:
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
         """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
 
-        Tables of the vocabulary have one row an id. `base` gives what the encoder_source does not tell (see published.read). Raises ConfigError that lists
+        Tables of the vocabulary have one row an id. `base` gives what the source does not tell (see published.read). Raises ConfigError that lists
         what is missing, left over or misshapen.
         """
         values = self._weights(self.model(base))
@@ -180,7 +180,7 @@ def flat(params: dict) -> dict[str, typing.Any]:
 def adopt(experiment: config.Experiment, encoder_source: Pretrained) -> tuple[config.Experiment, list[str]]:
     """The settings of a run that starts from `encoder_source`, and what was changed, in words.
 
-    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign encoder_source the encoder's shape is taken over (and the decoder's, where
+    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign source the encoder's shape is taken over (and the decoder's, where
     both have one); a workdir's must be the one configured, for its own config.gin can be given. Raises ConfigError when it is not.
     """
     before = experiment.model
@@ -192,7 +192,8 @@ def adopt(experiment: config.Experiment, encoder_source: Pretrained) -> tuple[co
     changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
     if changed and encoder_source.step is not None:
         listed = "; ".join(f"Model.{name} is {value!r} there, {getattr(before, name)!r} here" for name, value in changed.items())
-        raise config.ConfigError(f"Run.init_from {encoder_source.path} does not fit this model: {listed} (its settings: {encoder_source.path}/config.gin)")
+        path = encoder_source.path
+        raise config.ConfigError(f"Run.init_from {path} does not fit this model: {listed} (its settings: {path}/config.gin)")
     said = [f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()]
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:

@@ -44,7 +44,9 @@ def experiment_of(experiment: config.Experiment, cell: config.Finetune, seed: in
     return dataclasses.replace(experiment, finetune=dataclasses.replace(cell, seeds=seed), run=settings)
 
 
-def run_all(tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, folder: pathlib.Path, describe, alone: bool) -> dict | None:
+def run_all(
+    tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, folder: pathlib.Path, describe, alone: bool
+) -> dict | None:
     """Runs what is not finished under `folder` and returns the summary; None after SIGTERM.
 
     A run's folder is FOLDER/CELL/seedN, so that cells and seeds can be added later; of a single run that is to be left `alone`, FOLDER itself.
@@ -93,7 +95,9 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
     return session.read_results(place)
 
 
-def _run(tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool) -> dict | None:
+def _run(
+    tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment, place: pathlib.Path, inputs: dict, describe, alone: bool
+) -> dict | None:
     def record():
         describe(place, experiment)
         session.write_json(place / INPUTS, inputs)

@@ -148,7 +148,8 @@ def run_stack(
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """x through every layer in turn: one compiled body, scanned. With `every`, the states after each layer instead of the last alone.
 
-    For the backward pass what is marked `save_for_backward` stays, with `rematerialise` only the layers' inputs. Parameters that are `Scattered` are put together
+    For the backward pass what is marked `save_for_backward` stays, with `rematerialise` only the layers' inputs. Parameters that are
+    `Scattered` are put together
     layer by layer, forward and again backward.
     """
     graph, state = nnx.split(blocks)

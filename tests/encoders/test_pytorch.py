@@ -70,7 +70,9 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary):
     visible_to_encoder = masked & (np.arange(40) % 2 == 0)[None]
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(40, dtype=np.int32), ids.shape)
-    inputs = masking.split(*map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), masking.Budget(40, int(masked.sum(1).max())), 599)
+    inputs = masking.split(
+        *map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), masking.Budget(40, int(masked.sum(1).max())), 599
+    )
     graph, _ = maelm.create(model, 600, vocabulary.special)
     ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(source.nested(params), inputs))
     with torch.no_grad():

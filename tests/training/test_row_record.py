@@ -237,6 +237,7 @@ def test_processes_compare_rows_and_not_what_they_know_of_the_text(workdir, corp
     assert all("fingerprint" in entry for entry in one.values())
 
 
+@pytest.mark.usefixtures("one_device", "quickly_compiled")
 def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     """The command itself: changed text, no rows any more, new data accepted."""
     (tmp_path / "a.txt").write_text("\n\n".join(texts))

@@ -53,7 +53,10 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     for path, value in values.items():
         assert np.array_equal(value, original[path]), path
     assert (
-        encoder_source.model(config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)).layers == 2
+        encoder_source.model(
+            config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)
+        ).layers
+        == 2
     )
     with folders.written(tmp_path / "second") as folder:
         model = dataclasses.replace(experiment.model, **encoder_source.settings)
