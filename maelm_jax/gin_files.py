@@ -44,7 +44,7 @@ def find_gin_file(name: str) -> pathlib.Path:
         reason = error.strerror
         raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error
     if name and pathlib.Path(name).is_dir():
-        raise ConfigError(f"gin file {shown(name)} is a folder; name a file in it")
+        raise ConfigError(f"gin file {name!r} is a folder; name a file in it")
     known = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")))
     places = " and ".join(shown(str(path)) for path in candidates)
     raise ConfigError(f"no gin file {shown(name)}: looked for {places}; configs/ holds {known}")
