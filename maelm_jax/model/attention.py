@@ -1,4 +1,7 @@
-"""Attention weights with their own gradient. Axis letters: B rows, H heads, T queries, S keys, K width of a head, G heads of the bias."""
+"""Attention weights with a hand-written gradient.
+
+Axis letters: B rows, H heads, T queries, S keys, K size of a head, G heads of the bias.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +11,30 @@ from maelm_jax.model.ops import save_for_backward
 
 
 @jax.custom_vjp
-def attention_weights(q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]) -> Float[Array, "B H T S"]:
-    """softmax over S of q k + bias (q is scaled already; G = H, or 1 for all heads alike), formed in float32, kept in q's dtype.
+def attention_weights(
+    q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]
+) -> Float[Array, "B H T S"]:
+    """Computes the softmax of q k^T + bias over the keys.
 
-    So is the gradient of the scores: the products of the backward pass run in the dtype of the forward pass, not in float32.
+    Scores and softmax are computed in float32. The weights have the dtype of q. The backward pass
+    casts the gradient of the scores to the dtype of q, so that its matrix products run in that
+    dtype. Automatic differentiation would run them in float32.
+
+    Args:
+        q: Queries, already divided by sqrt(K).
+        k: Keys.
+        bias: Added to the scores. G is H, or 1 for a bias that all heads share.
+
+    Returns:
+        The weights, in the dtype of q. They sum to 1 over S.
     """
     return _attention_weights_forward(q, k, bias)[0]
 
 
 def _attention_weights_forward(q, k, bias):
-    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(
+        jnp.float32
+    )
     weights = save_for_backward(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
     return weights, (q, k, weights, bias)
 
@@ -29,7 +46,11 @@ def _attention_weights_backward(saved, d_weights):
     d_scores = product - wide * product.sum(axis=-1, keepdims=True)
     d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
     d_scores = d_scores.astype(q.dtype)
-    return jnp.einsum("bhts,bhsk->bhtk", d_scores, k), jnp.einsum("bhts,bhtk->bhsk", d_scores, q), d_bias.astype(bias.dtype)
+    return (
+        jnp.einsum("bhts,bhsk->bhtk", d_scores, k),
+        jnp.einsum("bhts,bhtk->bhsk", d_scores, q),
+        d_bias.astype(bias.dtype),
+    )
 
 
 attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)

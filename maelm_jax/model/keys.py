@@ -1,11 +1,16 @@
-"""Random keys. All of them are of one kind, so that a run is the same whatever JAX_DEFAULT_PRNG_IMPL says."""
+"""Random keys of one fixed kind: random numbers do not depend on JAX_DEFAULT_PRNG_IMPL."""
 
 import jax
 from jaxtyping import Array, Key
 
-IMPLEMENTATION = "threefry2x32"  # the same numbers on every backend and mesh; layers.py hashes its two words
+# Threefry gives the same numbers on every backend and mesh. Its keys are two words, which
+# `ops.dropout` hashes.
+IMPLEMENTATION = "threefry2x32"
 
 
 def of_seed(seed: int) -> Key[Array, ""]:
-    """The key that everything random of a run with this seed is derived from."""
+    """Returns the root key of a seed.
+
+    The keys of initial weights, masks and dropout are derived from it.
+    """
     return jax.random.key(seed, impl=IMPLEMENTATION)

@@ -1,7 +1,10 @@
-"""The parts of encoder and decoder: linear maps, LayerNorm, dropout, attention, the post-LN block (as github.com/yumeng5/MAE-LM has them).
+"""The parts of encoder and decoder: linear maps, LayerNorm, attention and the post-LN block.
 
-Modules hold parameters only (float32) and no random state: dropout takes an explicit key, None switching it off. Axis letters: B rows,
-T tokens of a sequence, D width, H heads, K = D / H, N layers.
+The block is that of github.com/yumeng5/MAE-LM. Modules hold float32 parameters and no random
+state. Dropout takes its keys as an argument; None turns it off.
+
+Axis letters: B rows, T tokens of a sequence, S keys of attention, D width, H heads, G heads of the
+bias (H, or 1 for a bias that all heads share), K = D / H, N layers.
 """
 
 import abc
@@ -18,13 +21,25 @@ from maelm_jax.model.ops import dropout, gelu, layer_norm, save_for_backward, sp
 
 
 class Linear(nnx.Module):
-    """x W + b with W ~ N(0, init_std), computed in the model's dtype.
+    """The affine map x W + b, computed in the model's dtype. W starts as N(0, init_std^2).
 
-    Rows and tokens are one axis in the product: with two, the compiler for CPU forms the gradient of W at half the rate.
+    The product joins rows and tokens into one axis. With two axes, XLA for CPU computes the
+    gradient of W at half the speed.
     """
 
-    def __init__(self, inputs: int, outputs: int, settings: config.Model, rngs: nnx.Rngs, use_bias: bool = True):
-        self.kernel = nnx.Param(nnx.initializers.normal(settings.init_std)(rngs.params(), (inputs, outputs), jnp.float32))
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        settings: config.Model,
+        rngs: nnx.Rngs,
+        use_bias: bool = True,
+    ):
+        self.kernel = nnx.Param(
+            nnx.initializers.normal(settings.init_std)(
+                rngs.params(), (inputs, outputs), jnp.float32
+            )
+        )
         if use_bias:
             self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
         self.dtype = jnp.dtype(settings.dtype)
@@ -37,7 +52,7 @@ class Linear(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-    """The parameters of `layer_norm`."""
+    """Layer normalisation over the last axis, with the parameters of `ops.layer_norm`."""
 
     def __init__(self, settings: config.Model):
         self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
@@ -49,7 +64,7 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """LN(x + W attention(x, what it reads)): multi-head attention with its residual connection and post-LN."""
+    """Multi-head attention with a residual connection and post-LN: LN(x + W attention(x))."""
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         width = settings.width
@@ -69,26 +84,45 @@ class Attention(nnx.Module):
         attention_dropout: float = 0.0,
         keys: tuple[Key[Array, " B"] | None, ...] = (None, None),
     ) -> Float[Array, "B T D"]:
-        """`bias` is added to the scores of all heads (G = H, or 1 for all alike). Dropout on the attention and on the branch."""
+        """Lets each token of `x` attend to the tokens of `read`.
+
+        Args:
+            x: Queries, and the residual branch.
+            read: Keys and values.
+            bias: Added to the scores.
+            dropout_rate: Dropout of the output, before the residual sum.
+            attention_dropout: Dropout of the attention weights.
+            keys: Keys of the attention's dropout and of the output's, one for each row. None: no
+                dropout.
+
+        Returns:
+            The new states.
+        """
         split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)  # noqa: E731
-        q, k, v = (save_for_backward(split_heads(y)) for y in (self.query(x), self.key(read), self.value(read)))
+        q, k, v = (
+            save_for_backward(split_heads(y))
+            for y in (self.query(x), self.key(read), self.value(read))
+        )
         weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
         weights = dropout(weights, attention_dropout, keys[0])
-        y = save_for_backward(jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2).reshape(x.shape))
+        y = save_for_backward(
+            jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2).reshape(x.shape)
+        )
         return self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
 
 
 class CrossAttentionInputs(typing.NamedTuple):
-    """What cross-attention reads: the encoder's states, as the decoder takes them, and the bias of the scores."""
+    """What cross-attention reads: the encoder's states, at the decoder's width, and a bias."""
 
     states: Float[Array, "B S D"]
     bias: Float[Array, "B G T S"]
 
 
 class Block(Attention):
-    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)). Dropout on both branches and on the attention.
+    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)).
 
-    With `cross` a second attention, to a memory, stands between the two. Given a memory but no second attention, the first one reads it.
+    With `cross`, a cross-attention stands between the two. Without `cross`, a block that is called
+    with `memory` has cross-attention instead of self-attention.
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs, cross: bool = False):
@@ -108,7 +142,20 @@ class Block(Attention):
         keys: Key[Array, " B"] | None = None,
         memory: CrossAttentionInputs | None = None,
     ) -> Float[Array, "B T D"]:
-        """`bias` is that of self-attention."""
+        """Applies the layer.
+
+        Args:
+            x: States of the previous layer.
+            bias: Added to the scores of self-attention.
+            dropout_rate: Dropout of the outputs of self-attention and feed-forward. Cross-attention
+                that follows self-attention has no dropout.
+            attention_dropout: Dropout of the attention weights, with the same exception.
+            keys: Keys of dropout, one for each row. None: no dropout.
+            memory: What cross-attention reads. None: self-attention only.
+
+        Returns:
+            The new states.
+        """
         keys = split_keys(keys, 3)
         crossed = hasattr(self, "cross")
         read = (x, bias) if crossed or memory is None else memory
@@ -120,18 +167,23 @@ class Block(Attention):
 
 
 class Scattered(abc.ABC):
-    """A parameter of a stack of layers of which this device holds a part; a pytree whose leaves have the leading layer axis."""
+    """A parameter of a stack of layers, of which this device holds a part.
+
+    It is a pytree. Its leaves have the leading layer axis.
+    """
 
     @abc.abstractmethod
     def whole(self, dtype: jnp.dtype) -> Array:
-        """The parameter of one layer (the layer axis is gone), in the dtype the layer computes in."""
+        """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
 
 
 def stack(settings: config.Model, rngs: nnx.Rngs, cross: bool = False) -> Block:
-    """A Block whose every parameter has a leading axis N: `settings.layers` blocks with weights of their own."""
+    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
     graph = nnx.graphdef(nnx.eval_shape(lambda: Block(settings, nnx.Rngs(0), cross)))
     keys = jax.random.split(rngs.params(), settings.layers)
-    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key), cross))))(keys)
+    state = jax.vmap(
+        lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key), cross)))
+    )(keys)
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
@@ -146,11 +198,24 @@ def run_stack(
     memory: CrossAttentionInputs | None = None,
     every: bool = False,
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
-    """x through every layer in turn: one compiled body, scanned. With `every`, the states after each layer instead of the last alone.
+    """Applies the layers in turn. The body of one layer is compiled once and scanned.
 
-    For the backward pass what is marked `save_for_backward` stays, with `rematerialise` only the layers' inputs. Parameters that are
-    `Scattered` are put together
-    layer by layer, forward and again backward.
+    The backward pass keeps the values marked by `save_for_backward` and computes all else again.
+
+    Args:
+        blocks: A result of `stack`. Parameters that are `Scattered` are gathered one layer at a
+            time, in the forward pass and again in the backward pass.
+        x: States that enter the first layer.
+        bias: Added to the scores of self-attention in every layer.
+        dropout_rate: As in `Block`.
+        attention_dropout: As in `Block`.
+        keys: Keys of dropout, one for each row. None: no dropout.
+        rematerialise: True keeps only the layers' inputs for the backward pass.
+        memory: What cross-attention reads. None: self-attention only.
+        every: True returns the states after each layer, not only after the last.
+
+    Returns:
+        The states [B, T, D] after the last layer, or [N, B, T, D] with `every`.
     """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
@@ -158,12 +223,22 @@ def run_stack(
 
     def body(x, layer):
         index, parameters = layer
-        parameters = jax.tree.map(lambda p: p.whole(x.dtype) if scattered(p) else p, parameters, is_leaf=scattered)
-        layer_keys = None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        x = nnx.merge(graph, parameters)(x, bias, dropout_rate, attention_dropout, layer_keys, memory)
+        parameters = jax.tree.map(
+            lambda p: p.whole(x.dtype) if scattered(p) else p, parameters, is_leaf=scattered
+        )
+        layer_keys = (
+            None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
+        )
+        x = nnx.merge(graph, parameters)(
+            x, bias, dropout_rate, attention_dropout, layer_keys, memory
+        )
         return x, x if every else None
 
-    policy = jax.checkpoint_policies.nothing_saveable if rematerialise else jax.checkpoint_policies.save_only_these_names("kept")
+    policy = (
+        jax.checkpoint_policies.nothing_saveable
+        if rematerialise
+        else jax.checkpoint_policies.save_only_these_names("kept")
+    )
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     last, states = jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))
     return states if every else last

@@ -1,7 +1,7 @@
 """Encoder, decoder and prediction head (paper section 3, and github.com/yumeng5/MAE-LM).
 
-Axis letters: B rows, L slots of a row, V slots the encoder reads, M predicted slots, D width, W rows of the token table (the vocabulary
-padded to a multiple of 128).
+Axis letters: B rows, L slots of a row, V slots that the encoder reads, M predicted slots, D width,
+E width of the decoder, W rows of the token table, N layers.
 """
 
 import collections.abc
@@ -20,12 +20,16 @@ from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment
 
 
 def table_rows(vocabulary_size: int) -> int:
-    """Rows of the token table: the vocabulary padded to a multiple of 128. Padding rows are never predicted and never exported."""
+    """Returns the rows of the token table: the vocabulary padded to a multiple of 128."""
     return -(-vocabulary_size // 128) * 128
 
 
 def _embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
-    return nnx.Param(nnx.initializers.normal(settings.init_std)(rngs.params(), (rows, settings.width), jnp.float32))
+    return nnx.Param(
+        nnx.initializers.normal(settings.init_std)(
+            rngs.params(), (rows, settings.width), jnp.float32
+        )
+    )
 
 
 def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
@@ -33,14 +37,14 @@ def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Flo
 
 
 class SlotInfo(typing.NamedTuple):
-    """Positions and segments of the slots that states stand at; segment 0: empty."""
+    """Position and segment of each slot. Segment 0 means empty."""
 
     positions: Int[Array, "B T"]
     segments: Int[Array, "B T"]
 
 
 class Encoder(nnx.Module):
-    """Reads the visible tokens only; the part that is kept after pretraining."""
+    """The encoder. It reads visible tokens only, and it is kept after pretraining."""
 
     def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
         table = _embedding(table_rows(vocabulary_size), settings, rngs)
@@ -60,27 +64,49 @@ class Encoder(nnx.Module):
         keys: Key[Array, " B"] | None = None,
         every: bool = False,
     ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
-        """Hidden states after the last layer; tokens of segment 0 are empty: never attended to, and of no meaning in the output.
+        """Encodes tokens.
 
-        `keys` are dropout's, one a row; None for evaluation. With `every`: the states that enter the first layer, and those after each layer
-        (N = layers + 1).
+        Args:
+            ids: Tokens.
+            positions: Position of each token in its segment.
+            segments: Segment of each token. No token attends to empty ones (segment 0), and
+                their states have no meaning.
+            keys: Keys of dropout, one for each row. None: no dropout.
+            every: True returns the states of all layers.
+
+        Returns:
+            The states after the last layer. With `every`, the states that enter the first layer and
+            those after each layer: N = layers + 1.
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
-        x = (jnp.take(self.token_embedding[...], ids, axis=0) + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
+        x = (
+            jnp.take(self.token_embedding[...], ids, axis=0)
+            + jnp.take(self.position_embedding[...], positions, axis=0)
+        ).astype(dtype)
         keys = ops.split_keys(keys, 2)
         x = _zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         bias = within_segment(segments, dtype)
         if settings.relative_buckets != "none":
             bias = bias + self.relative_bias(positions, dtype)
-        states = layers.run_stack(self.blocks, x, bias, settings.dropout, settings.attention_dropout, keys[1], settings.rematerialise, every=every)
+        states = layers.run_stack(
+            self.blocks,
+            x,
+            bias,
+            settings.dropout,
+            settings.attention_dropout,
+            keys[1],
+            settings.rematerialise,
+            every=every,
+        )
         return jnp.concatenate([x[None], states]) if every else states
 
 
 class Decoder(nnx.Module):
-    """Shallow, without dropout; discarded after pretraining. By default full length, bidirectional, self-attention only.
+    """The shallow decoder, without dropout. It is discarded after pretraining.
 
-    It may be narrower or wider than the encoder: what it reads then passes a linear map.
+    By default it has bidirectional self-attention over all slots. If its width differs from the
+    encoder's, a linear map resizes the encoder's states.
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
@@ -94,17 +120,41 @@ class Decoder(nnx.Module):
             self.resize = layers.Linear(settings.width, own.width, settings, rngs)
         self.settings = own
 
-    def __call__(self, x: Float[Array, "B T D"], where: SlotInfo, encoded: Float[Array, "B V D"], read: SlotInfo) -> Float[Array, "B T E"]:
-        """States at the slots `where`, E wide. `encoded` are the encoder's, at `read`: what cross-attention sees, if there is any."""
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        where: SlotInfo,
+        encoded: Float[Array, "B V D"],
+        read: SlotInfo,
+    ) -> Float[Array, "B T E"]:
+        """Returns states of the slots `where`, E wide.
+
+        Args:
+            x: The encoder's states, or [MASK] embeddings.
+            where: Positions and segments of x.
+            encoded: The encoder's states, which only cross-attention reads.
+            read: Positions and segments of `encoded`.
+        """
         settings = self.settings
         resize = getattr(self, "resize", lambda x: x)
-        x = self.norm(resize(x) + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype))
+        x = self.norm(
+            resize(x)
+            + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype)
+        )
         bias = self._bias(x.dtype, where, where, settings.decoder_causal)
-        memory = layers.CrossAttentionInputs(resize(encoded), self._bias(x.dtype, where, read)) if "cross" in settings.decoder_attention else None
+        memory = (
+            layers.CrossAttentionInputs(resize(encoded), self._bias(x.dtype, where, read))
+            if "cross" in settings.decoder_attention
+            else None
+        )
         x = _zero_at_empty(x, where.segments)
-        return layers.run_stack(self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory)
+        return layers.run_stack(
+            self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory
+        )
 
-    def _bias(self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False) -> Float[Array, "B G T S"]:
+    def _bias(
+        self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
+    ) -> Float[Array, "B G T S"]:
         bias = within_segment(queries.segments, dtype, keys.segments, causal)
         if self.settings.decoder_relative_bias:
             bias = bias + self.relative_bias(queries.positions, dtype, keys.positions)
@@ -112,9 +162,9 @@ class Decoder(nnx.Module):
 
 
 class Head(nnx.Module):
-    """dense -> GELU -> LayerNorm; the logits are its output times the token table, plus `bias`.
+    """The prediction head: dense -> GELU -> LayerNorm -> times the token table, plus `bias`.
 
-    States of another width than the encoder's (a decoder's) are first brought to it, by a linear map without bias.
+    If the widths differ, a linear map without bias first resizes the decoder's states.
     """
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
@@ -122,11 +172,13 @@ class Head(nnx.Module):
         self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
         if settings.decoder.width != settings.width:
-            self.resize = layers.Linear(settings.decoder.width, settings.width, settings, rngs, use_bias=False)
+            self.resize = layers.Linear(
+                settings.decoder.width, settings.width, settings, rngs, use_bias=False
+            )
         self.vocabulary_size = vocabulary_size
 
     def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Prediction:
-        """What the logits are made of; the rows that pad the table have a bias of -1e9."""
+        """Returns the factors of the logits. Padding rows of the table have a bias of -1e9."""
         x = self.resize(x) if hasattr(self, "resize") else x
         x = self.norm(ops.gelu(self.dense(x)))
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
@@ -134,12 +186,20 @@ class Head(nnx.Module):
 
 
 class MaeLm(nnx.Module):
-    """The whole of it: gather visible tokens -> encode -> put back, [MASK] elsewhere -> decode -> predict masked slots.
+    """The whole model.
 
-    With `decoder_layers` 0 the head reads the encoder's states: the MLM baseline.
+    It encodes the visible tokens, puts their states back at their slots, puts [MASK] embeddings at
+    the masked slots, decodes, and predicts the masked slots. With `decoder_layers` 0 the head reads
+    the encoder's states: the MLM baseline.
     """
 
-    def __init__(self, settings: config.Model, vocabulary_size: int, special: config.SpecialIds, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        settings: config.Model,
+        vocabulary_size: int,
+        special: config.SpecialIds,
+        rngs: nnx.Rngs,
+    ):
         self.encoder = Encoder(settings, vocabulary_size, special.pad, rngs)
         if settings.decoder_layers:
             self.decoder = Decoder(settings, rngs)
@@ -147,16 +207,29 @@ class MaeLm(nnx.Module):
         self.mask_id = special.mask
         self.settings = settings
 
-    def encode(self, inputs: Inputs, keys: Key[Array, " B"] | None = None, every: bool = False) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
-        """The encoder's last hidden states at its own slots (`inputs.encoder_slots`); with `every`, those of each layer (see Encoder)."""
-        return self.encoder(inputs.encoder_ids, inputs.encoder_positions, at_slots(inputs.segments, inputs.encoder_slots), keys, every)
+    def encode(
+        self, inputs: Inputs, keys: Key[Array, " B"] | None = None, every: bool = False
+    ) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
+        """Returns the encoder's states at `inputs.encoder_slots`.
 
-    def __call__(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Float[Array, "B M W"]:
-        """float32 logits at `inputs.masked_slots` (of no meaning where those are empty). `keys` are dropout's, one a row; None for evaluation."""
+        `keys` and `every` are those of `Encoder`.
+        """
+        return self.encoder(
+            inputs.encoder_ids,
+            inputs.encoder_positions,
+            at_slots(inputs.segments, inputs.encoder_slots),
+            keys,
+            every,
+        )
+
+    def __call__(
+        self, inputs: Inputs, keys: Key[Array, " B"] | None = None
+    ) -> Float[Array, "B M W"]:
+        """Returns float32 logits at `inputs.masked_slots`; empty slots have no meaning."""
         return self.predict(inputs, keys).logits
 
     def predict(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Prediction:
-        """What the logits are made of: training never forms all of them (loss.py)."""
+        """Returns the factors of the logits, from which loss.py computes the loss in tiles."""
         encoded = self.encode(inputs, keys)
         x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
@@ -165,8 +238,10 @@ class MaeLm(nnx.Module):
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])
 
-    def _decode(self, x: Float[Array, "B L D"], encoded: Float[Array, "B V D"], inputs: Inputs) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
-        """The decoder's states at the slots it runs on. `x` is the encoder's state where it reads a slot; [MASK] is put at those it does not."""
+    def _decode(
+        self, x: Float[Array, "B L D"], encoded: Float[Array, "B V D"], inputs: Inputs
+    ) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
+        """The decoder's states. It reads [MASK] at masked slots that the encoder does not read."""
         known = inputs.encoder_index < encoded.shape[1]
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
         mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
@@ -175,33 +250,51 @@ class MaeLm(nnx.Module):
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
             where = SlotInfo(*(at_slots(values, inputs.masked_slots) for values in where))
-        read = SlotInfo(*(at_slots(values, inputs.encoder_slots) for values in (inputs.positions, inputs.segments)))
+        read = SlotInfo(
+            *(
+                at_slots(values, inputs.encoder_slots)
+                for values in (inputs.positions, inputs.segments)
+            )
+        )
         return self.decoder(x, where, encoded, read)
 
 
-def create(settings: config.Model, vocabulary_size: int, special: config.SpecialIds) -> tuple[nnx.GraphDef, collections.abc.Callable]:
-    """(graph, init): `init(key)` gives the parameters as a plain dict of float32 arrays, `apply(graph, parameters)` the model again.
+def create(
+    settings: config.Model, vocabulary_size: int, special: config.SpecialIds
+) -> tuple[nnx.GraphDef, collections.abc.Callable]:
+    """Returns (graph, init): the model's graph and its initialiser.
 
-    init is pure and can run under jax.jit with output shardings, or jax.eval_shape.
+    `init(key)` returns the parameters as a dict of float32 arrays. `apply(graph, parameters)`
+    returns the model. init is pure: it can run under jax.jit or jax.eval_shape.
     """
 
     def init(key):
-        return nnx.to_pure_dict(nnx.state(MaeLm(settings, vocabulary_size, special, nnx.Rngs(key)), nnx.Param))
+        return nnx.to_pure_dict(
+            nnx.state(MaeLm(settings, vocabulary_size, special, nnx.Rngs(key)), nnx.Param)
+        )
 
-    graph = nnx.graphdef(nnx.eval_shape(lambda: MaeLm(settings, vocabulary_size, special, nnx.Rngs(0))))
+    graph = nnx.graphdef(
+        nnx.eval_shape(lambda: MaeLm(settings, vocabulary_size, special, nnx.Rngs(0)))
+    )
     return graph, init
 
 
 def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
-    """Of the encoder alone: `apply(graph, parameters["encoder"])` is an Encoder."""
-    return nnx.graphdef(nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0))))
+    """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder."""
+    return nnx.graphdef(
+        nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)))
+    )
 
 
 def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
-    """The encoder's parameters as shapes: a dict of jax.ShapeDtypeStruct, what a checkpoint's `encoder` is read into."""
-    return jax.eval_shape(lambda: nnx.to_pure_dict(nnx.state(Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)), nnx.Param)))
+    """Returns the encoder's parameters as a dict of jax.ShapeDtypeStruct."""
+    return jax.eval_shape(
+        lambda: nnx.to_pure_dict(
+            nnx.state(Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)), nnx.Param)
+        )
+    )
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:
-    """The module with these parameters."""
+    """Returns the module with these parameters."""
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, parameters)))

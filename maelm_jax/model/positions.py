@@ -1,6 +1,8 @@
-"""What is added to attention's scores: the relative bias, and what hides other segments and empty slots.
+"""What is added to attention scores: the relative position bias, and masks of hidden keys.
 
-Axis letters as in layers.py: B rows, T queries, S keys, H heads.
+Keys of other segments and empty keys are hidden.
+
+Axis letters, as in layers.py: B rows, T queries, S keys, H heads. R is the number of buckets.
 """
 
 import math
@@ -13,30 +15,46 @@ from jaxtyping import Array, Bool, Float, Int
 
 from maelm_jax import config
 
-MASKED_OUT = -1e9  # finite, so that a row without any visible key gives numbers, not NaN
+MASKED_OUT = -1e9  # finite: softmax over a row without any visible key then gives no NaN
 
 
 def bucket_of_distance(settings: config.Model) -> np.ndarray:
-    """int32 [2 P - 1]: the row of the bias table for each pos_j - pos_i from -(P - 1) to P - 1, P = max_positions.
+    """Returns the bucket of each distance between two positions.
 
-    `t5`: Raffel et al. as stock MPNet has it. `reference`: the published code's function, whose offset depends on P.
+    `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
+    MPNet has it. "reference" is that of github.com/yumeng5/MAE-LM, whose numbering of the buckets
+    depends on P.
+
+    Returns:
+        int32 [2 P - 1], P = max_positions: the row of the bias table for each distance
+        (key position - query position) from -(P - 1) to P - 1.
     """
     distance = np.arange(-settings.max_positions + 1, settings.max_positions)
     n = np.abs(distance)
     half = settings.num_buckets // 2
     exact = half // 2
-    # A distance that lies on a boundary must not fall to one side by rounding: hence the 1e-9.
+    # The term 1e-9 puts a distance on a boundary into the same bucket whatever the rounding.
     if settings.relative_buckets == "t5":
-        spread = np.log(np.maximum(n, exact) / exact) / math.log(settings.max_distance / exact) * (half - exact)
+        spread = (
+            np.log(np.maximum(n, exact) / exact)
+            / math.log(settings.max_distance / exact)
+            * (half - exact)
+        )
         bucket = np.where(n < exact, n, np.minimum(half - 1, exact + np.floor(spread + 1e-9)))
         return (bucket + half * (distance > 0)).astype(np.int32)
-    spread = np.log(np.maximum(n, exact) / exact) / math.log((settings.max_distance - 1) / exact) * (half - 1 - exact)
-    bucket = np.sign(distance) * np.where(n < exact, n, np.minimum(half - 1, exact + np.ceil(spread - 1e-9)))
+    spread = (
+        np.log(np.maximum(n, exact) / exact)
+        / math.log((settings.max_distance - 1) / exact)
+        * (half - 1 - exact)
+    )
+    bucket = np.sign(distance) * np.where(
+        n < exact, n, np.minimum(half - 1, exact + np.ceil(spread - 1e-9))
+    )
     return (bucket - bucket.min()).astype(np.int32)
 
 
 def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Array, "B T S"]:
-    """`buckets` as `bucket_of_distance` gives them."""
+    """The bucket of each distance. `buckets` is the result of `bucket_of_distance`."""
     middle = len(buckets) // 2
 
     def taken(distance):
@@ -48,12 +66,15 @@ def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Arra
             result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
         return result
 
-    # An accelerator gathers single numbers one by one; some thirty selections a number are one pass. On CPU it is the other way round.
+    # An accelerator gathers numbers one by one. About thirty selections a number are one pass over
+    # memory there. On CPU the gather is faster.
     return jax.lax.platform_dependent(distance, cpu=taken, default=selected)
 
 
 @jax.custom_vjp
 def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
+    """The bias of each pair of query and key: the row of `table` that `bucket` names."""
+
     def taken(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
@@ -72,14 +93,21 @@ def _look_up_backward(saved, d_bias):
 
     def scatter(bucket, d_bias):
         by_pair = jnp.moveaxis(d_bias, 1, -1).astype(jnp.float32).reshape(-1, d_bias.shape[1])
-        return jnp.zeros((rows, d_bias.shape[1]), jnp.float32).at[bucket.reshape(-1)].add(by_pair, mode="promise_in_bounds")
+        return (
+            jnp.zeros((rows, d_bias.shape[1]), jnp.float32)
+            .at[bucket.reshape(-1)]
+            .add(by_pair, mode="promise_in_bounds")
+        )
 
     def product(bucket, d_bias):
         one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
         return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32)
 
-    # Adding B H T T numbers into a few rows: 30 times faster one by one on CPU, but atomic (slow, in no fixed order) on an accelerator.
-    return jax.lax.platform_dependent(bucket, d_bias, cpu=scatter, default=product).astype(d_bias.dtype), None
+    # B H T S numbers are added into a few rows. On CPU a scatter-add is 30 times faster than the
+    # product. On an accelerator its additions are atomic: slow, and in no fixed order.
+    return jax.lax.platform_dependent(bucket, d_bias, cpu=scatter, default=product).astype(
+        d_bias.dtype
+    ), None
 
 
 def _look_up_forward(table, bucket):
@@ -90,16 +118,17 @@ _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 class RelativeBias(nnx.Module):
-    """One table (buckets x heads) added to the attention scores of every layer, looked up by pos_j - pos_i.
+    """A table of R buckets x H heads. All layers add it to their attention scores.
 
-    Positions are those in the text, so distances stay true when masked tokens are dropped.
+    The row is chosen by (key position - query position). These are positions in the text, so
+    distances stay true when masked tokens are dropped.
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         self.buckets = tuple(bucket_of_distance(settings).tolist())
         shape = (settings.num_buckets, settings.heads)
         if settings.relative_bias_init == "local":
-            # Each row of the table stands for the smallest distance that falls into it.
+            # Each row stands for the smallest distance in its bucket: the loop assigns it last.
             nearest = np.zeros(settings.num_buckets)
             distance = np.abs(np.arange(-settings.max_positions + 1, settings.max_positions))
             for far in np.argsort(-distance, kind="stable"):
@@ -110,19 +139,41 @@ class RelativeBias(nnx.Module):
             table = nnx.initializers.normal(settings.init_std)(rngs.params(), shape, jnp.float32)
         self.table = nnx.Param(table)
 
-    def __call__(self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None) -> Float[Array, "B H T S"]:
-        """`keys` are the positions attended to; None: the same as the queries'."""
+    def __call__(
+        self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None
+    ) -> Float[Array, "B H T S"]:
+        """Looks up the bias of each pair of query and key.
+
+        Args:
+            positions: Positions of the queries.
+            dtype: Type of the result.
+            keys: Positions of the keys. None: those of the queries.
+
+        Returns:
+            The bias of each head.
+        """
         keys = positions if keys is None else keys
         bucket = _bucket(keys[:, None, :] - positions[:, :, None], self.buckets)
         return _look_up(self.table[...].astype(dtype), bucket)
 
 
 def within_segment(
-    segments: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None, causal: bool = False
+    segments: Int[Array, "B T"],
+    dtype: jnp.dtype,
+    keys: Int[Array, "B S"] | None = None,
+    causal: bool = False,
 ) -> Float[Array, "B 1 T S"]:
-    """0 where query and key share a segment, -1e9 elsewhere and at empty keys (segment 0); `causal`: at later slots too.
+    """Returns the mask that hides keys, as a term of the scores.
 
-    `keys` are the segments of what is attended to; None: the same as the queries'.
+    Args:
+        segments: Segments of the queries; 0 where a slot is empty.
+        dtype: Type of the result.
+        keys: Segments of the keys. None: those of the queries.
+        causal: True also hides the keys at later slots than the query's.
+
+    Returns:
+        0 where query and key have the same segment, -1e9 at other keys and at empty keys. The axis
+        of size 1 stands for all heads.
     """
     keys = segments if keys is None else keys
     seen: Bool[Array, "B T S"] = (segments[:, :, None] == keys[:, None, :]) & (keys > 0)[:, None, :]

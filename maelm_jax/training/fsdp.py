@@ -1,8 +1,11 @@
-"""Data and fsdp parallelism, said outright (jax.shard_map): when a parameter is put together, and when a gradient is sent.
+"""Data and fsdp parallelism with jax.shard_map: when to gather parameters and reduce gradients.
 
-Left to the compiler, gradients are summed over the devices inside the loops over layers and microbatches: with accumulation every byte is sent
-once a microbatch. Here each device adds up the gradient of its own rows, and it is summed over devices once a step. A layer's parameters, cut
-over `fsdp`, are put together inside the loop over layers, forward and again backward. What `tensor` cuts stays the compiler's affair.
+Each device adds up the gradient of its own rows. Gradients are reduced over devices once a step.
+The XLA partitioner would reduce them inside the loops over layers and microbatches: with
+accumulation, every byte would be sent once a microbatch.
+
+A layer's parameters are sharded over `fsdp`. They are gathered inside the loop over layers, in the
+forward pass and again in the backward pass. Tensor parallelism is left to the XLA partitioner.
 """
 
 import collections.abc
@@ -17,47 +20,82 @@ from jaxtyping import Array
 from maelm_jax.model import layers
 from maelm_jax.training import sharding
 
-AXES = ("data", "fsdp")  # that rows are divided over
+AXES = ("data", "fsdp")  # rows are sharded over these
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scattered(layers.Scattered):
-    """A stacked parameter cut over `fsdp`. Its gradient is taken with respect to `offset`, which is 0 and as large as the whole parameter."""
+    """A stacked parameter, sharded over `fsdp`.
 
-    part: typing.Any  # [N, ...] that this device holds; an array, or the nnx.Param around one
+    Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.
+    """
+
+    # This device's shard [N, ...]: an array, or an nnx.Param that holds one.
+    part: typing.Any
     offset: typing.Any
-    axis: int = dataclasses.field(metadata={"static": True})  # that is cut, counted without the layer axis
+    # The sharded axis, counted without the layer axis.
+    axis: int = dataclasses.field(metadata={"static": True})
 
     def whole(self, dtype: jnp.dtype) -> Array:
+        """Gathers one layer's parameter from the devices, cast to `dtype`."""
         whole = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
         return _at(whole, self.offset)
 
 
 @jax.custom_vjp
 def _at(whole, offset):
-    """whole + offset at offset 0, which is therefore not read: it only receives the gradient."""
+    """whole + offset, for offset 0. `offset` is not read: it only receives the gradient."""
     return whole
 
 
-_at.defvjp(lambda whole, offset: (whole, None), lambda _, gradient: (None, gradient.astype(jnp.float32)))
+_at.defvjp(
+    lambda whole, offset: (whole, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
+)
 
 
-def each_device(function: collections.abc.Callable, mesh: jax.sharding.Mesh, params_specs: dict, out_specs) -> collections.abc.Callable:
-    """`function(params, key, batch, numbers)` on each device's parts of the parameters and its own rows."""
+def each_device(
+    function: collections.abc.Callable, mesh: jax.sharding.Mesh, params_specs: dict, out_specs
+) -> collections.abc.Callable:
+    """Applies a function to each device's shards: its parts of the parameters and its own rows.
+
+    Args:
+        function: `function(params, key, batch, row_numbers)`.
+        mesh: Devices.
+        params_specs: Result of `specs`.
+        out_specs: Shardings of the results.
+
+    Returns:
+        The function of the global arrays.
+    """
     rows = PartitionSpec(AXES)
     in_specs = (params_specs, PartitionSpec(), rows, rows)
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(AXES), check_vma=False)
+    return jax.shard_map(
+        function,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=set(AXES),
+        check_vma=False,
+    )
 
 
 def specs(params: dict) -> dict:
-    """How `fsdp` alone cuts each parameter."""
-    alone = lambda spec: PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))  # noqa: E731
-    return jax.tree_util.tree_map_with_path(lambda keys, _: alone(sharding.spec(sharding.path_of(keys))), params)
+    """Returns each parameter's sharding over `fsdp`, without that over `tensor`."""
+    alone = lambda spec: PartitionSpec(  # noqa: E731
+        *("fsdp" if axis == "fsdp" else None for axis in spec)
+    )
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, _: alone(sharding.spec(sharding.path_of(keys))), params
+    )
 
 
 def variables(params: dict) -> dict:
-    """What gradients are taken with respect to, on one device: whole parameters (put together here, once), or the offsets of a stack's."""
+    """Returns, on one device, the arrays that gradients are taken with respect to.
+
+    These are the offsets of stacked parameters sharded over `fsdp`, and all other parameters whole.
+    The others are gathered here, once.
+    """
 
     def leaf(keys, part):
         axis, stacked, spec = _cut(keys)
@@ -65,7 +103,10 @@ def variables(params: dict) -> dict:
             return part
         if not stacked:
             return jax.lax.all_gather(part, "fsdp", axis=axis, tiled=True)
-        shape = [size * (jax.lax.axis_size("fsdp") if number == axis else 1) for number, size in enumerate(part.shape)]
+        shape = [
+            size * (jax.lax.axis_size("fsdp") if number == axis else 1)
+            for number, size in enumerate(part.shape)
+        ]
         tensor = PartitionSpec(*("tensor" if name == "tensor" else None for name in spec))
         return jax.lax.with_sharding_constraint(jnp.zeros(shape, part.dtype), tensor)
 
@@ -73,7 +114,7 @@ def variables(params: dict) -> dict:
 
 
 def parameters(variables: dict, params: dict) -> dict:
-    """What the model computes with: `params`, put together or `Scattered`, as a function of `variables`."""
+    """Returns the model's parameters, whole or `Scattered`, as a function of `variables`."""
 
     def leaf(keys, variable, part):
         axis, stacked, _ = _cut(keys)
@@ -83,25 +124,32 @@ def parameters(variables: dict, params: dict) -> dict:
 
 
 def reduced(gradient: dict) -> dict:
-    """The gradient with respect to `variables` summed over all devices; of each parameter the part that this device holds."""
+    """Sums the gradient with respect to `variables` over all devices.
+
+    Returns:
+        Of each parameter the part that this device holds.
+    """
 
     def leaf(keys, g):
         axis, _, _ = _cut(keys)
         if axis is None:
             return summed(g)
-        return summed(jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True), ("data",))
+        return summed(
+            jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True), ("data",)
+        )
 
     return jax.tree_util.tree_map_with_path(leaf, gradient)
 
 
 def summed(tree, over: tuple[str, ...] = AXES):
-    """The sum over the devices along these axes. One of size 1 is left out: beside a `tensor` axis the compiler refuses a sum over nothing."""
+    """Returns the sum over the devices along the mesh axes `over`."""
+    # Beside a `tensor` axis, XLA refuses a sum over axes of size 1.
     several = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)
     return jax.lax.psum(tree, several) if several else tree
 
 
 def _cut(keys) -> tuple[int | None, bool, PartitionSpec]:
-    """(the axis that `fsdp` cuts, or None; whether the parameter belongs to a stack of layers; its rule)."""
+    """(axis sharded over `fsdp` or None, whether the parameter is stacked, its rule)."""
     path = sharding.path_of(keys)
     spec = sharding.spec(path)
     axis = tuple(spec).index("fsdp") if "fsdp" in spec and jax.lax.axis_size("fsdp") > 1 else None
