@@ -1,8 +1,7 @@
 """Record of a run's training data: `rows.json` in the workdir names the row stores.
 
 A run resumes only with the rows that it began with. If the source text has changed, the recorded
-stores are used while they exist. If they do not exist, the run is refused, unless the user accepts
-new data.
+stores are used. If they do not exist any more, the run is refused unless new data is accepted.
 """
 
 import json
@@ -76,10 +75,9 @@ def choose_rows(
 def open_recorded(
     workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
 ) -> RunRows | None:
-    """Opens the recorded rows of a run.
+    """Opens the recorded rows of a run. Returns None if a store is missing or differs.
 
-    Returns None if there is no record, a store does not exist or differs from its record, or
-    `corpus` and `vocabulary` ask for other rows.
+    Also if there is no record, or if `corpus` and `vocabulary` ask for other rows.
     """
     recorded = read(workdir)
     if recorded is None or set(recorded["sources"]) != set(sources.rates(corpus)):
@@ -120,8 +118,8 @@ def read(workdir: str) -> dict | None:
     if not path.is_file():
         return None
     remedy = (
-        "put a copy of it there, or remove it and the run goes on with the rows that its "
-        "settings give"
+        "put a copy of it there, or remove it and the run goes on with the rows that its settings "
+        "give"
     )
     return json_files.read(path, _is_record, remedy)
 
@@ -141,9 +139,8 @@ def _is_entry(value: typing.Any) -> bool:
     name, counts = value.get("store"), value.get("rows")
     if not isinstance(name, str) or not name or "/" in name or not isinstance(counts, dict):
         return False
-    known = isinstance(value.get("fingerprint"), (str, type(None))) and json_files.is_text_map(
-        value.get("text")
-    )
+    known = (isinstance(value.get("fingerprint"), (str, type(None)))
+             and json_files.is_text_map(value.get("text")))  # fmt: skip
     return known and all(type(count) is int for count in counts.values())
 
 
@@ -170,9 +167,8 @@ def _prepare(
             distributed.same_folder(corpus.rows_dir, "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
-    entries = {
-        source: _entry(source, splits, rates[source], corpus) for source, splits in stores.items()
-    }
+    entries = {source: _entry(source, splits, rates[source], corpus)
+               for source, splits in stores.items()}  # fmt: skip
     length = corpus.sequence_length
     return RunRows(
         stores, rates, {"vocabulary": vocabulary.fingerprint, "length": length, "sources": entries}
