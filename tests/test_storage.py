@@ -133,7 +133,7 @@ def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch
     def unavailable(*_):
         raise sources.Unavailable("no seqio here")
 
-    monkeypatch.setattr(data, "tasks", types.SimpleNamespace(members=unavailable), raising=False)
+    monkeypatch.setattr(data, "seqio_tasks", types.SimpleNamespace(members=unavailable), raising=False)
     corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=f"{bucket}/rows3")
     with pytest.raises(sources.Unavailable):
         sources.rates(corpus)

@@ -89,7 +89,7 @@ def test_a_damaged_mixture_is_one_line(tmp_path, monkeypatch, name):
     def unavailable(*_):
         raise sources.Unavailable("no seqio here")
 
-    monkeypatch.setattr(data, "tasks", types.SimpleNamespace(members=unavailable), raising=False)
+    monkeypatch.setattr(data, "seqio_tasks", types.SimpleNamespace(members=unavailable), raising=False)
     corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=str(tmp_path))
     with pytest.raises(sources.Unavailable):
         sources.rates(corpus)

@@ -194,8 +194,8 @@ def test_without_relative_positions_only_the_position_table_orders_tokens(name):
 def test_what_the_decoder_attends_to(name, before, after, cross):
     experiment, graph, params, inputs = make(name, "Model.decoder_layers=2")
     width, slots = experiment.model.width, 8
-    where = maelm.Where(inputs.positions[:1, :slots], jnp.ones((1, slots), jnp.int32))
-    read = maelm.Where(inputs.positions[:1, :5], jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32))
+    where = maelm.SlotInfo(inputs.positions[:1, :slots], jnp.ones((1, slots), jnp.int32))
+    read = maelm.SlotInfo(inputs.positions[:1, :5], jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32))
     x, states = (jax.random.normal(jax.random.key(i), (1, n, width)) for i, n in ((0, slots), (1, 5)))
 
     def decode(x, states):

@@ -42,6 +42,7 @@ def test_a_workdir_in_use_is_refused_with_the_name_of_its_holder_until_that_is_k
     with pytest.raises(config.ConfigError, match=message):
         train.main(["--gin_file=tiny.gin", f"--workdir={workdir}"])
     with pytest.raises(config.ConfigError, match=message):
+        monkeypatch.setattr(finetune, "plan_runs", lambda *_: ([], False))  # the start and the data are checked first
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", f"--workdir={workdir}"])
     assert [path.name for path in workdir.iterdir()] == ["run.lock"]
     holder.kill()
