@@ -1,4 +1,4 @@
-"""What all commands share: flags, and how a command ends on a wrong input (one line, status 2)."""
+"""Common parts of all commands: flags, settings, and one-line messages for errors."""
 
 import argparse
 import collections.abc
@@ -16,7 +16,7 @@ import typing
 from maelm_jax import config, gin_files, stopping, storage, workdirs
 from maelm_jax.settings import LARGEST, closest, shown
 
-# A path that the user can correct (exit status 2), and what to do about it.
+# Errors of a path that the user can correct, and how (exit status 2).
 WRONG_PATH = {
     errno.ENOENT: "is the path right?",
     errno.ENOTDIR: "a part of the path is a file; give a folder",
@@ -30,7 +30,7 @@ WRONG_PATH = {
     errno.ELOOP: "its symbolic links form a circle; remove one",
     errno.EINVAL: "give another name",
 }
-# A disk or system that fails (exit status 1). These can come without a path.
+# Errors of a disk or system that fails (exit status 1). They may have no path.
 FAILING = {
     errno.ENOSPC: "free some space; what was whole stays whole",
     errno.EDQUOT: "free some space; what was whole stays whole",
@@ -47,7 +47,7 @@ DAY = 86_400  # seconds
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse, whose own errors are ConfigErrors."""
+    """An ArgumentParser that raises ConfigError instead of exiting."""
 
     def error(self, message: str):
         known = [flag for action in self._actions for flag in action.option_strings]
@@ -57,7 +57,11 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """An argument parser with the flags of every command. `description` is its docstring."""
+    """Returns an argument parser with the flags of every command.
+
+    Args:
+        description: The docstring of the command's module, which --help prints.
+    """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
     repeatable = "settings; repeatable, later files win; found here or in configs/"
@@ -73,12 +77,12 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[str], int]:
-    """The `type` of a flag that takes an integer from `least` to `most`."""
+    """Returns the `type` of a flag that takes an integer from `least` to `most`."""
 
     def read(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # more than 4300 digits as well
+        except ValueError:  # int() also raises it for more than 4300 digits
             value = least - 1
         if not least <= value <= most:
             wrong = f"must be an integer from {least} to {most}, got {shown(text)}"
@@ -89,7 +93,7 @@ def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[s
 
 
 def add_process_flags(flags: argparse.ArgumentParser):
-    """The flags of a command that runs as several processes (maelm_jax/training/distributed.py)."""
+    """Adds the flags of a command that may run as several processes (training/distributed.py)."""
     about = "Slurm and Open MPI tell each its place; docs/SCALE.md"
     group = flags.add_argument_group("several processes", about)
     meeting = 'where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes'
@@ -105,7 +109,14 @@ def add_process_flags(flags: argparse.ArgumentParser):
 def arguments(
     flags: argparse.ArgumentParser, argv: typing.Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """(flags, bindings NAME=VALUE). Raises ConfigError on a wrong flag or value."""
+    """Parses the command line and checks that each value is text and --workdir can be a folder.
+
+    Returns:
+        The flags, and the bindings NAME=VALUE that follow `--gin.`.
+
+    Raises:
+        ConfigError: A flag or value is wrong.
+    """
     bindings = [item.removeprefix("--gin.") for item in argv if item.startswith("--gin.")]
     args = flags.parse_args([item for item in argv if not item.startswith("--gin.")])
     for name, value in vars(args).items():
@@ -131,15 +142,20 @@ def _check_text(flag: str, text):
 
 
 def _printable(text: str) -> str:
-    """`text` on one line, without characters that cannot be written."""
+    """Returns `text` on one line, with escapes for characters that UTF-8 cannot encode."""
     line = " ".join(text.split()).replace("\0", "\\0")
     return line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def check_folder(name: str, path: str):
-    """Raises ConfigError when `path` is no folder and cannot become one, as a part of it is a file.
+    """Checks that `path` is a folder or can become one. Accepts every path in a bucket.
 
-    `name` is the flag or setting that holds it.
+    Args:
+        name: The flag or setting that holds the path, for the message.
+        path: The path of the folder.
+
+    Raises:
+        ConfigError: A part of the path is a file, or the path cannot be looked up.
     """
     if storage.in_bucket(path):
         return
@@ -158,15 +174,19 @@ def check_folder(name: str, path: str):
 def parse(
     flags: argparse.ArgumentParser, argv: typing.Sequence[str]
 ) -> tuple[argparse.Namespace, config.Experiment]:
-    """Parses `argv` and builds the settings. Without --gin_file, the workdir's config.gin is read.
+    """Parses `argv` and builds the settings. Without --gin_file, reads config.gin of the workdir.
 
-    Raises ConfigError on anything wrong in the settings.
+    Raises:
+        ConfigError: A flag, a gin file or a setting is wrong.
     """
     args, bindings = arguments(flags, argv)
     if not args.gin_file:
         saved = pathlib.Path(args.workdir or "") / "config.gin"
         if args.workdir and not saved.is_file():
-            raise config.ConfigError(f"{workdirs.no_run(args.workdir)}. To start one, give --gin_file=FILE (configs/ holds tiny.gin, ...)")
+            raise config.ConfigError(
+                f"{workdirs.no_run(args.workdir)}. "
+                "To start one, give --gin_file=FILE (configs/ holds tiny.gin, ...)"
+            )
         if not args.workdir:
             raise config.ConfigError(
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
@@ -180,12 +200,17 @@ def parse(
 
 
 def compilation_cache() -> pathlib.Path:
-    """Where compiled programs are kept, so that a step is compiled once and not at each start; JAX_COMPILATION_CACHE_DIR says otherwise.
+    """Returns the default folder for compiled programs, so that a step is compiled only once.
 
-    One folder per kind of processor: a home directory may be shared by machines that do not know each other's instructions.
+    JAX_COMPILATION_CACHE_DIR has priority (`run`). Each kind of processor has its own folder,
+    because machines that share a home directory may have different instruction sets.
     """
     try:
-        instructions = next(line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features")))
+        instructions = next(
+            line
+            for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith(("flags", "Features"))
+        )
     except (OSError, StopIteration):
         instructions = platform.processor()
     digest = hashlib.sha256(f"{platform.machine()} {instructions}".encode()).hexdigest()[:8]
@@ -194,68 +219,88 @@ def compilation_cache() -> pathlib.Path:
 
 
 def use_huge_pages(argv: typing.Sequence[str]):
-    """Starts this process again with the C library's allocator told to ask for huge pages, which it only reads at the start.
+    """Starts this process again with huge pages, if it trains on CPU.
 
-    A training step on CPU takes and gives back gigabytes. In pages of 4 KiB the kernel's part of that is 10% of the step
-    (docs/PERFORMANCE.md). The process stays as it is where the system does not leave the choice to programs, where GLIBC_TUNABLES is
-    set, under a debugger, and with MAELM_HUGE_PAGES=0.
+    glibc reads the option of its allocator (GLIBC_TUNABLES) only when a process starts. A training
+    step on CPU allocates and frees gigabytes. With pages of 4 KiB, the kernel takes 10% of the step
+    for that (docs/PERFORMANCE.md).
+
+    The process is not started again if the kernel does not let programs ask for huge pages, if
+    GLIBC_TUNABLES is set, under a debugger, or with MAELM_HUGE_PAGES=0.
     """
-    if os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ or not _trains_on_cpu(argv) or _debugged():
+    if (
+        os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ
+        or not _trains_on_cpu(argv) or _debugged()
+    ):  # fmt: skip
         return
     try:
         choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
     except OSError:
         return
     if "[madvise]" in choice and platform.libc_ver()[0] == "glibc":
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"})
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]],
+            os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        )  # fmt: skip
 
 
 def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
-    """Whether a training command with these arguments trains, and on CPU; to be known before JAX is imported."""
-    if any(argument.partition("=")[0] in ("-h", "--help", "--dry_run", "--predict") for argument in argv):
+    """Returns whether a training command trains on CPU. JAX is not imported yet."""
+    if any(
+        argument.partition("=")[0] in ("-h", "--help", "--dry_run", "--predict")
+        for argument in argv
+    ):
         return False
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] == "cpu"
-    return not any(glob.glob(f"/dev/{pattern}") for pattern in ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*"))
+    return not any(
+        glob.glob(f"/dev/{pattern}")
+        for pattern in ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
+    )
 
 
 def _debugged() -> bool:
-    """Whether a debugger or tracer watches this process: it would lose sight of the process, or start again itself."""
+    """Returns whether a debugger watches this process. It would lose a process that restarts."""
     try:
         status = pathlib.Path("/proc/self/status").read_text()
     except OSError:
         status = ""
-    traced = any(line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
+    traced = any(
+        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines()
+    )
     return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules
 
 
 def deterministic_operations(wanted: bool):
-    """Where `wanted`, asks XLA for operations on GPU that add in a fixed order, no atomics; to be called before a device is first used."""
+    """Makes XLA add in a fixed order on GPU if `wanted`. Call it before a device is used."""
     if not wanted:
         return
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
+    )
 
 
 def check_workdir(workdir: str, experiment: config.Experiment):
-    """Raises ConfigError, with what differs, when the workdir holds a run with other settings."""
+    """Raises ConfigError, with the differences, if the run in the workdir has other settings."""
     saved = storage.local_path(workdir) / "config.gin"
     if saved.exists():
         changed = config.differences(gin_files.load([str(saved)]), experiment)
         if changed:
             raise config.ConfigError(
-                f"{workdir} holds a run with other settings ({'; '.join(changed)}): give another --workdir, or the same settings"
+                f"{workdir} holds a run with other settings ({'; '.join(changed)}): "
+                "give another --workdir, or the same settings"
             )
 
 
 class Ending(typing.NamedTuple):
-    """How a command ends on an error."""
+    """The line that a command prints for an error, and its exit status."""
 
     line: str
     status: int
 
 
 def ending(error: BaseException) -> Ending | None:
-    """The line to print for an error and the exit status. None for a defect of the program."""
+    """Returns the line and exit status for an error, or None for a defect of the program."""
     if isinstance(error, (config.ConfigError, config.RunError)):
         return Ending(str(error), error.status)
     if isinstance(error, MemoryError):
@@ -269,7 +314,7 @@ def ending(error: BaseException) -> Ending | None:
 
 
 def _path_of(error: OSError) -> str:
-    """The path that an error is about. Of two (a file is moved), the second."""
+    """Returns the path of an error. If it has two paths (a moved file), the second."""
     path = error.filename2 or error.filename
     return os.fsdecode(path) if isinstance(path, (str, bytes)) else "a file"
 
@@ -280,7 +325,7 @@ def _line_of(error: OSError) -> str:
 
 
 def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: list[str]) -> int:
-    """Calls `main(argv)`; the exit status. An error that `ending` knows is printed as one line."""
+    """Calls `main(argv)` and returns the exit status. Prints a known error as one line."""
     try:
         return main(argv) or 0
     except KeyboardInterrupt:
@@ -298,19 +343,20 @@ def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: lis
 def run(
     main: collections.abc.Callable[[list[str]], int | None], trains: bool = False
 ) -> typing.NoReturn:
-    """Ends the process with the status of `main(argv)`: 0 done, or main's own number.
+    """Runs a command and ends the process with its exit status.
 
-    An error ends it with the status that `ending` gives (2 wrong input, 3 diverged), SIGTERM with 143,
-    any other error with 1.
+    The status is that of `main` (0: success), that of `ending` for a known error (2: wrong input,
+    3: diverged, 1: other failures), 130 after Ctrl-C, 143 after SIGTERM, and 1 for an unknown
+    error.
 
     Args:
-      main: the command; takes the arguments.
-      trains: the process may first start itself again to get huge pages (`use_huge_pages`).
+        main: The command. It takes the list of arguments.
+        trains: Whether the process may start again to get huge pages (`use_huge_pages`).
     """
     if trains:
         use_huge_pages(sys.argv[1:])
     stopping.exit_on_sigterm()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
-    # JAX's own is 1: a start has nine programs that take less
+    # JAX's default is 1 s. Several programs of each start compile faster than that.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     sys.exit(status_of(main, sys.argv[1:]))

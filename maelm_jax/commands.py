@@ -1,4 +1,4 @@
-"""Entry points of the installed commands: `maelm-train` does what `python -m maelm_jax.train` does, and so on for each command."""
+"""Entry points of the installed commands, such as `maelm-train` for `python -m maelm_jax.train`."""
 
 import importlib
 import typing
@@ -7,7 +7,7 @@ from maelm_jax import cli
 
 
 def _run(name: str, **options: bool) -> typing.NoReturn:
-    """Runs the command in maelm_jax/NAME.py on this process's arguments and ends the process with its exit status."""
+    """Runs maelm_jax/NAME.py and exits with its status. `options` go to `cli.run`."""
     command = importlib.import_module(f"maelm_jax.{name}")
     cli.run(command.main, **options)
 

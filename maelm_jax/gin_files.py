@@ -1,4 +1,4 @@
-"""Reads gin files and bindings into an Experiment, and writes an Experiment as a gin file."""
+"""Reads gin files and bindings into an Experiment, and writes an Experiment as gin text."""
 
 import ast
 import collections.abc
@@ -18,12 +18,13 @@ from maelm_jax.config import ConfigError, Experiment
 from maelm_jax.settings import closest, shown
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
-INSTALLED_CONFIGS = PACKAGE / "configs"  # the wheel carries configs/ there; a checkout has it beside the package
+# An installed package has configs/ inside. In a checkout it is beside the package.
+INSTALLED_CONFIGS = PACKAGE / "configs"
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 SECTIONS = {cls.__name__: cls for cls in (*config.SECTIONS, config.Finetune)}
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
-# What Python's and gin's parsers raise on a text that is no literal.
+# The exceptions of the Python and gin parsers for text that is not a literal.
 UNREADABLE = (
     SyntaxError, tokenize.TokenError, ValueError, TypeError, RecursionError, MemoryError,
     AttributeError, IndexError, KeyError, StopIteration,
@@ -31,9 +32,10 @@ UNREADABLE = (
 
 
 def find_gin_file(name: str) -> pathlib.Path:
-    """The path of a gin file: as given, or else in configs/.
+    """Returns the path of a gin file: `name` itself, or else `name` in configs/.
 
-    Raises ConfigError that says where it looked.
+    Raises:
+        ConfigError: There is no such file. The message says where it looked.
     """
     candidates = [pathlib.Path(name), CONFIGS / name]
     try:
@@ -51,15 +53,15 @@ def find_gin_file(name: str) -> pathlib.Path:
 
 
 class _Reader:
-    """Binds the statements of gin files and of the command line, and records where macros stand."""
+    """Binds the statements of gin files and of the command line. Records the use of macros."""
 
     def __init__(self):
-        self.macros: set[str] = set()  # that are defined
-        self.uses: dict[str, set[str]] = {}  # macro -> what was ever bound to a value with it
+        self.macros: set[str] = set()  # names of the defined macros
+        self.uses: dict[str, set[str]] = {}  # macro -> names that were bound to a value with it
         self.bound_finetune = False
 
     def read_file(self, name: str, including: tuple[pathlib.Path, ...] = ()):
-        """Binds a file's statements. `including` are the files that include it."""
+        """Binds the statements of a file. `including` has the files that include it."""
         path = find_gin_file(name)
         if path.resolve() in including:
             raise ConfigError(f"{path} includes itself; remove one of the include lines")
@@ -73,7 +75,7 @@ class _Reader:
         self.read_text(text, str(path), (*including, path.resolve()))
 
     def read_text(self, text: str, where: str, including: tuple[pathlib.Path, ...] = ()):
-        """Binds the statements of a gin text. `where` is what messages call it."""
+        """Binds the statements of gin text. `where` is the name of the text in messages."""
         delegate, parser, line = _MacroRecorder(), None, 1
         try:
             parser = config_parser.ConfigParser(text, delegate)
@@ -88,7 +90,7 @@ class _Reader:
                         raise _Wrong(f"scope {statement.scope!r} is not used here; leave it out")
                     names = [part for part in (statement.selector, statement.arg_name) if part]
                     self.bind(".".join(names), statement.value, delegate.take())
-        except _Wrong as error:  # gin appends lines on the place
+        except _Wrong as error:  # gin appends lines about the location
             raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
         except _NoValue as error:
             line = parser.current_token.start[0] if parser else line
@@ -101,9 +103,12 @@ class _Reader:
             raise ConfigError(_syntax_message(error, where, line)) from error
 
     def bind(self, name: str, value, macros: collections.abc.Iterable[str] = ()):
-        """Binds a macro or a field to a value that holds `macros`.
+        """Binds a macro or a field to a value. Raises _Wrong for an unknown name.
 
-        Raises _Wrong on an unknown name.
+        Args:
+            name: MACRO or Section.field.
+            value: The value as gin parsed it.
+            macros: Names of the macros in the value.
         """
         selector, _, field = name.rpartition(".")
         for macro in macros:
@@ -124,9 +129,13 @@ class _Reader:
         gin.bind_parameter(("", section.__name__, field), value)
 
     def bind_text(self, text: str, names: typing.Sequence[str]):
-        """Binds `NAME=VALUE` of the command line, above the gin files `names`.
+        """Binds `NAME=VALUE` from the command line.
 
-        A value that is no Python literal and no macro is a string.
+        A value is a string if it is neither a Python literal nor a macro.
+
+        Args:
+            text: The binding.
+            names: The gin files, for messages.
         """
         name, equals, value = text.partition("=")
         where = f"--gin.{shown(name)[1:-1]}"
@@ -143,7 +152,7 @@ class _Reader:
         try:
             value = ast.literal_eval(value)
         except UNREADABLE:
-            pass  # text
+            pass  # the value stays a string
         try:
             self.bind(name, value)
         except _Wrong as error:
@@ -151,15 +160,15 @@ class _Reader:
 
 
 class _Wrong(ValueError):
-    """What is wrong with a statement, without its place."""
+    """An error in a statement. The message has no location."""
 
 
 class _NoValue(ValueError):
-    """What is wrong with a value, found before its statement is read to the end."""
+    """An error in a value, found before the whole statement is read."""
 
 
 class _MacroRecorder(gin.config.ParserDelegate):
-    """Records the macros of one statement."""
+    """Parser delegate that records the macros of one statement."""
 
     def __init__(self):
         super().__init__()
@@ -173,13 +182,13 @@ class _MacroRecorder(gin.config.ParserDelegate):
         raise _NoValue(f"@{scoped_configurable_name}: a value is a Python literal or a %MACRO")
 
     def take(self) -> set[str]:
-        """The names since the last call."""
+        """Returns the macros recorded since the last call."""
         names, self._names = self._names, set()
         return names
 
 
 def _syntax_message(error: Exception, where: str, line: int) -> str:
-    """The line for a text that is no gin file, with the place where it stops being one."""
+    """Returns the message for text that is not gin, with the line of the error."""
     if isinstance(error, SyntaxError):
         line, text = error.lineno or line, error.msg
     elif isinstance(error, tokenize.TokenError):
@@ -192,16 +201,22 @@ def _syntax_message(error: Exception, where: str, line: int) -> str:
 
 
 def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Experiment:
-    """Reads gin files, then bindings (`NAME=VALUE`), and builds every dataclass.
+    """Reads gin files, then bindings, and builds the settings.
 
-    Raises ConfigError on a file that is absent or no gin file, an unknown name, a wrong value, a
-    macro that nothing uses, and a macro of `bindings` that another binding leaves without effect.
+    Args:
+        names: The gin files. A later file replaces values of an earlier one.
+        bindings: `NAME=VALUE` from the command line. They replace values of the files.
+
+    Raises:
+        ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, a
+            macro is not used, or a macro in `bindings` has no effect because its settings are
+            bound directly.
     """
     gin.clear_config()
     reader = _Reader()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's, about odd literals
+            warnings.simplefilter("ignore")  # of Python, about unusual literals
             for name in names:
                 reader.read_file(name)
             for text in bindings:
@@ -214,7 +229,7 @@ def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Ex
     except RecursionError as error:
         raise ConfigError("macros refer to each other in a circle; bind one to a value") from error
     finally:
-        gin.clear_config()  # what is built in Python afterwards has config.py's defaults
+        gin.clear_config()  # so that later instances have the defaults of config.py
     return Experiment(*sections)
 
 
@@ -231,8 +246,8 @@ def _check_macros(reader: _Reader):
 
 
 def _check_given_macros(reader: _Reader, bindings: typing.Sequence[str]):
-    """Raises ConfigError for a macro of the command line whose settings are all bound directly."""
-    called = gin.config._OPERATIVE_CONFIG  # (scope, configurable), of which a macro is one
+    """Raises ConfigError for a command-line macro whose settings are all bound directly."""
+    called = gin.config._OPERATIVE_CONFIG  # keys: (scope, configurable); a macro is a configurable
     in_force = {scope for scope, selector in called if selector == "gin.macro"}
     for text in bindings:
         name = text.partition("=")[0]
@@ -245,7 +260,7 @@ def _check_given_macros(reader: _Reader, bindings: typing.Sequence[str]):
 
 
 def render(experiment: Experiment) -> str:
-    """A gin file with every value in force: `load` of it gives the same Experiment."""
+    """Returns gin text with every value of `experiment`. `load` of it gives an equal Experiment."""
     blocks = []
     for field in dataclasses.fields(experiment):
         section = getattr(experiment, field.name)

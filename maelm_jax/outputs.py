@@ -1,4 +1,4 @@
-"""Paths that a command writes to: checked before the work begins, one line if they are wrong."""
+"""Checks the paths that a command writes to, before the work begins."""
 
 import contextlib
 import errno
@@ -8,7 +8,7 @@ import typing
 
 from maelm_jax.config import ConfigError
 
-# Errors that another path would avoid. A full or failing disk is not among them.
+# Errors that another path avoids. A full or failing disk is not among them.
 WRONG_PATH = frozenset((
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EACCES,
     errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EBUSY,
@@ -17,7 +17,12 @@ WRONG_PATH = frozenset((
 
 @contextlib.contextmanager
 def writing(flag: str, path: str) -> typing.Iterator[None]:
-    """Turns an OSError that another path would avoid into a ConfigError."""
+    """Context manager that turns an OSError into a ConfigError if another path avoids it.
+
+    Args:
+        flag: The flag that holds the path, for the message.
+        path: The path that the block writes to.
+    """
     try:
         yield
     except OSError as error:
@@ -30,7 +35,15 @@ def writing(flag: str, path: str) -> typing.Iterator[None]:
 
 
 def check_folder(flag: str, path: str):
-    """Raises ConfigError when no folder can be made at `path`, or it cannot be written to."""
+    """Checks that `path` is a folder that can be written to, or that it can be created.
+
+    Args:
+        flag: The flag that holds the path, for the message.
+        path: The path of the folder.
+
+    Raises:
+        ConfigError: The path cannot be a folder, or this process has no permission to write.
+    """
     _check(flag, path)
     if os.path.exists(path) and not os.path.isdir(path):
         raise ConfigError(f"{flag}={path} is a file. Name a folder")
@@ -39,14 +52,22 @@ def check_folder(flag: str, path: str):
 
 
 def check_file(flag: str, path: str):
-    """Raises ConfigError when no file can be written at `path`."""
+    """Checks that a file can be written at `path`.
+
+    Args:
+        flag: The flag that holds the path, for the message.
+        path: The path of the file.
+
+    Raises:
+        ConfigError: The path is a folder, or this process has no permission to write.
+    """
     _check(flag, path)
     if os.path.isdir(path):
         raise ConfigError(f"{flag}={path} is a folder. Name a file")
 
 
 def _check(flag: str, path: str):
-    """Raises ConfigError when the nearest existing folder above `path` cannot be written to."""
+    """Raises ConfigError if the nearest existing folder above `path` cannot be written to."""
     if not path:
         raise ConfigError(f"{flag} is empty. Name a path")
     try:
@@ -55,11 +76,11 @@ def _check(flag: str, path: str):
         raise ConfigError(f"{flag}={path!r} is not UTF-8. Name a path that is") from error
     with writing(flag, path):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.stat(path)  # raises where the name is too long
+            os.stat(path)  # raises OSError if the name is too long
         above = pathlib.Path(os.path.abspath(path)).parent
         while not os.path.lexists(above):
             above = above.parent
-        above.stat()  # raises where links lead in a circle or nowhere
+        above.stat()  # raises OSError for a circle of links, or a link to nothing
     if not above.is_dir():
         raise ConfigError(f"{flag}={path} lies under {above}, which is a file. Name another path")
     _check_access(flag, path, above)

@@ -1,8 +1,8 @@
-"""How a settings dataclass is declared, and the errors that wrong input ends in.
+"""Declares and checks settings dataclasses, and defines the errors for wrong input.
 
-A field of config.py is declared once: type, range, default, unit and meaning. pydantic checks every
-new instance against the declaration, gin binds it, and the error messages and
-docs/configuration.md are written from it.
+config.py declares each field once: type, range, default, unit and meaning. pydantic checks every
+new instance against the declaration. gin binds values to it. Error messages and
+docs/configuration.md are generated from it.
 """
 
 import collections.abc
@@ -15,66 +15,67 @@ import typing
 import gin
 import pydantic
 
-LARGEST = 2**31 - 1  # of an int32: step numbers and sizes of arrays
-SHOWN = 80  # characters of a wrong value that a message shows
+LARGEST = 2**31 - 1  # the largest int32, for step numbers and array sizes
+SHOWN = 80  # longest part of a wrong value in a message, in characters
 
 Positive = typing.Annotated[int, pydantic.Field(ge=1, le=LARGEST)]
 Count = typing.Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
-Rows = typing.Annotated[int, pydantic.Field(ge=1, le=2**24)]  # of one batch
+Rows = typing.Annotated[int, pydantic.Field(ge=1, le=2**24)]  # rows of one batch
 Seed = typing.Annotated[int, pydantic.Field(ge=0, le=2**32 - 1)]
-Axis = Positive | typing.Literal[-1]  # of the mesh
+Axis = Positive | typing.Literal[-1]  # devices on one axis of the mesh
 Width = typing.Annotated[int, pydantic.Field(ge=1, le=2**20)]
-Rate = typing.Annotated[float, pydantic.Field(gt=0, le=1e9)]  # of a source in a mixture
+Rate = typing.Annotated[float, pydantic.Field(gt=0, le=1e9)]  # weight of a source in a mixture
 LearningRate = typing.Annotated[float, pydantic.Field(gt=0, le=3e38)]
 Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
 Minutes = typing.Annotated[float, pydantic.Field(gt=0, le=1e6)]
 ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
-# Text that can be a path: not empty, no NUL character. pydantic refuses lone surrogates.
+# Text that can be a path: not empty, no NUL character. pydantic itself refuses lone surrogates.
 Text = typing.Annotated[str, pydantic.Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
 
 class ConfigError(ValueError):
-    """A wrong input. Its text is the one line that the command prints."""
+    """Wrong input. The command prints the message as one line."""
 
-    status = 2  # of the process
+    status = 2  # exit status of the process
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on although its settings are right. Its text is the line printed."""
+    """The run cannot continue, for a reason other than wrong input. Printed as one line."""
 
-    status = 1  # of the process
+    status = 1  # exit status of the process
 
 
 class Settings:
-    """Base of the settings dataclasses of config.py."""
+    """Base class of the settings dataclasses in config.py."""
 
     def check(self):
-        """Raises ConfigError when values do not fit together."""
+        """Raises ConfigError if values do not fit together. Subclasses override it."""
 
     def require(self, condition: bool, message: str):
+        """Raises ConfigError with `Section.message` unless `condition` is true."""
         if not condition:
             raise ConfigError(f"{type(self).__name__}.{message}")
 
 
 def setting(default, meaning: str, unit: str | None = None, **limits):
-    """Declares a field.
+    """Declares a field of a settings dataclass.
 
     Args:
-      default: the value that is in force when no gin file binds the field; a function without
-        arguments makes a new one for each instance.
-      meaning: one sentence.
-      unit: what is counted or measured, in the plural.
-      **limits: pydantic.Field's: ge, gt, le, lt, multiple_of, min_length.
+        default: The value if no gin file binds the field. A function without arguments is called
+            for each new instance.
+        meaning: One sentence.
+        unit: What the value counts or measures, in the plural.
+        **limits: Limits of pydantic.Field: ge, gt, le, lt, multiple_of, min_length.
     """
     limits |= {"default_factory" if callable(default) else "default": default}
     return pydantic.Field(description=meaning, json_schema_extra={"unit": unit or ""}, **limits)
 
 
 def declare(cls: type) -> type:
-    """Class decorator: a frozen dataclass that gin binds and that checks each new instance.
+    """Class decorator for a frozen dataclass that gin binds and that checks each new instance.
 
-    Types are strict (no text for a number), infinity and NaN are refused, lists become tuples.
-    A wrong value raises ConfigError.
+    Types are strict: text is not accepted for a number. Infinity and NaN are refused. Lists become
+    tuples. A wrong value raises ConfigError.
     """
     rules = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
     cls = pydantic.dataclasses.dataclass(frozen=True, config=rules)(cls)
@@ -98,7 +99,7 @@ def declare(cls: type) -> type:
     def one_line_init(self, *args, **values):
         try:
             bound_init(self, *args, **values)
-        except ConfigError as error:  # gin appends a line on the constructor
+        except ConfigError as error:  # gin appends a line about the constructor
             raise ConfigError(str(error).split("\n")[0]) from None
 
     cls.__init__ = one_line_init
@@ -106,16 +107,16 @@ def declare(cls: type) -> type:
 
 
 def shown(value) -> str:
-    """A value as messages show it: its repr, cut where it is long."""
+    """Returns the repr of a value for a message, cut after SHOWN characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more than 4300 digits; a deep list
+    except (ValueError, RecursionError):  # more than 4300 digits, or a deeply nested list
         return f"{type(value).__name__} too large to show"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}... ({len(text):,} characters)"
 
 
 def closest(name: str, known: collections.abc.Iterable[str]) -> str:
-    """`; did you mean X?` with the known name nearest to `name`; empty where none is near."""
+    """Returns `; did you mean X?` with the known name nearest to `name`, or "" if none is near."""
     near = difflib.get_close_matches(name[:SHOWN], list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -125,17 +126,17 @@ def _without_lists(value):
 
 
 def _message(cls: type, name: str, values: dict, kind: str) -> str:
-    """The line for a wrong field. `kind` is pydantic's name of the error."""
+    """Returns the message for a wrong field. `kind` is pydantic's type of the error."""
     if kind == "unexpected_keyword_argument":
         hint = closest(name, (field.name for field in dataclasses.fields(cls)))
         return f"{cls.__name__}.{name}: there is no such setting{hint}"
-    if name not in values:  # positional arguments are the code's own
+    if name not in values:  # only this package passes positional arguments
         return f"{cls.__name__}: wrong argument {name}"
     return f"{cls.__name__}.{name} must be {allowed(cls, name)}, got {shown(values[name])}"
 
 
 def allowed(cls: type, name: str) -> str:
-    """The values that a field takes, in words."""
+    """Returns the values that a field accepts, in words."""
     field = cls.__pydantic_fields__[name]
     return _describe(field.annotation, field.metadata)
 
@@ -160,7 +161,7 @@ def _describe(annotation, limits: collections.abc.Sequence = ()) -> str:
 
 
 def _range(limits: collections.abc.Sequence) -> str:
-    """Bounds in words, from annotated_types' objects."""
+    """Returns limits in words. `limits` are objects of annotated_types."""
     bounds = {}
     for limit in limits:
         for bound in ("ge", "gt", "le", "lt", "multiple_of"):
@@ -180,7 +181,7 @@ def _range(limits: collections.abc.Sequence) -> str:
 
 
 def page(sections: collections.abc.Sequence[type]) -> str:
-    """docs/configuration.md: a table of the fields for each section."""
+    """Returns docs/configuration.md: for each section, a table of its fields."""
     lines = [
         "# Configuration",
         "",

@@ -1,7 +1,8 @@
-"""SIGTERM outside the training loop: the process ends at once, with the exit status that launchers restart on.
+"""SIGTERM outside the training loop: exits at once with status 143, on which launchers restart.
 
-The loop saves a checkpoint first (training/loop.py). Before and after it nothing would be lost by SIGKILL either, so there is
-nothing to wait for. A handler is needed all the same: the first process of a container ignores a SIGTERM that it has none for.
+The training loop saves a checkpoint first (training/loop.py). Before and after the loop there is
+nothing to save, so the process does not wait. A handler is necessary all the same: the first
+process of a container (PID 1) ignores SIGTERM if it has no handler.
 """
 
 import collections.abc
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 
-STOPPED = 143  # exit status after SIGTERM: launchers start the command again
+STOPPED = 143  # exit status after SIGTERM (128 + 15): launchers run the command again
 _MESSAGE = "stopped by SIGTERM; the same command goes on\n"
 
 _exit: collections.abc.Callable[[int], None] = os._exit
@@ -20,12 +21,14 @@ _leaving = threading.Lock()
 
 
 def exit_on_sigterm():
-    """From here on SIGTERM ends this process with status 143. To be called in the main thread.
+    """Makes SIGTERM end this process with status 143. Call it in the main thread.
 
-    Python runs a handler in the main thread between two of its instructions, and compiling a step is one instruction that takes
-    minutes. So a thread waits for the signal, by the descriptor that Python writes the signal's number to.
+    Python runs a signal handler in the main thread between two bytecode instructions. The
+    compilation of a training step is one instruction and takes minutes. So a thread waits for the
+    signal instead: it reads the socket to which Python writes the signal number
+    (`signal.set_wakeup_fd`).
     """
-    if signal.getsignal(signal.SIGTERM) is _handle:  # several commands may run in one process
+    if signal.getsignal(signal.SIGTERM) is _handle:  # one process may run several commands
         return
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -36,20 +39,23 @@ def exit_on_sigterm():
 
 
 def exit_by(exit_process: collections.abc.Callable[[int], None]):
-    """Sets what ends this process with a status: in a multi-process run, something that ends the other processes too."""
+    """Sets the function that ends this process. It takes the exit status.
+
+    A multi-process run sets a function that ends the other processes too.
+    """
     global _exit
     _exit = exit_process
 
 
 def leave():
-    """Ends this process as SIGTERM does. The handler and the thread both call it: the first one does it."""
+    """Ends this process as SIGTERM does. If the handler and the thread both call it, one acts."""
     if not _leaving.acquire(blocking=False):
         return
     with contextlib.suppress(OSError):  # stderr may be closed
         os.write(2, _MESSAGE.encode())
     flush = threading.Thread(target=sys.stdout.flush, daemon=True)
     flush.start()
-    flush.join(1.0)  # it cannot be done where the main thread was stopped in the middle of a print
+    flush.join(1.0)  # flush() blocks if the signal interrupted a print of the main thread
     _exit(STOPPED)
 
 
@@ -59,13 +65,13 @@ def _handle(_number, _frame):
 
 def _wait(reader: socket.socket, _writer: socket.socket):
     while numbers := reader.recv(64):
-        # The training loop has a handler of its own, and wants no one to leave.
+        # The training loop installs a handler of its own. The process must not exit then.
         if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is _handle:
             leave()
 
 
 def _restore_default():
-    """In a forked child, which would write to its parent's descriptor."""
+    """Runs in a forked child, which would write to its parent's socket."""
     signal.set_wakeup_fd(-1)
     if signal.getsignal(signal.SIGTERM) is _handle:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

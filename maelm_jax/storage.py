@@ -1,7 +1,9 @@
-"""Files that are there whole or not at all, whoever is killed while writing; and folders in buckets (gs://, s3://), through fsspec.
+"""Atomic file writes, and folders in buckets (gs://, s3://) through fsspec.
 
-A bucket is slow at small reads and cannot append. So what is read at random (rows) is copied from it once, and what is appended to (metrics,
-TensorBoard) is written to a folder here that is copied to it. Checkpoints go there directly: Orbax writes few large objects.
+Small reads from a bucket are slow, and a bucket cannot append to a file. So rows, which are read
+at random, are copied to this machine once. Metrics and TensorBoard files are written to a local
+folder, which is copied to the bucket. Checkpoints are written to the bucket directly, because
+Orbax writes few large objects.
 """
 
 import contextlib
@@ -18,12 +20,19 @@ from maelm_jax import config
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
-    """A file open for writing bytes that takes the place of `path` when the block ends, and disappears if the block raises.
+    """Opens a temporary file for bytes that replaces `path` when the block ends.
 
-    Raises FileNotFoundError when the folder is not there: it is not made again behind the back of whoever removed it.
+    If the block raises, the temporary file is removed and `path` is unchanged. A reader never sees
+    a partly written file, even if the writer is killed.
+
+    Raises:
+        FileNotFoundError: The folder does not exist. It is not created, because somebody may have
+            removed it on purpose.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp")
+    temporary = path.with_name(
+        f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp"
+    )
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -34,13 +43,17 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
 
 
 def write(path: str | os.PathLike, content: bytes | str):
-    """Writes a file whole (text as UTF-8)."""
+    """Writes a file atomically (`atomic_file`). A `str` is encoded as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def unused(path):
-    """`path` (a pathlib or epath Path), or where something is there the first of STEM-2, STEM-3, ... that is free."""
+    """Returns a path that does not exist: `path`, or the first free one of STEM-2, STEM-3, ...
+
+    Args:
+        path: A pathlib or epath Path.
+    """
     number, free = 1, path
     while free.exists():
         number += 1
@@ -49,20 +62,29 @@ def unused(path):
 
 
 def in_bucket(place: str | os.PathLike) -> bool:
+    """Returns whether a path is in a bucket."""
     return str(place).startswith(("gs://", "s3://"))
 
 
 def require_local(place: str):
-    """Raises ConfigError when `place` is in a bucket: for what knows folders of this machine only."""
+    """Raises ConfigError if `place` is in a bucket, for code that supports local folders only."""
     if in_bucket(place):
-        raise config.ConfigError(f"{place}: only train and prepare know buckets; give a folder of this machine (gcloud storage cp -r copies one)")
+        raise config.ConfigError(
+            f"{place}: only train and prepare know buckets; "
+            "give a folder of this machine (gcloud storage cp -r copies one)"
+        )
 
 
 def local_path(place: str) -> pathlib.Path:
-    """The folder itself, or the one on this machine that stands for a folder in a bucket (under $XDG_CACHE_HOME/maelm_jax)."""
+    """Returns a folder on this machine for `place`.
+
+    A local folder is returned as it is. For a folder in a bucket, the result is its local copy
+    under $XDG_CACHE_HOME/maelm_jax, which is created if it does not exist.
+    """
     if not in_bucket(place):
         return pathlib.Path(place)
-    os.environ.setdefault("EPATH_USE_TF", "false")  # Orbax's paths then go through fsspec too, whether TensorFlow is installed or not
+    # Orbax's paths then use fsspec too, even if TensorFlow is installed.
+    os.environ.setdefault("EPATH_USE_TF", "false")
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
     folder = cache / "maelm_jax" / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +92,15 @@ def local_path(place: str) -> pathlib.Path:
 
 
 def fetch_folders(place: str, pattern: str, manifest: str):
-    """Copies folders in the bucket whose names match `pattern` and that hold the file `manifest` into `local_path(place)`, unless they are there."""
+    """Copies subfolders of a bucket's folder into `local_path(place)`.
+
+    A folder that is on this machine already is not copied again.
+
+    Args:
+        place: A folder in a bucket.
+        pattern: Glob pattern for the names of the subfolders.
+        manifest: A file name. Only subfolders that hold this file are copied.
+    """
     files, root = file_system(place)
     for found in files.glob(f"{root}/{pattern}/{manifest}"):
         source = found.rsplit("/", 1)[0]
@@ -82,14 +112,17 @@ def fetch_folders(place: str, pattern: str, manifest: str):
             files.get(f"{source}/", f"{arriving}/", recursive=True)
             os.rename(arriving, target)
         except OSError:
-            if not target.is_dir():  # else another process of this machine was faster
+            if not target.is_dir():  # otherwise another process of this machine has copied it
                 raise
         finally:
             shutil.rmtree(arriving, ignore_errors=True)
 
 
 def fetch_files(place: str, names: typing.Sequence[str]):
-    """Copies files of a bucket's folder into `local_path(place)`; what the bucket does not have is not there afterwards either."""
+    """Copies files of a bucket's folder into `local_path(place)`.
+
+    Local copies of files that the bucket does not have are deleted.
+    """
     files, root = file_system(place)
     for name in names:
         target = local_path(place) / name
@@ -100,7 +133,10 @@ def fetch_files(place: str, names: typing.Sequence[str]):
 
 
 def send(place: str):
-    """Copies all of `local_path(place)` to the bucket. Does nothing for a folder that is here."""
+    """Copies all files of `local_path(place)` to the bucket, except temporary and lock files.
+
+    Does nothing if `place` is a local folder.
+    """
     if not in_bucket(place):
         return
     files, root = file_system(place)
@@ -110,11 +146,20 @@ def send(place: str):
 
 
 def file_system(place: str):
-    """(fsspec's file system, the folder's path in it), of a folder in a bucket or on this machine. Nothing listed before is remembered."""
+    """Opens the file system of a folder, in a bucket or on this machine, without a listings cache.
+
+    Returns:
+        fsspec's file system, and the path of the folder in it.
+
+    Raises:
+        ConfigError: The package for this kind of bucket is not installed.
+    """
     try:
         import fsspec
 
         files, root = fsspec.url_to_fs(place, use_listings_cache=False)
     except ImportError as error:
-        raise config.ConfigError(f"{place}: {error}; pip install '.[bucket]' has what buckets need") from error
+        raise config.ConfigError(
+            f"{place}: {error}; pip install '.[bucket]' has what buckets need"
+        ) from error
     return files, root.rstrip("/")

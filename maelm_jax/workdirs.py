@@ -1,25 +1,23 @@
-"""What to say when there is no run at a path."""
+"""Messages for a path that holds no run."""
 
 import difflib
 import pathlib
 
-RUN_FILES = (
-    "config.gin",
-    "config.json",
-    "model.pt",
-)  # of a workdir, a stock or exported folder, a checkpoint
-NAMED = 6  # runs that a message lists
+# A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
+# or a checkpoint of the published code.
+RUN_FILES = ("config.gin", "config.json", "model.pt")
+NAMED = 6  # largest number of runs that a message lists
 
 
 def no_run(path: str) -> str:
-    """One line that says that `path` holds no run, and which runs are near it."""
+    """Returns a line that says that `path` holds no run, and names runs near it."""
     place = pathlib.Path(path)
     what = f"{path} holds no run (no config.gin)" if place.is_dir() else f"there is no run {path}"
     return f"{what}{near(path)}"
 
 
 def near(path: str) -> str:
-    """ "; did you mean runs/tiny?", or the runs of the folder that `path` lies in; "" where there are none."""
+    """Returns "; did you mean runs/tiny?", or the runs in or beside `path`, or ""."""
     place = pathlib.Path(path)
     try:
         inside = _runs_in(place)
@@ -34,7 +32,7 @@ def near(path: str) -> str:
 
 
 def _runs_in(folder: pathlib.Path) -> list[str]:
-    """The names of the runs in a folder."""
+    """Returns the sorted names of the runs in a folder."""
     if not folder.is_dir():
         return []
     return sorted(

@@ -1,6 +1,7 @@
-"""Checksums of a checkpoint: a file in its folder, written last, that every reader compares with what is there.
+"""Checksums of a checkpoint, in a file of its folder that is written last.
 
-Orbax's own format does not cover the data: OCDBT checks its index nodes only, and neither zarr nor zstd the arrays' bytes.
+Orbax does not cover the data: OCDBT has checksums for its index nodes only, and zarr and zstd
+have none for the bytes of the arrays.
 """
 
 import base64
@@ -11,31 +12,57 @@ import json
 from maelm_jax import storage
 
 FILE = "checksums.json"
-UNCOVERED = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes the latter two when it commits; they hold times, no data
+# Without a checksum: Orbax writes the last two when it commits. They hold times, no data.
+UNCOVERED = (FILE, "_CHECKPOINT_METADATA", "commit_success.txt")
 THREADS = 8
 
 
 class Damaged(Exception):
-    """What is on disk is not what was written: proven by a checksum, or by a file that is missing."""
+    """A file differs from what was written: a checksum differs, or the file is missing."""
 
 
 def write(folder: str):
-    """Writes the checksums of all files of a checkpoint into its folder (on this machine, or in a bucket)."""
+    """Writes the checksums of all files of a checkpoint into its folder.
+
+    Args:
+        folder: The folder of one step, on this machine or in a bucket.
+    """
     files, root = storage.file_system(folder)
-    strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}  # by default fsspec leaves out what it cannot list
-    listed = {path[len(root) :].lstrip("/"): info for path, info in files.find(root, detail=True, **strict).items() if info["type"] == "file"}
+    # By default fsspec omits what it cannot list.
+    strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}
+    listed = {
+        path[len(root) :].lstrip("/"): info
+        for path, info in files.find(root, detail=True, **strict).items() if info["type"] == "file"
+    }  # fmt: skip
     covered = [name for name in sorted(listed) if name not in UNCOVERED]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        entries = dict(zip(covered, pool.map(lambda name: _entry(files, root, name, listed[name]), covered), strict=True))
+        entries = dict(
+            zip(
+                covered,
+                pool.map(lambda name: _entry(files, root, name, listed[name]), covered),
+                strict=True,
+            )
+        )
     content = {"files": entries, "sha256": _own_digest(entries)}
     files.pipe_file(f"{root}/{FILE}", json.dumps(content, indent=1).encode() + b"\n")
 
 
 def verify(folder: str, part: int = 0, parts: int = 1) -> bool:
-    """Compares a checkpoint's folder with its checksums; False when it has none (they were not kept before).
+    """Compares the files of a checkpoint with their checksums.
 
-    Of several processes each reads its share of the files: `part` is the number of this one, from 0, of `parts`.
-    Raises Damaged, naming the file, and whatever the storage raises (OSError, on a disk) when a file cannot be read.
+    In a multi-process run each process reads its share of the files.
+
+    Args:
+        folder: The folder of one step, on this machine or in a bucket.
+        part: Number of this process, from 0.
+        parts: Number of processes.
+
+    Returns:
+        False if the folder has no checksums, because an older version wrote it.
+
+    Raises:
+        Damaged: A file is missing or differs. The message names it.
+        OSError: A file cannot be read. Libraries for buckets raise exceptions of their own.
     """
     files, root = storage.file_system(folder)
     try:
@@ -56,13 +83,16 @@ def _entry(files, root: str, name: str, info: dict) -> dict:
 
 
 def _compare(files, root: str, name: str, entry: dict):
-    """Raises Damaged unless a file is there and is what it was."""
+    """Raises Damaged if a file is missing or differs from its entry."""
     try:
         info = files.info(f"{root}/{name}")
         if info["size"] != entry["size"]:
             raise Damaged(f"{name} holds {info['size']} bytes of {entry['size']}")
-        if "md5" in entry:  # written in a bucket; the folder may have been copied out of it since
-            same = entry["md5"] == (_kept_by_bucket(info) or _digest(files, f"{root}/{name}", "md5"))
+        # An entry made in a bucket holds MD5. The folder may have been copied to a disk since.
+        if "md5" in entry:
+            same = entry["md5"] == (
+                _kept_by_bucket(info) or _digest(files, f"{root}/{name}", "md5")
+            )
         else:
             same = entry["sha256"] == _digest(files, f"{root}/{name}", "sha256")
     except FileNotFoundError as error:
@@ -72,7 +102,7 @@ def _compare(files, root: str, name: str, entry: dict):
 
 
 def _kept_by_bucket(info: dict) -> str | None:
-    """The MD5 of an object, in hex, that Google Cloud Storage computed when it took the object; nothing need be read for it."""
+    """Returns the MD5 (hex) that Google Cloud Storage keeps of an object. Reads no data."""
     return base64.b64decode(info["md5Hash"]).hex() if info.get("md5Hash") else None
 
 
@@ -89,7 +119,7 @@ def _own_digest(entries: dict) -> str:
 
 
 def _read(content: bytes) -> dict[str, dict]:
-    """The entries of checksums.json. Raises Damaged unless they agree with their own checksum."""
+    """Returns the entries of checksums.json. Raises Damaged if their own checksum differs."""
     try:
         parsed = json.loads(content)
         entries, digest = parsed["files"], parsed["sha256"]

@@ -1,4 +1,8 @@
-"""What is different when a run goes on: settings that affect only the coming steps, and the machine. Their history is in changes.txt."""
+"""Compares a resumed run with its last start, and records changed settings in changes.txt.
+
+Some settings may change when a run resumes, because they affect only the steps to come. The number
+of CPU cores may change too.
+"""
 
 import datetime
 import os
@@ -15,14 +19,18 @@ HISTORY = "changes.txt"
 
 
 class Before(typing.NamedTuple):
-    """How a workdir was last run."""
+    """Settings and CPU cores of the last start in a workdir."""
 
     experiment: config.Experiment
     cores: int | None  # None: not recorded
 
 
 def read(workdir: str) -> Before | None:
-    """What the workdir recorded at its last start; None for a new one. To be called before this start is recorded there."""
+    """Reads the record of the last start. Call it before this start is recorded.
+
+    Returns:
+        The settings and cores, or None for a new workdir.
+    """
     folder = storage.local_path(workdir)
     if not (folder / "config.gin").exists():
         return None
@@ -33,52 +41,62 @@ def read(workdir: str) -> Before | None:
 
 
 def check_length(workdir: str, done: int, train_steps: int):
-    """Raises ConfigError when a run has more steps behind it than it is to have."""
+    """Raises ConfigError if the run has done more steps (`done`) than `train_steps`."""
     if train_steps < done:
-        raise config.ConfigError(f"Run.train_steps={train_steps} is below the {done} steps that {workdir} has done. Use {done} or more")
+        raise config.ConfigError(
+            f"Run.train_steps={train_steps} is below the {done} steps that {workdir} has done. "
+            f"Use {done} or more"
+        )
 
 
 def changes(before: config.Experiment, now: config.Experiment) -> list[str]:
-    """Every setting that differs, as `Section.field: old -> new`."""
+    """Returns every setting that differs, as `Section.field: old -> new`."""
     return config.differences(before, now, free=())
 
 
 def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
-    """What the differences do to the steps after `step`, each in a line."""
+    """Returns what the differences change in the steps after `step`, one line each."""
     lines = []
     old, new = before.experiment.run, now.run
     if old.train_steps != new.train_steps:
         was, becomes = (learning_rate(run, now.optimizer, step) for run in (old, new))
         lines.append(
-            f"Run.train_steps: {old.train_steps} -> {new.train_steps}. The schedule is now that of {new.train_steps} steps: "
-            f"the learning rate of step {step + 1} is {becomes:.4g}, it was to be {was:.4g}"
+            f"Run.train_steps: {old.train_steps} -> {new.train_steps}. The schedule is now that of "
+            f"{new.train_steps} steps: the learning rate of step {step + 1} is {becomes:.4g}, "
+            f"it was to be {was:.4g}"
         )
     if old.accumulate != new.accumulate:
         lines.append(
-            f"Run.accumulate: {old.accumulate} -> {new.accumulate}. Rows and masks stay the same, losses differ by rounding"
+            f"Run.accumulate: {old.accumulate} -> {new.accumulate}. "
+            "Rows and masks stay the same, losses differ by rounding"
         )
     if before.cores not in (None, usable_cores()) and jax.default_backend() == "cpu":
         lines.append(
-            f"This start has {usable_cores()} CPU cores, the last one had {before.cores}. Losses may differ by rounding"
+            f"This start has {usable_cores()} CPU cores, the last one had {before.cores}. "
+            "Losses may differ by rounding"
         )
     return lines
 
 
 def learning_rate(run: config.Run, settings: config.Optimizer, step: int) -> float:
-    """The learning rate of the first step after `step`."""
+    """Returns the learning rate of the first step after `step`."""
     return float(np.asarray(optimizer.schedule(settings, run.train_steps)(step)))
 
 
 def usable_cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def record(workdir: str, step: int, lines: list[str]):
-    """Appends changed settings to changes.txt, under the step after which they hold."""
+    """Appends changed settings to changes.txt, with the last step before the change."""
     if not lines:
         return
     path = storage.local_path(workdir) / HISTORY
     before = path.read_text() if path.exists() else ""
     when = datetime.datetime.now(datetime.UTC)
-    storage.write(path, before + "".join(f"{when:%Y-%m-%d %H:%M:%S} UTC, after step {step}: {line}\n" for line in lines))
+    storage.write(
+        path,
+        before
+        + "".join(f"{when:%Y-%m-%d %H:%M:%S} UTC, after step {step}: {line}\n" for line in lines),
+    )

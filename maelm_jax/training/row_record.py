@@ -1,7 +1,7 @@
-"""What a run writes down of its data: `rows.json` in the workdir names the row stores that it trains on.
+"""Record of a run's training data: `rows.json` in the workdir names the row stores.
 
-A run goes on only with the rows that it began with. Where the source text has changed, the recorded
-stores are used as long as they are there; else the run is refused, unless new data is accepted.
+A run resumes only with the rows that it began with. If the source text has changed, the recorded
+stores are used. If they do not exist any more, the run is refused unless new data is accepted.
 """
 
 import json
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class RunRows(typing.NamedTuple):
-    """The data of a run.
+    """The rows of a run.
 
-    `stores` is {source: {"train": Rows, "heldout": Rows}}, `rates` {source: share of the rows}.
-    `record` is what `rows.json` is to say, `former` the entry that new data replaces.
+    `stores` is {source: {"train": Rows, "heldout": Rows}}. `rates` is {source: share of the rows}.
+    `record` is the content of `rows.json`. `former` is the content that new data replaces.
     """
 
     stores: dict[str, dict[str, store.Rows]]
@@ -34,24 +34,25 @@ class RunRows(typing.NamedTuple):
 
 
 def choose_rows(
-    workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, accept_new_data: bool = False
-) -> RunRows:
-    """The rows that the run in `workdir` trains on: those it began with, or freshly prepared ones.
+    workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary,
+    accept_new_data: bool = False,
+) -> RunRows:  # fmt: skip
+    """Returns the rows that the run trains on: the recorded ones, or newly prepared ones.
 
-    Every process of a run calls it, with the same arguments.
+    Every process of the run calls this function with the same arguments.
 
     Args:
-        workdir: The run's folder, here or in a bucket.
-        corpus: The sources, and where rows are kept.
-        vocabulary: The run's vocabulary.
-        accept_new_data: Whether the run may go on with rows other than those recorded.
+        workdir: The folder of the run, on this machine or in a bucket.
+        corpus: The sources, and the folder of the row stores.
+        vocabulary: The vocabulary of the run.
+        accept_new_data: Whether rows other than the recorded ones are allowed.
 
     Raises:
-        ConfigError: The run began with other rows, which are not there any more. The text names what
-            differs. Also whatever `rows.prepare` raises.
+        ConfigError: The run began with other rows, and their stores do not exist any more. The
+            message names the differences. Also the errors of `rows.prepare`.
     """
     recorded = read(workdir)
-    if recorded is None:  # a new run, or one begun before rows were recorded
+    if recorded is None:  # a new run, or a run of a version without rows.json
         begun = (storage.local_path(workdir) / "config.gin").is_file()
         chosen = _prepare(corpus, vocabulary, any_text=begun)
     else:
@@ -63,29 +64,37 @@ def choose_rows(
         else:
             chosen = _rows_of_record(workdir, recorded, corpus, vocabulary)
     described = {
-        source: json.dumps({key: value for key, value in entry.items() if key != "text"})  # a host may have rows only
+        # Without "text": a host may have the rows but not the text.
+        source: json.dumps({key: value for key, value in entry.items() if key != "text"})
         for source, entry in chosen.record["sources"].items()
     }
     distributed.same("row store", described)
     return chosen
 
 
-def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> RunRows | None:
-    """The recorded rows of a run; None where there is no record, a store is gone, or `corpus` asks for other rows."""
+def open_recorded(
+    workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
+) -> RunRows | None:
+    """Opens the recorded rows of a run. Returns None if a store is missing or differs.
+
+    Also if there is no record, or if `corpus` and `vocabulary` ask for other rows.
+    """
     recorded = read(workdir)
     if recorded is None or set(recorded["sources"]) != set(sources.rates(corpus)):
         return None
     prefixes = {source: rows.prefix(source, corpus, vocabulary) for source in recorded["sources"]}
-    if not all(entry["store"].startswith(prefixes[source]) for source, entry in recorded["sources"].items()):
+    if not all(
+        entry["store"].startswith(prefixes[source]) for source, entry in recorded["sources"].items()
+    ):
         return None
     return _open_if_there(recorded, corpus)
 
 
 def write(workdir: str, chosen: RunRows, step: int):
-    """Records the rows of a run that stands at `step`. Process 0 writes, the others do nothing.
+    """Writes `rows.json` of a run that is at `step`. Only process 0 writes.
 
-    Rows that take the place of others are recorded as such: `replaced` lists each former entry and
-    the step after which it was not used any more.
+    When new rows replace others, the list `replaced` gets the former content and `step`, the last
+    step that used it.
     """
     if jax.process_index():
         return
@@ -104,11 +113,14 @@ def write(workdir: str, chosen: RunRows, step: int):
 
 
 def read(workdir: str) -> dict | None:
-    """What `rows.json` says; None in a workdir that has none. Raises ConfigError when it is damaged."""
+    """Reads `rows.json`. Returns None if there is none. Raises ConfigError if it is damaged."""
     path = storage.local_path(workdir) / FILE
     if not path.is_file():
         return None
-    remedy = "put a copy of it there, or remove it and the run goes on with the rows that its settings give"
+    remedy = (
+        "put a copy of it there, or remove it and the run goes on with the rows that its settings "
+        "give"
+    )
     return json_files.read(path, _is_record, remedy)
 
 
@@ -127,7 +139,8 @@ def _is_entry(value: typing.Any) -> bool:
     name, counts = value.get("store"), value.get("rows")
     if not isinstance(name, str) or not name or "/" in name or not isinstance(counts, dict):
         return False
-    known = isinstance(value.get("fingerprint"), (str, type(None))) and json_files.is_text_map(value.get("text"))
+    known = (isinstance(value.get("fingerprint"), (str, type(None)))
+             and json_files.is_text_map(value.get("text")))  # fmt: skip
     return known and all(type(count) is int for count in counts.values())
 
 
@@ -143,17 +156,23 @@ def _check_vocabulary(workdir: str, recorded: dict, vocabulary: vocabularies.Voc
         )
 
 
-def _prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False) -> RunRows:
-    """The rows that the settings give, made where they are not there yet."""
+def _prepare(
+    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False
+) -> RunRows:
+    """Returns the rows that the settings ask for, and prepares those that do not exist."""
     ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
-    if not distributed.everywhere(ready):  # copies on each host will do, but not to make rows in
+    # Prepared rows may be copies on each host. To prepare them, all need the same folder.
+    if not distributed.everywhere(ready):
         with sources.writing(corpus):
             distributed.same_folder(corpus.rows_dir, "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
-    entries = {source: _entry(source, splits, rates[source], corpus) for source, splits in stores.items()}
+    entries = {source: _entry(source, splits, rates[source], corpus)
+               for source, splits in stores.items()}  # fmt: skip
     length = corpus.sequence_length
-    return RunRows(stores, rates, {"vocabulary": vocabulary.fingerprint, "length": length, "sources": entries})
+    return RunRows(
+        stores, rates, {"vocabulary": vocabulary.fingerprint, "length": length, "sources": entries}
+    )
 
 
 def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: config.Corpus) -> dict:
@@ -168,7 +187,7 @@ def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: conf
 
 
 def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[str, str]:
-    """What the text of a store was made of; {} where that is not known."""
+    """Returns the text that a store was made from (`sources.parts`), or {} if it is unknown."""
     text = rows.text_of(folder).get(source, {})
     try:
         if not text and rows.is_of_present_text(folder, source, corpus):
@@ -181,13 +200,15 @@ def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[s
 def _rows_of_record(
     workdir: str, recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
 ) -> RunRows:
-    """The recorded stores; where they are not there, the same rows made again of the same text."""
+    """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     found = _open_if_there(recorded, corpus)
     if distributed.everywhere(found is not None):
         for source, entry in recorded["sources"].items():
             folder = found.stores[source]["train"].folder
             if words := _changed_text(folder.name, source, entry, corpus):
-                log.warning("%s goes on with %s, although its text has changed: %s", workdir, folder, words)
+                log.warning(
+                    "%s goes on with %s, although its text has changed: %s", workdir, folder, words
+                )
         return found
     _refuse(workdir, _changes_since(recorded, corpus, vocabulary))
     chosen = _prepare(corpus, vocabulary)
@@ -205,7 +226,9 @@ def _open_if_there(recorded: dict, corpus: config.Corpus) -> RunRows | None:
         if not (path / store.MANIFEST).is_file():
             return None
         stores[source] = store.open_splits(path)
-        entries[source] = _entry(source, stores[source], entry["rate"], corpus) | {"text": entry["text"]}
+        entries[source] = (
+            _entry(source, stores[source], entry["rate"], corpus) | {"text": entry["text"]}
+        )
     record = _without_history(recorded) | {"sources": entries}
     if _differences(recorded, record):
         return None
@@ -213,7 +236,7 @@ def _open_if_there(recorded: dict, corpus: config.Corpus) -> RunRows | None:
 
 
 def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) -> str:
-    """In words, how the present text of a source differs from that of a run; "" where it does not, or is not here."""
+    """Describes how a source's text differs from the recorded one. "" if equal or unavailable."""
     try:
         if rows.is_of_present_text(pathlib.Path(name), source, corpus):
             return ""
@@ -222,22 +245,29 @@ def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) ->
         return ""
 
 
-def _changes_since(recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> list[str]:
-    """What keeps the recorded rows from being made again, in words; [] where nothing is known to."""
+def _changes_since(
+    recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
+) -> list[str]:
+    """Describes what prevents the recorded rows from being prepared again. [] if nothing does."""
     found = []
     for source, folder in rows.folders(corpus, vocabulary).items():
         entry = recorded["sources"].get(source)
         if entry is None:
             found.append(f"{source} is new")
         elif folder.name != entry["store"]:
-            words = _changed_text(entry["store"], source, entry, corpus) or f"{entry['store']} -> {folder.name}"
+            words = _changed_text(entry["store"], source, entry, corpus) or (
+                f"{entry['store']} -> {folder.name}"
+            )
             found.append(f"the text of {source} has changed: {words}")
     return found
 
 
 def _differences(recorded: dict, other: dict) -> list[str]:
-    """What of the rows differs between two records, in words. Checksums count where both have them."""
-    found = [f"{key} {recorded[key]} -> {other[key]}" for key in ("vocabulary", "length") if recorded[key] != other[key]]
+    """Describes how two records differ. Fingerprints are compared if both have them."""
+    found = [
+        f"{key} {recorded[key]} -> {other[key]}"
+        for key in ("vocabulary", "length") if recorded[key] != other[key]
+    ]  # fmt: skip
     before, after = recorded["sources"], other["sources"]
     for source in sorted({*before, *after}):
         if source not in before or source not in after:
@@ -248,7 +278,10 @@ def _differences(recorded: dict, other: dict) -> list[str]:
             keys = ["rows", "rate", "store"]
         for key in keys:
             if before[source][key] != after[source][key]:
-                found.append(f"{key} of {source} {_brief(before[source][key])} -> {_brief(after[source][key])}")
+                found.append(
+                    f"{key} of {source} {_brief(before[source][key])} -> "
+                    f"{_brief(after[source][key])}"
+                )
     return found
 
 
@@ -257,11 +290,11 @@ def _brief(value: typing.Any) -> str:
 
 
 def _refuse(workdir: str, problems: list[str]):
-    """Raises ConfigError on every process if there is a problem on any."""
+    """Raises ConfigError on every process if any process has a problem."""
     if distributed.everywhere(not problems):
         return
     said = "; ".join(problems) or "another process of this run sees other data"
     raise config.ConfigError(
-        f"{workdir}: the rows that the run began with are not in Corpus.rows_dir any more ({said}); "
-        "put them back, or go on with the present text by --accept_new_data"
+        f"{workdir}: the rows that the run began with are not in Corpus.rows_dir any more "
+        f"({said}); put them back, or go on with the present text by --accept_new_data"
     )

@@ -1,4 +1,4 @@
-"""What a workdir says of its run besides the numbers: config.gin, vocabulary/, and environment.txt with one block for each start."""
+"""Record of a run's settings and machine: config.gin, vocabulary/ and environment.txt."""
 
 import datetime
 import importlib.metadata
@@ -15,13 +15,18 @@ from maelm_jax.training import distributed, metrics, resume
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
 FILES = ("config.gin", "environment.txt", "metrics.jsonl", "rows.json", "loss_curve.png")
-UNCHANGED = "packages as in the block above"
+UNCHANGED = "packages as in the block above"  # instead of the list of packages
 
 
 def check(workdir: str):
-    """Raises ConfigError, on all processes, for a workdir that a run could not go on in; nothing of it is changed.
+    """Checks that a run can use the workdir. Changes nothing in it.
 
-    The metrics of a workdir in a bucket are fetched: its lock must be held.
+    The metrics of a workdir in a bucket are copied to this machine. The lock of the workdir
+    (`workdir_lock.held`) must be held.
+
+    Raises:
+        ConfigError: A file is in the place of a folder or the other way round, or the metrics
+            cannot be read. All processes raise it.
     """
     distributed.from_first(f"check of {workdir}", lambda: _check(workdir))
 
@@ -34,12 +39,21 @@ def _check(workdir: str):
         path = folder / name
         if path.exists() and path.is_dir() != (name in FOLDERS):
             kinds = ("a file", "a folder") if name in FOLDERS else ("a folder", "a file")
-            raise config.ConfigError(f"{path} is {kinds[0]}, where a run keeps {kinds[1]}: move it away, or give another --workdir")
+            raise config.ConfigError(
+                f"{path} is {kinds[0]}, where a run keeps {kinds[1]}: "
+                "move it away, or give another --workdir"
+            )
     metrics.read(workdir)
 
 
 def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocabulary):
-    """Writes config.gin and vocabulary/ into a workdir, and appends this start to environment.txt."""
+    """Writes config.gin and vocabulary/, and appends a block for this start to environment.txt.
+
+    Args:
+        folder: The workdir, or its local copy if the workdir is in a bucket.
+        experiment: The settings of the run.
+        vocabulary: The vocabulary of the run.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     storage.write(folder / "config.gin", gin_files.render(experiment))
     path = folder / "environment.txt"
@@ -49,11 +63,18 @@ def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocab
 
 
 def _this_start(before: str) -> str:
-    """A block of environment.txt; packages are listed where they are not those of the block that listed them last in `before`."""
+    """Returns a block of environment.txt. Lists the packages if they differ from those before."""
     here = pathlib.Path(__file__).parent
-    commit = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True).stdout.strip()
-    packages = sorted({f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()})
-    listed = [[line for line in block.splitlines() if "==" in line and " " not in line] for block in before.split("\n\n")]
+    commit = subprocess.run(
+        ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True
+    ).stdout.strip()
+    packages = sorted(
+        {f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()}
+    )
+    listed = [
+        [line for line in block.splitlines() if "==" in line and " " not in line]
+        for block in before.split("\n\n")
+    ]
     last = next((lines for lines in reversed(listed) if lines), None)
     lines = [
         f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",

@@ -1,11 +1,14 @@
-"""One run at a time on a workdir: a lock of the operating system on a folder, a lease on a folder in a bucket.
+"""Locks a workdir for one run: a file lock on a folder, a lease on a folder in a bucket.
 
-The lock is flock(2) on the file `run.lock` in the workdir. The system releases it when the process ends, however it ends. It holds between hosts
-on NFS version 4, and on Lustre and FUSE where they are mounted with locks; where the file system has none, a warning says so.
+The lock is flock(2) on the file `run.lock` in the workdir. The kernel releases it when the process
+ends, even after SIGKILL. It works between hosts on NFS version 4, and on Lustre and FUSE if they
+are mounted with locks. On a file system without locks, a warning says so.
 
-A bucket has no locks. There the holder renews an object, `lease/N.json`. Whoever wants the workdir watches that object: when it changes, its
-holder is alive; when it does not for EXPIRES_AFTER seconds, the next object, N + 1, is created on the condition that it does not exist, which one
-process alone achieves. No clock is compared with that of another host. The numbers only grow, so an object that was deleted does no harm.
+A bucket has no locks, so the holder has a lease: an object `lease/N.json` that it renews. Another
+process that wants the workdir watches the object. If the object changes, its holder is alive. If it
+does not change for EXPIRES_AFTER seconds, the other process creates the object N + 1, on condition
+that it does not exist. Only one process can succeed. Each process uses only its own clock. N only
+increases, so the deletion of old objects is safe.
 """
 
 import collections.abc
@@ -30,16 +33,21 @@ from maelm_jax.training import distributed
 log = logging.getLogger(__name__)
 
 FILE, LEASES = "run.lock", "lease"
-PATIENCE = 5.0  # seconds: a process that was just killed keeps its files until the kernel has freed its memory
+# Seconds. The kernel releases the lock of a killed process only when it has freed its memory.
+PATIENCE = 5.0
 RENEW_EVERY, EXPIRES_AFTER, LOOK_EVERY = 30.0, 120.0, 5.0  # seconds
-WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # what flock(2) says on a file system that has none
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 
 
 @contextlib.contextmanager
 def held(workdir: str) -> collections.abc.Iterator[None]:
-    """Holds a workdir while the context lasts; of several processes of a run, process 0 does for all.
+    """Context manager that holds the lock of a workdir. Creates the folder if necessary.
 
-    Makes the folder if it is not there. Raises ConfigError, on all processes, when another process holds it or it cannot be written to.
+    In a multi-process run, process 0 holds the lock for all.
+
+    Raises:
+        ConfigError: Another process holds the lock, or the folder cannot be written to. All
+            processes raise it.
     """
     with contextlib.ExitStack() as stack:
         distributed.from_first(f"lock of {workdir}", lambda: _take(workdir, stack))
@@ -48,7 +56,8 @@ def held(workdir: str) -> collections.abc.Iterator[None]:
 
 def _take(workdir: str, stack: contextlib.ExitStack):
     holder = {
-        "host": socket.gethostname(), "process": os.getpid(), "since": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "host": socket.gethostname(), "process": os.getpid(),
+        "since": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
         "id": secrets.token_hex(8),
     }  # fmt: skip
     before = stack.enter_context(_locked(workdir, holder))
@@ -60,14 +69,17 @@ def _take(workdir: str, stack: contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _locked(workdir: str, holder: dict) -> collections.abc.Iterator[dict]:
-    """Holds run.lock, in which it writes `holder`; yields who held it before ({} when nobody did)."""
+    """Holds run.lock and writes `holder` into it. Yields the holder before, {} if none."""
     path = storage.local_path(workdir) / FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         reason = "is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(f"--workdir={workdir} cannot be written to ({error.filename}: {reason}): give another folder") from error
+        raise ConfigError(
+            f"--workdir={workdir} cannot be written to ({error.filename}: {reason}): "
+            "give another folder"
+        ) from error
     try:
         if not _lock(file):
             raise ConfigError(_in_use(workdir, _holder_in(path)))
@@ -80,7 +92,7 @@ def _locked(workdir: str, holder: dict) -> collections.abc.Iterator[dict]:
 
 
 def _lock(file: int) -> bool:
-    """Whether the open file is locked for this process, or cannot be at all."""
+    """Locks an open file. Returns False if another process holds the lock after PATIENCE."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
@@ -92,13 +104,16 @@ def _lock(file: int) -> bool:
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise
-            log.warning("this file system has no locks: make sure that no other process works on the workdir")
+            log.warning(
+                "this file system has no locks: "
+                "make sure that no other process works on the workdir"
+            )
             return True
         time.sleep(0.1)
 
 
 def _holder_in(path: pathlib.Path) -> dict:
-    """Who wrote run.lock last; {} when that cannot be told."""
+    """Returns the holder that run.lock names, or {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
         if isinstance(found := json.loads(path.read_bytes()), dict):
             return found
@@ -106,8 +121,14 @@ def _holder_in(path: pathlib.Path) -> dict:
 
 
 def _in_use(workdir: str, holder: dict) -> str:
-    who = f"process {holder['process']} on {holder['host']} (since {holder['since']})" if holder else "another process"
-    return f"{workdir} is in use by {who}: wait until that ends, or stop it; to run both, give another --workdir"
+    who = (
+        f"process {holder['process']} on {holder['host']} (since {holder['since']})"
+        if holder else "another process"
+    )  # fmt: skip
+    return (
+        f"{workdir} is in use by {who}: wait until that ends, or stop it; "
+        "to run both, give another --workdir"
+    )
 
 
 class Lost(Exception):
@@ -115,10 +136,21 @@ class Lost(Exception):
 
 
 class Lease:
-    """The lease on a workdir in a bucket. As a context it is renewed by a thread, and given back at the end."""
+    """The lease on a workdir in a bucket.
+
+    As a context manager, it renews the lease in a thread and releases it at the end. Call `take`
+    before.
+
+    Args:
+        workdir: The folder in the bucket.
+        holder: This process: host, process, since, id.
+        clock: Returns seconds. Tests replace it.
+        sleep: Waits for a number of seconds. Tests replace it.
+    """
 
     def __init__(
-        self, workdir: str, holder: dict, clock: collections.abc.Callable[[], float] = time.monotonic,
+        self, workdir: str, holder: dict,
+        clock: collections.abc.Callable[[], float] = time.monotonic,
         sleep: collections.abc.Callable[[float], None] = time.sleep,
     ):  # fmt: skip
         self.workdir, self.holder, self._clock, self._sleep = workdir, holder, clock, sleep
@@ -128,9 +160,14 @@ class Lease:
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
     def take(self, before: dict):
-        """Returns when this process has the lease. `before` is who held the lock of this machine's copy of the workdir last: it is gone.
+        """Waits until this process has the lease.
 
-        Raises ConfigError when another process holds it; that takes until the holder renews it, or it expires.
+        Args:
+            before: The last holder that this machine's run.lock names ({} if none). It has
+                released that lock, so its lease counts as released.
+
+        Raises:
+            ConfigError: Another process renews the lease while this one watches it.
         """
         watched, since = None, self._clock()
         while True:
@@ -141,7 +178,8 @@ class Lease:
                 continue
             if watched is None:
                 log.warning(
-                    "the lease on %s is that of process %s on %s; waiting up to %g s to see whether it is still renewed",
+                    "the lease on %s is that of process %s on %s; "
+                    "waiting up to %g s to see whether it is still renewed",
                     self.workdir, found["process"], found["host"], EXPIRES_AFTER,
                 )  # fmt: skip
                 watched, since = found, self._clock()
@@ -154,14 +192,14 @@ class Lease:
             self._sleep(LOOK_EVERY)
 
     def renew(self):
-        """Raises Lost when another process has taken the lease, and whatever the storage raises."""
+        """Writes the lease again. Raises Lost if another process has taken it."""
         if self._newest()[0] != self._number:
             raise Lost(self._newest()[1])
         self._renewals += 1
         self._files.pipe_file(self._path(self._number), self._content())
 
     def release(self):
-        """The next process need not wait."""
+        """Marks the lease as released, so that the next process does not wait."""
         self._files.pipe_file(self._path(self._number), self._content(released=True))
 
     def __enter__(self):
@@ -174,7 +212,7 @@ class Lease:
         try:
             if self._newest()[0] == self._number:
                 self.release()
-        except Exception as error:  # the run itself is done; what is left expires
+        except Exception as error:  # the run itself is complete, and the lease expires
             log.warning("the lease on %s could not be given back: %s", self.workdir, error)
 
     def _keep(self):
@@ -183,15 +221,19 @@ class Lease:
                 self.renew()
             except Lost as error:
                 _end_process(self.workdir, error.args[0])
-            except Exception as error:  # it is tried again long before it expires
-                log.warning("the lease on %s could not be renewed: %s", self.workdir, " ".join(str(error).split())[:200])
+            except Exception as error:  # the next attempts come before the lease expires
+                log.warning(
+                    "the lease on %s could not be renewed: %s",
+                    self.workdir, " ".join(str(error).split())[:200],
+                )  # fmt: skip
 
     def _create(self, number: int) -> bool:
-        """Whether this process made the lease of that number, and it is the newest."""
+        """Creates the lease `number`. Returns whether this process now holds the newest lease."""
         self._renewals = 0
         try:
             self._files.pipe_file(self._path(number), self._content(), mode="create")
-        except FileExistsError:  # somebody was faster, unless the answer to our own first attempt was lost
+        # Another process was faster, or the answer to this process's first attempt was lost.
+        except FileExistsError:
             pass
         newest, found = self._newest()
         if newest != number or found is None or found["id"] != self.holder["id"]:
@@ -203,14 +245,17 @@ class Lease:
         return True
 
     def _numbers(self) -> list[int]:
-        return sorted(int(name) for path in self._files.find(self._folder) if (name := path.rsplit("/", 1)[-1].removesuffix(".json")).isdecimal())
+        return sorted(
+            int(name) for path in self._files.find(self._folder)
+            if (name := path.rsplit("/", 1)[-1].removesuffix(".json")).isdecimal()
+        )  # fmt: skip
 
     def _newest(self) -> tuple[int, dict | None]:
-        """(number, content) of the newest lease; (0, None) when there is none."""
+        """Returns the number and content of the newest lease, or (0, None) if there is none."""
         while numbers := self._numbers():
             try:
                 return numbers[-1], json.loads(self._files.cat_file(self._path(numbers[-1])))
-            except FileNotFoundError:  # removed since, by the holder of a newer one
+            except FileNotFoundError:  # the holder of a newer lease has removed it
                 continue
         return 0, None
 
@@ -222,8 +267,12 @@ class Lease:
 
 
 def _end_process(workdir: str, holder: dict):
-    """Ends this process at once, also while it waits for the storage: two runs on one workdir would mix what they write."""
-    print(f"error: this process lost its lease on {workdir}, which it could not renew in time. {_in_use(workdir, holder)}", file=sys.stderr)
+    """Exits at once, even while a write is in progress. Two runs would mix their files."""
+    print(
+        f"error: this process lost its lease on {workdir}, which it could not renew in time. "
+        f"{_in_use(workdir, holder)}",
+        file=sys.stderr,
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
