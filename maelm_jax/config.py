@@ -1,8 +1,8 @@
-"""All settings: one frozen dataclass for each concern, the only things that gin binds.
+"""All settings, one frozen dataclass for each concern. gin binds nothing else.
 
-settings.py checks every field as it is declared here. docs/configuration.md is printed by
-`python -m maelm_jax.config`. gin_files.py reads gin files into an `Experiment`. This module
-imports neither JAX nor TensorFlow, so that a wrong setting is reported in a second.
+settings.py checks every field against its declaration here. `python -m maelm_jax.config` prints
+docs/configuration.md. gin_files.py reads gin files into an `Experiment`. This module imports
+neither JAX nor TensorFlow, so that a wrong setting is reported within a second.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Corpus(Settings):
 
     @property
     def rates(self) -> dict[str, float]:
-        """Source -> share of the rows of a batch (expected), summing to 1."""
+        """{source: expected share of the rows of a batch}, summing to 1."""
         sources = {f"files:{self.text_files}": 1.0} if self.text_files else self.sources
         total = sum(sources.values())
         return {source: rate / total for source, rate in sources.items()}
@@ -87,7 +87,8 @@ class Masking(Settings):
     """Which positions are predicted, and what the encoder sees of them (paper, sections 3, 4.3)."""
 
     rate: float = setting(
-        0.15, "Selected share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
+        0.15,
+        "Selected share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
         gt=0, lt=1)
     unit: typing.Literal["token", "word", "span"] = setting(
         "token", "What is selected as a whole. A span is 4.5 tokens long on average.")
@@ -176,13 +177,13 @@ class Model(Settings):
 
     @property
     def has_plain_decoder(self) -> bool:
-        """Whether the decoder is the paper's: the encoder's width, self-attention both ways."""
+        """Whether the decoder is the paper's: the encoder's width, bidirectional self-attention."""
         kind = (self.decoder_attention, self.decoder_causal, self.decoder_slots)
         return self.decoder_width is None and kind == ("self", False, "all")
 
     @property
     def decoder(self) -> "Model":
-        """The decoder's sizes as a Model, for its layers. Without a decoder, the encoder's."""
+        """A Model with the decoder's sizes. Its layer count is the encoder's without a decoder."""
         width = self.decoder_width or self.width
         heads = width * self.heads // self.width
         feed_forward = max(width * self.feed_forward // self.width, 1)
@@ -306,7 +307,7 @@ class Finetune(Settings):
             f"labels must name two classes or more, each once, got {self.labels}")
 
     def listed(self, name: str) -> tuple:
-        """A field as a tuple, whether it was given as one value or as a list."""
+        """A field as a tuple. A single value gives a tuple of one."""
         value = getattr(self, name)
         return value if isinstance(value, tuple) else (value,)
 
@@ -338,29 +339,33 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """The ids of special tokens, and which ids continue a word. All other ids are text."""
+    """The special ids of a vocabulary, and which ids continue a word. All other ids are text."""
 
     bos: int  # <s>, at the start of every segment
     pad: int
     eos: int  # </s>, after every line
     unk: int
     mask: int
-    continues_word: tuple[bool, ...] = ()  # of every id; random tokens and whole words need it
+    continues_word: tuple[bool, ...] = ()  # one per id; random tokens and word masking need it
 
     @classmethod
     def of_size(cls, size: int) -> "SpecialIds":
-        """Those of a vocabulary trained by data/vocabulary.py. Every id is a word of its own."""
+        """The special ids that data/vocabulary.py gives a trained vocabulary of this size.
+
+        Every id counts as a whole word.
+        """
         return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property
     def never_masked(self) -> tuple[int, ...]:
+        """The ids that masking never selects by default."""
         return (self.bos, self.pad, self.eos)
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-# What may differ when a workdir is resumed. None of it changes a past step. `train_steps` changes the
-# schedule of the coming steps, mesh, memory and microbatches their rounding. training/resume.py says
-# and records what differs.
+# Settings that may differ when a workdir is resumed. They change no past step. `train_steps`
+# changes the schedule of the coming steps. The settings of mesh, memory and microbatches change
+# the rounding of the coming steps. training/resume.py describes and records the differences.
 FREE_ON_RESUME = (
     "Mesh.",
     "Model.rematerialise",
@@ -385,7 +390,13 @@ FREE_ON_RESUME = (
 def differences(
     old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
 ) -> list[str]:
-    """Lines `Section.field: old -> new` for what differs, except names that start as one of `free`."""
+    """The settings that differ, as lines `Section.field: old -> new`.
+
+    Args:
+        old: The recorded settings.
+        new: The current settings.
+        free: Beginnings of names that are left out.
+    """
     lines = []
     for field in dataclasses.fields(old):
         before, after = getattr(old, field.name), getattr(new, field.name)

@@ -1,10 +1,14 @@
-"""Makes the rows of a config's corpus: its vocabulary, then each source as rows of ids of one length, once, under Corpus.rows_dir.
+"""Prepares the rows of a config's corpus: trains its vocabulary, then tokenises and packs its text.
 
     python -m maelm_jax.prepare --gin_file=tiny.gin
-    python -m maelm_jax.prepare --gin_file=base.gin --gin.TEXT_FILES='/data/*.jsonl.gz' --host=0 --hosts=4
+    python -m maelm_jax.prepare --gin_file=base.gin --gin.TEXT_FILES='/data/*.jsonl.gz' \\
+        --host=0 --hosts=4
 
-Training does this by itself when the rows are not there. An interrupted preparation goes on where it stopped. With --hosts=N, start it on N machines
-that share Corpus.rows_dir, each with its own --host=I: they share the work, and host 0 joins it.
+The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An
+interrupted preparation continues where it stopped.
+
+To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
+Give each machine its own --host=I. Host 0 joins the parts.
 """
 
 import logging
@@ -16,30 +20,54 @@ COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "
 
 
 def main(argv: list[str]) -> int:
+    """Prepares the rows and prints their statistics."""
     parser = cli.parser(__doc__)
-    parser.add_argument("--host", type=cli.whole_number(0), default=0, metavar="I", help="number of this machine, from 0")
-    parser.add_argument("--hosts", type=cli.whole_number(1, 10_000), default=1, metavar="N", help="machines that share the work")
+    parser.add_argument(
+        "--host", type=cli.whole_number(0), default=0, metavar="I",
+        help="number of this machine, from 0"
+    )
+    parser.add_argument(
+        "--hosts", type=cli.whole_number(1, 10_000), default=1, metavar="N",
+        help="machines that share the work"
+    )
     args, experiment = cli.parse(parser, argv)
     if not 0 <= args.host < args.hosts:
-        raise config.ConfigError(f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1")
+        raise config.ConfigError(
+            f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
+        )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     stores = rows.prepare(experiment.corpus, vocabulary, args.host, args.hosts)
-    print(f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; rows of {experiment.corpus.sequence_length} ids")
+    print(
+        f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; "
+        f"rows of {experiment.corpus.sequence_length} ids"
+    )
     print(table(stores))
     return 0
 
 
 def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
-    """The statistics of each source and split, lined up."""
+    """The statistics of each source and split, as an aligned table."""
     lines = [("source", "split", *COLUMNS)]
     for source, splits in stores.items():
         for split, store in splits.items():
             values = (store.statistics[column] for column in COLUMNS)
-            lines.append((source, split, *(f"{value:,}" if isinstance(value, int) else f"{value:.4g}" for value in values)))
+            lines.append(
+                (
+                    source,
+                    split,
+                    *(
+                        f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+                        for value in values
+                    ),
+                )
+            )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) if number < 2 else cell.rjust(width) for number, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if number < 2 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
 

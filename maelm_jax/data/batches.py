@@ -1,8 +1,13 @@
-"""batch(step): which rows a step sees, as a pure function of (seed, step). There is no iterator state, so nothing to save or restore.
+"""Training batches as a pure function of (seed, step).
 
-Example i of step s is number g = s * batch_size + i of the whole run. A fixed schedule of PERIOD slots says which task example g is drawn from and
-how many of that task's examples came before; that count says the epoch and the place in it, and a keyed permutation of the row numbers, new each
-epoch, says the row. Each host reads only the places of the batch that its own devices hold, so any number of hosts sees the same global batch.
+There is no iterator state, so nothing is saved or restored. Example i of step s has the number
+g = s * batch_size + i in the whole run. A fixed schedule of PERIOD slots gives the task of example
+g (a task is one source) and the number of earlier examples of that task. That number divided by
+the task's row count is the epoch; the remainder is the position in the epoch. A permutation that
+is new in each epoch turns the position into a row number.
+
+Each host reads only the rows that its own devices hold. The global batch is the same for any
+number of hosts.
 """
 
 import typing
@@ -12,22 +17,30 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.data import rows as row_stores
 
-PERIOD = 65536  # slots of the schedule: rates are kept to 1 in 65,536
-ROUNDS = 6  # of the Feistel network
+PERIOD = 65536  # slots of the schedule, so rates are exact to 1 in 65,536
+ROUNDS = 6  # rounds of the Feistel network
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """splitmix64's finaliser: uint64 -> uint64, each bit of the output depending on every bit of the input."""
+    """splitmix64's finaliser, uint64 -> uint64. Each output bit depends on every input bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
 def permute(places: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
-    """The permutation of range(count) that belongs to each key, at each place: int64 [n], uint64 [n] -> int64 [n].
+    """Applies to each position the permutation of range(count) that its key selects.
 
-    A Feistel network over the smallest square of a power of two that holds `count`; values past the end walk on along their cycle until they are
-    inside. So no table of `count` entries is ever made.
+    The permutation is a Feistel network on a range of 4**k >= count values. A result outside
+    range(count) is permuted again until it is inside. So no table of `count` entries is needed.
+
+    Args:
+        places: Positions in range(count), int [n].
+        keys: The key of each position, uint64 [n].
+        count: Size of the permuted range.
+
+    Returns:
+        The permuted positions, int64 [n].
     """
     half = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
@@ -43,13 +56,21 @@ def permute(places: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
 
 
 def schedule(rates: typing.Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(task of each slot [PERIOD], examples of that task in earlier slots [PERIOD], slots of each task [tasks]).
+    """The task of each slot of the schedule.
 
-    Each task's slots are spread evenly, so that any stretch of examples holds every task in nearly its share.
+    Each task gets its share of the slots, at least one. Its slots are spread evenly, so any stretch
+    of examples holds every task in nearly its share.
+
+    Args:
+        rates: Rate of each task. Only their ratios count.
+
+    Returns:
+        (task of each slot [PERIOD], number of earlier slots of the same task [PERIOD], slots of
+        each task [tasks])
     """
     shares = np.asarray(rates, np.float64) / np.sum(rates) * PERIOD
     slots = np.maximum(np.floor(shares).astype(np.int64), 1)
-    while (left := PERIOD - slots.sum()) != 0:  # largest remainders first
+    while (left := PERIOD - slots.sum()) != 0:  # the largest remainders are rounded up first
         slots[np.argmax((shares - slots) * np.sign(left))] += np.sign(left)
     task = np.repeat(np.arange(len(slots)), slots)
     rank = np.concatenate([np.arange(n) for n in slots])
@@ -58,12 +79,21 @@ def schedule(rates: typing.Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 class Batches:
-    """Training batches of prepared rows. `stores` is {source: Rows}, `rates` {source: rate}; `batch_size` counts the rows of all hosts.
+    """Training batches of prepared rows.
 
-    `places` (int [n], of range(batch_size)) are the places of a batch that this host reads; None: all.
+    Args:
+        stores: {source: Rows}.
+        rates: {source: rate}. Its order numbers the tasks.
+        batch_size: Rows of a batch, over all hosts.
+        seed: Seed of the data order.
+        places: Indices in the global batch of the rows that this host reads, int [n]. None
+            reads all rows.
     """
 
-    def __init__(self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int, seed: int, places: np.ndarray | None = None):
+    def __init__(
+        self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int,
+        seed: int, places: np.ndarray | None = None
+    ):
         self.stores = [stores[source] for source in rates]
         self.tasks, self.ranks, self.slots = schedule(list(rates.values()))
         self.batch_size, self.seed = batch_size, seed
@@ -71,7 +101,14 @@ class Batches:
         self.length = self.stores[0].length
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(task, epoch of the task, row number) of global example numbers, each int64 [n]."""
+        """Finds the rows of examples.
+
+        Args:
+            examples: Global example numbers, int [n].
+
+        Returns:
+            (task, epoch of the task, row number in the task's store), each int64 [n]
+        """
         slot = examples % PERIOD
         task = self.tasks[slot]
         before = examples // PERIOD * self.slots[task] + self.ranks[slot]
@@ -79,12 +116,18 @@ class Batches:
         for index, store in enumerate(self.stores):
             here = task == index
             epoch[here], places = np.divmod(before[here], len(store))
-            keys = mix(mix(mix(np.full(len(places), self.seed, np.int64).astype(np.uint64)) + np.uint64(index)) + epoch[here].astype(np.uint64))
+            keys = mix(
+                mix(
+                    mix(np.full(len(places), self.seed, np.int64).astype(np.uint64))
+                    + np.uint64(index)
+                )
+                + epoch[here].astype(np.uint64)
+            )
             number[here] = permute(places, keys, len(store))
         return task, epoch, number
 
     def batch(self, step: int) -> np.ndarray:
-        """This host's rows of a step, int32 [len(places), length]."""
+        """This host's rows of one step, int32 [len(places), length]."""
         task, _, number = self.locate(step * self.batch_size + self.places)
         result = np.empty((len(self.places), self.length), np.int32)
         for index, store in enumerate(self.stores):
@@ -93,20 +136,40 @@ class Batches:
         return result
 
 
-def heldout(stores: dict[str, "row_stores.Rows"], rates: dict[str, float], count: int) -> np.ndarray:
-    """The rows of every evaluation: the tasks in turn by the same schedule, each from its first row on, int32 [at most count, length].
+def heldout(
+    stores: dict[str, "row_stores.Rows"], rates: dict[str, float], count: int
+) -> np.ndarray:
+    """The rows of every evaluation, the same each time.
 
-    A task that has no more rows is left out from there on. Raises ConfigError when no task has any.
+    The tasks take turns in the order of the training schedule. Each gives its rows from the first
+    on, until it has no more.
+
+    Args:
+        stores: {source: Rows} of the held-out split.
+        rates: {source: rate}.
+        count: Rows that are wanted.
+
+    Returns:
+        Rows, int32 [at most count, length].
+
+    Raises:
+        ConfigError: No task has a row.
     """
     names = list(rates)
     tasks, ranks, slots = schedule(list(rates.values()))
-    examples = np.arange(min(max(count, PERIOD), 16 * PERIOD))  # enough turns for a rare task to give its rows
-    task, number = tasks[examples % PERIOD], examples // PERIOD * slots[tasks[examples % PERIOD]] + ranks[examples % PERIOD]
+    # Many more examples than `count`, so that a rare task has turns for all its rows.
+    examples = np.arange(min(max(count, PERIOD), 16 * PERIOD))
+    task, number = (
+        tasks[examples % PERIOD],
+        examples // PERIOD * slots[tasks[examples % PERIOD]] + ranks[examples % PERIOD],
+    )
     sizes = np.array([len(stores[name]) for name in names])
     there = number < sizes[task]
     task, number = task[there][:count], number[there][:count]
     if len(task) == 0:
-        raise config.ConfigError("no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents")
+        raise config.ConfigError(
+            "no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents"
+        )
     result = np.empty((len(task), stores[names[0]].length), np.int32)
     for index, name in enumerate(names):
         result[task == index] = stores[name][number[task == index]]

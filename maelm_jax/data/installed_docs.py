@@ -1,7 +1,9 @@
-"""The embedded corpus: the English documentation strings of Python and of packages that requirements.txt pins.
+"""The embedded corpus: docstrings of Python and of the packages that requirements.txt pins.
 
-A document is a module, its docstrings in order, one paragraph a line. Code, doctests, tables and field lists are left out; so are docstrings under
-ten words, and those that are already there (many are copied from class to class). The text is kept as a file, as making it takes a while.
+A document holds the docstrings of one module, in order, with one paragraph a line. Code, doctests,
+tables and field lists are left out. Docstrings under MINIMUM_WORDS words are left out. A docstring
+that occurs several times is kept once, because many are copied from class to class. The text is
+kept as a file under Corpus.rows_dir, because extracting it takes a while.
 """
 
 import ast
@@ -23,25 +25,32 @@ import warnings
 from maelm_jax import config, storage
 from maelm_jax.data import sources
 
-VERSION = 1  # of the rules below: part of the cache's key
-# What the text is made of, beside the standard library (`python`): only what requirements.txt pins, so that what else is installed changes nothing.
+VERSION = 1  # version of the rules below; the name of the kept file depends on it
+# The text comes from the standard library (`python`) and from these. requirements.txt pins all of
+# them, so that other installed packages do not change the text.
 DISTRIBUTIONS = (
-    "array_record", "beartype", "flax", "fsspec", "gin-config", "jax", "jaxtyping", "matplotlib", "numpy", "optax", "orbax-checkpoint", "pytest",
-    "scikit-learn", "scipy", "sentencepiece", "seqio", "tensorboardX", "tensorflow", "tensorflow-datasets", "tensorflow-text", "tensorstore",
-    "tokenizers", "tqdm",
+    "array_record", "beartype", "flax", "fsspec", "gin-config", "jax", "jaxtyping", "matplotlib",
+    "numpy", "optax", "orbax-checkpoint", "pytest", "scikit-learn", "scipy", "sentencepiece",
+    "seqio", "tensorboardX", "tensorflow", "tensorflow-datasets", "tensorflow-text", "tensorstore",
+    "tokenizers", "tqdm"
 )  # fmt: skip
 MINIMUM_WORDS = 10
-STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+STDLIB_LEFT_OUT = {
+    "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__",
+}  # fmt: skip
 CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
 ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
 WORD = re.compile(r"[A-Za-z][a-z']*\b")
 OTHER = re.compile(r"[^A-Za-z ]")
-COMMON = frozenset("the a an of to in is are and or for if with that this be by as on from it not which when can".split())
+COMMON = frozenset(
+    "the a an of to in is are and or for if with that this be by as on from it not "
+    "which when can".split()
+)
 log = logging.getLogger(__name__)
 
 
 def versions() -> dict[str, str]:
-    """Distribution -> version, of those that are installed, `python` first."""
+    """{distribution: version} of those that are installed, with `python` first."""
     found = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -52,18 +61,28 @@ def versions() -> dict[str, str]:
 
 
 def identity(partial: bool = False) -> str:
-    """A hash of the versions. Raises Unavailable when a distribution is missing, unless `partial`."""
+    """A hash of the versions of the distributions.
+
+    Args:
+        partial: True accepts that some distributions are not installed.
+
+    Raises:
+        Unavailable: A distribution is not installed and `partial` is False.
+    """
     found = versions()
     missing = [name for name in DISTRIBUTIONS if name not in found]
     if missing and not partial:
-        raise sources.Unavailable(f"installed_docs: not installed: {', '.join(missing)}; pip install -r requirements.txt")
+        raise sources.Unavailable(
+            f"installed_docs: not installed: {', '.join(missing)}; pip install -r requirements.txt"
+        )
     return hashlib.sha256(f"{VERSION} {sorted(found.items())}".encode()).hexdigest()
 
 
 def text_file(corpus: config.Corpus) -> pathlib.Path:
-    """The text as a file of documents with a blank line between, made if it is not there yet; logs its sha256.
+    """The file of the text, with a blank line between documents.
 
-    It is made of those of the DISTRIBUTIONS that are installed.
+    The text is extracted if the file is missing. It is made of those DISTRIBUTIONS that are
+    installed. Its SHA-256 is logged.
     """
     path = storage.local_path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
     if not path.is_file():
@@ -72,12 +91,15 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, content)
         digest = hashlib.sha256(content).hexdigest()
-        log.info("installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s", len(documents), len(content) / 1e6, digest, path)
+        log.info(
+            "installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s", len(documents),
+            len(content) / 1e6, digest, path
+        )
     return path
 
 
 def modules() -> list[str]:
-    """The .py files, in a fixed order: the standard library's, then each distribution's by name."""
+    """The .py files in a fixed order: the standard library, then the distributions."""
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     found = []
     for folder, folders, files in os.walk(library):
@@ -86,15 +108,26 @@ def modules() -> list[str]:
     for name in versions():
         if name != "python":
             listed = importlib.metadata.files(name) or []
-            found += sorted(str(file.locate()) for file in listed if file.suffix == ".py" and not {"test", "tests", "testdata"} & set(file.parts))
+            found += sorted(
+                str(file.locate())
+                for file in listed
+                if file.suffix == ".py" and not {"test", "tests", "testdata"} & set(file.parts)
+            )
     return found
 
 
 def extract(paths: list[str], processes: int = 1) -> list[str]:
-    """One document per file that has docstrings; a docstring that an earlier file has is left out."""
+    """The documents of the files, one for each file that has new docstrings.
+
+    Args:
+        paths: Python files. A docstring that an earlier file has is left out.
+        processes: Number of processes that parse files.
+    """
     batches = [paths[start : start + 200] for start in range(0, len(paths), 200)]
     if processes > 1 and len(batches) > 1:
-        with concurrent.futures.ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            processes, mp_context=multiprocessing.get_context("spawn")
+        ) as pool:
             results = list(pool.map(_docstrings_of, batches))
     else:
         results = map(_docstrings_of, batches)
@@ -109,7 +142,8 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
 
 def _docstrings_of(paths: list[str]) -> list[list[str]]:
     enabled = gc.isenabled()
-    gc.disable()  # a syntax tree is many small objects: looking through them for cycles takes longer than parsing
+    # A syntax tree has many small objects. Searching them for cycles takes longer than parsing.
+    gc.disable()
     try:
         return [docstrings(pathlib.Path(path)) for path in paths]
     finally:
@@ -118,10 +152,10 @@ def _docstrings_of(paths: list[str]) -> list[list[str]]:
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
-    """The docstrings of a Python file, cleaned, those that are long enough; none when the file does not parse."""
+    """The cleaned docstrings of a file that are long enough; none if it does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other people's invalid escapes
+            warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
             tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, OSError, RecursionError):
         return []
@@ -130,16 +164,19 @@ def docstrings(path: pathlib.Path) -> list[str]:
 
 
 def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
-    """The module, classes and functions, in the order they stand; expressions are not entered, which is most of the tree."""
+    """The module, its classes and functions, in the order of the source."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield node
+    # Expressions hold no definitions with docstrings and are most of the tree, so they are skipped.
     for field in ("body", "handlers", "orelse", "finalbody"):
-        for child in getattr(node, field, None) or [] if not isinstance(node, (ast.expr, ast.Lambda)) else []:
+        for child in (
+            getattr(node, field, None) or [] if not isinstance(node, (ast.expr, ast.Lambda)) else []
+        ):
             yield from _definitions(child)
 
 
 def prose(docstring: str) -> str:
-    """The paragraphs of a docstring, each on one line; blocks that are not English prose are dropped."""
+    """The English paragraphs of a docstring, one on a line. Other blocks are dropped."""
     paragraphs: list[str] = []
     fenced = doctest = False
     block: list[str] = []
@@ -150,7 +187,8 @@ def prose(docstring: str) -> str:
         elif fenced:
             continue
         bare = line.strip()
-        doctest = bool(bare) and (doctest or bare.startswith(">>>"))  # what a doctest prints goes on to the next blank line
+        # The output of a doctest ends at the next blank line.
+        doctest = bool(bare) and (doctest or bare.startswith(">>>"))
         if not bare or doctest or CODE.match(line) or ITEM.match(bare):
             text = " ".join(" ".join(block).split())
             if _english(text):
@@ -162,6 +200,10 @@ def prose(docstring: str) -> str:
 
 
 def _english(text: str) -> bool:
-    """Whether it reads as a sentence: some words, mostly letters, with the small words that English cannot do without."""
+    """Whether the text reads as English: mostly letters, at least one word of COMMON."""
     words = WORD.findall(text)
-    return len(words) >= 4 and len(OTHER.findall(text)) <= 0.25 * len(text) and any(word.lower() in COMMON for word in words)
+    return (
+        len(words) >= 4
+        and len(OTHER.findall(text)) <= 0.25 * len(text)
+        and any(word.lower() in COMMON for word in words)
+    )

@@ -9,30 +9,37 @@ from maelm_jax import config
 
 
 def parse(text: str | bytes, where: str, remedy: str) -> typing.Any:
-    """The value that a JSON text holds.
+    """The value of a JSON text.
 
     Args:
         text: The JSON text. Bytes are UTF-8.
-        where: The file, and the line where it has one, for the message.
-        remedy: What the user can do, for the message.
+        where: The file, and the line if there is one, for the message.
+        remedy: How the user can correct the problem, for the message.
 
     Raises:
-        ConfigError: The text is not JSON, is nested too deeply, or holds an integer that is too long.
+        ConfigError: The text is not JSON, is nested too deeply, or holds too long an integer.
     """
     try:
         return json.loads(text)
     except RecursionError as error:
         raise config.ConfigError(f"{where}: not JSON (nested too deeply); {remedy}") from error
-    except ValueError as error:  # also of integers beyond sys.get_int_max_str_digits()
+    except ValueError as error:  # also raised for integers beyond sys.get_int_max_str_digits()
         reason = str(error).partition(";")[0]
         raise config.ConfigError(f"{where}: not JSON ({reason}); {remedy}") from error
 
 
-def read(path: str | os.PathLike, valid: typing.Callable[[typing.Any], bool], remedy: str) -> typing.Any:
-    """The value that a JSON file holds, if it has the form that `valid` asks for.
+def read(
+    path: str | os.PathLike, valid: typing.Callable[[typing.Any], bool], remedy: str
+) -> typing.Any:
+    """The value of a JSON file, if it has the expected form.
+
+    Args:
+        path: The file.
+        valid: Says whether the value has the expected form.
+        remedy: How the user can correct the problem, for the message.
 
     Raises:
-        ConfigError: The file cannot be read, or holds anything else.
+        ConfigError: The file cannot be read, is not JSON, or has another form.
     """
     try:
         content = pathlib.Path(path).read_bytes()
@@ -45,5 +52,5 @@ def read(path: str | os.PathLike, valid: typing.Callable[[typing.Any], bool], re
 
 
 def is_text_map(value: typing.Any) -> bool:
-    """Whether it is a JSON object whose values are strings."""
+    """Whether the value is a JSON object whose values are strings."""
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())

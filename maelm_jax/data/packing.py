@@ -1,8 +1,9 @@
-"""Documents -> lines -> sentences -> ids -> rows of one length.
+"""Packs documents into rows: documents -> lines -> sentences -> ids -> rows of one length.
 
-A segment is `<s>` line `</s>` line `</s>` ... of one document; several segments share a row. Where the next sentence does not fit into the rest of
-the row, the segment is closed, the row padded, and the document goes on in the next row in a segment of its own. Segment numbers and positions are
-not stored: a segment begins at each `<s>`.
+A segment is `<s>` line `</s>` line `</s>` ... of one document. A row can hold several segments.
+When the next sentence does not fit into the row, the segment ends and the row is padded. The
+document goes on in the next row, in a new segment. Segment numbers and positions are not stored,
+because a segment begins at each `<s>`.
 """
 
 import itertools
@@ -11,7 +12,7 @@ import numpy as np
 
 from maelm_jax.data import vocabulary as vocabularies
 
-MINIMUM_SLOTS = 8  # a segment is not begun with fewer slots left in the row
+MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row
 
 
 class Packer:
@@ -22,7 +23,7 @@ class Packer:
         self.length = length
         self.rows: list[list[int]] = []
         self.row: list[int] = []
-        self.open = False  # whether a segment is open: its last `</s>` may still be to come, so a slot is kept free for it
+        self.open = False  # whether a segment is open; a slot is kept free for its last `</s>`
         self.segments = 0
 
     def add(self, document: list[list[list[int]]]):
@@ -36,25 +37,28 @@ class Packer:
         self.open = False
 
     def finish(self) -> np.ndarray:
-        """All rows, [rows, length] uint32; the last one is padded."""
+        """All rows, uint32 [rows, length]. The last row is padded."""
         if self.row:
             self._break()
         if not self.rows:
             return np.zeros((0, self.length), np.uint32)
-        return np.fromiter(itertools.chain.from_iterable(self.rows), np.uint32, len(self.rows) * self.length).reshape(-1, self.length)
+        return np.fromiter(
+            itertools.chain.from_iterable(self.rows), np.uint32, len(self.rows) * self.length
+        ).reshape(-1, self.length)
 
     def _sentence(self, ids: list[int]):
         if not self.open and self.length - len(self.row) < min(MINIMUM_SLOTS, self.length):
             self._break()
         if len(ids) > self._room():
-            if len(ids) + 2 > self.length:  # longer than a row: cut at a token
+            # A sentence that is longer than a row is cut between tokens.
+            if len(ids) + 2 > self.length:
                 ids = self._fill_rows(ids)
             else:
                 self._break()
         self._append(ids)
 
     def _fill_rows(self, ids: list[int]) -> list[int]:
-        """Adds the ids to rows until the rest, which is returned, fits into the present row."""
+        """Fills rows with the ids and returns the rest, which fits into the current row."""
         start = 0
         while len(ids) - start > (room := self._room()):
             if room > 0:
@@ -64,7 +68,7 @@ class Packer:
         return ids[start:]
 
     def _room(self) -> int:
-        """Ids of a sentence that the row can take, `<s>` and the closing `</s>` accounted for."""
+        """Number of ids that the row can take, apart from `<s>` and the closing `</s>`."""
         return self.length - len(self.row) - 1 - (not self.open)
 
     def _append(self, ids: list[int]):
@@ -82,15 +86,30 @@ class Packer:
         self.open = False
 
 
-def tokenise(documents: list[str], vocabulary: vocabularies.Vocabulary) -> list[list[list[list[int]]]]:
-    """Documents -> lines -> sentences -> ids."""
+def tokenise(
+    documents: list[str], vocabulary: vocabularies.Vocabulary
+) -> list[list[list[list[int]]]]:
+    """The ids of documents, as documents -> lines -> sentences -> ids."""
     cut = [[vocabularies.sentences(line) for line in text.split("\n")] for text in documents]
-    ids = iter(vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line]))
+    ids = iter(
+        vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line])
+    )
     return [[list(itertools.islice(ids, len(line))) for line in lines] for lines in cut]
 
 
-def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> tuple[np.ndarray, int]:
-    """Documents -> (rows [n, length], number of segments)."""
+def pack(
+    documents: list[str], vocabulary: vocabularies.Vocabulary, length: int
+) -> tuple[np.ndarray, int]:
+    """Packs documents into rows.
+
+    Args:
+        documents: Texts whose lines are paragraphs.
+        vocabulary: Turns text into ids.
+        length: Ids in a row.
+
+    Returns:
+        (rows, uint32 [rows, length]; number of segments)
+    """
     packer = Packer(vocabulary, length)
     for document in tokenise(documents, vocabulary):
         packer.add(document)
@@ -98,5 +117,10 @@ def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int)
 
 
 def is_heldout(text: str, fraction: float) -> bool:
-    """Whether a document is kept for evaluation: a matter of its text alone."""
+    """Whether a document belongs to the held-out split. The answer depends on its text alone.
+
+    Args:
+        text: The document.
+        fraction: Expected share of held-out documents.
+    """
     return vocabularies.text_hash(text) < fraction * 2.0**64

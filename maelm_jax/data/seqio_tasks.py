@@ -1,6 +1,7 @@
-"""Sources as seqio Tasks and Mixtures, and text out of TFDS datasets and of any Task that seqio knows.
+"""Sources as seqio Tasks and Mixtures, and the text of TFDS datasets and seqio Tasks.
 
-TensorFlow and seqio are imported inside the functions: rows that are prepared are read without them.
+TensorFlow and seqio are imported inside the functions, so that prepared rows can be read on a
+machine that has neither.
 """
 
 import hashlib
@@ -14,21 +15,30 @@ from maelm_jax.data import sources
 from maelm_jax.data import vocabulary as vocabularies
 
 SPLIT = "train"
-FIELDS = ("text", "targets_pretokenized", "targets")  # where a Task keeps its text, the first that is there
-TFDS_FIELDS = ("text", "book_text", "content", "document", "article")  # wikipedia, c4: text; pg19: book_text
+# Fields that can hold the text. The first one that a record has is used.
+FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
+# wikipedia and c4 have `text`, pg19 has `book_text`.
+TFDS_FIELDS = ("text", "book_text", "content", "document", "article")
 
 
 def _seqio():
+    """The seqio module. Raises Unavailable if it is not installed."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import seqio
     except ImportError as error:
-        raise sources.Unavailable(f"tfds: and seqio: sources need seqio and TensorFlow ({error}); pip install 'maelm_jax[data]'") from error
+        raise sources.Unavailable(
+            f"tfds: and seqio: sources need seqio and TensorFlow ({error}); "
+            "pip install 'maelm_jax[data]'") from error
     return seqio
 
 
 def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
-    """The vocabulary as a seqio.Vocabulary. seqio takes 0 for padding everywhere and stops decoding at the first `</s>`; this one does neither."""
+    """The vocabulary as a seqio.Vocabulary.
+
+    seqio's base class takes 0 as the padding id and stops decoding at the first `</s>`. This class
+    has the vocabulary's padding id and decodes all ids.
+    """
     seqio = _seqio()
     import tensorflow
 
@@ -51,14 +61,16 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
 
         def _encode_tf(self, s):
             def encode(value):
-                return tensorflow.constant(vocabulary.encode(value.numpy().decode("utf-8")), tensorflow.int32)
+                return tensorflow.constant(
+                    vocabulary.encode(value.numpy().decode("utf-8")), tensorflow.int32)
 
             ids = tensorflow.py_function(encode, [s], tensorflow.int32)
             ids.set_shape([None])
             return ids
 
         def _decode_tf(self, ids):
-            return tensorflow.py_function(lambda row: vocabulary.decode(row.numpy().tolist()), [ids], tensorflow.string)
+            return tensorflow.py_function(
+                lambda row: vocabulary.decode(row.numpy().tolist()), [ids], tensorflow.string)
 
         def decode_tf(self, ids):
             return self._decode_tf(ids)
@@ -75,9 +87,17 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
 
 
 def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
-    """Registers each source as a seqio Task (source -> lines stripped -> ids) and all as a Mixture by their rates; returns the Mixture's name.
+    """Registers each source as a seqio Task and all of them as a Mixture by their rates.
 
-    A seqio: source is a Task already: it goes in as it is. Examples have `targets` (ids) and `targets_pretokenized`.
+    A `seqio:` source is a Task already and enters the Mixture unchanged. The other Tasks give
+    examples with `targets` (ids) and `targets_pretokenized` (one document).
+
+    Args:
+        corpus: The sources and their rates.
+        vocabulary: Turns text into ids.
+
+    Returns:
+        The name of the Mixture.
     """
     seqio = _seqio()
     rates = sources.rates(corpus)
@@ -92,7 +112,9 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
                 name,
                 source=seqio.FunctionDataSource(_dataset_function(source, corpus), splits=[SPLIT]),
                 preprocessors=[seqio.preprocessors.tokenize],
-                output_features={"targets": seqio.Feature(seqio_vocabulary(vocabulary), add_eos=False)},
+                output_features={
+                    "targets": seqio.Feature(seqio_vocabulary(vocabulary), add_eos=False)
+                },
             )
         names.append((name, rate))
     mixture = f"maelm_{key}"
@@ -105,31 +127,40 @@ def _dataset_function(source: str, corpus: config.Corpus) -> typing.Callable:
     def dataset(split, shuffle_files, seed=None):
         import tensorflow
 
-        del split, shuffle_files, seed  # one split, always in the same order
+        del split, shuffle_files, seed  # there is one split, in one order
         signature = {"targets": tensorflow.TensorSpec((), tensorflow.string)}
-        examples = lambda: ({"targets": text} for text in sources.documents(source, corpus))  # noqa: E731
+        examples = lambda: (  # noqa: E731
+            {"targets": text} for text in sources.documents(source, corpus))
         return tensorflow.data.Dataset.from_generator(examples, output_signature=signature)
 
     return dataset
 
 
 def _task(source: str, corpus: config.Corpus):
-    """The Task of a seqio: name. Raises ConfigError for a name or module that is not there."""
+    """The Task of a `seqio:` name. Raises ConfigError if the name or a module is unknown."""
     seqio = _seqio()
     name = source.removeprefix("seqio:")
     for module in corpus.task_modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise config.ConfigError(f"Corpus.task_modules: {module!r} cannot be imported ({error}); install it or set PYTHONPATH") from error
+            raise config.ConfigError(
+                f"Corpus.task_modules: {module!r} cannot be imported ({error}); "
+                "install it or set PYTHONPATH") from error
     if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
         modules = ", ".join(corpus.task_modules) or "none"
-        raise config.ConfigError(f"seqio knows no Task or Mixture {name!r} (modules imported: {modules}); name its module in Corpus.task_modules")
+        raise config.ConfigError(
+            f"seqio knows no Task or Mixture {name!r} (modules imported: {modules}); "
+            "name its module in Corpus.task_modules")
     return seqio.get_mixture_or_task(name)
 
 
 def members(source: str, corpus: config.Corpus) -> dict[str, float]:
-    """{seqio:TASK: rate} of a seqio Mixture, or {source: 1} of a Task; the rates sum to 1."""
+    """The members of a seqio Mixture.
+
+    Returns:
+        {"seqio:TASK": rate}, or {source: 1.0} for a Task. The rates sum to 1.
+    """
     task = _task(source, corpus)
     if not hasattr(task, "tasks"):
         return {source: 1.0}
@@ -138,21 +169,24 @@ def members(source: str, corpus: config.Corpus) -> dict[str, float]:
 
 
 def _builder(source: str, corpus: config.Corpus):
-    """The TFDS builder of a dataset that is on this machine. Raises Unavailable, with the command that makes it, when it is not."""
+    """The TFDS builder of a prepared dataset. Raises Unavailable if it cannot be made ready."""
     _seqio()
     import tensorflow_datasets
 
     name = source.removeprefix("tfds:")
     where = corpus.tfds_data_dir or tensorflow_datasets.core.constants.DATA_DIR
     missing = f"TFDS dataset {name!r} is not in {where} and cannot be downloaded"
-    remedy = f"where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, set Corpus.tfds_data_dir; {sources.WITHOUT}"
+    remedy = (
+        f"where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, "
+        f"set Corpus.tfds_data_dir; {sources.WITHOUT}")
     try:
         builder = tensorflow_datasets.builder(name, data_dir=corpus.tfds_data_dir)
         if builder.is_prepared() or _download(builder):
             return builder
-    except Exception as error:  # TFDS raises many types, network errors among them
+    except Exception as error:  # TFDS raises many types, including network errors
         reason = " ".join(str(error).split())[:160]
-        raise sources.Unavailable(f"{missing} ({type(error).__name__}: {reason}); {remedy}") from error
+        raise sources.Unavailable(
+            f"{missing} ({type(error).__name__}: {reason}); {remedy}") from error
     raise sources.Unavailable(f"{missing}; {remedy}")
 
 
@@ -163,16 +197,27 @@ def _download(builder) -> bool:
 
 
 def _tfds_source(source: str, corpus: config.Corpus):
-    """The dataset as a seqio.TfdsDataSource, its version pinned."""
+    """The dataset as a seqio.TfdsDataSource of a fixed version."""
     builder = _builder(source, corpus)
     name, version = builder.info.full_name.rsplit("/", 1)
     if SPLIT not in builder.info.splits:
-        raise config.ConfigError(f"TFDS dataset {name!r} has no split {SPLIT!r}, only {', '.join(builder.info.splits)}")
-    return _seqio().TfdsDataSource(f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True)
+        raise config.ConfigError(
+            f"TFDS dataset {name!r} has no split {SPLIT!r}, only {', '.join(builder.info.splits)}")
+    return _seqio().TfdsDataSource(
+        f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True)
 
 
 def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None:
-    """All records of one split of a TFDS dataset as NumPy values, in the order they are stored; None when it has no such split."""
+    """All records of one split of a TFDS dataset, in the order of the files.
+
+    Args:
+        source: `tfds:NAME`.
+        corpus: Holds the folder of TFDS datasets.
+        split: The split's name.
+
+    Returns:
+        The records as NumPy values, or None if the dataset has no such split.
+    """
     builder = _builder(source, corpus)
     if split not in builder.info.splits:
         return None
@@ -180,26 +225,45 @@ def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None
 
 
 def shard_count(source: str, corpus: config.Corpus) -> int:
-    """How many parts the source can be read in: its files."""
+    """The number of parts that the source can be read in. A part is one or more files."""
     if source.startswith("tfds:"):
         return max(len(_tfds_source(source, corpus).list_shards(SPLIT)), 1)
     task = _task(source, corpus)
     if SPLIT not in task.splits:
-        raise config.ConfigError(f"seqio Task {task.name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}")
+        raise config.ConfigError(
+            f"seqio Task {task.name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}")
     return max(len(task.source.list_shards(SPLIT)), 1)
 
 
 def identity(source: str, corpus: config.Corpus) -> str:
-    """A dataset's name, version and sizes; for a Task its name, size and the names of its files: seqio knows no more about the text."""
+    """What identifies the text of a source.
+
+    For a TFDS dataset it is the name, the version and the sizes. For a Task it is the name, the
+    number of examples and the file names, because seqio knows no more about the text.
+    """
     if source.startswith("tfds:"):
         info = _builder(source, corpus).info
-        return f"{info.full_name} {info.splits[SPLIT].num_examples} {info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}"
+        return (
+            f"{info.full_name} {info.splits[SPLIT].num_examples} "
+            f"{info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}")
     task = _task(source, corpus)
-    return f"{task.name} {task.num_input_examples(SPLIT)} {[os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]}"
+    return (
+        f"{task.name} {task.num_input_examples(SPLIT)} "
+        f"{[os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]}")
 
 
 def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.Iterator[str]:
-    """The texts of part `index` of `count`, in the order they are stored."""
+    """The texts of one part of a source, in the order of the files.
+
+    Args:
+        source: `tfds:NAME` or `seqio:NAME`.
+        corpus: Holds the folder of TFDS datasets and the modules of Tasks.
+        index: Number of the part, from 0.
+        count: Number of parts.
+
+    Raises:
+        ConfigError: The records have no text field.
+    """
     seqio = _seqio()
     part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
     if source.startswith("tfds:"):
@@ -207,11 +271,17 @@ def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.
         decoder, fields = None, TFDS_FIELDS
     else:
         task = _task(source, corpus)
-        dataset = task.get_dataset(sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1)
+        dataset = task.get_dataset(
+            sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1)
         decoder, fields = task.output_features.get("targets"), FIELDS
     found = [field for field in fields if field in dataset.element_spec]
     if not found:
-        raise config.ConfigError(f"{source}: no text field among {', '.join(dataset.element_spec)}; one of {', '.join(fields)} is needed")
+        raise config.ConfigError(
+            f"{source}: no text field among {', '.join(dataset.element_spec)}; "
+            f"one of {', '.join(fields)} is needed")
     for example in dataset.as_numpy_iterator():
         value = example[found[0]]
-        yield value.decode("utf-8", "replace") if isinstance(value, bytes) else decoder.vocabulary.decode([int(i) for i in value])
+        yield (
+            value.decode("utf-8", "replace")
+            if isinstance(value, bytes)
+            else decoder.vocabulary.decode([int(i) for i in value]))

@@ -1,7 +1,8 @@
-"""Where text comes from: `installed_docs`, `files:GLOB`, `tfds:NAME`, `seqio:NAME`.
+"""Reads text from `installed_docs`, `files:GLOB`, `tfds:NAME` and `seqio:NAME`.
 
-A document is a string whose lines are its paragraphs, without empty lines. A source is read as shards, each by itself and always in the same
-order. Local text needs neither TensorFlow nor seqio: those are imported for tfds: and seqio: sources alone, through seqio_tasks.py.
+A document is a string whose lines are its paragraphs, without empty lines. A source is read as
+shards. Each shard can be read alone and gives its documents in a fixed order. TensorFlow and seqio
+are imported only for `tfds:` and `seqio:` sources, through seqio_tasks.py.
 """
 
 import contextlib
@@ -31,12 +32,15 @@ log = logging.getLogger(__name__)
 
 
 class Unavailable(config.ConfigError):
-    """The source cannot be read on this machine (rows prepared elsewhere can still be used)."""
+    """The source cannot be read on this machine. Rows prepared elsewhere can still be used."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of a source that can be read by itself: a file, or for TFDS and seqio the `index`-th of `count` parts. Pickles."""
+    """A part of a source: one file, or part `index` of `count` of a TFDS or seqio source.
+
+    Shards can be pickled.
+    """
 
     source: str
     corpus: config.Corpus
@@ -45,7 +49,11 @@ class Shard:
     count: int = 1
 
     def documents(self) -> typing.Iterator[str]:
-        """The documents, in a fixed order. Raises ConfigError, naming file and place, on data that cannot be read."""
+        """The documents, in a fixed order.
+
+        Raises:
+            ConfigError: The data cannot be read. The message names the file and the position.
+        """
         if self.source.startswith(("tfds:", "seqio:")):
             from maelm_jax.data import seqio_tasks
 
@@ -61,9 +69,10 @@ class Shard:
 
 
 def shards(source: str, corpus: config.Corpus) -> list[Shard]:
-    """The parts of a source, in order. Makes the text of `installed_docs` if it is not cached under `corpus.rows_dir`.
+    """The shards of a source, in order. The text of `installed_docs` is extracted once and kept.
 
-    Raises ConfigError: no file matches, TFDS data that is not there, a name seqio does not know.
+    Raises:
+        ConfigError: No file matches, the TFDS dataset is missing, or seqio does not know the name.
     """
     if source.startswith(("tfds:", "seqio:")):
         from maelm_jax.data import seqio_tasks
@@ -78,34 +87,45 @@ def shards(source: str, corpus: config.Corpus) -> list[Shard]:
 
 
 def documents(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
-    """All documents of a source, shard after shard."""
+    """All documents of a source, in the order of its shards."""
     for shard in shards(source, corpus):
         yield from shard.documents()
 
 
 def rows_folder(corpus: config.Corpus) -> pathlib.Path:
-    """The folder of `corpus.rows_dir` on this machine, there or not. Raises ConfigError when it cannot be a folder."""
+    """The local folder of `corpus.rows_dir`. It may not exist yet.
+
+    Raises:
+        ConfigError: The path cannot be a folder.
+    """
     folder = storage.local_path(corpus.rows_dir)
     nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not nearest.is_dir():
-        raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; name another folder")
+        raise config.ConfigError(
+            f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; "
+            "name another folder")
     return folder
 
 
 @contextlib.contextmanager
 def writing(corpus: config.Corpus) -> typing.Iterator[None]:
-    """Turns what the system refuses to write under `corpus.rows_dir` into ConfigError. A full disk is not the setting's fault."""
+    """Context manager that turns failed writes under `corpus.rows_dir` into ConfigError.
+
+    A full disk stays an OSError, because the setting is not wrong.
+    """
     try:
         yield
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         reason = f"{error.strerror or error}: {error.filename or corpus.rows_dir}"
-        raise config.ConfigError(f"Corpus.rows_dir: {corpus.rows_dir} cannot be written to ({reason}); name another folder") from error
+        raise config.ConfigError(
+            f"Corpus.rows_dir: {corpus.rows_dir} cannot be written to ({reason}); "
+            "name another folder") from error
 
 
 def _remember(path: pathlib.Path, value: typing.Any):
-    """Keeps under `rows_dir` what saves work later. Where that cannot be written (rows on a read-only disk), goes on without."""
+    """Writes a file that saves work later. Goes on without it on a read-only disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = json.dumps(value, indent=0)
@@ -116,9 +136,9 @@ def _remember(path: pathlib.Path, value: typing.Any):
 
 
 def rates(corpus: config.Corpus) -> dict[str, float]:
-    """Source -> share of the rows, summing to 1, with each seqio Mixture replaced by its Tasks at their rates.
+    """{source: share of the rows}, summing to 1, with the Tasks of each seqio Mixture in its place.
 
-    What a Mixture holds is kept under `rows_dir`, so that it is known where seqio is not installed.
+    The members of a Mixture are kept under `rows_dir`, for machines without seqio.
     """
     result: dict[str, float] = {}
     for source, rate in corpus.rates.items():
@@ -129,7 +149,7 @@ def rates(corpus: config.Corpus) -> dict[str, float]:
 
 
 def _mixture(source: str, corpus: config.Corpus) -> dict[str, float]:
-    """The Tasks of a seqio Mixture and their rates: of seqio, or as they were kept."""
+    """{Task: rate} of a seqio Mixture, from seqio or from the kept file."""
     record = rows_folder(corpus) / f"mixture-{hashlib.sha256(_bytes(source)).hexdigest()[:12]}.json"
     try:
         from maelm_jax.data import seqio_tasks
@@ -140,7 +160,8 @@ def _mixture(source: str, corpus: config.Corpus) -> dict[str, float]:
             storage.fetch_files(corpus.rows_dir, (record.name,))
         if not record.is_file():
             raise
-        return json_files.read(record, _is_rates, f"remove {record}; prepare writes it again where seqio is installed")
+        return json_files.read(
+            record, _is_rates, f"remove {record}; prepare writes it again where seqio is installed")
     _remember(record, members)
     return members
 
@@ -152,9 +173,18 @@ def _is_rates(value: typing.Any) -> bool:
 
 
 def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
-    """A hash of the source's content: the bytes of its files, the versions of the documented distributions, or a TFDS dataset's version and size.
+    """A hash of the text of a source.
 
-    Raises Unavailable (a ConfigError) when the source is not on this machine, or (unless `partial`) not all the distributions of installed_docs are.
+    It covers the contents of files, the versions of the packages of `installed_docs`, or the
+    version and sizes of a dataset.
+
+    Args:
+        source: The source.
+        corpus: Holds the settings for reading it.
+        partial: True accepts that some packages of `installed_docs` are not installed.
+
+    Raises:
+        Unavailable: The source is not (completely) on this machine.
     """
     if source.startswith(("tfds:", "seqio:")):
         from maelm_jax.data import seqio_tasks
@@ -166,12 +196,22 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
         content = [installed_docs.identity(partial)]
     else:
         field = corpus.json_field if any(".jsonl" in path for path in _files(source)) else ""
-        content = [field, *(f"{os.path.basename(path)} {digest}" for path, digest in _file_hashes(source, corpus).items())]
+        content = [
+            field,
+            *(
+                f"{os.path.basename(path)} {digest}"
+                for path, digest in _file_hashes(source, corpus).items()
+            ),
+        ]
     return hashlib.sha256(_bytes("\n".join(content))).hexdigest()
 
 
 def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
-    """What the text of a source is made of: {distribution: version}, {file: hash}, or a dataset's version and size."""
+    """What the text of a source is made of.
+
+    Returns:
+        {distribution: version}, {file: hash}, or {source: version and sizes} of a dataset.
+    """
     if source.startswith(("tfds:", "seqio:")):
         from maelm_jax.data import seqio_tasks
 
@@ -184,7 +224,7 @@ def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
 
 
 def differences(then: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> str:
-    """In words, what differs between two states of the text of several sources (source -> `parts`)."""
+    """In words, how two states of the text differ. A state is {source: `parts`}."""
     found = []
     for source in sorted({*then, *now}):
         before, after = then.get(source, {}), now.get(source, {})
@@ -196,7 +236,7 @@ def differences(then: dict[str, dict[str, str]], now: dict[str, dict[str, str]])
 
 
 def _file_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
-    """The SHA-256 of each file of a source. They are kept under `rows_dir`: an unchanged file is not read again at each start."""
+    """{file: SHA-256}. Hashes are kept, so an unchanged file is not read at each start."""
     known = rows_folder(corpus) / "file_hashes.json"
     hashes = {}
     if known.is_file():
@@ -222,27 +262,46 @@ def _is_hashes(value: typing.Any) -> bool:
 
 
 def _unreadable(path: str, error: OSError) -> config.ConfigError:
-    return config.ConfigError(f"{path}: cannot be read ({error.strerror or error}); check its permissions or leave it out")
+    return config.ConfigError(
+        f"{path}: cannot be read ({error.strerror or error}); check its permissions or leave it out"
+    )
 
 
 def _bytes(text: str) -> bytes:
-    """UTF-8; names of files that are not UTF-8 come out as they are."""
+    """UTF-8. File names that are not UTF-8 keep their bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def _files(source: str) -> list[str]:
+    """The files of a `files:GLOB` source, sorted."""
     pattern = source.removeprefix("files:")
-    paths = sorted(path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path))
+    paths = sorted(
+        path
+        for path in glob.glob(os.path.expanduser(pattern), recursive=True)
+        if os.path.isfile(path))
     if not paths:
-        raise Unavailable(f"no text file matches {pattern!r} (in {os.getcwd()}); give a glob of .txt or .jsonl files, each also .gz or .xz")
+        raise Unavailable(
+            f"no text file matches {pattern!r} (in {os.getcwd()}); "
+            "give a glob of .txt or .jsonl files, each also .gz or .xz")
     for path in paths:
-        if not path.endswith(tuple(suffix + packing for suffix in SUFFIXES for packing in PACKINGS)):
-            raise config.ConfigError(f"{path}: not a .txt or .jsonl file (each also .gz or .xz); narrow the glob {pattern!r}")
+        if not path.endswith(
+            tuple(suffix + packing for suffix in SUFFIXES for packing in PACKINGS)
+        ):
+            raise config.ConfigError(
+                f"{path}: not a .txt or .jsonl file (each also .gz or .xz); "
+                f"narrow the glob {pattern!r}")
     return paths
 
 
 def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
-    """(byte offset in the unpacked text, line without its end) of a file. Raises ConfigError: empty, or corrupt gzip/xz."""
+    """The lines of a text file, which can be packed with gzip or xz.
+
+    Yields:
+        (byte offset in the unpacked text, line without its end)
+
+    Raises:
+        ConfigError: The file is empty, corrupt or unreadable.
+    """
     opener = gzip.open if path.endswith(".gz") else lzma.open if path.endswith(".xz") else open
     offset = 0
     try:
@@ -252,14 +311,18 @@ def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
                 offset += len(line)
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         kind = "gzip" if path.endswith(".gz") else "xz"
-        raise config.ConfigError(f"{path}: corrupt {kind} data after {offset} bytes of text ({error}); fetch or pack the file again") from error
+        raise config.ConfigError(
+            f"{path}: corrupt {kind} data after {offset} bytes of text ({error}); "
+            "fetch or pack the file again") from error
     except OSError as error:
         raise _unreadable(path, error) from error
     if offset == 0:
-        raise config.ConfigError(f"{path}: the file is empty; remove it or leave it out of the glob")
+        raise config.ConfigError(
+            f"{path}: the file is empty; remove it or leave it out of the glob")
 
 
 def decode(data: bytes, path: str, offset: int) -> str:
+    """A line as text; `offset` is its position in the file. Raises ConfigError if not UTF-8."""
     try:
         return data.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -287,10 +350,17 @@ def _json_records(path: str, field: str) -> typing.Iterator[str]:
             continue
         record = json_files.parse(text, f"{path}:{number}", "a .jsonl file holds one record a line")
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            fields = _printable(", ".join(record))[:200] if isinstance(record, dict) else type(record).__name__
-            raise config.ConfigError(f"{path}:{number}: no text field {field!r} in the record ({fields}); set Corpus.json_field")
-        yield record[field].encode("utf-8", "replace").decode("utf-8")  # a lone surrogate is JSON, but no text
+            fields = (
+                _printable(", ".join(record))[:200]
+                if isinstance(record, dict)
+                else type(record).__name__)
+            raise config.ConfigError(
+                f"{path}:{number}: no text field {field!r} in the record ({fields}); "
+                "set Corpus.json_field")
+        # JSON can hold a lone surrogate, which is not valid text.
+        yield record[field].encode("utf-8", "replace").decode("utf-8")
 
 
 def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return "".join(
+        character if character.isprintable() else repr(character)[1:-1] for character in text)
