@@ -1,7 +1,7 @@
 """Embeds each line of a text file as one vector, with the encoder of a run.
 
     python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy
-    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=first.npy --pooling=first
+    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=cls.npy --pooling=first
 
 The first command takes the mean over all tokens of a line, `<s>` and `</s>` included, as
 sentence-transformers does. --pooling=first takes the hidden state of `<s>`.

@@ -29,10 +29,14 @@ def bucket_of_distance(kind: str, buckets: int, max_distance: int, positions: in
     distance = torch.arange(-positions + 1, positions, dtype=torch.float64)
     n, half = distance.abs(), buckets // 2
     exact = half // 2
-    far = torch.log(n.clamp(min=exact) / exact)  # a distance on a boundary must not fall to one side by rounding: hence the 1e-9 below
+    far = torch.log(
+        n.clamp(min=exact) / exact
+    )  # a distance on a boundary must not fall to one side by rounding: hence the 1e-9 below
     if kind == "t5":
         spread = torch.floor(far / math.log(max_distance / exact) * (half - exact) + 1e-9)
-        bucket = torch.where(n < exact, n, (exact + spread).clamp(max=half - 1)) + half * (distance > 0)
+        bucket = torch.where(n < exact, n, (exact + spread).clamp(max=half - 1)) + half * (
+            distance > 0
+        )
     else:
         spread = torch.ceil(far / math.log((max_distance - 1) / exact) * (half - 1 - exact) - 1e-9)
         bucket = distance.sign() * torch.where(n < exact, n, (exact + spread).clamp(max=half - 1))
@@ -46,7 +50,9 @@ class RelativeBias(nn.Embedding):
     def __init__(self, settings: dict):
         super().__init__(settings["num_buckets"], settings["heads"])
         kind, positions = settings["relative_buckets"], settings["max_positions"]
-        buckets = bucket_of_distance(kind, settings["num_buckets"], settings["max_distance"], positions)
+        buckets = bucket_of_distance(
+            kind, settings["num_buckets"], settings["max_distance"], positions
+        )
         self.register_buffer("buckets", buckets, persistent=False)
 
     def forward(self, positions: torch.Tensor) -> torch.Tensor:
@@ -61,16 +67,27 @@ class Block(nn.Module):
     def __init__(self, settings: dict, dropout: float, attention_dropout: float):
         super().__init__()
         width, inner, eps = settings["width"], settings["feed_forward"], settings["layer_norm_eps"]
-        self.heads, self.dropout, self.attention_dropout = settings["heads"], dropout, attention_dropout
+        self.heads, self.dropout, self.attention_dropout = (
+            settings["heads"],
+            dropout,
+            attention_dropout,
+        )
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
         self.attention_norm = nn.LayerNorm(width, eps)
         self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
         self.output_norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part(x).unflatten(2, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value))
+        q, k, v = (
+            part(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
         rate = self.attention_dropout if self.training else 0.0
-        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate).transpose(1, 2).flatten(2)
+        y = (
+            functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate)
+            .transpose(1, 2)
+            .flatten(2)
+        )
         x = self.attention_norm(x + functional.dropout(self.out(y), self.dropout, self.training))
         y = self.down(functional.gelu(self.up(x)))
         return self.output_norm(x + functional.dropout(y, self.dropout, self.training))
@@ -79,18 +96,27 @@ class Block(nn.Module):
 class Stack(nn.Module):
     """Position embedding, LayerNorm, blocks: what encoder and decoder have in common. Dropout rates are 0 in the decoder."""
 
-    def __init__(self, settings: dict, layers: int, relative: bool, dropout: float, attention_dropout: float):
+    def __init__(
+        self, settings: dict, layers: int, relative: bool, dropout: float, attention_dropout: float
+    ):
         super().__init__()
         self.position_embedding = nn.Embedding(settings["max_positions"], settings["width"])
         self.norm = nn.LayerNorm(settings["width"], settings["layer_norm_eps"])
         self.relative_bias = RelativeBias(settings) if relative else None
-        self.blocks = nn.ModuleList(Block(settings, dropout, attention_dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(
+            Block(settings, dropout, attention_dropout) for _ in range(layers)
+        )
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """x [batch, length, width]; where `visible` is False nothing is read, and the output has no meaning."""
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
-        x = functional.dropout(self.norm(x + self.position_embedding(positions)), self.dropout, self.training) * visible[:, :, None]
+        x = (
+            functional.dropout(
+                self.norm(x + self.position_embedding(positions)), self.dropout, self.training
+            )
+            * visible[:, :, None]
+        )
         bias = torch.where(visible, 0.0, -1e9).to(x.dtype)[:, None, None, :]
         if self.relative_bias is not None:
             bias = bias + self.relative_bias(positions)
@@ -102,7 +128,13 @@ class Stack(nn.Module):
 class Encoder(Stack):
     def __init__(self, settings: dict, vocabulary_size: int):
         relative = settings["relative_buckets"] != "none"
-        super().__init__(settings, settings["layers"], relative, settings["dropout"], settings["attention_dropout"])
+        super().__init__(
+            settings,
+            settings["layers"],
+            relative,
+            settings["dropout"],
+            settings["attention_dropout"],
+        )
         self.token_embedding = nn.Embedding(vocabulary_size, settings["width"])
 
 
@@ -138,13 +170,19 @@ class MaeLm(nn.Module):
         model.load_state_dict(load_file(pathlib.Path(folder) / "model.safetensors"))
         return model
 
-    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """The encoder's last hidden states of ids [batch, length]; `attention_mask` is 0 at padding (default: where the id is `<pad>`)."""
         visible = ids != self.pad if attention_mask is None else attention_mask.bool()
         return self.encoder(self.encoder.token_embedding(ids), visible)
 
     def predict(
-        self, ids: torch.Tensor, masked: torch.Tensor, attention_mask: torch.Tensor | None = None, visible_to_encoder: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        masked: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        visible_to_encoder: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits [batch, length, vocabulary] of the ids at the positions where `masked` (bool) is True; what stands there is not read.
 
@@ -154,8 +192,18 @@ class MaeLm(nn.Module):
         """
         table = self.encoder.token_embedding.weight
         present = ids != self.pad if attention_mask is None else attention_mask.bool()
-        visible_to_encoder = masked & (torch.full_like(masked, self.decoder is None) if visible_to_encoder is None else visible_to_encoder)
-        x = self.encoder(self.encoder.token_embedding(torch.where(masked, self.mask, ids)), present & (~masked | visible_to_encoder))
+        visible_to_encoder = masked & (
+            torch.full_like(masked, self.decoder is None)
+            if visible_to_encoder is None
+            else visible_to_encoder
+        )
+        x = self.encoder(
+            self.encoder.token_embedding(torch.where(masked, self.mask, ids)),
+            present & (~masked | visible_to_encoder),
+        )
         if self.decoder is not None:
-            x = self.decoder(torch.where((masked & ~visible_to_encoder)[:, :, None], table[self.mask], x), present)
+            x = self.decoder(
+                torch.where((masked & ~visible_to_encoder)[:, :, None], table[self.mask], x),
+                present,
+            )
         return self.head(x, table)

@@ -20,7 +20,17 @@ from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint
 
-ENCODER = ("layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets", "max_distance", "layer_norm_eps")
+ENCODER = (
+    "layers",
+    "width",
+    "heads",
+    "feed_forward",
+    "max_positions",
+    "relative_buckets",
+    "num_buckets",
+    "max_distance",
+    "layer_norm_eps",
+)
 DECODER = ("decoder_layers", "decoder_relative_bias")
 TUNED = {"classifier", "span"}  # the heads of fine-tuned runs
 
@@ -34,14 +44,18 @@ class Pretrained:
     settings: dict[str, typing.Any]
     vocabulary: str | None  # what data.vocabulary.load reads; None when the weights came without
     _weights: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
-    step: int | None = None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other encoder_source has one
+    step: int | None = (
+        None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other encoder_source has one
+    )
 
     def model(self, base: config.Model) -> config.Model:
         """`base` with the source's own settings in place of base's. Raises ConfigError when they do not fit together."""
         try:
             return dataclasses.replace(base, **self.settings)
         except config.ConfigError as error:  # gin adds lines to the first
-            raise config.ConfigError(f"{self.path} does not fit the other settings: {str(error).splitlines()[0]}") from error
+            raise config.ConfigError(
+                f"{self.path} does not fit the other settings: {str(error).splitlines()[0]}"
+            ) from error
 
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
         """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
@@ -51,18 +65,30 @@ class Pretrained:
         """
         values = self._weights(self.model(base))
         if "encoder/token_embedding" not in values:
-            raise config.ConfigError(f"{self.path} holds no encoder, only {', '.join(sorted({path.split('/')[0] for path in values}))}")
+            raise config.ConfigError(
+                f"{self.path} holds no encoder, only "
+                f"{', '.join(sorted({path.split('/')[0] for path in values}))}"
+            )
         if self.vocabulary:
             size = vocabularies.load(self.vocabulary).size
             if len(values["encoder/token_embedding"]) < size:
-                raise config.ConfigError(f"{self.path}: {len(values['encoder/token_embedding'])} rows of tokens, but its vocabulary has {size} ids")
+                raise config.ConfigError(
+                    f"{self.path}: {len(values['encoder/token_embedding'])} rows of tokens, but "
+                    f"its vocabulary has {size} ids"
+                )
             values |= {path: values[path][:size] for path in tables.VOCABULARY if path in values}
         return values
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
         """Raises ConfigError unless `vocabulary` is the source's (where it brings one): other ids would make its weights worthless."""
-        if self.vocabulary and vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint:
-            raise config.ConfigError(f"Vocabulary.file is not the vocabulary of {self.path}, whose weights are for its own ids: leave it out")
+        if (
+            self.vocabulary
+            and vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint
+        ):
+            raise config.ConfigError(
+                f"Vocabulary.file is not the vocabulary of {self.path}, whose weights are for its "
+                "own ids: leave it out"
+            )
 
 
 def find(path: str, step: int | None = None) -> Pretrained:
@@ -81,17 +107,25 @@ def find(path: str, step: int | None = None) -> Pretrained:
         raise config.ConfigError(f"{path}: no such file or folder{workdirs.near(path)}")
     held = ", ".join(sorted(item.name for item in place.iterdir())[:6]) or "nothing"
     raise config.ConfigError(
-        f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor a checkpoint; "
+        f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
+        "a checkpoint; "
         f"it holds {held}{workdirs.near(path)}"
     )
 
 
 def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
-    model, step = gin_files.load([str(place / "config.gin")]).model, checkpoint.pick_step(str(place), step)
+    model, step = (
+        gin_files.load([str(place / "config.gin")]).model,
+        checkpoint.pick_step(str(place), step),
+    )
 
     def weights(_):
         values = flat(checkpoint.read_params(str(place), step))
-        _check_shapes(values, _shapes(model, vocabularies.load(place / "vocabulary").size), f"{place}, step {step}")
+        _check_shapes(
+            values,
+            _shapes(model, vocabularies.load(place / "vocabulary").size),
+            f"{place}, step {step}",
+        )
         return values
 
     settings = {name: getattr(model, name) for name in (*ENCODER, *DECODER)}
@@ -102,13 +136,17 @@ def _folder(place: pathlib.Path) -> Pretrained:
     content = json_objects.read(place / "config.json")
     if not vocabularies.files_in(place):
         raise config.ConfigError(
-            f"{place} has no tokenizer.json; transformers makes it: AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
+            f"{place} has no tokenizer.json; transformers makes it: "
+            f"AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
         )
     ours = content.get("format") == "maelm_jax"
     if ours:
         settings = pytorch.settings(content, (*ENCODER, *DECODER), str(place / "config.json"))
     else:
-        settings = huggingface.settings(content, str(place)) | {"decoder_layers": 0, "decoder_relative_bias": False}
+        settings = huggingface.settings(content, str(place)) | {
+            "decoder_layers": 0,
+            "decoder_relative_bias": False,
+        }
     reader = pytorch.read if ours else huggingface.read
 
     def weights(model):
@@ -116,7 +154,13 @@ def _folder(place: pathlib.Path) -> Pretrained:
         return reader(content, huggingface.weights_of(place), shapes, str(place))
 
     _check_settings(settings, str(place))
-    return Pretrained(str(place), "folder of ours" if ours else f"{content['model_type']} folder", settings, str(place), weights)
+    return Pretrained(
+        str(place),
+        "folder of ours" if ours else f"{content['model_type']} folder",
+        settings,
+        str(place),
+        weights,
+    )
 
 
 def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
@@ -124,7 +168,9 @@ def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
     _check_settings(settings, str(file))
 
     def weights(model):
-        return published.take(tensors, _shapes(model, tensors[published.TOKENS].shape[0]), str(file))
+        return published.take(
+            tensors, _shapes(model, tensors[published.TOKENS].shape[0]), str(file)
+        )
 
     return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
 
@@ -132,14 +178,25 @@ def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
 def _check_settings(settings: dict[str, typing.Any], where: str):
     """Raises ConfigError, in one line, when no model has the settings that a encoder_source tells."""
     for name, value in settings.items():
-        most = json_objects.MOST_LAYERS if name in ("layers", "decoder_layers") else json_objects.LARGEST
+        most = (
+            json_objects.MOST_LAYERS
+            if name in ("layers", "decoder_layers")
+            else json_objects.LARGEST
+        )
         if isinstance(value, (int, float)) and not 0 <= value <= most:  # of NaN neither holds
-            raise config.ConfigError(f"{where}: {name} is {json_objects.shown(value)}, not a number from 0 to {most}")
-    not_told = {"heads": 1, "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0)}
+            raise config.ConfigError(
+                f"{where}: {name} is {json_objects.shown(value)}, not a number from 0 to {most}"
+            )
+    not_told = {
+        "heads": 1,
+        "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0),
+    }
     try:
         dataclasses.replace(config.Model(), **(not_told | settings))
     except (config.ConfigError, TypeError) as error:  # gin adds lines to the first
-        raise config.ConfigError(f"{where}: not an encoder that a run can start from: {str(error).splitlines()[0]}") from error
+        raise config.ConfigError(
+            f"{where}: not an encoder that a run can start from: {str(error).splitlines()[0]}"
+        ) from error
 
 
 def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], where: str):
@@ -153,16 +210,23 @@ def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ..
     for path in sorted({*values, *shapes}):
         if path.split("/")[0] not in (rooms | wanted) - TUNED:
             continue
-        there, asked = values[path].shape if path in values else "missing", shapes.get(path, "no parameter")
+        there, asked = (
+            values[path].shape if path in values else "missing",
+            shapes.get(path, "no parameter"),
+        )
         if there != asked:
             wrong.append(f"{path} is {there} in the checkpoint, {asked} by the settings")
     if wrong:
-        raise config.ConfigError(f"{where}: config.gin or vocabulary/ contradicts the checkpoint: {tables.listed(wrong)}")
+        raise config.ConfigError(
+            f"{where}: config.gin or vocabulary/ contradicts the checkpoint: {tables.listed(wrong)}"
+        )
 
 
 def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """{path: shape} of the model's parameters."""
-    init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[1]
+    init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[
+        1
+    ]
     return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, keys.of_seed(0))).items()}
 
 
@@ -177,32 +241,50 @@ def flat(params: dict) -> dict[str, typing.Any]:
     return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in leaves}
 
 
-def adopt(experiment: config.Experiment, encoder_source: Pretrained) -> tuple[config.Experiment, list[str]]:
+def adopt(
+    experiment: config.Experiment, encoder_source: Pretrained
+) -> tuple[config.Experiment, list[str]]:
     """The settings of a run that starts from `encoder_source`, and what was changed, in words.
 
     The vocabulary is the source's unless Vocabulary.file names one. Of a foreign source the encoder's shape is taken over (and the decoder's, where
     both have one); a workdir's must be the one configured, for its own config.gin can be given. Raises ConfigError when it is not.
     """
     before = experiment.model
-    wanted = {name: value for name, value in encoder_source.settings.items() if name in (*ENCODER, *DECODER)}
+    wanted = {
+        name: value
+        for name, value in encoder_source.settings.items()
+        if name in (*ENCODER, *DECODER)
+    }
     if not (before.decoder_layers and wanted.get("decoder_layers")):
         wanted = {name: value for name, value in wanted.items() if name not in DECODER}
     if wanted.get("relative_buckets") == "none":
         wanted["decoder_relative_bias"] = False
     changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
     if changed and encoder_source.step is not None:
-        listed = "; ".join(f"Model.{name} is {value!r} there, {getattr(before, name)!r} here" for name, value in changed.items())
+        listed = "; ".join(
+            f"Model.{name} is {value!r} there, {getattr(before, name)!r} here"
+            for name, value in changed.items()
+        )
         path = encoder_source.path
-        raise config.ConfigError(f"Run.init_from {path} does not fit this model: {listed} (its settings: {path}/config.gin)")
-    said = [f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()]
+        raise config.ConfigError(
+            f"Run.init_from {path} does not fit this model: {listed} (its settings: "
+            f"{path}/config.gin)"
+        )
+    said = [
+        f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()
+    ]
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:
         vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
         said.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
-    return dataclasses.replace(experiment, model=dataclasses.replace(before, **changed), vocabulary=vocabulary), said
+    return dataclasses.replace(
+        experiment, model=dataclasses.replace(before, **changed), vocabulary=vocabulary
+    ), said
 
 
-def load_params(values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str) -> tuple[dict, list[str], list[str]]:
+def load_params(
+    values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str
+) -> tuple[dict, list[str], list[str]]:
     """(parameters laid out as `params`, rooms left as `params` has them, rooms of `values` without a place); a room is encoder, decoder or head.
 
     A room is taken whole or not at all, the encoder always. Raises ConfigError that lists what is missing, left over or misshapen.
@@ -210,7 +292,11 @@ def load_params(values: dict[str, np.ndarray], params: dict, vocabulary_size: in
     ours = flat(params)
     rooms = {path.split("/")[0] for path in values}
     unused = sorted(rooms - {path.split("/")[0] for path in ours})
-    wrong = [f"{path} is not a parameter of this model" for path in values if path not in ours and path.split("/")[0] not in unused]
+    wrong = [
+        f"{path} is not a parameter of this model"
+        for path in values
+        if path not in ours and path.split("/")[0] not in unused
+    ]
     fresh = set()
 
     def leaf(keys, old):
@@ -228,7 +314,9 @@ def load_params(values: dict[str, np.ndarray], params: dict, vocabulary_size: in
             wrong.append(f"{path} has shape {value.shape}, expected {(*rows, *old.shape[1:])}")
             return old
         if len(value) < len(old):
-            value = np.concatenate([value, np.zeros((len(old) - len(value), *old.shape[1:]), np.float32)])
+            value = np.concatenate(
+                [value, np.zeros((len(old) - len(value), *old.shape[1:]), np.float32)]
+            )
         return jax.make_array_from_callback(old.shape, old.sharding, lambda index: value[index])
 
     result = jax.tree_util.tree_map_with_path(leaf, params)

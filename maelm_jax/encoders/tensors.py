@@ -14,7 +14,10 @@ import numpy as np
 
 from maelm_jax.config import ConfigError
 
-VOCABULARY = ("encoder/token_embedding", "head/bias")  # one row an id; ours are padded, theirs are not
+VOCABULARY = (
+    "encoder/token_embedding",
+    "head/bias",
+)  # one row an id; ours are padded, theirs are not
 LISTED = 8  # faults that a message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 
@@ -30,11 +33,17 @@ class TensorMapping(typing.NamedTuple):
 
 
 def linear(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
-    return [TensorMapping(f"{name}.weight", f"{path}/kernel", layer, True), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
+    return [
+        TensorMapping(f"{name}.weight", f"{path}/kernel", layer, True),
+        TensorMapping(f"{name}.bias", f"{path}/bias", layer),
+    ]
 
 
 def norm(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
-    return [TensorMapping(f"{name}.weight", f"{path}/scale", layer), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
+    return [
+        TensorMapping(f"{name}.weight", f"{path}/scale", layer),
+        TensorMapping(f"{name}.bias", f"{path}/bias", layer),
+    ]
 
 
 def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
@@ -42,7 +51,9 @@ def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[T
     rows = []
     for layer in range(layers):
         for part, theirs in names.items():
-            rows += (norm if part.endswith("norm") else linear)(f"{prefix}{layer}.{theirs}", f"{room}/blocks/{part}", layer)
+            rows += (norm if part.endswith("norm") else linear)(
+                f"{prefix}{layer}.{theirs}", f"{room}/blocks/{part}", layer
+            )
     return rows
 
 
@@ -52,7 +63,9 @@ def depth(paths: collections.abc.Mapping[str, typing.Any], room: str) -> int:
     return stacked.shape[0] if stacked is not None else 0
 
 
-def give(params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_size: int) -> dict[str, np.ndarray]:
+def give(
+    params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_size: int
+) -> dict[str, np.ndarray]:
     """{their name: array}: views of `params` wherever possible, so nothing is copied until it is written."""
     result = {}
     for row in rows:
@@ -65,7 +78,11 @@ def give(params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_si
 
 
 def take(
-    tensors: Tensors, rows: list[TensorMapping], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] | None = None
+    tensors: Tensors,
+    rows: list[TensorMapping],
+    shapes: dict[str, tuple[int, ...]],
+    where: str,
+    copies: dict[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
     """{our path: float32 array} of `tensors`, checked name by name against `rows` and `shapes` ({path: our shape}).
 
@@ -74,7 +91,9 @@ def take(
     """
     result: dict[str, np.ndarray] = {}
     left, wrong = set(tensors), []
-    table = tensors[rows[0].name] if rows[0].name in tensors else np.zeros((0, 0))  # the first row is the token table
+    table = (
+        tensors[rows[0].name] if rows[0].name in tensors else np.zeros((0, 0))
+    )  # the first row is the token table
     ids = table.shape[0] if table.ndim else 0
     for row in rows:
         if row.name not in tensors:
@@ -121,7 +140,9 @@ def not_finite(value: np.ndarray) -> str:
 
 def listed(wrong: list[str]) -> str:
     """The first few of a list of faults."""
-    return "; ".join(wrong[:LISTED]) + (f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else "")
+    return "; ".join(wrong[:LISTED]) + (
+        f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    )
 
 
 class Safetensors(collections.abc.Mapping):
@@ -140,7 +161,9 @@ class Safetensors(collections.abc.Mapping):
     def _reading(self):
         try:
             yield
-        except Exception as error:  # the library raises its own, OSError, and others for a type that NumPy lacks
+        except (
+            Exception
+        ) as error:  # the library raises its own, OSError, and others for a type that NumPy lacks
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
 

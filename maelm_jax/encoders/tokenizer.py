@@ -26,7 +26,8 @@ ODD_LINES = (
     "\U0001f642", "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd \U0001f642\U0001f642 \U0001f642",
     "E\u0301 e\u0301 X\u0302 \u00f1 \u0130stanbul stra\u00dfe \u03a3\u0391\u03a3",
     "\uff41\uff42 \ufb01 \u00bd \u00b2 \u2122 \u2167 a\u00a0b\u200bc\ufeffe",
-    "\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab \u05e2\u05d1\u05e8 \u0e44\u0e17\u0e22 \u0939\u093f\u0928",
+    "\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab \u05e2\u05d1\u05e8 "
+    "\u0e44\u0e17\u0e22 \u0939\u093f\u0928",
     "1,234.5e-6 C++ #tag @name a?d=e&f",
 )  # fmt: skip
 
@@ -41,9 +42,16 @@ def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length:
     `max_length` counts ids, `<s>` and `</s>` included. Raises NoEqual when no Hugging Face tokenizer does the same.
     """
     tokenizer = build(vocabulary)
-    differing = [line for line in ODD_LINES if encode(tokenizer, line) != [vocabulary.bos, *vocabulary.encode(line), vocabulary.eos]]
+    differing = [
+        line
+        for line in ODD_LINES
+        if encode(tokenizer, line) != [vocabulary.bos, *vocabulary.encode(line), vocabulary.eos]
+    ]
     if differing:
-        raise NoEqual(f"no Hugging Face tokenizer gives this vocabulary's ids ({differing[0]!r} gets others); --format=pytorch goes without")
+        raise NoEqual(
+            f"no Hugging Face tokenizer gives this vocabulary's ids ({differing[0]!r} gets "
+            "others); --format=pytorch goes without"
+        )
     vocabulary.save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     token = tokenizer.id_to_token
@@ -61,7 +69,9 @@ def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length:
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def encode(tokenizer, text: str) -> list[int]:
@@ -81,18 +91,24 @@ def build(vocabulary: vocabularies.Vocabulary):
     else:
         tokenizer = from_sentencepiece(vocabulary.content)
     bos, eos = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    known = {
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    }
     names = {tokenizer.id_to_token(index): index for index in vocabulary.special_ids}
     # <mask> takes the place of a word with the space before it.
     tokenizer.add_special_tokens(
         [
-            tokenizers.AddedToken(name, special=True, normalized=False, lstrip=index == vocabulary.mask)
+            tokenizers.AddedToken(
+                name, special=True, normalized=False, lstrip=index == vocabulary.mask
+            )
             for name, index in names.items()
             if name not in known
         ]
     )
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A {eos}", pair=f"{bos} $A {eos} {eos} $B {eos}", special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)]
+        single=f"{bos} $A {eos}",
+        pair=f"{bos} $A {eos} {eos} $B {eos}",
+        special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)],
     )
     tokenizer.encode_special_tokens = True  # not kept in the file
     return tokenizer
@@ -107,11 +123,16 @@ def from_sentencepiece(content: bytes):
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
     kinds, spec = sentencepiece_model_pb2.ModelProto.SentencePiece, proto.trainer_spec
     if spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE:
-        raise NoEqual("of SentencePiece models only BPE has an equal Hugging Face tokenizer; --format=pytorch goes without")
+        raise NoEqual(
+            "of SentencePiece models only BPE has an equal Hugging Face tokenizer; "
+            "--format=pytorch goes without"
+        )
     unk = next(piece.piece for piece in proto.pieces if piece.type == kinds.UNKNOWN)
     ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     ordinary = {piece.piece: piece.score for piece in proto.pieces if piece.type == kinds.NORMAL}
-    model = models.BPE(ids, merges(ordinary), unk_token=unk, fuse_unk=True, byte_fallback=spec.byte_fallback)
+    model = models.BPE(
+        ids, merges(ordinary), unk_token=unk, fuse_unk=True, byte_fallback=spec.byte_fallback
+    )
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = normalizer(proto.normalizer_spec)
     # Words are looked up one by one (and remembered), unless there are pieces that span a space.
@@ -119,7 +140,9 @@ def from_sentencepiece(content: bytes):
     # What follows <mask> is no beginning of a text: the space in front is put before the first part only.
     scheme = "first" if proto.normalizer_spec.add_dummy_prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
-    tokenizer.decoder = decoders.Metaspace(SPACE, prepend_scheme="always" if proto.normalizer_spec.add_dummy_prefix else "never")
+    tokenizer.decoder = decoders.Metaspace(
+        SPACE, prepend_scheme="always" if proto.normalizer_spec.add_dummy_prefix else "never"
+    )
     return tokenizer
 
 
@@ -141,7 +164,9 @@ def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
     if spec.remove_extra_whitespaces:
         ends = rf"[ {SPACE}]+\z" if spec.add_dummy_prefix else rf"\A +|[ {SPACE}]+\z"
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
-    if spec.add_dummy_prefix:  # a space that is part of the text does not stand for the one in front
+    if (
+        spec.add_dummy_prefix
+    ):  # a space that is part of the text does not stand for the one in front
         own = rf"\A ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"\A(?=[ {SPACE}])"
         steps.append(normalizers.Replace(Regex(own), SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
@@ -151,4 +176,9 @@ def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
 def merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
     """SentencePiece joins any two neighbours whose union is a piece, best score first: every such pair, in that order."""
     ranked = sorted((-score, piece) for piece, score in pieces.items())
-    return [(piece[:cut], piece[cut:]) for _, piece in ranked for cut in range(1, len(piece)) if piece[:cut] in pieces and piece[cut:] in pieces]
+    return [
+        (piece[:cut], piece[cut:])
+        for _, piece in ranked
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]

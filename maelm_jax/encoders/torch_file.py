@@ -56,10 +56,20 @@ class _Inert:
 
 def _tensor(storage: np.ndarray, offset: int, size: tuple, stride: tuple, *_) -> np.ndarray:
     """A view of a storage, refused where it would reach outside."""
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else offset
-    if min((offset, *size, *stride), default=0) < 0 or last >= max(storage.size, 1) or math.prod(size) > storage.size:
+    last = (
+        offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if all(size)
+        else offset
+    )
+    if (
+        min((offset, *size, *stride), default=0) < 0
+        or last >= max(storage.size, 1)
+        or math.prod(size) > storage.size
+    ):
         raise ConfigError("a tensor reaches outside its storage")
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False)
+    return np.lib.stride_tricks.as_strided(
+        storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False
+    )
 
 
 _KNOWN = {
@@ -75,7 +85,9 @@ _KNOWN = {
 class _Unpickler(pickle._Unpickler):
     """Python's unpickler in Python: the one in C reserves as much memory as the file claims to need."""
 
-    def __init__(self, file: typing.BinaryIO, storage: typing.Callable[[str, np.dtype, int], np.ndarray]):
+    def __init__(
+        self, file: typing.BinaryIO, storage: typing.Callable[[str, np.dtype, int], np.ndarray]
+    ):
         super().__init__(file, encoding="latin1")
         self._storage = storage
 
@@ -85,7 +97,10 @@ class _Unpickler(pickle._Unpickler):
             return _KNOWN[full]
         if full.startswith(INERT):
             return _Inert
-        raise ConfigError(f"it names {module}.{name}, which has no place in a checkpoint; nothing of it was executed")
+        raise ConfigError(
+            f"it names {module}.{name}, which has no place in a checkpoint; nothing of it was "
+            "executed"
+        )
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
         kind, dtype, key, _, count, *_ = pid
@@ -99,11 +114,20 @@ def read(path: str | os.PathLike) -> typing.Any:
     path = pathlib.Path(path)
     try:
         with path.open("rb") as file:
-            return _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file, path.stat().st_size)
+            return (
+                _read_zip(file)
+                if zipfile.is_zipfile(file)
+                else _read_legacy(file, path.stat().st_size)
+            )
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    except Exception as error:  # whatever a file of another kind, or one cut short, makes zipfile and pickle raise
-        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
+    except (
+        Exception
+    ) as error:  # whatever a file of another kind, or one cut short, makes zipfile and pickle raise
+        raise ConfigError(
+            f"{path} cannot be read as a PyTorch checkpoint: "
+            f"{' '.join(str(error).split())[:200] or type(error).__name__}"
+        ) from error
 
 
 def _read_zip(file: typing.BinaryIO) -> typing.Any:
@@ -145,7 +169,12 @@ def _read_legacy(file: typing.BinaryIO, size: int) -> typing.Any:
     return result
 
 
-def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[str, str], args: dict[str, typing.Any]):
+def write(
+    path: str | os.PathLike,
+    tensors: dict[str, np.ndarray],
+    shared: dict[str, str],
+    args: dict[str, typing.Any],
+):
     """Writes {"args": Namespace(**args), "model": tensors} as torch.save would; float32, one tensor in memory at a time besides its source.
 
     `shared` names further tensors that are the same storage as one of `tensors`, {name: name in tensors}.
@@ -156,7 +185,13 @@ def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[
     names = sorted([*tensors, *shared])
     body = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK]
     body += [_text("args"), _global("argparse", "Namespace"), pickle.EMPTY_TUPLE, pickle.REDUCE]
-    body += [pickle.dumps(args, protocol=2)[2:-1], pickle.BUILD, _text("model"), pickle.EMPTY_DICT, pickle.MARK]
+    body += [
+        pickle.dumps(args, protocol=2)[2:-1],
+        pickle.BUILD,
+        _text("model"),
+        pickle.EMPTY_DICT,
+        pickle.MARK,
+    ]
     for name in names:
         source = shared.get(name, name)
         body += [_text(name), _pickled_tensor(tensors[source].shape, numbers[source])]
@@ -165,7 +200,10 @@ def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[
         archive.writestr(zipfile.ZipInfo("checkpoint/data.pkl"), b"".join(body))
         archive.writestr(zipfile.ZipInfo("checkpoint/byteorder"), b"little")
         for name, number in numbers.items():
-            archive.writestr(zipfile.ZipInfo(f"checkpoint/data/{number}"), np.ascontiguousarray(tensors[name]).data.cast("B"))
+            archive.writestr(
+                zipfile.ZipInfo(f"checkpoint/data/{number}"),
+                np.ascontiguousarray(tensors[name]).data.cast("B"),
+            )
         archive.writestr(zipfile.ZipInfo("checkpoint/version"), b"3\n")
 
 
@@ -190,7 +228,25 @@ def _pickled_tensor(shape: tuple[int, ...], number: int) -> bytes:
     """The call of torch's rebuilding function on storage `number`, a contiguous float32 tensor of `shape`."""
     count = int(np.prod(shape))
     strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-    storage = [pickle.MARK, _text("storage"), _global("torch", "FloatStorage"), _text(str(number)), _text("cpu"), _integer(count), pickle.TUPLE]
+    storage = [
+        pickle.MARK,
+        _text("storage"),
+        _global("torch", "FloatStorage"),
+        _text(str(number)),
+        _text("cpu"),
+        _integer(count),
+        pickle.TUPLE,
+    ]
     hooks = [_global("collections", "OrderedDict"), pickle.EMPTY_TUPLE, pickle.REDUCE]
-    arguments = [pickle.MARK, *storage, pickle.BINPERSID, _integer(0), _integers(shape), _integers(strides), pickle.NEWFALSE, *hooks, pickle.TUPLE]
+    arguments = [
+        pickle.MARK,
+        *storage,
+        pickle.BINPERSID,
+        _integer(0),
+        _integers(shape),
+        _integers(strides),
+        pickle.NEWFALSE,
+        *hooks,
+        pickle.TUPLE,
+    ]
     return b"".join([_global("torch._utils", "_rebuild_tensor_v2"), *arguments, pickle.REDUCE])
