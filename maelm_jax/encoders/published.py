@@ -1,6 +1,6 @@
-"""Names and layouts of the reference implementation's parameters (github.com/yumeng5/MAE-LM) <-> ours.
+"""Writes and reads checkpoints of the reference implementation, github.com/yumeng5/MAE-LM.
 
-The table below is the whole mapping; every tensor on either side must be accounted for.
+`_rows` lists the correspondence of all parameters. A tensor without a counterpart is an error.
 """
 
 import json
@@ -15,20 +15,23 @@ from maelm_jax.encoders import torch_file
 from maelm_jax.encoders.tensors import TensorMapping
 
 _LAYER = {
-    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj", "out": "self_attn.out_proj",
-    "attention_norm": "self_attn_layer_norm", "up": "fc1", "down": "fc2", "output_norm": "final_layer_norm",
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
+    "out": "self_attn.out_proj", "attention_norm": "self_attn_layer_norm", "up": "fc1",
+    "down": "fc2", "output_norm": "final_layer_norm",
 }  # fmt: skip
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
 TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
-# The reference's names of our settings, in the Namespace `args` of its checkpoints.
+# {field of config.Model: name in the Namespace `args` of a reference checkpoint}.
 _ARGUMENTS = {
-    "layers": "encoder_layers", "width": "encoder_embed_dim", "heads": "encoder_attention_heads", "feed_forward": "encoder_ffn_embed_dim",
-    "max_positions": "max_positions", "num_buckets": "rel_pos_bins", "max_distance": "max_rel_pos", "dropout": "dropout",
+    "layers": "encoder_layers", "width": "encoder_embed_dim", "heads": "encoder_attention_heads",
+    "feed_forward": "encoder_ffn_embed_dim", "max_positions": "max_positions",
+    "num_buckets": "rel_pos_bins", "max_distance": "max_rel_pos", "dropout": "dropout",
     "attention_dropout": "attention_dropout", "decoder_layers": "gen_decoder_layers",
 }  # fmt: skip
 
 
-CONFIG = "ablations/reference_positions.gin"  # makes a run of any size one that the published code computes
+# These settings, given after those of any run, make a model that the published code computes.
+CONFIG = "ablations/reference_positions.gin"
 
 
 def _rows(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
@@ -60,7 +63,7 @@ def _head(decoder_layers: int) -> str:
 
 
 def _tied(decoder_layers: int) -> dict[str, str]:
-    """{name: name of what it is a copy of}."""
+    """Returns {name of a tied copy: name of its original}."""
     copies = [_head(decoder_layers) + "weight"] + (
         [_DECODER + "embed_tokens.weight"] if decoder_layers else []
     )
@@ -68,7 +71,10 @@ def _tied(decoder_layers: int) -> dict[str, str]:
 
 
 def to_reference(ours: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
-    """{reference name: array} of parameters given as {path: array}; tied copies and padding rows left out."""
+    """Converts parameters {path: array} to {reference name: array}.
+
+    Tied copies and the padding rows of tables over the vocabulary are left out.
+    """
     rows = _rows(
         tables.depth(ours, "encoder"),
         tables.depth(ours, "decoder"),
@@ -80,7 +86,11 @@ def to_reference(ours: dict[str, np.ndarray], vocabulary_size: int) -> dict[str,
 
 
 def check(model: config.Model):
-    """Raises ConfigError unless the reference's code computes the same function as `model`."""
+    """Checks that the reference implementation computes `model`.
+
+    Raises:
+        ConfigError: It computes another function. The message lists the settings that differ.
+    """
     wrong = []
     if model.relative_buckets == "t5":
         wrong.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
@@ -95,20 +105,24 @@ def check(model: config.Model):
     if wrong:
         raise config.ConfigError(
             "--format=reference: the published code does not compute this model "
-            f"({'; '.join(wrong)}). "
-            f"Train a run with --gin_file={CONFIG} after its own --gin_file, or use "
-            "--format=pytorch, which holds any model"
+            f"({'; '.join(wrong)}). Train a run with --gin_file={CONFIG} after its own --gin_file, "
+            "or use --format=pytorch, which holds any model"
         )
 
 
 def write(
     path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int
 ) -> int:
-    """Writes a .pt in the layout of the reference's own checkpoints: `args`, and under `model` the state dict with its tied copies.
+    """Writes a .pt file in the checkpoint layout of the reference implementation.
 
-    Returns how many numbers, the copies not counted.
+    `args` holds the architecture. `model` holds the state dict with its tied copies. There is no
+    training state, so the reference can start from the file but cannot resume from it.
 
-    `args` holds what describes the architecture, not a training state: the reference starts from it, it does not resume it.
+    Returns:
+        The number of parameters written, without the tied copies.
+
+    Raises:
+        ConfigError: As `check`.
     """
     check(model)
     given = {name: getattr(model, ours) for ours, name in _ARGUMENTS.items()}
@@ -128,10 +142,15 @@ def write(
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
-    """(settings, tensors by the reference's names) of a .pt checkpoint or a .npz case.
+    """Reads a .pt checkpoint, or a .npz test case, of the reference implementation.
 
-    `settings` are fields of config.Model, those that the file tells: of a file without `args`, the numbers of heads (without relative bias) and
-    the largest distance are not among them. Raises ConfigError for a file that is no such checkpoint.
+    Returns:
+        The fields of config.Model that the file determines, and {reference name: array}. If a .pt
+        file has no `args`, the fields lack `max_distance`, and lack `heads` unless there is a
+        table of relative biases.
+
+    Raises:
+        ConfigError: The file is not such a checkpoint.
     """
     if str(path).endswith(".npz"):
         said, weights = _read_case(path)
@@ -154,7 +173,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors
 
 
 def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
-    """(heads and largest distance, tensors) of a .npz file. Raises ConfigError for any other file."""
+    """Reads the number of heads, the largest distance and the tensors of a .npz file."""
     try:
         with open(path, "rb") as file, np.load(file) as data:
             case = json.loads(str(data["config"]))
@@ -164,7 +183,7 @@ def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.T
                 if key.startswith("weights/")
             }
         return {"heads": case["heads"], "max_distance": case["max_rel_pos"]}, weights
-    except Exception as error:  # numpy, zipfile, zlib and json each raise their own
+    except Exception as error:  # numpy, zipfile, zlib and json raise different types
         reason = " ".join(str(error).split())[:200]
         raise config.ConfigError(
             f"{path} cannot be read as a case of the reference (config and weights/*): {reason}"
@@ -172,7 +191,12 @@ def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.T
 
 
 def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
-    """What names and shapes say of config.Model's fields. Raises ConfigError when not even the tables are there."""
+    """Returns the fields of config.Model that the names and shapes of the tensors determine.
+
+    Raises:
+        ConfigError: The embedding tables or the first layer are missing. `where` names the file in
+            the message.
+    """
     needed = (TOKENS, _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight")
     absent = [name for name in needed if name not in weights or weights[name].ndim != 2]
     if absent:
@@ -199,7 +223,7 @@ def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
 
 
 def summary(weights: tables.Tensors) -> str:
-    """The first few names, for an error message."""
+    """Returns the first names of the tensors, for an error message."""
     names = sorted(weights)
     return (
         ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -211,7 +235,14 @@ def summary(weights: tables.Tensors) -> str:
 def take(
     weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str
 ) -> dict[str, np.ndarray]:
-    """{our path: array} of a checkpoint's tensors, as many vocabulary rows as it has; errors as in tensors.take."""
+    """Converts the tensors of a checkpoint to {parameter path: float32 array}.
+
+    Tables over the vocabulary keep the number of rows of the checkpoint. `shapes` is
+    {parameter path: shape} of the model.
+
+    Raises:
+        ConfigError: As `tensors.take`. `where` names the file in the message.
+    """
     decoder_layers = (
         shapes["decoder/blocks/query/kernel"][0] if "decoder/blocks/query/kernel" in shapes else 0
     )

@@ -1,7 +1,13 @@
-"""What a run can start from, whoever made it: one `find` for train, finetune, export and embed.
+"""Finds and loads the pretrained encoders that train, finetune, export and embed start from.
 
-A workdir of ours; a folder that maelm_jax.export wrote (any format); a stock MPNet or RoBERTa folder with its tokenizer.json; a checkpoint of
-the reference implementation (.pt, or a .npz case). `find` reads what describes the model, `Pretrained.read` its weights.
+A source is one of:
+
+- a workdir of maelm_jax.train or maelm_jax.finetune,
+- a folder that maelm_jax.export wrote, in any format,
+- a stock MPNet or RoBERTa folder with its tokenizer.json,
+- a checkpoint of the reference implementation (.pt, or a .npz test case).
+
+`find` reads the settings of the model. `Pretrained.read` reads its weights.
 """
 
 import collections.abc
@@ -20,48 +26,61 @@ from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint
 
+# The fields of config.Model that determine the parameters and the function of each stack.
 ENCODER = (
-    "layers",
-    "width",
-    "heads",
-    "feed_forward",
-    "max_positions",
-    "relative_buckets",
-    "num_buckets",
-    "max_distance",
-    "layer_norm_eps",
-)
+    "layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets",
+    "max_distance", "layer_norm_eps",
+)  # fmt: skip
 DECODER = ("decoder_layers", "decoder_relative_bias")
 TUNED = {"classifier", "span"}  # the heads of fine-tuned runs
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """`settings` are the fields of config.Model that the encoder_source tells; a stock encoder has no decoder (its `decoder_layers` is 0)."""
+    """A pretrained encoder on disk, with the decoder and the head if the source has them.
+
+    Attributes:
+        path: The file or folder.
+        kind: What it is, in words.
+        settings: The fields of config.Model that the source determines. A stock encoder has no
+            decoder: its `decoder_layers` is 0.
+        vocabulary: The path for data.vocabulary.load; None if the source has no vocabulary.
+        step: The step of a workdir's checkpoint; None for every other source.
+    """
 
     path: str
-    kind: str  # in words
+    kind: str
     settings: dict[str, typing.Any]
-    vocabulary: str | None  # what data.vocabulary.load reads; None when the weights came without
+    vocabulary: str | None
     _weights: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
-    step: int | None = (
-        None  # of a workdir's checkpoint; a workdir's own gin file tells its shape, no other encoder_source has one
-    )
+    step: int | None = None
 
     def model(self, base: config.Model) -> config.Model:
-        """`base` with the source's own settings in place of base's. Raises ConfigError when they do not fit together."""
+        """Returns `base` with the settings of the source.
+
+        Raises:
+            ConfigError: The settings of the source and the rest of `base` contradict each other.
+        """
         try:
             return dataclasses.replace(base, **self.settings)
-        except config.ConfigError as error:  # gin adds lines to the first
+        except config.ConfigError as error:  # gin appends lines to the message
             raise config.ConfigError(
                 f"{self.path} does not fit the other settings: {str(error).splitlines()[0]}"
             ) from error
 
     def read(self, base: config.Model) -> dict[str, np.ndarray]:
-        """{path: float32 array} of all that is there: encoder/..., and decoder/..., head/... (or a fine-tuned run's own head) where it has them.
+        """Reads the weights of the source.
 
-        Tables of the vocabulary have one row an id. `base` gives what the source does not tell (see published.read). Raises ConfigError that lists
-        what is missing, left over or misshapen.
+        Args:
+            base: Supplies the settings that the source does not determine (see published.read).
+
+        Returns:
+            {parameter path: float32 array}. The paths start with encoder/, and with decoder/,
+            head/ or the head of a fine-tuned run if the source has them. Tables over the
+            vocabulary have one row for each id.
+
+        Raises:
+            ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
         values = self._weights(self.model(base))
         if "encoder/token_embedding" not in values:
@@ -80,7 +99,11 @@ class Pretrained:
         return values
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
-        """Raises ConfigError unless `vocabulary` is the source's (where it brings one): other ids would make its weights worthless."""
+        """Checks that `vocabulary` has the same ids as the weights of the source.
+
+        Raises:
+            ConfigError: The source has another vocabulary.
+        """
         if (
             self.vocabulary
             and vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint
@@ -92,7 +115,15 @@ class Pretrained:
 
 
 def find(path: str, step: int | None = None) -> Pretrained:
-    """What lies at `path`; `step` picks a checkpoint of a workdir. Raises ConfigError when it is nothing that a run can start from."""
+    """Finds the pretrained encoder at `path`.
+
+    Args:
+        path: A local file or folder, one of the kinds that the module docstring lists.
+        step: The step of a workdir's checkpoint; None for the newest.
+
+    Raises:
+        ConfigError: `path` does not exist, or a run cannot start from it.
+    """
     storage.require_local(path)
     place = pathlib.Path(path)
     if place.is_file():
@@ -108,8 +139,7 @@ def find(path: str, step: int | None = None) -> Pretrained:
     held = ", ".join(sorted(item.name for item in place.iterdir())[:6]) or "nothing"
     raise config.ConfigError(
         f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
-        "a checkpoint; "
-        f"it holds {held}{workdirs.near(path)}"
+        f"a checkpoint; it holds {held}{workdirs.near(path)}"
     )
 
 
@@ -176,14 +206,14 @@ def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
 
 
 def _check_settings(settings: dict[str, typing.Any], where: str):
-    """Raises ConfigError, in one line, when no model has the settings that a encoder_source tells."""
+    """Raises a one-line ConfigError if no model can have the settings of a source."""
     for name, value in settings.items():
         most = (
             json_objects.MOST_LAYERS
             if name in ("layers", "decoder_layers")
             else json_objects.LARGEST
         )
-        if isinstance(value, (int, float)) and not 0 <= value <= most:  # of NaN neither holds
+        if isinstance(value, (int, float)) and not 0 <= value <= most:  # true for NaN as well
             raise config.ConfigError(
                 f"{where}: {name} is {json_objects.shown(value)}, not a number from 0 to {most}"
             )
@@ -193,16 +223,16 @@ def _check_settings(settings: dict[str, typing.Any], where: str):
     }
     try:
         dataclasses.replace(config.Model(), **(not_told | settings))
-    except (config.ConfigError, TypeError) as error:  # gin adds lines to the first
+    except (config.ConfigError, TypeError) as error:  # gin appends lines to the message
         raise config.ConfigError(
             f"{where}: not an encoder that a run can start from: {str(error).splitlines()[0]}"
         ) from error
 
 
 def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], where: str):
-    """Raises ConfigError when a workdir's parameters are not those that its config.gin and vocabulary ask for.
+    """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
-    A fine-tuned run keeps the encoder only, under a head of its own.
+    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
     rooms = {path.split("/")[0] for path in values}
     wanted = {"encoder"} if rooms & TUNED else {path.split("/")[0] for path in shapes}
@@ -223,20 +253,20 @@ def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ..
 
 
 def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """{path: shape} of the model's parameters."""
-    init = maelm.create(model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1))[
-        1
-    ]
+    """Returns {path: shape} of the parameters of a model."""
+    init = maelm.create(
+        model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1)
+    )[1]
     return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, keys.of_seed(0))).items()}
 
 
 def nested(values: dict[str, typing.Any]) -> dict:
-    """The parameter tree of {path: leaf}."""
+    """Returns {path: leaf} as a parameter tree: a dict for each part of the paths."""
     return traverse_util.unflatten_dict(values, sep="/")
 
 
 def flat(params: dict) -> dict[str, typing.Any]:
-    """{path: leaf} of a parameter tree."""
+    """Returns a parameter tree as {path: leaf}, with paths such as encoder/norm/scale."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in leaves}
 
@@ -244,10 +274,17 @@ def flat(params: dict) -> dict[str, typing.Any]:
 def adopt(
     experiment: config.Experiment, encoder_source: Pretrained
 ) -> tuple[config.Experiment, list[str]]:
-    """The settings of a run that starts from `encoder_source`, and what was changed, in words.
+    """Adapts the settings of a run to the source that it starts from.
 
-    The vocabulary is the source's unless Vocabulary.file names one. Of a foreign source the encoder's shape is taken over (and the decoder's, where
-    both have one); a workdir's must be the one configured, for its own config.gin can be given. Raises ConfigError when it is not.
+    The run takes the vocabulary of the source unless Vocabulary.file is set. It takes the encoder
+    settings of a source that is not a workdir, and the decoder settings if both have a decoder.
+    The settings of a workdir must equal those of the run, because the user can pass its config.gin.
+
+    Returns:
+        The new settings, and the changes in words.
+
+    Raises:
+        ConfigError: The settings of a workdir differ from those of the run.
     """
     before = experiment.model
     wanted = {
@@ -285,9 +322,23 @@ def adopt(
 def load_params(
     values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str
 ) -> tuple[dict, list[str], list[str]]:
-    """(parameters laid out as `params`, rooms left as `params` has them, rooms of `values` without a place); a room is encoder, decoder or head.
+    """Loads the weights of a source into the parameters of a run.
 
-    A room is taken whole or not at all, the encoder always. Raises ConfigError that lists what is missing, left over or misshapen.
+    A top-level module (encoder, decoder or head) is loaded completely or not at all. The encoder is
+    always loaded.
+
+    Args:
+        values: {parameter path: array} of the source, from `Pretrained.read`.
+        params: The parameter tree of the run; its arrays give the shapes and the shardings.
+        vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
+        where: The source, for error messages.
+
+    Returns:
+        The new parameter tree, the modules that keep the values of `params`, and the modules of
+        `values` that the run does not have.
+
+    Raises:
+        ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
     """
     ours = flat(params)
     rooms = {path.split("/")[0] for path in values}
