@@ -125,7 +125,8 @@ class Stack(nn.Module):
     def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
         """Returns the hidden states [batch, length, width] of embedded tokens `x` of the same shape.
 
-        Where `visible` [batch, length] is False, no position attends and the output is meaningless.
+        No position attends to a position where `visible` [batch, length] is False. The output
+        there is meaningless.
         """
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
         x = (

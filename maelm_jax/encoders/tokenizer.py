@@ -162,7 +162,7 @@ def from_sentencepiece(content: bytes):
     tokenizer.normalizer = normalizer(proto.normalizer_spec)
     # Splitting at spaces lets the tokenizer cache words. It is wrong if a piece spans a space.
     split = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
-    # The text after <mask> is not the start of a text, so only the first part gets a space before it.
+    # The part after <mask> is not the start of a text, so only the first part gets a space.
     scheme = "first" if proto.normalizer_spec.add_dummy_prefix else "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme=scheme, split=split)
     tokenizer.decoder = decoders.Metaspace(
@@ -174,9 +174,9 @@ def from_sentencepiece(content: bytes):
 def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
     """Builds the normalizer of a SentencePiece model.
 
-    It applies the character map, merges runs of spaces, strips the text, and writes spaces as
-    SentencePiece does. The pre-tokenizer adds the space before a text, unless the text starts with
-    a space.
+    It applies the character map, merges runs of spaces, removes spaces at the end, and writes
+    spaces as SentencePiece does. The space before a text is added by the pre-tokenizer, or here if
+    the text itself starts with a space.
     """
     from tokenizers import Regex, normalizers
 
@@ -191,7 +191,7 @@ def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
     if spec.remove_extra_whitespaces:
         ends = rf"[ {SPACE}]+\z" if spec.add_dummy_prefix else rf"\A +|[ {SPACE}]+\z"
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
-    if spec.add_dummy_prefix:  # adds a space even if the text starts with one of its own
+    if spec.add_dummy_prefix:  # the pre-tokenizer adds no space before a text that starts with one
         own = rf"\A ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"\A(?=[ {SPACE}])"
         steps.append(normalizers.Replace(Regex(own), SPACE))
     steps.append(normalizers.Replace(" ", SPACE))

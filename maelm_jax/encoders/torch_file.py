@@ -37,7 +37,7 @@ INERT = (
 
 
 class _Inert:
-    """Replaces an object of the file that is not needed; accepts every operation and does nothing."""
+    """Replaces an object of the file that is not needed. All its operations do nothing."""
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)

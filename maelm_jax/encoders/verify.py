@@ -1,6 +1,8 @@
-"""Reads an exported folder back with the library it was written for, and runs the same real text through it and through JAX.
+"""Compares an exported folder with JAX on real text.
 
-Needs torch, and transformers for --format=huggingface. The text is the reference manual that comes with Python, and odd lines.
+It reads the folder with the library that the export format is for: torch, and transformers for
+--format=huggingface. The text is the reference manual that comes with Python and some difficult
+lines.
 """
 
 import importlib.util
@@ -18,13 +20,14 @@ from maelm_jax.encoders import tokenizer as tokenizers
 from maelm_jax.encoders import torch_file
 from maelm_jax.model import maelm, masking
 
-TOLERANCE = 1e-5  # of the largest hidden state, float32
+TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 INSTALL = "pip install torch==2.13.0 transformers==5.23.0 (or pip install -e '.[torch]')"
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
 Report = dict[str, typing.Any]
 
 
 def installed(format: str) -> bool:
+    """Returns whether the libraries that verify an export format are installed."""
     return all(
         importlib.util.find_spec(name)
         for name in (["torch", "transformers"] if format == "huggingface" else ["torch"])
@@ -32,7 +35,10 @@ def installed(format: str) -> bool:
 
 
 def lines(count: int = 60) -> list[str]:
-    """A sentence, odd lines, lines of every length, and two long enough to be cut at the last position."""
+    """Returns the texts of the comparison, with `count` or a few more lines of growing length.
+
+    The last two are long enough to be cut at the last position.
+    """
     from pydoc_data import topics
 
     text = [
@@ -56,7 +62,11 @@ def lines(count: int = 60) -> list[str]:
 
 
 def batch(texts: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> np.ndarray:
-    """int32 [lines, at most `length`]: `<s>` ids `</s>`, cut to fit, padded on the right."""
+    """Encodes texts as `<s>` ids `</s>`, cut to `length` ids and padded on the right.
+
+    Returns:
+        int32 [lines, ids of the longest line].
+    """
     rows = [
         [vocabulary.bos, *ids[: length - 2], vocabulary.eos]
         for ids in vocabulary.encode_batch(texts)
@@ -70,7 +80,20 @@ def batch(texts: list[str], vocabulary: vocabularies.Vocabulary, length: int) ->
 def in_parts(
     states: typing.Callable[[np.ndarray], np.ndarray], ids: np.ndarray, pad: int, width: int
 ) -> np.ndarray:
-    """states(ids) [lines, length, width], 8 lines at a time, each part cut to its longest line (in 64s: few shapes); 0 past that."""
+    """Computes hidden states of 8 lines at a time, so that little memory is needed.
+
+    Each part is cut to its longest line, rounded up to a multiple of 64 so that JAX compiles few
+    shapes.
+
+    Args:
+        states: Maps ids [lines, length] to hidden states [lines, length, width].
+        ids: int32 [lines, length], padded with `pad`.
+        pad: The id of `<pad>`.
+        width: The width of the states.
+
+    Returns:
+        float32 [lines, length, width], 0 after the cut.
+    """
     result = np.zeros((*ids.shape, width), np.float32)
     for start in range(0, len(ids), 8):
         part = ids[start : start + 8]
@@ -82,7 +105,11 @@ def in_parts(
 def hidden_states(
     params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary, ids: np.ndarray
 ) -> np.ndarray:
-    """float32 [lines, length, width] of JAX: the encoder's last hidden states, of no meaning at padding."""
+    """Computes the last hidden states of the encoder with JAX.
+
+    Returns:
+        float32 [lines, length, width], meaningless at padding.
+    """
     graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
 
     @jax.jit
@@ -104,7 +131,20 @@ def logits(
     ids: np.ndarray,
     masked: np.ndarray,
 ) -> np.ndarray:
-    """float32 [masked positions, vocabulary] of JAX, the encoder seeing `<mask>` there only where there is no decoder."""
+    """Computes the logits at the masked positions with JAX.
+
+    The encoder reads `<mask>` at these positions only if the model has no decoder.
+
+    Args:
+        params: The parameter tree.
+        model: The settings of the model.
+        vocabulary: The vocabulary of the run.
+        ids: int32 [lines, length].
+        masked: bool [lines, length].
+
+    Returns:
+        float32 [masked positions, vocabulary].
+    """
     graph, _ = maelm.create(model, vocabulary.size, vocabulary.special)
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
@@ -122,7 +162,16 @@ def logits(
 
 
 def tuned_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """A fine-tuned head on JAX's states (finetuning/heads.py): [lines, classes], or [positions that are not padding, start and end]."""
+    """Computes the logits of a fine-tuned head (finetuning/heads.py) in NumPy.
+
+    Args:
+        params: The parameter tree, with `classifier` or `span`.
+        states: float32 [lines, length, width], the last hidden states.
+        real: bool [lines, length], False at padding.
+
+    Returns:
+        [lines, classes] of a classifier; [positions that are not padding, 2] of a span head.
+    """
     if "span" in params:
         return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
     dense, out = params["classifier"]["dense"], params["classifier"]["out"]
@@ -130,7 +179,14 @@ def tuned_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarr
 
 
 def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
-    """The largest absolute difference, and the largest value; raises RunError when their ratio is above the tolerance."""
+    """Compares two arrays.
+
+    Returns:
+        A report with the largest absolute difference and the largest absolute value of `ours`.
+
+    Raises:
+        RunError: The difference is larger than TOLERANCE times the value, or not a number.
+    """
     report = {
         "of": name,
         "largest_difference": float(np.abs(theirs - ours).max()),
@@ -139,14 +195,14 @@ def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
     if not report["largest_difference"] <= TOLERANCE * report["largest_value"]:
         raise config.RunError(
             f"verification failed: {name} differ by {report['largest_difference']:.2g} (largest "
-            f"value {report['largest_value']:.3g}, "
-            f"tolerance {TOLERANCE:g} of it); nothing was written"
+            f"value {report['largest_value']:.3g}, tolerance {TOLERANCE:g} of it); "
+            "nothing was written"
         )
     return report
 
 
 def pick(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
-    """bool, as `ids`: every seventh text position, as if it were masked."""
+    """Returns bool, the shape of `ids`: True at the text tokens of every seventh position."""
     return (
         ~np.isin(ids, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
         & (np.arange(ids.shape[1]) % 7 == 3)[None]
@@ -156,7 +212,14 @@ def pick(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
 def huggingface(
     folder: pathlib.Path, params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary
 ) -> list[Report]:
-    """Stock tokenizer and model against ours: ids exactly, hidden states (and the logits of an MLM or fine-tuned run) within the tolerance."""
+    """Compares the stock tokenizer and model of an exported folder with JAX.
+
+    The ids must be equal. The hidden states must agree within the tolerance, as must the logits of
+    an MLM run or a fine-tuned run.
+
+    Raises:
+        RunError: Ids, hidden states or logits differ.
+    """
     import torch
     import transformers
 
@@ -165,9 +228,7 @@ def huggingface(
     texts = lines()
     ids = batch(texts, vocabulary, model.max_positions)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    as_text = {
-        "split_special_tokens": True
-    }  # a literal <mask> in a text is text, as it was in training
+    as_text = {"split_special_tokens": True}  # a literal <mask> in a text is text, as in training
     encoded = tokenizer(
         texts,
         padding=True,
@@ -249,7 +310,11 @@ def huggingface(
 def pytorch(
     folder: pathlib.Path, params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary
 ) -> list[Report]:
-    """The module file in the folder against ours: hidden states, and logits at masked positions."""
+    """Compares maelm.py of an exported folder with JAX: hidden states, logits at masked positions.
+
+    Raises:
+        RunError: They differ by more than the tolerance.
+    """
     import torch
 
     spec = importlib.util.spec_from_file_location("maelm_exported", folder / "maelm.py")
@@ -283,7 +348,13 @@ def pytorch(
 
 
 def reference(folder: pathlib.Path) -> list[Report]:
-    """torch.load against our own reader, tensor by tensor. The reference's code itself is not run."""
+    """Compares the tensors that torch.load reads from model.pt with those of `torch_file.read`.
+
+    The code of the reference implementation is not run.
+
+    Raises:
+        RunError: The tensors differ.
+    """
     import argparse
 
     import torch
