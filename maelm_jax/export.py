@@ -9,7 +9,7 @@ holds the decoder and the prediction head, and any bucket function. --format=ref
 model.pt in the checkpoint layout of the published code.
 
 Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
-folder back and compares it with JAX on real text. It removes the folder if the two differ.
+folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
 --no-verify skips the comparison.
 """
 
@@ -155,10 +155,10 @@ def read_results(path: pathlib.Path) -> dict:
 def longest_input(experiment: config.Experiment, results: dict) -> int:
     """Returns the longest input in tokens whose positions are trained, with `<s>` and `</s>`.
 
-    A fine-tuned run states this length in `results`. For a run that started from a folder or
-    checkpoint of other software, the length is the `model_max_length` of its
-    tokenizer_config.json, or else its number of positions; it is at least the sequence length of
-    the run. For any other run, it is the sequence length of the corpus.
+    A fine-tuned run states this length in `results`. If a run started from a folder or checkpoint
+    that is not a workdir, the length is the `model_max_length` of its tokenizer_config.json, or
+    else the number of positions, but at least the sequence length of the run. For any other run,
+    it is the sequence length of the run.
     """
     length, positions = experiment.corpus.sequence_length, experiment.model.max_positions
     if "max_length" in results:

@@ -7,6 +7,7 @@ import dataclasses
 
 from maelm_jax import config
 
+# {export format: Markdown about loading the folder}. `render` fills in the names.
 LOADING = {
     "huggingface": """```python
 import torch
@@ -149,7 +150,7 @@ def pretraining(about: About) -> dict[str, str]:
 def fine_tuning(about: About) -> dict[str, str]:
     """Returns the table entries of a fine-tuned run: {name: text}.
 
-    They name the differences between the stock class and the function that was trained.
+    They also state where the stock class computes something else than training did.
     """
     results = about.results
     rows = {

@@ -1,6 +1,7 @@
-"""Writes and reads encoders as stock transformers models: MPNet (t5 buckets) or RoBERTa (no bias).
+"""Writes and reads encoders as stock transformers models.
 
-The stock class computes the encoder of this project without extra code. Three details differ:
+The model is MPNet if the encoder has t5 relative buckets, and RoBERTa if it has no relative
+positions. The stock class computes the same function without extra code. Three details differ:
 
 - The stock position tables start with unused rows: position p is row p + pad + 1.
 - RoBERTa adds a token-type row to every token. `write` sets it to 0. `read` adds it to the

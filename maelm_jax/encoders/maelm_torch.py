@@ -30,9 +30,9 @@ def bucket_of_distance(kind: str, buckets: int, max_distance: int, positions: in
 
     Args:
         kind: "t5" (Raffel et al., arXiv 1910.10683; also MPNet) or "reference" (the published
-            MAE-LM code, whose first row depends on `positions`).
+            MAE-LM code, whose row numbers depend on `positions`).
         buckets: The number of rows of the table.
-        max_distance: The distance from which on all distances share a row.
+        max_distance: In each direction, distances of at least this share one row.
         positions: The number of positions.
 
     Returns:
@@ -41,7 +41,7 @@ def bucket_of_distance(kind: str, buckets: int, max_distance: int, positions: in
     distance = torch.arange(-positions + 1, positions, dtype=torch.float64)
     n, half = distance.abs(), buckets // 2
     exact = half // 2
-    # The 1e-9 below keep rounding errors from moving a distance on a boundary to the next bucket.
+    # The 1e-9 below keeps rounding errors from moving a distance on a boundary to another bucket.
     far = torch.log(n.clamp(min=exact) / exact)
     if kind == "t5":
         spread = torch.floor(far / math.log(max_distance / exact) * (half - exact) + 1e-9)
@@ -123,7 +123,7 @@ class Stack(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-        """Returns the hidden states [batch, length, width] of embedded tokens `x` of the same shape.
+        """Returns hidden states [batch, length, width] of embedded tokens `x` of the same shape.
 
         No position attends to a position where `visible` [batch, length] is False. The output
         there is meaningless.
