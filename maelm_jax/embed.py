@@ -1,10 +1,13 @@
-"""Embeds lines of text with a run's encoder, without PyTorch: a vector a line.
+"""Embeds each line of a text file as one vector, with the encoder of a run.
 
-    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy                   mean over a line's tokens
-    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy --pooling=first   the state of <s>
+    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy
+    python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=cls.npy --pooling=first
 
-The output is a float32 array [lines, width], in the order of the lines. A line is read as `<s>` line `</s>`, and cut to the length the run was
-trained with. The mean is over all of these tokens, `<s>` and `</s>` included, as sentence-transformers takes it.
+The first command takes the mean over all tokens of a line, `<s>` and `</s>` included, as
+sentence-transformers does. --pooling=first takes the hidden state of `<s>`.
+
+The output is a float32 array [lines, width] in the order of the lines. The encoder reads
+`<s>` line `</s>`, cut to the sequence length of the run. PyTorch is not needed.
 """
 
 import dataclasses
@@ -16,16 +19,23 @@ import tqdm
 
 from maelm_jax import cli, config, outputs, storage
 
-TOKENS = 16_384  # in a batch, padding included
-STEP = 16  # batches are padded to a multiple of this many tokens, so that few shapes are compiled
+TOKENS = 16_384  # tokens of a batch, with padding
+STEP = 16  # rows are padded to a multiple of this many tokens, so that JAX compiles few shapes
 
 
 def main(argv: list[str]) -> int:
     flags = cli.parser(__doc__)
-    flags.add_argument("--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding")
+    flags.add_argument(
+        "--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding"
+    )
     flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
     flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
-    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help="the checkpoint's step; default the newest")
+    flags.add_argument(
+        "--step",
+        type=cli.whole_number(0),
+        metavar="N",
+        help="the checkpoint's step; default the newest",
+    )
     args, experiment = cli.parse(flags, argv)
     lines = read_lines(args.input)
     outputs.check_file("--output", args.output)
@@ -37,21 +47,32 @@ def main(argv: list[str]) -> int:
 
     encoder_source = source.find(args.workdir, args.step)
     vocabulary = vocabularies.load(encoder_source.vocabulary)
-    model = dataclasses.replace(encoder_source.model(experiment.model), dtype=experiment.model.dtype)
+    model = dataclasses.replace(
+        encoder_source.model(experiment.model), dtype=experiment.model.dtype
+    )
     length = min(experiment.corpus.sequence_length, model.max_positions)
     encoded = vocabulary.encode_batch(lines)
     rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
     cut = sum(len(ids) > length - 2 for ids in encoded)
 
-    vectors = embed(encoder_source.read(experiment.model), model, vocabulary, rows, length, args.pooling)
+    vectors = embed(
+        encoder_source.read(experiment.model), model, vocabulary, rows, length, args.pooling
+    )
     save(args.output, vectors)
     shortened = f"; {cut} lines cut to {length} tokens" if cut else ""
-    print(f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step {encoder_source.step}{shortened}")
+    print(
+        f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step "
+        f"{encoder_source.step}{shortened}"
+    )
     return 0
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a UTF-8 file, without their ends. Raises ConfigError for a file that is absent, empty or not UTF-8."""
+    """Reads the lines of a UTF-8 file, without their line ends.
+
+    Raises:
+        ConfigError: The file is absent, empty or not UTF-8.
+    """
     try:
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
     except OSError as error:
@@ -65,15 +86,29 @@ def read_lines(path: str) -> list[str]:
 
 
 def save(path: str, vectors: np.ndarray):
-    """Writes a .npy file whole, and its folder where there is none."""
+    """Writes a .npy file atomically. Makes its folder if there is none."""
     with outputs.writing("--output", path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         with storage.atomic_file(path) as file:
             np.save(file, vectors)
 
 
-def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], length: int, pooling: str) -> np.ndarray:
-    """float32 [rows, width]: rows of ids, at most `length` each, through the encoder, batched by length."""
+def embed(
+    params: dict, model: config.Model, vocabulary, rows: list[list[int]], length: int, pooling: str
+) -> np.ndarray:
+    """Embeds lists of token ids, in batches of similar length.
+
+    Args:
+        params: {parameter path: array}; only the encoder is used.
+        model: The settings of the model.
+        vocabulary: The vocabulary of the run.
+        rows: The token ids of each line, at most `length` ids each.
+        length: The longest input in tokens.
+        pooling: "mean" or "first".
+
+    Returns:
+        float32 [lines, width], in the order of `rows`.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -81,7 +116,11 @@ def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], 
     from maelm_jax.model import maelm
 
     graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
-    parameters = jax.device_put(source.nested({path: value for path, value in params.items() if path.startswith("encoder/")})["encoder"])
+    parameters = jax.device_put(
+        source.nested(
+            {path: value for path, value in params.items() if path.startswith("encoder/")}
+        )["encoder"]
+    )
 
     @jax.jit
     def vectors(parameters, ids):
@@ -93,8 +132,14 @@ def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], 
         return (states * weights).sum(1) / weights.sum(1)
 
     result = np.zeros((len(rows), model.width), np.float32)
-    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))  # longest first: what does not fit in memory fails at once
-    with tqdm.tqdm(total=len(rows), unit="line", desc="embedding", mininterval=0.5 if sys.stderr.isatty() else 30.0) as bar:
+    # The longest lines come first: if a batch does not fit in memory, the first one fails.
+    order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+    with tqdm.tqdm(
+        total=len(rows),
+        unit="line",
+        desc="embedding",
+        mininterval=0.5 if sys.stderr.isatty() else 30.0,
+    ) as bar:
         while order:
             padded = min(-(-len(rows[order[0]]) // STEP) * STEP, length)
             size = max(TOKENS // padded, 1)
@@ -102,7 +147,7 @@ def embed(params: dict, model: config.Model, vocabulary, rows: list[list[int]], 
             ids = np.full((size, padded), vocabulary.pad, np.int32)
             for row, number in zip(ids, chosen, strict=False):
                 row[: len(rows[number])] = rows[number]
-            ids[len(chosen) :, 0] = vocabulary.bos  # rows that only fill the last batch
+            ids[len(chosen) :, 0] = vocabulary.bos  # empty rows of the last batch; avoids 0 / 0
             result[chosen] = np.asarray(vectors(parameters, ids))[: len(chosen)]
             bar.update(len(chosen))
     return result

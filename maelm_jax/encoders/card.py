@@ -1,9 +1,13 @@
-"""The model card of an exported folder: what the run's own files say of it, and how to load it. Nothing that was not measured."""
+"""Writes the model card of an exported folder: how to load it, its settings and measured results.
+
+Every figure comes from the files of the run.
+"""
 
 import dataclasses
 
 from maelm_jax import config
 
+# {export format: Markdown about loading the folder}. `render` fills in the names.
 LOADING = {
     "huggingface": """```python
 import torch
@@ -14,8 +18,10 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], return_tensors="pt"))
 ```
 
-Use `{output}`; a pooler was never trained and is not in the file. `<mask>` and the other special tokens are recognised in a text. In training
-they were ordinary text there; `tokenizer(text, split_special_tokens=True)` gives the same ids as training did.""",
+Use `{output}`; a pooler was never trained and is not in the file. `<mask>` and the other special \
+tokens are recognised in a text. In training
+they were ordinary text there; `tokenizer(text, split_special_tokens=True)` gives the same ids as \
+training did.""",
     "pytorch": """```python
 import torch
 from maelm import MaeLm  # the file in this folder
@@ -25,105 +31,181 @@ with torch.no_grad():
     states = model(ids, attention_mask)
 ```
 
-The file says the rest: it holds encoder, decoder and prediction head, and needs torch and safetensors only.""",
-    "reference": """`model.pt` has the layout of the checkpoints of the published implementation (yumeng5/MAE-LM): `args` with the architecture,
-`model` with the state dict and its tied copies. It holds no training state. The implementation itself has not been run on this file.""",
+The file says the rest: it holds encoder, decoder and prediction head, and needs torch and \
+safetensors only.""",
+    "reference": """`model.pt` has the layout of the checkpoints of the published implementation \
+(yumeng5/MAE-LM): `args` with the architecture,
+`model` with the state dict and its tied copies. It holds no training state. The implementation \
+itself has not been run on this file.""",
 }
 
 
 def objective(experiment: config.Experiment) -> str:
-    """In words."""
+    """Returns one sentence about the pretraining objective."""
     masking, model = experiment.masking, experiment.model
     rate = f"{masking.rate:.0%} of the tokens are predicted"
     if model.decoder_layers == 0:
         return f"masked language modelling (MLM): {rate}, each [MASK] in the encoder's input"
-    layers = f"a decoder of {model.decoder_layers} layer(s) puts [MASK] back and is not part of the encoder"
+    layers = (
+        f"a decoder of {model.decoder_layers} layer(s) puts [MASK] back "
+        "and is not part of the encoder"
+    )
     if masking.encoder_mask_fraction == 0:
-        return f"MAE-LM (arXiv 2302.02060): {rate}, none of them seen by the encoder in any form; {layers}"
-    return f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of the [MASK]s in the encoder's input; {layers}"
+        return (
+            f"MAE-LM (arXiv 2302.02060): {rate}, none of them seen by the encoder in any form; "
+            f"{layers}"
+        )
+    return (
+        f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of the [MASK]s "
+        f"in the encoder's input; {layers}"
+    )
 
 
 def verification(format: str, reports: list[dict] | None) -> str:
-    """What was compared after the folder was written."""
+    """Returns one sentence about what the export compared after it wrote the folder."""
     if reports is None:
-        return "Unverified: PyTorch was not at hand, or verification was switched off, when this was written."
+        return (
+            "Unverified: PyTorch was not at hand, or verification was switched off, "
+            "when this was written."
+        )
     if format == "reference":
-        return "torch.load reads the same numbers from `model.pt` as were written. No function was computed with them."
-    reader = "transformers: the tokenizer's ids are the same, and" if format == "huggingface" else "maelm.py:"
-    listed = [f"{item['of']} {item['largest_difference']:.2g} (largest value {item['largest_value']:.3g})" for item in reports]
-    compared = "the model was compared with the JAX model on real text, float32; largest differences"
+        return (
+            "torch.load reads the same numbers from `model.pt` as were written. "
+            "No function was computed with them."
+        )
+    reader = (
+        "transformers: the tokenizer's ids are the same, and"
+        if format == "huggingface"
+        else "maelm.py:"
+    )
+    listed = [
+        f"{item['of']} {item['largest_difference']:.2g} (largest value {item['largest_value']:.3g})"
+        for item in reports
+    ]
+    compared = (
+        "the model was compared with the JAX model on real text, float32; largest differences"
+    )
     return f"Read back with {reader} {compared}: {'; '.join(listed)}."
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a card is made of."""
+    """The facts that a model card states.
 
-    name: str  # of the folder
+    Attributes:
+        name: The name of the exported folder.
+        format: The export format, one of `maelm_jax.export.FORMATS`.
+        architecture: The class or layout that loads the folder.
+        parameters: The number of parameters in the folder.
+        experiment: The settings of the run.
+        step: The step of the checkpoint.
+        lines: The lines of metrics.jsonl.
+        results: The results.json of a fine-tuned run; empty for a pretraining run.
+        reports: The comparisons of the verification; None if there was none.
+        length: The longest input in tokens whose positions are trained.
+    """
+
+    name: str
     format: str
-    architecture: str  # what loads it
+    architecture: str
     parameters: int
     experiment: config.Experiment
     step: int
-    lines: list[dict]  # of metrics.jsonl
-    results: dict  # results.json of a fine-tuned run, else empty
-    reports: list[dict] | None  # of the verification
-    length: int  # tokens of the longest input whose positions are trained
+    lines: list[dict]
+    results: dict
+    reports: list[dict] | None
+    length: int
 
 
 def pretraining(about: About) -> dict[str, str]:
-    """The rows that tell of a pretraining run."""
+    """Returns the table entries of a pretraining run: {name: text}."""
     run, corpus = about.experiment.run, about.experiment.corpus
     lines = [line for line in about.lines if line["step"] <= about.step]
-    losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line][-1:]
+    losses = [
+        f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line
+    ][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
-    losses += [f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step {line['step']})" for line in evaluated]
+    losses += [
+        f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step "
+        f"{line['step']})"
+        for line in evaluated
+    ]
     trained = "positions past that were not trained"
     if about.length > corpus.sequence_length:
-        trained = f"that of the encoder it started from; this run trained the first {corpus.sequence_length} positions"
+        trained = (
+            "that of the encoder it started from; "
+            f"this run trained the first {corpus.sequence_length} positions"
+        )
     return {
         "objective": objective(about.experiment),
         "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
         "started from": f"`{run.init_from}`" if run.init_from else "random weights",
-        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of {corpus.sequence_length} tokens",
+        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows "
+        f"of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{about.length} tokens: {trained}",
     }
 
 
 def fine_tuning(about: About) -> dict[str, str]:
-    """The rows that tell of a fine-tuned run, and where its head is not all of the function."""
+    """Returns the table entries of a fine-tuned run: {name: text}.
+
+    They also state where the stock class computes something else than training did.
+    """
     results = about.results
     rows = {
         "fine-tuned on": str(results.get("task", "not recorded")),
         "started from": f"`{results.get('init_from', 'not recorded')}`",
         "steps": f"{about.step:,}",
-        "score": f"{results['main_metric']} {results['score']:.4f} on the development set" if results.get("score") is not None else "not recorded",
+        "score": f"{results['main_metric']} {results['score']:.4f} on the development set"
+        if results.get("score") is not None
+        else "not recorded",
     }
     if about.architecture.endswith("QuestionAnswering"):
         rows["logits"] = (
-            "also at the question, the separators and padding, where no answer can begin or end: training ruled these out, the class does not"
+            "also at the question, the separators and padding, where no answer can begin or end: "
+            "training ruled these out, the class does not"
         )
     elif not results.get("labels"):
-        rows["output"] = "the score divided by its largest value, as it was trained (STS-B: score / 5)"
+        rows["output"] = (
+            "the score divided by its largest value, as it was trained (STS-B: score / 5)"
+        )
     return rows
 
 
 def render(about: About) -> str:
-    """The card's Markdown."""
+    """Returns the model card as Markdown."""
     model = about.experiment.model
     buckets = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
     buckets = "no relative positions" if model.relative_buckets == "none" else buckets
-    shape = f"{model.layers} layers of width {model.width}, {model.heads} heads, feed-forward {model.feed_forward}, {buckets}"
-    rows = {"architecture": f"{about.architecture}: {shape}", "parameters": f"{about.parameters:,} in this folder"}
+    shape = (
+        f"{model.layers} layers of width {model.width}, {model.heads} heads, "
+        f"feed-forward {model.feed_forward}, {buckets}"
+    )
+    rows = {
+        "architecture": f"{about.architecture}: {shape}",
+        "parameters": f"{about.parameters:,} in this folder",
+    }
     rows |= fine_tuning(about) if about.results else pretraining(about)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    front = "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n" if about.format == "huggingface" else ""
-    heads = {"MaskedLM": "logits", "SequenceClassification": "logits", "QuestionAnswering": "start_logits` and `output.end_logits"}
+    front = (
+        "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n"
+        if about.format == "huggingface"
+        else ""
+    )
+    heads = {
+        "MaskedLM": "logits",
+        "SequenceClassification": "logits",
+        "QuestionAnswering": "start_logits` and `output.end_logits",
+    }
     head = next((name for name in heads if about.architecture.endswith(name)), "")
-    auto, output = f"AutoModelFor{head}" if head else "AutoModel", heads.get(head, "last_hidden_state")
+    auto, output = (
+        f"AutoModelFor{head}" if head else "AutoModel",
+        heads.get(head, "last_hidden_state"),
+    )
     loading = LOADING[about.format].format(name=about.name, auto=auto, output=f"output.{output}")
     return (
-        f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
+        f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n"
+        f"| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
         f"## Verification\n\n{verification(about.format, about.reports)}\n"
     )

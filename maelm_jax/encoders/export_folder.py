@@ -1,8 +1,9 @@
-"""The folder that an export is written into: whole or absent, and never in place of other files.
+"""Writes an export folder atomically, and never replaces files that export did not write.
 
-An export is written into OUTPUT.PID.tmp beside OUTPUT. This folder takes OUTPUT's name at the end.
-An export that is replaced is called OUTPUT.PID.old for that moment. Each of these folders holds the
-marker file. A running export locks it, so a folder without a lock is what a kill left.
+An export writes OUTPUT.PID.tmp beside OUTPUT and renames it to OUTPUT at the end. An export that is
+replaced is renamed to OUTPUT.PID.old first and removed afterwards. Each of these folders holds the
+marker file. A running export locks the marker, so a folder without a lock is left by a process
+that was killed.
 """
 
 import contextlib
@@ -19,20 +20,23 @@ from maelm_jax import outputs
 from maelm_jax.config import ConfigError
 
 MARKER = "maelm_jax_export.json"  # lists the files that export wrote
-BYTECODE = "__pycache__"  # left by whoever imports maelm.py
+BYTECODE = "__pycache__"  # Python makes it where maelm.py is imported
 EMPTY_SECONDS = 60  # an empty temporary folder older than this is a leftover, not a new one
 
 
 def resolved(output: str | os.PathLike) -> pathlib.Path:
-    """The folder that `output` stands for, links followed: a link to an export stays a link."""
+    """Returns the folder behind `output`, with links followed, so that a link stays a link."""
     return pathlib.Path(os.path.realpath(output))
 
 
 def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool):
-    """Raises ConfigError unless `output` can be written.
+    """Checks that an export may write `output`.
 
-    It can when it is absent, or when `overwrite` is set and it is empty or was written by export.
-    The run `workdir` and the folders above it are never replaced.
+    `output` must be absent, or `overwrite` must be set and `output` must be empty or written by
+    export. The run `workdir` and the folders above it are never replaced.
+
+    Raises:
+        ConfigError: The export may not write `output`.
     """
     outputs.check_folder("--output", str(output))
     place = resolved(output)
@@ -67,7 +71,7 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
 
 
 def _listed(place: pathlib.Path) -> set[str] | None:
-    """The names that the marker of an exported folder lists; None where there is no marker."""
+    """Returns the file names in the marker of an exported folder; None without a valid marker."""
     try:
         content = json.loads((place / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -84,10 +88,13 @@ def _listed(place: pathlib.Path) -> set[str] | None:
 def written(
     output: str | os.PathLike, workdir: str | os.PathLike | None = None, overwrite: bool = False
 ) -> typing.Iterator[pathlib.Path]:
-    """Context manager: a temporary folder that takes the place of `output` when the block ends.
+    """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    The temporary folder is removed if the block raises. Raises ConfigError as `check` does, at the
-    start and again at the end, because something may have appeared at `output` meanwhile.
+    If the block raises, the temporary folder is removed.
+
+    Raises:
+        ConfigError: `check` fails, at the start or at the end. The second check is needed because
+            another process can write `output` in between.
     """
     check(output, workdir, overwrite=True)
     place = resolved(output)
@@ -120,9 +127,8 @@ def written(
                 _lock(locks.enter_context((place / MARKER).open()))
                 place.rename(retired)
             elif place.exists():
-                shutil.rmtree(
-                    place / BYTECODE, ignore_errors=True
-                )  # of an otherwise empty folder, which a rename replaces
+                # The folder is empty otherwise, and a rename replaces an empty folder.
+                shutil.rmtree(place / BYTECODE, ignore_errors=True)
             folder.rename(place)
             shutil.rmtree(retired, ignore_errors=True)
         finally:
@@ -130,7 +136,7 @@ def written(
 
 
 def _lock(file: typing.IO) -> bool:
-    """Locks a marker; False when another process has the lock, or the file system has none."""
+    """Locks a marker. Returns False if another process holds the lock or locks do not work."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -139,7 +145,7 @@ def _lock(file: typing.IO) -> bool:
 
 
 def _remove_leftovers(place: pathlib.Path):
-    """Removes what killed exports to `place` left; a retired export gets its free name back."""
+    """Removes folders of killed exports; renames a replaced export back if `place` is free."""
     pattern = re.compile(re.escape(place.name) + r"\.\d+\.(tmp|old)")
     for path in sorted(place.parent.iterdir()):
         if not pattern.fullmatch(path.name) or path.is_symlink() or not path.is_dir():

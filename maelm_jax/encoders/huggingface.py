@@ -1,7 +1,12 @@
-"""Stock transformers models that compute our encoder's function, with no code of ours: MPNet (t5 buckets) and RoBERTa (no relative bias).
+"""Writes and reads encoders as stock transformers models.
 
-Their position tables begin with rows of no meaning (the padding's and those before it); a position p of ours is their row p + pad + 1. RoBERTa
-adds a token-type row to every token: written as 0, folded into the positions when read. The pooler of either was never trained and is not written.
+The model is MPNet if the encoder has t5 relative buckets, and RoBERTa if it has no relative
+positions. The stock class computes the same function without extra code. Three details differ:
+
+- The stock position tables start with unused rows: position p is row p + pad + 1.
+- RoBERTa adds a token-type row to every token. `write` sets it to 0. `read` adds it to the
+  position table.
+- The stock pooler is not part of the encoder. `write` leaves it out.
 """
 
 import dataclasses
@@ -18,24 +23,28 @@ from maelm_jax.encoders.tensors import TensorMapping
 
 _PARTS = {
     "mpnet": {
-        "query": "attention.attn.q", "key": "attention.attn.k", "value": "attention.attn.v", "out": "attention.attn.o",
-        "attention_norm": "attention.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "output_norm": "output.LayerNorm",
+        "query": "attention.attn.q", "key": "attention.attn.k",
+        "value": "attention.attn.v", "out": "attention.attn.o",
+        "attention_norm": "attention.LayerNorm", "up": "intermediate.dense",
+        "down": "output.dense", "output_norm": "output.LayerNorm",
     },
     "roberta": {
-        "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value", "out": "attention.output.dense",
-        "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense", "down": "output.dense", "output_norm": "output.LayerNorm",
+        "query": "attention.self.query", "key": "attention.self.key",
+        "value": "attention.self.value", "out": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
+        "down": "output.dense", "output_norm": "output.LayerNorm",
     },
 }  # fmt: skip
 CLASS = {"mpnet": "MPNet", "roberta": "Roberta"}
 WORDS, TYPES = "embeddings.word_embeddings.weight", "embeddings.token_type_embeddings.weight"
-UNTRAINED = ("pooler.", "embeddings.position_ids")  # not of the encoder's function
-# What a config.json may leave out has the stock class's own default.
+UNTRAINED = ("pooler.", "embeddings.position_ids")  # the encoder does not use them
+# The defaults of the stock classes, for values that a config.json leaves out.
 _SIZES = {
-    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-    "max_position_embeddings": 512,
+    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512,
 }  # fmt: skip
 _LAYER_NORM = {"layer_norm_eps": 1e-12}
-# The only values with which the stock class computes our encoder's function.
+# With any other value, the stock class computes another function than the encoder here.
 _EXPECTED = {
     "hidden_act": "gelu", "tie_word_embeddings": True, "relative_attention_num_buckets": 32,
     "position_embedding_type": "absolute",
@@ -44,60 +53,108 @@ _EXPECTED = {
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What stands above the encoder of a fine-tuned run: `classifier` (dense, out) or `span` (one linear map to start and end)."""
+    """The head of a fine-tuned run.
 
-    head: str  # the end of the stock class's name
-    labels: tuple[str, ...] = ()  # of the classes, in order; none for a regression and for questions
+    The parameters are `classifier` (dense, out) or `span` (one linear map to start and end).
+
+    Attributes:
+        head: The end of the name of the stock class.
+        labels: The names of the classes in order; empty for regression and question answering.
+    """
+
+    head: str
+    labels: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, params: dict[str, np.ndarray], labels: typing.Sequence[str]) -> "Tuned | None":
-        """That of a workdir's parameters, {path: array}; None of a pretraining run. Raises ConfigError when the labels are not one a class."""
+        """Returns the head among the parameters {path: array}; None for a pretraining run.
+
+        Raises:
+            ConfigError: `labels` does not hold one name for each class.
+        """
         if "span/kernel" in params:
             return cls("ForQuestionAnswering")
         if "classifier/out/bias" not in params:
             return None
         classes = len(params["classifier/out/bias"])
         if classes > 1 and len(labels) != classes:
-            raise config.ConfigError(f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: {', '.join(labels) or 'none'}")
+            raise config.ConfigError(
+                f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
+                f"{', '.join(labels) or 'none'}"
+            )
         return cls("ForSequenceClassification", tuple(labels) if classes > 1 else ())
 
     def rows(self) -> list[TensorMapping]:
-        """Stock: first state -> dropout -> dense -> tanh -> dropout -> out_proj; one linear map of each state. Ours are the same."""
+        """Returns the names of the head's tensors in the stock class.
+
+        The stock heads compute the same as `maelm_jax.finetuning.heads`: dense, tanh and out_proj
+        on the first state, or one linear map of each state.
+        """
         if self.head == "ForQuestionAnswering":
             return tables.linear("qa_outputs", "span")
-        return tables.linear("classifier.dense", "classifier/dense") + tables.linear("classifier.out_proj", "classifier/out")
+        return tables.linear("classifier.dense", "classifier/dense") + tables.linear(
+            "classifier.out_proj", "classifier/out"
+        )
 
     def settings(self) -> dict[str, typing.Any]:
-        """What config.json says of the head."""
+        """Returns the entries of config.json that describe the head."""
         if self.head == "ForQuestionAnswering":
             return {}
         if not self.labels:
-            return {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+            return {
+                "id2label": {"0": "score"},
+                "label2id": {"score": 0},
+                "problem_type": "regression",
+            }
         names = {str(index): name for index, name in enumerate(self.labels)}
-        return {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}, "problem_type": "single_label_classification"}
+        return {
+            "id2label": names,
+            "label2id": {name: int(index) for index, name in names.items()},
+            "problem_type": "single_label_classification",
+        }
 
 
 def hf_model_type(model: config.Model, special: config.SpecialIds) -> str:
-    """The model_type that computes `model`'s encoder. Raises ConfigError, naming the format that works, when there is none."""
+    """Returns the Hugging Face model_type that computes the encoder of `model`.
+
+    Raises:
+        ConfigError: No stock model computes it. The message names an export format that does.
+    """
     if model.relative_buckets == "none":
         return "roberta"
     wrong = []
     if (model.relative_buckets, model.num_buckets, model.max_distance) != ("t5", 32, 128):
-        wrong.append(f"the stock MPNet has t5 buckets 32/128, this model {model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}")
+        wrong.append(
+            f"the stock MPNet has t5 buckets 32/128, this model {model.relative_buckets} buckets "
+            f"{model.num_buckets}/{model.max_distance}"
+        )
     if special.pad != 1:
         wrong.append(f"the stock MPNet has its <pad> at id 1, this vocabulary at {special.pad}")
     if wrong:
-        raise config.ConfigError(f"no stock transformers model computes this encoder: {'; '.join(wrong)}. --format=pytorch holds any model")
+        raise config.ConfigError(
+            f"no stock transformers model computes this encoder: {'; '.join(wrong)}. "
+            "--format=pytorch holds any model"
+        )
     return "mpnet"
 
 
 def _encoder_rows(kind: str, layers: int, offset: int, prefix: str) -> list[TensorMapping]:
     rows = [TensorMapping(prefix + WORDS, "encoder/token_embedding")]
-    rows.append(TensorMapping(f"{prefix}embeddings.position_embeddings.weight", "encoder/position_embedding", offset=offset))
+    rows.append(
+        TensorMapping(
+            f"{prefix}embeddings.position_embeddings.weight",
+            "encoder/position_embedding",
+            offset=offset,
+        )
+    )
     rows += tables.norm(f"{prefix}embeddings.LayerNorm", "encoder/norm")
     rows += tables.blocks(f"{prefix}encoder.layer.", "encoder", layers, _PARTS[kind])
     if kind == "mpnet":
-        rows.append(TensorMapping(f"{prefix}encoder.relative_attention_bias.weight", "encoder/relative_bias/table"))
+        rows.append(
+            TensorMapping(
+                f"{prefix}encoder.relative_attention_bias.weight", "encoder/relative_bias/table"
+            )
+        )
     return rows
 
 
@@ -109,9 +166,17 @@ def _head_rows() -> list[TensorMapping]:
     ]
 
 
-def architecture(model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None) -> str:
-    """The stock class: with the head of a fine-tuned run; with the language-model head where that reads the encoder (MLM); else the bare model."""
-    return CLASS[hf_model_type(model, special)] + (tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model")
+def architecture(
+    model: config.Model, special: config.SpecialIds, tuned: Tuned | None = None
+) -> str:
+    """Returns the name of the stock class that loads the export.
+
+    The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
+    The prediction head of an MAE-LM run reads the decoder, so its class has no head.
+    """
+    return CLASS[hf_model_type(model, special)] + (
+        tuned.head if tuned else "ForMaskedLM" if model.decoder_layers == 0 else "Model"
+    )
 
 
 def write(
@@ -122,7 +187,16 @@ def write(
     special: config.SpecialIds,
     tuned: Tuned | None = None,
 ) -> int:
-    """Writes config.json and model.safetensors into `folder`: the encoder, and the head of `tuned` or of an MLM run; returns how many numbers."""
+    """Writes config.json and model.safetensors into `folder`.
+
+    The files hold the encoder, and the head of `tuned` or of an MLM run.
+
+    Returns:
+        The number of parameters written.
+
+    Raises:
+        ConfigError: No stock model computes the encoder.
+    """
     kind, stock = hf_model_type(model, special), architecture(model, special, tuned)
     offset = special.pad + 1
     settings = {
@@ -145,7 +219,9 @@ def write(
         "tie_word_embeddings": True,
         "dtype": "float32",
     }
-    settings |= {"relative_attention_num_buckets": 32} if kind == "mpnet" else {"type_vocab_size": 1}
+    settings |= (
+        {"relative_attention_num_buckets": 32} if kind == "mpnet" else {"type_vocab_size": 1}
+    )
     settings |= tuned.settings() if tuned else {}
     prefix = "" if stock.endswith("Model") else f"{kind}."
     given = tables.give(params, _encoder_rows(kind, model.layers, offset, prefix), vocabulary_size)
@@ -155,20 +231,25 @@ def write(
         given |= tables.give(params, tuned.rows(), vocabulary_size)
     elif stock.endswith("MaskedLM"):
         given |= tables.give(params, _head_rows(), vocabulary_size)
-    (folder / "config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     tables.write_safetensors(folder / "model.safetensors", given)
     return sum(value.size for value in given.values())
 
 
 def settings(content: dict, where: str) -> dict[str, typing.Any]:
-    """The fields of config.Model that a stock config.json tells.
+    """Returns the fields of config.Model that the content of a stock config.json determines.
 
-    Raises ConfigError when it is a model of another function, or a value is of another type or out
-    of range.
+    Raises:
+        ConfigError: The model computes another function, or a value is of the wrong type or out of
+            range. `where` names the folder in the message.
     """
     wrong = _wrong_values(content)
     if wrong:
-        raise config.ConfigError(f"{where}: not an encoder that a run can start from: {'; '.join(wrong)}")
+        raise config.ConfigError(
+            f"{where}: not an encoder that a run can start from: {'; '.join(wrong)}"
+        )
     said, kind = _SIZES | _LAYER_NORM | content, content["model_type"]
     pad = content.get("pad_token_id", 1)
     found = {
@@ -179,11 +260,15 @@ def settings(content: dict, where: str) -> dict[str, typing.Any]:
         "max_positions": said["max_position_embeddings"] - pad - 1,
         "layer_norm_eps": float(said["layer_norm_eps"]),
     }
-    return found | ({"relative_buckets": "t5", "num_buckets": 32, "max_distance": 128} if kind == "mpnet" else {"relative_buckets": "none"})
+    return found | (
+        {"relative_buckets": "t5", "num_buckets": 32, "max_distance": 128}
+        if kind == "mpnet"
+        else {"relative_buckets": "none"}
+    )
 
 
 def _wrong_values(content: dict) -> list[str]:
-    """What in a config.json keeps a run from starting with it."""
+    """Returns the reasons why a run cannot start from a config.json; empty if it can."""
     said, kind = _SIZES | _LAYER_NORM | _EXPECTED | content, content.get("model_type")
     pad = content.get("pad_token_id", 1)
     wrong = [
@@ -192,7 +277,9 @@ def _wrong_values(content: dict) -> list[str]:
         if type(said[name]) is not type(wanted) or said[name] != wanted
     ]
     if not isinstance(kind, str) or kind not in CLASS:
-        wrong.append(f"model_type {json_objects.shown(kind)} (only {' and '.join(map(repr, CLASS))})")
+        wrong.append(
+            f"model_type {json_objects.shown(kind)} (only {' and '.join(map(repr, CLASS))})"
+        )
     if kind == "mpnet" and pad != 1:
         wrong.append(f"pad_token_id {json_objects.shown(pad)} (only 1)")
     if "vocab_size" not in content:
@@ -200,18 +287,40 @@ def _wrong_values(content: dict) -> list[str]:
     for name, least in {**dict.fromkeys(_SIZES, 1), "vocab_size": 1, "pad_token_id": 0}.items():
         most = json_objects.MOST_LAYERS if name == "num_hidden_layers" else json_objects.LARGEST
         if name in said and not json_objects.is_integer(said[name], least, most):
-            wrong.append(f"{name} {json_objects.shown(said[name])} (an integer from {least} to {most})")
+            wrong.append(
+                f"{name} {json_objects.shown(said[name])} (an integer from {least} to {most})"
+            )
     if not json_objects.is_number(said["layer_norm_eps"], 1e-30, 1.0):
-        wrong.append(f"layer_norm_eps {json_objects.shown(said['layer_norm_eps'])} (a number from 1e-30 to 1)")
+        wrong.append(
+            f"layer_norm_eps {json_objects.shown(said['layer_norm_eps'])} (a number from 1e-30 to "
+            "1)"
+        )
     if not wrong and said["max_position_embeddings"] <= pad + 1:
-        wrong.append(f"max_position_embeddings {said['max_position_embeddings']} (above pad_token_id + 1 = {pad + 1})")
+        wrong.append(
+            f"max_position_embeddings {said['max_position_embeddings']} (above pad_token_id + 1 = "
+            f"{pad + 1})"
+        )
     return wrong
 
 
-def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str) -> dict[str, np.ndarray]:
-    """{our path: array} of a stock model's tensors: the encoder, and the language-model head where it has one.
+def read(
+    content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str
+) -> dict[str, np.ndarray]:
+    """Reads the encoder, and the language-model head if there is one, from the stock tensors.
 
-    Heads of fine-tuned models and poolers are left out by name. Errors as in tensors.take.
+    Heads of fine-tuned models and poolers are left out by name.
+
+    Args:
+        content: The content of config.json.
+        weights: {stock name: array}.
+        shapes: {parameter path: shape} of the model here.
+        where: The folder, for error messages.
+
+    Returns:
+        {parameter path: float32 array}.
+
+    Raises:
+        ConfigError: As `tensors.take`.
     """
     kind, offset = content["model_type"], content.get("pad_token_id", 1) + 1
     prefix = f"{kind}." if any(name.startswith(f"{kind}.") for name in weights) else ""
@@ -227,7 +336,9 @@ def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ..
     if types is not None:
         width = shapes["encoder/position_embedding"][1]
         if types.ndim != 2 or types.shape[1] != width or not len(types):
-            raise config.ConfigError(f"{where}: {prefix + TYPES} has shape {types.shape}, expected (1, {width})")
+            raise config.ConfigError(
+                f"{where}: {prefix + TYPES} has shape {types.shape}, expected (1, {width})"
+            )
         if reason := tables.not_finite(types[0]):
             raise config.ConfigError(f"{where}: {prefix + TYPES} {reason}")
         result["encoder/position_embedding"] += types[0].astype(np.float32)
@@ -235,18 +346,28 @@ def read(content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ..
 
 
 def _parts_of(index: pathlib.Path) -> list[str]:
-    """The file names that a model.safetensors.index.json lists."""
+    """Returns the file names that a model.safetensors.index.json lists."""
     names = json_objects.read(index).get("weight_map")
     if not isinstance(names, dict) or not json_objects.is_texts(list(names.values())):
-        raise config.ConfigError(f"{index} has no weight_map of file names. Download or save the folder again")
+        raise config.ConfigError(
+            f"{index} has no weight_map of file names. Download or save the folder again"
+        )
     for name in names.values():
         if not name or "\0" in name or pathlib.PurePath(name).name != name:
-            raise config.ConfigError(f"{index} names {json_objects.shown(name)}, which is no file of its folder")
+            raise config.ConfigError(
+                f"{index} names {json_objects.shown(name)}, which is no file of its folder"
+            )
     return sorted(set(names.values()))
 
 
 def weights_of(folder: pathlib.Path) -> tables.Tensors:
-    """The tensors of a folder that transformers saved: .safetensors (one file or several), or an older pytorch_model.bin."""
+    """Opens the tensors of a folder that transformers saved.
+
+    The folder holds one .safetensors file, several with an index, or an older pytorch_model.bin.
+
+    Raises:
+        ConfigError: There is no such file, or a file is damaged.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         parts = [tables.Safetensors(folder / name) for name in _parts_of(index)]
@@ -256,6 +377,9 @@ def weights_of(folder: pathlib.Path) -> tables.Tensors:
     if (folder / "pytorch_model.bin").is_file():
         content = torch_file.read(folder / "pytorch_model.bin")
         if not isinstance(content, dict) or not json_objects.is_texts(list(content)):
-            raise config.ConfigError(f"{folder / 'pytorch_model.bin'} holds no tensors by name: it is no model of transformers")
+            raise config.ConfigError(
+                f"{folder / 'pytorch_model.bin'} holds no tensors by name: it is no model of "
+                "transformers"
+            )
         return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
     raise config.ConfigError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")

@@ -1,6 +1,8 @@
-"""Tables of names: every format is a list of rows (name there, our path, what lies between), followed in either direction.
+"""Converts parameters between the layout of this project and the layouts of other software.
 
-Our parameters are {path: array}, as encoder/blocks/query/kernel [layers, in, out]; theirs one tensor a layer, linear weights [out, in].
+A format is a list of `TensorMapping`, which works in both directions (`give` and `take`).
+The parameters here are {path: array}, stacked over the layers: encoder/blocks/query/kernel is
+[layers, in, out]. Other software has one tensor for each layer, with linear weights [out, in].
 """
 
 import collections.abc
@@ -14,46 +16,86 @@ import numpy as np
 
 from maelm_jax.config import ConfigError
 
-VOCABULARY = ("encoder/token_embedding", "head/bias")  # one row an id; ours are padded, theirs are not
-LISTED = 8  # faults that a message names
+# Tables with one row for each id. They are padded with further rows here, but not in other layouts.
+VOCABULARY = ("encoder/token_embedding", "head/bias")
+LISTED = 8  # the number of faults that an error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 
 
 class TensorMapping(typing.NamedTuple):
-    """One tensor of another format."""
+    """The correspondence of one tensor of another format and a parameter here.
+
+    Attributes:
+        name: The name in the other format.
+        path: The parameter path here.
+        layer: The index into a parameter that is stacked over the layers; None if it is not.
+        transposed: Whether the other format has the transposed matrix.
+        offset: The number of unused rows at the start of the other tensor (position tables of MPNet
+            and RoBERTa). They are written as 0.
+    """
 
     name: str
     path: str
-    layer: int | None = None  # of a parameter that is stacked over the layers
+    layer: int | None = None
     transposed: bool = False
-    offset: int = 0  # rows in front that have no meaning here (position tables of MPNet and RoBERTa); written as 0
+    offset: int = 0
 
 
 def linear(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
-    return [TensorMapping(f"{name}.weight", f"{path}/kernel", layer, True), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
+    """Returns the mappings of a linear layer: weight and bias."""
+    return [
+        TensorMapping(f"{name}.weight", f"{path}/kernel", layer, True),
+        TensorMapping(f"{name}.bias", f"{path}/bias", layer),
+    ]
 
 
 def norm(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
-    return [TensorMapping(f"{name}.weight", f"{path}/scale", layer), TensorMapping(f"{name}.bias", f"{path}/bias", layer)]
+    """Returns the mappings of a LayerNorm: weight and bias."""
+    return [
+        TensorMapping(f"{name}.weight", f"{path}/scale", layer),
+        TensorMapping(f"{name}.bias", f"{path}/bias", layer),
+    ]
 
 
 def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
-    """The rows of `layers` blocks; `names` is {our part, as query or attention_norm: what it is called behind `prefix` and the layer's number}."""
+    """Returns the mappings of a stack of Transformer blocks.
+
+    Args:
+        prefix: The start of the names in the other format. The number of the layer follows it.
+        room: "encoder" or "decoder".
+        layers: The number of blocks.
+        names: {part of a block here, such as query or attention_norm: its name in the other
+            format, after `prefix` and the number of the layer}.
+    """
     rows = []
     for layer in range(layers):
         for part, theirs in names.items():
-            rows += (norm if part.endswith("norm") else linear)(f"{prefix}{layer}.{theirs}", f"{room}/blocks/{part}", layer)
+            rows += (norm if part.endswith("norm") else linear)(
+                f"{prefix}{layer}.{theirs}", f"{room}/blocks/{part}", layer
+            )
     return rows
 
 
 def depth(paths: collections.abc.Mapping[str, typing.Any], room: str) -> int:
-    """The number of layers of "encoder" or "decoder" among {path: array}; 0 where there is none."""
+    """Returns the number of layers of `room` ("encoder" or "decoder") in {path: array}, or 0."""
     stacked = paths.get(f"{room}/blocks/query/kernel")
     return stacked.shape[0] if stacked is not None else 0
 
 
-def give(params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_size: int) -> dict[str, np.ndarray]:
-    """{their name: array}: views of `params` wherever possible, so nothing is copied until it is written."""
+def give(
+    params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_size: int
+) -> dict[str, np.ndarray]:
+    """Converts parameters to another format.
+
+    Args:
+        params: {parameter path: array}.
+        rows: The mappings of the format.
+        vocabulary_size: The number of ids; further rows of tables over the vocabulary are cut.
+
+    Returns:
+        {name in the other format: array}. The arrays are views of `params` except where rows are
+        added, so that writing them needs little memory.
+    """
     result = {}
     for row in rows:
         value = params[row.path] if row.layer is None else params[row.path][row.layer]
@@ -65,16 +107,32 @@ def give(params: dict[str, np.ndarray], rows: list[TensorMapping], vocabulary_si
 
 
 def take(
-    tensors: Tensors, rows: list[TensorMapping], shapes: dict[str, tuple[int, ...]], where: str, copies: dict[str, str] | None = None
+    tensors: Tensors,
+    rows: list[TensorMapping],
+    shapes: dict[str, tuple[int, ...]],
+    where: str,
+    copies: dict[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
-    """{our path: float32 array} of `tensors`, checked name by name against `rows` and `shapes` ({path: our shape}).
+    """Converts the tensors of another format to parameters, and checks each of them.
 
-    Tables of the vocabulary may have fewer rows than `shapes` says (ours are padded), all the same number. `copies` are names that may be there
-    as well, {name: name of the tensor that it must equal}. Raises ConfigError that lists every tensor missing, left over, misshapen or unequal.
+    Args:
+        tensors: {name in the other format: array}.
+        rows: The mappings of the format; the first one is the token table.
+        shapes: {parameter path: shape} of the model. Tables over the vocabulary may have fewer
+            rows than this, all of them the same number.
+        where: The file or folder, for error messages.
+        copies: {name of an optional tied tensor: name of the tensor that it must equal}.
+
+    Returns:
+        {parameter path: float32 array}.
+
+    Raises:
+        ConfigError: Tensors are missing, unknown, of the wrong shape, not finite or not equal to
+            the tensor they are tied to. The message lists them.
     """
     result: dict[str, np.ndarray] = {}
     left, wrong = set(tensors), []
-    table = tensors[rows[0].name] if rows[0].name in tensors else np.zeros((0, 0))  # the first row is the token table
+    table = tensors[rows[0].name] if rows[0].name in tensors else np.zeros((0, 0))
     ids = table.shape[0] if table.ndim else 0
     for row in rows:
         if row.name not in tensors:
@@ -111,7 +169,7 @@ def take(
 
 
 def not_finite(value: np.ndarray) -> str:
-    """Why a tensor cannot be a weight, in words; "" of finite floating-point numbers."""
+    """Returns why a tensor cannot be a weight, in words; "" if its floats are all finite."""
     if value.dtype.kind != "f" and not value.dtype.name.startswith(("bfloat16", "float8")):
         return f"holds {value.dtype}, not floating-point numbers"
     with np.errstate(over="ignore", invalid="ignore"):
@@ -120,15 +178,21 @@ def not_finite(value: np.ndarray) -> str:
 
 
 def listed(wrong: list[str]) -> str:
-    """The first few of a list of faults."""
-    return "; ".join(wrong[:LISTED]) + (f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else "")
+    """Returns the first LISTED faults as one text."""
+    return "; ".join(wrong[:LISTED]) + (
+        f"; and {len(wrong) - LISTED} more" if len(wrong) > LISTED else ""
+    )
 
 
 class Safetensors(collections.abc.Mapping):
-    """The tensors of a .safetensors file, each read when it is asked for. Raises ConfigError for any other file."""
+    """The tensors of a .safetensors file: a mapping that reads a tensor when it is looked up.
+
+    Raises:
+        ConfigError: The file is damaged or is not a .safetensors file.
+    """
 
     def __init__(self, path: str | os.PathLike):
-        import ml_dtypes  # noqa: F401  (makes bfloat16 known to numpy)
+        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
         import safetensors
 
         self._path = path
@@ -140,7 +204,7 @@ class Safetensors(collections.abc.Mapping):
     def _reading(self):
         try:
             yield
-        except Exception as error:  # the library raises its own, OSError, and others for a type that NumPy lacks
+        except Exception as error:  # SafetensorError, OSError, others for a type NumPy lacks
             reason = " ".join(str(error).split())[:200]
             raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
 
@@ -158,9 +222,11 @@ class Safetensors(collections.abc.Mapping):
 
 
 def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]):
-    """Writes float32 tensors one by one, in the order given: beside `tensors` itself one of them is in memory at a time.
+    """Writes a .safetensors file of float32 tensors, in the order of `tensors`.
 
-    The library's own writer holds all of them twice. The format: 8 bytes of header length, a JSON header, the numbers.
+    Besides `tensors`, only one tensor is in memory at a time. The writer of the safetensors library
+    needs memory for all of them. The file holds the length of the header (8 bytes), a JSON header
+    and the numbers.
     """
     header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
     end = 0

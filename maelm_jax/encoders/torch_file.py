@@ -1,7 +1,8 @@
-"""PyTorch checkpoint files, read and written without PyTorch.
+"""Reads and writes PyTorch checkpoint files without PyTorch.
 
-Reading executes nothing that the file names: every name in its pickle is looked up in the lists below, and one that is in none of them is an
-error. Formats: a zip of `data.pkl` and one raw file a storage (torch >= 1.6), and the older stream of pickles followed by the storages.
+`read` executes no function of the file: it looks up every name of the pickle in the lists below,
+and a name that is in none of them is an error. It reads two formats: a zip of `data.pkl` and one
+raw file for each storage (torch >= 1.6), and the older stream of pickles followed by the storages.
 """
 
 import argparse
@@ -21,19 +22,22 @@ from maelm_jax.config import ConfigError
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 STORAGES = {
-    "FloatStorage": np.float32, "DoubleStorage": np.float64, "HalfStorage": np.float16, "BFloat16Storage": ml_dtypes.bfloat16,
-    "LongStorage": np.int64, "IntStorage": np.int32, "ShortStorage": np.int16, "CharStorage": np.int8, "ByteStorage": np.uint8,
+    "FloatStorage": np.float32, "DoubleStorage": np.float64, "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16, "LongStorage": np.int64, "IntStorage": np.int32,
+    "ShortStorage": np.int16, "CharStorage": np.int8, "ByteStorage": np.uint8,
     "BoolStorage": np.bool_,
 }  # fmt: skip
-# Settings and training state that a checkpoint holds beside its tensors: replaced by an empty object, whatever they would have been.
+# Prefixes of "module name" for the settings and the training state beside the tensors. `read`
+# replaces these objects by empty ones.
 INERT = (
-    "fairseq.", "omegaconf.", "numpy.", "numpy ", "enum ", "typing ", "builtins set", "_codecs encode", "torch.serialization ", "torch device",
-    "torch float", "torch bfloat16", "torch int", "torch bool",
+    "fairseq.", "omegaconf.", "numpy.", "numpy ", "enum ", "typing ", "builtins set",
+    "_codecs encode", "torch.serialization ", "torch device", "torch float", "torch bfloat16",
+    "torch int", "torch bool",
 )  # fmt: skip
 
 
 class _Inert:
-    """Stands where the file has an object of no interest here; takes whatever is done to it and does nothing."""
+    """Replaces an object of the file that is not needed. All its operations do nothing."""
 
     def __new__(cls, *_, **__):
         return super().__new__(cls)
@@ -55,11 +59,21 @@ class _Inert:
 
 
 def _tensor(storage: np.ndarray, offset: int, size: tuple, stride: tuple, *_) -> np.ndarray:
-    """A view of a storage, refused where it would reach outside."""
-    last = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if all(size) else offset
-    if min((offset, *size, *stride), default=0) < 0 or last >= max(storage.size, 1) or math.prod(size) > storage.size:
+    """Returns a view of a storage. Raises ConfigError if the view would leave the storage."""
+    last = (
+        offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if all(size)
+        else offset
+    )
+    if (
+        min((offset, *size, *stride), default=0) < 0
+        or last >= max(storage.size, 1)
+        or math.prod(size) > storage.size
+    ):
         raise ConfigError("a tensor reaches outside its storage")
-    return np.lib.stride_tricks.as_strided(storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False)
+    return np.lib.stride_tricks.as_strided(
+        storage[offset:], size, [step * storage.itemsize for step in stride], writeable=False
+    )
 
 
 _KNOWN = {
@@ -73,9 +87,15 @@ _KNOWN = {
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's unpickler in Python: the one in C reserves as much memory as the file claims to need."""
+    """Unpickler with a list of allowed names.
 
-    def __init__(self, file: typing.BinaryIO, storage: typing.Callable[[str, np.dtype, int], np.ndarray]):
+    It extends the Python implementation, because the C implementation allocates as much memory as
+    the file claims to need.
+    """
+
+    def __init__(
+        self, file: typing.BinaryIO, storage: typing.Callable[[str, np.dtype, int], np.ndarray]
+    ):
         super().__init__(file, encoding="latin1")
         self._storage = storage
 
@@ -85,7 +105,10 @@ class _Unpickler(pickle._Unpickler):
             return _KNOWN[full]
         if full.startswith(INERT):
             return _Inert
-        raise ConfigError(f"it names {module}.{name}, which has no place in a checkpoint; nothing of it was executed")
+        raise ConfigError(
+            f"it names {module}.{name}, which has no place in a checkpoint; nothing of it was "
+            "executed"
+        )
 
     def persistent_load(self, pid: tuple) -> np.ndarray:
         kind, dtype, key, _, count, *_ = pid
@@ -95,15 +118,26 @@ class _Unpickler(pickle._Unpickler):
 
 
 def read(path: str | os.PathLike) -> typing.Any:
-    """What torch.save wrote, tensors as read-only numpy arrays. Raises ConfigError for anything else, and for names outside the lists above."""
+    """Reads a file that torch.save wrote, with tensors as read-only NumPy arrays.
+
+    Raises:
+        ConfigError: The file is damaged, is of another format, or uses a name that is not listed.
+    """
     path = pathlib.Path(path)
     try:
         with path.open("rb") as file:
-            return _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file, path.stat().st_size)
+            return (
+                _read_zip(file)
+                if zipfile.is_zipfile(file)
+                else _read_legacy(file, path.stat().st_size)
+            )
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
-    except Exception as error:  # whatever a file of another kind, or one cut short, makes zipfile and pickle raise
-        raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
+    except Exception as error:  # zipfile and pickle raise many types for a damaged file
+        raise ConfigError(
+            f"{path} cannot be read as a PyTorch checkpoint: "
+            f"{' '.join(str(error).split())[:200] or type(error).__name__}"
+        ) from error
 
 
 def _read_zip(file: typing.BinaryIO) -> typing.Any:
@@ -129,7 +163,7 @@ def _read_legacy(file: typing.BinaryIO, size: int) -> typing.Any:
     file.seek(0)
     storages: dict[str, np.ndarray] = {}
 
-    def storage(key, dtype, count):  # filled in below: the numbers come after the object
+    def storage(key, dtype, count):  # filled below, as the numbers follow the object
         if count * dtype.itemsize > size:
             raise ConfigError("a storage is larger than the file")
         return storages.setdefault(key, np.zeros(count, dtype))
@@ -145,10 +179,24 @@ def _read_legacy(file: typing.BinaryIO, size: int) -> typing.Any:
     return result
 
 
-def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[str, str], args: dict[str, typing.Any]):
-    """Writes {"args": Namespace(**args), "model": tensors} as torch.save would; float32, one tensor in memory at a time besides its source.
+def write(
+    path: str | os.PathLike,
+    tensors: dict[str, np.ndarray],
+    shared: dict[str, str],
+    args: dict[str, typing.Any],
+):
+    """Writes {"args": Namespace(**args), "model": tensors} in the format of torch.save.
 
-    `shared` names further tensors that are the same storage as one of `tensors`, {name: name in tensors}.
+    Besides `tensors`, only one tensor is in memory at a time.
+
+    Args:
+        path: The file to write.
+        tensors: {name: float32 array}.
+        shared: {name of a further tensor: name in `tensors` of the tensor whose storage it shares}.
+        args: The fields of the Namespace.
+
+    Raises:
+        ValueError: A tensor is not float32.
     """
     if any(value.dtype != np.float32 for value in tensors.values()):
         raise ValueError("float32 tensors only")
@@ -156,7 +204,13 @@ def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[
     names = sorted([*tensors, *shared])
     body = [pickle.PROTO + b"\x02", pickle.EMPTY_DICT, pickle.MARK]
     body += [_text("args"), _global("argparse", "Namespace"), pickle.EMPTY_TUPLE, pickle.REDUCE]
-    body += [pickle.dumps(args, protocol=2)[2:-1], pickle.BUILD, _text("model"), pickle.EMPTY_DICT, pickle.MARK]
+    body += [
+        pickle.dumps(args, protocol=2)[2:-1],
+        pickle.BUILD,
+        _text("model"),
+        pickle.EMPTY_DICT,
+        pickle.MARK,
+    ]
     for name in names:
         source = shared.get(name, name)
         body += [_text(name), _pickled_tensor(tensors[source].shape, numbers[source])]
@@ -165,7 +219,10 @@ def write(path: str | os.PathLike, tensors: dict[str, np.ndarray], shared: dict[
         archive.writestr(zipfile.ZipInfo("checkpoint/data.pkl"), b"".join(body))
         archive.writestr(zipfile.ZipInfo("checkpoint/byteorder"), b"little")
         for name, number in numbers.items():
-            archive.writestr(zipfile.ZipInfo(f"checkpoint/data/{number}"), np.ascontiguousarray(tensors[name]).data.cast("B"))
+            archive.writestr(
+                zipfile.ZipInfo(f"checkpoint/data/{number}"),
+                np.ascontiguousarray(tensors[name]).data.cast("B"),
+            )
         archive.writestr(zipfile.ZipInfo("checkpoint/version"), b"3\n")
 
 
@@ -187,10 +244,16 @@ def _integers(values: typing.Iterable[int]) -> bytes:
 
 
 def _pickled_tensor(shape: tuple[int, ...], number: int) -> bytes:
-    """The call of torch's rebuilding function on storage `number`, a contiguous float32 tensor of `shape`."""
+    """Returns the pickled call that rebuilds a contiguous float32 tensor from storage `number`."""
     count = int(np.prod(shape))
     strides = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
-    storage = [pickle.MARK, _text("storage"), _global("torch", "FloatStorage"), _text(str(number)), _text("cpu"), _integer(count), pickle.TUPLE]
+    storage = [
+        pickle.MARK, _text("storage"), _global("torch", "FloatStorage"), _text(str(number)),
+        _text("cpu"), _integer(count), pickle.TUPLE,
+    ]  # fmt: skip
     hooks = [_global("collections", "OrderedDict"), pickle.EMPTY_TUPLE, pickle.REDUCE]
-    arguments = [pickle.MARK, *storage, pickle.BINPERSID, _integer(0), _integers(shape), _integers(strides), pickle.NEWFALSE, *hooks, pickle.TUPLE]
+    arguments = [
+        pickle.MARK, *storage, pickle.BINPERSID, _integer(0), _integers(shape),
+        _integers(strides), pickle.NEWFALSE, *hooks, pickle.TUPLE,
+    ]  # fmt: skip
     return b"".join([_global("torch._utils", "_rebuild_tensor_v2"), *arguments, pickle.REDUCE])
