@@ -1,4 +1,4 @@
-"""Where a fine-tuning run starts from: what `--init_from` names, as settings, vocabulary and encoder."""
+"""The encoder that a fine-tuning run starts from: what --init_from names."""
 
 import collections.abc
 import dataclasses
@@ -11,20 +11,34 @@ from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders import source
 
-RANDOM = "random:"  # before a run's name: its model and vocabulary with fresh weights, as the control
-OTHERS = "base.gin"  # what else there is to set, where the encoder_source is no workdir of ours
+# Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
+# the control of an experiment.
+RANDOM = "random:"
+# The settings of an encoder that is not a workdir. The encoder itself gives only its shape.
+OTHERS = "base.gin"
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderSource:
-    """An encoder to start from."""
+    """An encoder to start from.
 
-    name: str  # as given
-    gin_file: str  # the settings it was made with, as far as they are known
-    fit: collections.abc.Callable[[config.Experiment], config.Experiment]  # puts the encoder's own shape into settings
+    Attributes:
+        name: Its name in --init_from, with the prefix.
+        gin_file: The config.gin of the workdir, or OTHERS.
+        fit: Returns settings with the shape of this encoder in them.
+        vocabulary: The vocabulary that its token ids belong to.
+        step: The step of the workdir's checkpoint. None for fresh weights and for an encoder that
+            is not a workdir.
+        encoder: Takes freshly drawn encoder parameters and returns those to start with, in the
+            same tree with the same sharding.
+    """
+
+    name: str
+    gin_file: str
+    fit: collections.abc.Callable[[config.Experiment], config.Experiment]
     vocabulary: Vocabulary
-    step: int | None  # of the run's checkpoint; None where the weights are fresh or come from elsewhere
-    encoder: collections.abc.Callable[[dict], dict]  # fresh encoder parameters -> those to start with, laid out alike
+    step: int | None
+    encoder: collections.abc.Callable[[dict], dict]
 
     @property
     def label(self) -> str:
@@ -33,38 +47,67 @@ class EncoderSource:
 
 
 def label_of(name: str) -> str:
-    """What tables, folders and figures call a start that `--init_from` names so: "tiny", or "random-tiny"."""
-    return ("random-" if name.startswith(RANDOM) else "") + pathlib.Path(name.removeprefix(RANDOM)).name
+    """The short name of an encoder: "tiny" for runs/tiny, "random-tiny" for random:runs/tiny."""
+    return ("random-" if name.startswith(RANDOM) else "") + pathlib.Path(
+        name.removeprefix(RANDOM)
+    ).name
 
 
 def load(name: str) -> EncoderSource:
-    """Anything that source.find knows (a workdir, an exported or stock folder, a reference checkpoint), with or without `random:` before it.
+    """Finds the encoder that one name in --init_from stands for.
 
-    Raises ConfigError when there is no such thing, or it comes without the vocabulary its ids belong to.
+    Args:
+        name: What encoders.source.find accepts: a workdir, an exported or stock folder, or a
+            checkpoint of the reference implementation. RANDOM may stand before it.
+
+    Raises:
+        ConfigError: There is no such encoder, or it has no vocabulary.
     """
     encoder_source = source.find(name.removeprefix(RANDOM))
     if encoder_source.vocabulary is None:
-        raise config.ConfigError(f"--init_from={name} has no vocabulary; put it into a folder as model.pt, with its vocabulary's file beside it")
+        raise config.ConfigError(
+            f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "
+            "with its vocabulary's file beside it"
+        )
     vocabulary = vocabularies.load(encoder_source.vocabulary)
     own = pathlib.Path(encoder_source.path) / "config.gin"
     gin_file = str(own) if own.is_file() else OTHERS
 
     def fit(experiment: config.Experiment) -> config.Experiment:
-        if encoder_source.step is not None:  # a workdir's own settings file has said it
+        if encoder_source.step is not None:  # its config.gin has the shape already
             return experiment
-        told = {field: encoder_source.settings[field] for field in source.ENCODER if field in encoder_source.settings}
+        told = {
+            field: encoder_source.settings[field]
+            for field in source.ENCODER
+            if field in encoder_source.settings
+        }
         model = dataclasses.replace(experiment.model, **told)
         length = min(experiment.corpus.sequence_length, model.max_positions)
-        return dataclasses.replace(experiment, model=model, corpus=dataclasses.replace(experiment.corpus, sequence_length=length))
+        return dataclasses.replace(
+            experiment,
+            model=model,
+            corpus=dataclasses.replace(experiment.corpus, sequence_length=length),
+        )
 
-    restored: list[dict] = []  # read once for all runs of a grid
+    restored: list[dict] = []  # the weights, once they are read: a grid needs them for every run
 
     def encoder(fresh: dict) -> dict:
         if name.startswith(RANDOM):
             return fresh
         if not restored:
             values = encoder_source.read(gin_files.load([gin_file]).model)
-            restored.append(source.load_params(values, {"encoder": fresh}, vocabulary.size, encoder_source.path)[0]["encoder"])
+            restored.append(
+                source.load_params(
+                    values, {"encoder": fresh}, vocabulary.size, encoder_source.path
+                )[0]["encoder"]
+            )
         return jax.tree.map(jax.numpy.copy, restored[0])
 
-    return EncoderSource(name, gin_file, fit, vocabulary, None if name.startswith(RANDOM) else encoder_source.step, encoder)
+    return EncoderSource(
+        name,
+        gin_file,
+        fit,
+        vocabulary,
+        None if name.startswith(RANDOM) else encoder_source.step,
+        encoder,
+    )

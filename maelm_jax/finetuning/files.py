@@ -1,5 +1,7 @@
-"""Labelled data as it lies on disk (tab-separated files, JSON files, each also .xz or .gz, TFDS
-records), and folders to write to."""
+"""Reads labelled data (tab-separated files, JSON files, TFDS records) and checks output folders.
+
+Each file can be compressed (.xz or .gz).
+"""
 
 import contextlib
 import errno
@@ -13,7 +15,7 @@ from maelm_jax import config
 from maelm_jax.data import sources
 
 PACKINGS = ("", ".xz", ".gz")
-# Errors of a path that cannot be written to. A full or failing disk is no mistake in the path.
+# Errors that another path avoids. Errors of a full or failing disk are not among them.
 UNUSABLE = {
     errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
     errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.EPERM, errno.EROFS,
@@ -21,14 +23,23 @@ UNUSABLE = {
 
 
 def locate(data_dir: str, *names: str) -> pathlib.Path | None:
-    """The first of `names` found in `data_dir` or in its glue/ or squad/ folder, packed or not; None when there is none.
+    """Finds a file of a data set, compressed or not.
 
-    Raises ConfigError when `data_dir` itself is not there.
+    Args:
+        data_dir: Folder to search, together with its folders glue/ and squad/.
+        *names: Paths relative to these folders.
+
+    Returns:
+        The path of the first of `names` that exists; None when there is none.
+
+    Raises:
+        ConfigError: There is no folder `data_dir`.
     """
     root = pathlib.Path(os.path.expanduser(data_dir))
     if not os.path.isdir(root):
         raise config.ConfigError(
-            f"DATA_DIR: no folder {data_dir}; give the folder that holds GLUE's folders or SQuAD's files, or None for TFDS"
+            f"DATA_DIR: no folder {data_dir}; give the folder that holds GLUE's folders "
+            "or SQuAD's files, or None for TFDS"
         )
     candidates = [
         root / place / (name + packing)
@@ -40,7 +51,11 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
 
 
 def rows(path: str | pathlib.Path) -> typing.Iterator[tuple[int, list[str]]]:
-    """(line number, cells) of a tab-separated file; quotes are characters like any other. Raises ConfigError: not UTF-8, empty, corrupt."""
+    """Number (from 1) and cells of each line of a tab-separated file. Quotes are taken literally.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty, corrupt, or not UTF-8.
+    """
     for number, (offset, line) in enumerate(sources.lines(str(path)), start=1):
         yield number, sources.decode(line, str(path), offset).split("\t")
 
@@ -50,7 +65,7 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
 
     Raises:
         ConfigError: The file is not JSON, is nested too deeply, or holds an integer of thousands of
-            digits. The message names the file, and the place where it is known.
+            digits. The message names the file, and the place if it is known.
     """
     text = "\n".join(
         sources.decode(line, str(path), offset) for offset, line in sources.lines(str(path))
@@ -61,16 +76,21 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
         raise config.ConfigError(
             f"{path}: the JSON is nested too deeply. Check the file."
         ) from error
-    except ValueError as error:  # of integers too long as well
+    except ValueError as error:  # also raised for integers that are too long
         reason = str(error).partition(";")[0]
         raise config.ConfigError(f"{path}: not JSON ({reason}). Check the file.") from error
 
 
 def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type, ...]) -> dict:
-    """A JSON object that this program wrote. `kinds` are the types of fields that it must have.
+    """Reads a JSON object that this program wrote.
+
+    Args:
+        path: The file.
+        remedy: What the user can do, for the error message.
+        **kinds: Types of the fields that the object must have.
 
     Raises:
-        ConfigError: The file cannot be read or holds anything else. `remedy` says what to do.
+        ConfigError: The file cannot be read or holds anything else.
     """
     content = read_json(path)
     wrong = [
@@ -87,7 +107,19 @@ def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type
 
 
 def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
-    """All records of a split of a TFDS dataset, byte strings decoded; None when it has no such split. Raises ConfigError when it is not here."""
+    """Reads all records of a split of a TFDS dataset.
+
+    Args:
+        name: Name of the dataset, for example "glue/rte".
+        split: Name of the split.
+        corpus: Settings of TFDS.
+
+    Returns:
+        The records, their byte strings decoded; None when the dataset has no such split.
+
+    Raises:
+        ConfigError: The dataset is not available.
+    """
     from maelm_jax.data import seqio_tasks
 
     try:
@@ -100,6 +132,7 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
 
 
 def _decoded(value):
+    """Part of a record with text for byte strings and lists for arrays."""
     if isinstance(value, dict):
         return {name: _decoded(item) for name, item in value.items()}
     if isinstance(value, bytes):
@@ -108,7 +141,7 @@ def _decoded(value):
 
 
 def check_folder(path: str | os.PathLike, flag: str):
-    """Raises ConfigError when `path` is a file or lies under one. Makes nothing."""
+    """Raises ConfigError when `path` is a file or lies under one. Creates nothing."""
     nearest = pathlib.Path(os.path.abspath(path))
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent
@@ -117,7 +150,7 @@ def check_folder(path: str | os.PathLike, flag: str):
 
 
 def make_folder(path: str | os.PathLike, flag: str):
-    """Makes a folder and tries to write into it. Raises ConfigError when that is not possible."""
+    """Makes a folder and tries to write into it. Raises ConfigError when this fails."""
     with writing_to(path, flag):
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -126,9 +159,10 @@ def make_folder(path: str | os.PathLike, flag: str):
 
 @contextlib.contextmanager
 def writing_to(path: str | os.PathLike, flag: str) -> typing.Iterator[None]:
-    """Context manager that turns an OSError about a path at or under `path` into ConfigError.
+    """Context manager that turns an OSError about `path` into a ConfigError that names `flag`.
 
-    Errors of a full or failing disk pass through.
+    The error can be about a folder above `path` or anything under it. Errors of a full or failing
+    disk pass through.
     """
     try:
         yield
@@ -142,7 +176,7 @@ def writing_to(path: str | os.PathLike, flag: str) -> typing.Iterator[None]:
 
 
 def _concerns(error: OSError, folder: pathlib.Path) -> bool:
-    """Whether the error is about the folder, something in it or a folder above it."""
+    """Whether the error is about `folder`, something in it or a folder above it."""
     if not isinstance(error.filename, str):
         return False
     place = pathlib.Path(os.path.abspath(error.filename))

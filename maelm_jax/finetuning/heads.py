@@ -1,4 +1,4 @@
-"""What stands above the encoder when it is fine-tuned, and its loss: RoBERTa's heads, as the published code has them.
+"""Heads for fine-tuning, their losses and predictions. The classifier is RoBERTa's (fairseq).
 
 Axis letters: B rows, T slots, D width, C classes.
 """
@@ -16,23 +16,34 @@ from maelm_jax.model.positions import MASKED_OUT
 
 
 class Classifier(nnx.Module):
-    """First token's last state -> dropout -> linear D to D -> tanh -> dropout -> linear to C; C = 1 is a regression."""
+    """Scores of C classes from the last state of the first token. C = 1 is a regression.
+
+    The layers are dropout, linear D to D, tanh, dropout, linear D to C.
+    """
 
     def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
         self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
         self.out = layers.Linear(settings.width, classes, settings, rngs)
         self.rate = settings.dropout
 
-    def __call__(self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None) -> Float[Array, "B C"]:
+    def __call__(
+        self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None
+    ) -> Float[Array, "B C"]:
         keys = ops.split_keys(keys, 2)
         x = jnp.tanh(self.dense(ops.dropout(states[:, 0], self.rate, keys[0])))
         return self.out(ops.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
 
 class FineTuned(nnx.Module):
-    """The encoder and one head: `classifier` with `classes` outputs, or `span` (start and end of an answer) where `classes` is 0."""
+    """The encoder with one head: `classifier` with `classes` outputs, or `span` if `classes` is 0.
 
-    def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, classes: int, rngs: nnx.Rngs):
+    `span` scores each slot as the start and as the end of an answer.
+    """
+
+    def __init__(
+        self, settings: config.Model, vocabulary_size: int, pad_id: int, classes: int,
+        rngs: nnx.Rngs,
+    ):  # fmt: skip
         self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
         if classes:
             self.classifier = Classifier(settings, classes, rngs)
@@ -41,42 +52,76 @@ class FineTuned(nnx.Module):
         self.classes = classes
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
-        """float32 [B, C], or [B, T, 2] with -1e9 at the slots that no answer can begin or end at. `keys`: dropout's, one a row, or None."""
+        """Scores of the head.
+
+        Args:
+            batch: The rows.
+            keys: Keys of dropout, one a row; None without dropout.
+
+        Returns:
+            float32 [B, C] of `classifier`, or [B, T, 2] of `span`. The latter is MASKED_OUT at the
+            slots where no answer can start or end.
+        """
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = ops.split_keys(keys, 2)
-        states = self.encoder(batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0])
+        states = self.encoder(
+            batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0]
+        )
         if self.classes:
             return self.classifier(states, keys[1])
-        # The question, the separators (the one at the end too) and padding hold no answer; slot 0 stands for "none".
-        allowed = (slots == 0) | ((slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1))
+        # An answer lies in the context: not in the question, the separators or the padding. Slot 0
+        # stands for "no answer".
+        allowed = (slots == 0) | (
+            (slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1)
+        )
         return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), MASKED_OUT)
 
 
 def create(settings: config.Model, vocabulary_size: int, pad_id: int, classes: int):
-    """(graph, init), as `maelm.create`."""
+    """Returns the graph of FineTuned, and `init`, which draws its parameters from a key.
+
+    See maelm.create.
+    """
 
     def init(key):
-        return nnx.to_pure_dict(nnx.state(FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(key)), nnx.Param))
+        return nnx.to_pure_dict(
+            nnx.state(
+                FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(key)), nnx.Param
+            )
+        )
 
-    return nnx.graphdef(nnx.eval_shape(lambda: FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(0)))), init
+    return nnx.graphdef(
+        nnx.eval_shape(lambda: FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(0)))
+    ), init
 
 
 def _nats(scores: Float[Array, "B C"], target: Int[Array, " B"]) -> Float[Array, " B"]:
-    return jax.nn.logsumexp(scores, axis=1) - jnp.take_along_axis(scores, target[:, None], axis=1)[:, 0]
+    """Cross-entropy of each row, in nats."""
+    return (
+        jax.nn.logsumexp(scores, axis=1)
+        - jnp.take_along_axis(scores, target[:, None], axis=1)[:, 0]
+    )
 
 
 def loss_of(graph: nnx.GraphDef):
-    """The loss function of the training step: cross-entropy of the class, mean of those of start and end, or squared error of the score / 5.
+    """Returns the loss function for training.step.make_train_step.
 
-    `correct` counts the right classes; answers with both ends right; scores within half a point of 5.
+    The loss of a row is the cross-entropy of its class; the mean of the cross-entropies of start
+    and end slot; or, in a regression, the squared error of the score, which is from 0 to 1. The
+    sums count a row as correct when its class is right; when both slots are right; or when its
+    score is less than 0.1 away.
     """
 
-    def loss_fn(params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool) -> loss.Sums:
+    def loss_fn(
+        params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool
+    ) -> loss.Sums:
         fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
         keys = fold_in(jax.random.fold_in(key, batch.seed[0]), numbers) if train else None
         scores, target = maelm.apply(graph, params)(batch, keys), batch.targets
         if scores.ndim == 3:
-            each = 0.5 * (_nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1]))
+            each = 0.5 * (
+                _nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1])
+            )
             correct = (jnp.argmax(scores, axis=1).astype(target.dtype) == target).all(axis=1)
         elif target.dtype == jnp.float32:
             each = (scores[:, 0] - target) ** 2
@@ -85,13 +130,15 @@ def loss_of(graph: nnx.GraphDef):
             each = _nats(scores, target)
             correct = jnp.argmax(scores, axis=1).astype(target.dtype) == target
         weights = batch.weights
-        return loss.Sums((each * weights).sum(), (correct.astype(jnp.float32) * weights).sum(), weights.sum())
+        return loss.Sums(
+            (each * weights).sum(), (correct.astype(jnp.float32) * weights).sum(), weights.sum()
+        )
 
     return loss_fn
 
 
 def predict_of(graph: nnx.GraphDef):
-    """(params, batch) -> float32 [B, C] scores, or Spans of B windows."""
+    """Returns a function (params, batch) -> float32 [B, C] scores, or Spans of the B windows."""
 
     def predict(params: dict, batch: Batch):
         scores = maelm.apply(graph, params)(batch)

@@ -1,4 +1,4 @@
-"""What `--predict` needs: the finished run, where predictions go, and which files they replace."""
+"""Files of --predict: the finished run, the predictions, and the record of what they predict."""
 
 import hashlib
 import json
@@ -8,15 +8,24 @@ import pathlib
 from maelm_jax import config, storage
 from maelm_jax.finetuning import files
 
-RECORD = ".source.json"  # after the name of the predictions: the file whose predictions they are
-# Where a grid and a table keep their models.
+RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
+# Folders of models in a grid or a table.
 MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
 
 
 def stem_and_folder(
     workdir: pathlib.Path, input_file: str, output: str | None, ending: str
 ) -> tuple[str, pathlib.Path]:
-    """The predictions' name without its ending, and their folder.
+    """Where predictions are written.
+
+    Args:
+        workdir: Folder of the run. Predictions are written there if `output` is None.
+        input_file: The file to predict.
+        output: Path of the predictions, or None.
+        ending: Ending that `output` must have.
+
+    Returns:
+        Name of the predictions without its ending, and their folder.
 
     Raises:
         ConfigError: `output` has another ending.
@@ -35,11 +44,21 @@ def stem_and_folder(
 def check_target(
     folder: pathlib.Path, stem: str, endings: tuple[str, ...], input_file: str, flag: str
 ) -> dict[str, str]:
-    """What is recorded beside the predictions of `input_file`. Makes `folder`.
+    """Checks that predictions can be written, and makes their folder.
+
+    Args:
+        folder: Folder of the predictions.
+        stem: Their name without ending.
+        endings: Endings of all files of the predictions.
+        input_file: The file to predict.
+        flag: The flag that named `folder`, for messages.
+
+    Returns:
+        Content of the record: path and SHA-256 of `input_file`.
 
     Raises:
-        ConfigError: A file is in the way that --predict did not write, or wrote for another file; or
-            the folder cannot be written to.
+        ConfigError: The folder cannot be written to; or one of the files exists, and --predict did
+            not write it or wrote it for another input.
     """
     paths = [folder / (stem + ending) for ending in endings]
     record = folder / (paths[0].name + RECORD)
@@ -53,9 +72,10 @@ def check_target(
 
 
 def replace(folder: pathlib.Path, stem: str, endings: tuple[str, ...], source: dict[str, str]):
-    """Removes earlier predictions of this file and records that the next ones are its own.
+    """Removes earlier predictions and writes the record `source` of the next ones.
 
-    The record comes before the predictions: a kill between them leaves nothing that is in the way.
+    The record comes first. After a kill before the predictions are complete, the same command thus
+    recognises the files as its own.
     """
     for ending in endings:
         (folder / (stem + ending)).unlink(missing_ok=True)
@@ -63,7 +83,7 @@ def replace(folder: pathlib.Path, stem: str, endings: tuple[str, ...], source: d
 
 
 def _check_record(record: pathlib.Path, found: pathlib.Path, source: dict[str, str]):
-    """Raises ConfigError unless `record` says that predictions are those of `source`."""
+    """Raises ConfigError unless `record` has the path or the digest of `source`."""
     remedy = "Name another file with --output=FILE, or remove it."
     if not os.path.isfile(record):
         raise config.ConfigError(
@@ -77,6 +97,7 @@ def _check_record(record: pathlib.Path, found: pathlib.Path, source: dict[str, s
 
 
 def _digest(path: str) -> str:
+    """SHA-256 of a file. Raises ConfigError when it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -87,10 +108,13 @@ def _digest(path: str) -> str:
 
 
 def read_run(workdir: str | None) -> tuple[pathlib.Path, dict]:
-    """(folder, results.json) of a finished run that holds a model.
+    """Finds the finished run in --workdir.
+
+    Returns:
+        Its folder, and the content of results.json.
 
     Raises:
-        ConfigError: `workdir` is anything else. The message says what.
+        ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
     """
     from maelm_jax.finetuning import session
 

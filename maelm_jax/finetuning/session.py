@@ -1,4 +1,4 @@
-"""One fine-tuning run on the loop of training: State with the best parameters so far, validation, and what a finished workdir holds."""
+"""Fine-tuning runs of one task: training, evaluation, predictions and results."""
 
 import collections.abc
 import dataclasses
@@ -26,73 +26,97 @@ from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, s
 
 STOPPED = loop.STOPPED
 RESULTS = "results.json"  # written last: a folder that holds it is finished
-UNFINISHED = "unfinished"  # checkpoints of the whole state, until then
+UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 
 
 class State(typing.NamedTuple):
-    """What a checkpoint of an unfinished run holds: so that one that goes on knows its best evaluation."""
+    """Training state. It includes the best parameters, so that a resumed run still has them."""
 
     step: jax.Array
     params: dict
     opt_state: optax.OptState
     best_params: dict
-    best_score: jax.Array  # float32: of the main metric
+    best_score: jax.Array  # float32: main metric of `best_params`, -inf before the first evaluation
 
 
 class FinetuneSession:
-    """All that the runs of one task with one architecture share: data and compiled steps."""
+    """Data and compiled steps that all runs of one task with one architecture share."""
 
     def __init__(self, experiment: config.Experiment, problem: TaskData, vocabulary: Vocabulary):
         self.settings, self.problem, self.vocabulary = experiment.finetune, problem, vocabulary
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self.graph, self.init = heads.create(experiment.model, self.vocabulary.size, self.vocabulary.pad, problem.classes)
+        self.graph, self.init = heads.create(
+            experiment.model, self.vocabulary.size, self.vocabulary.pad, problem.classes)
         self.updates = optimizer.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.of_seed(0))
         place_as = lambda tree: sharding.tree(tree, self.mesh)  # noqa: E731
         moments = jax.eval_shape(self.updates.init, shapes)
         self.fresh_params = jax.jit(self.init, out_shardings=place_as(shapes))
         self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(moments))
-        self.zero = jax.device_put(jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
-        longest = max(int(dev.features.lengths.max()) for dev in (*problem.dev.values(), *problem.unscored.values()))
+        self.zero = jax.device_put(
+            jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
+        longest = max(int(dev.features.lengths.max())
+                      for dev in (*problem.dev.values(), *problem.unscored.values()))
         sizes = features.padded_lengths(problem.train.lengths, length_of(experiment))
         self.sizes = sizes if sizes[-1] >= longest else [*sizes, longest]
-        self.predictor = Predictor(self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
+        self.predictor = Predictor(
+            self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
         state = State(self.zero, shapes, moments, shapes, self.zero)
-        # Seed 0: the run's own travels with the batch.
-        self.train_step = step.make_train_step(heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
+        # The step is compiled with seed 0. The seed of a run travels in its batches.
+        self.train_step = step.make_train_step(
+            heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
         self.peak = metrics.peak_flops(experiment.model.dtype).flops_per_second
 
     def fresh_state(self, start: EncoderSource, seed: int) -> State:
-        """The start's encoder under a head drawn by `seed`."""
+        """The state before the first step: the encoder of `start`, and a head drawn with `seed`."""
         params = self.fresh_params(jax.random.fold_in(keys.of_seed(seed), 0))
         params |= {"encoder": start.encoder(params["encoder"])}
-        copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731  a state's buffers are given away at each step
-        return State(copy(self.zero), params, self.fresh_moments(params), copy(params), jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
+        # The training step donates the buffers of its state: no two fields may share a buffer.
+        copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731
+        return State(copy(self.zero), params, self.fresh_moments(params), copy(params),
+                     jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding))
 
     def run(
-        self, experiment: config.Experiment, start: EncoderSource, workdir: str, record: collections.abc.Callable[[], None] = lambda: None
+        self, experiment: config.Experiment, start: EncoderSource, workdir: str,
+        record: collections.abc.Callable[[], None] = lambda: None,
     ) -> dict | None:
-        """Trains one cell with one seed (`experiment` names one of each) in `workdir`; returns its results, None after SIGTERM.
+        """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.
 
-        Goes on from a checkpoint of an unfinished run. `record` is called once that is read, before anything in `workdir` is changed: it writes
-        what the run is made of. Raises Diverged when the loss is not finite.
+        Args:
+            experiment: Settings with one value of each hyperparameter.
+            start: The encoder to start from.
+            workdir: Folder of the run.
+            record: Writes the settings of the run. It is called after the checkpoint is read and
+                before anything in `workdir` changes.
+
+        Returns:
+            The content of results.json; None when SIGTERM stopped the run.
+
+        Raises:
+            Diverged: The loss or the gradient is not finite.
         """
         began = time.perf_counter()
         settings, problem, seed = experiment.finetune, self.problem, experiment.run.seed
-        batches = features.Batches(problem.train, self.sizes, settings.batch_size, self.vocabulary.pad, seed)
+        batches = features.Batches(
+            problem.train, self.sizes, settings.batch_size, self.vocabulary.pad, seed)
         total = batches.per_epoch * settings.epochs
-        run = dataclasses.replace(experiment.run, train_steps=total, eval_every=-(-batches.per_epoch // settings.evaluations))
+        run = dataclasses.replace(
+            experiment.run, train_steps=total,
+            eval_every=-(-batches.per_epoch // settings.evaluations))
         warmup = round(settings.warmup * total)
         folder = pathlib.Path(workdir)
         state = self.fresh_state(start, seed)
-        state = state._replace(opt_state=optimizer.with_schedule(state.opt_state, settings.learning_rate, warmup, total))
-        planned = optimizer.Schedule(np.arange(total, dtype=np.float32), *map(np.float32, (settings.learning_rate, warmup, total)))
+        state = state._replace(opt_state=optimizer.with_schedule(
+            state.opt_state, settings.learning_rate, warmup, total))
+        planned = optimizer.Schedule(
+            np.arange(total, dtype=np.float32),
+            *map(np.float32, (settings.learning_rate, warmup, total)))
         checkpoints = checkpoint.Checkpoints(workdir, keep=1, inside=UNFINISHED)
         resumed = checkpoints.restore(state)
         state = resumed[1] if resumed else state
         first = int(state.step)
         record()
-        best_outputs = None  # of the best evaluation, where this process has seen it
+        best_outputs = None  # stays None in a run that was resumed after its best evaluation
 
         def evaluate(state: State) -> tuple[State, dict[str, float]]:
             nonlocal best_outputs
@@ -102,20 +126,17 @@ class FinetuneSession:
             if score > jax.device_get(state.best_score):
                 best_outputs = outputs
                 better = jax.tree.map(jnp.copy, state.params)
-                state = state._replace(best_params=better, best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding))
+                state = state._replace(
+                    best_params=better,
+                    best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding))
             return state, {f"eval_{name}": value for name, value in values.items()}
 
         tokens = int(problem.train.lengths.sum()) / batches.per_epoch
         job = loop.Job(
-            run=run,
-            train_step=self.train_step,
-            batch=lambda number: place(batches.batch(number), self.mesh),
-            evaluate=evaluate,
-            learning_rates=np.asarray(planned.rate()),
-            tokens_per_step=tokens,
-            flops_per_step=self.flops_per_step(experiment.model, batches),
-            peak_flops=self.peak,
-        )
+            run=run, train_step=self.train_step,
+            batch=lambda number: place(batches.batch(number), self.mesh), evaluate=evaluate,
+            learning_rates=np.asarray(planned.rate()), tokens_per_step=tokens,
+            flops_per_step=self.flops_per_step(experiment.model, batches), peak_flops=self.peak)
         writer = metrics.Writer(workdir, first)
         try:
             state, status = loop.run(job, state, first, writer, checkpoints)
@@ -125,114 +146,140 @@ class FinetuneSession:
         if status == loop.STOPPED:
             return None
         evaluations = self.evaluations(workdir, batches.per_epoch)
-        best = max(evaluations, key=lambda line: np.float32(line[problem.main]))  # the first of the highest, as `evaluate` kept it
+        # `max` returns the first of equal scores, and `evaluate` keeps the first too.
+        best = max(evaluations, key=lambda line: np.float32(line[problem.main]))
         written = self.write_best(folder, state.best_params, best["step"], best_outputs)
         results = {
-            "task": problem.name, "init_from": start.name, "seed": seed, "cell": cell_of(settings), "main_metric": problem.main,
-            "score": best[problem.main], "best": best, "last": evaluations[-1], "evaluations": evaluations, "labels": list(problem.labels),
-            "max_length": length_of(experiment), "train_examples": len(problem.train.ids), "steps": total,
-            "padding": {"train": batches.padding(), "lengths": self.sizes}, "examples_per_second": self.speed(workdir, tokens, settings.batch_size),
-            "seconds": time.perf_counter() - began, "resumed_at": first, "predictions": written, "notes": problem.notes,
-        }  # fmt: skip
+            "task": problem.name, "init_from": start.name, "seed": seed, "cell": cell_of(settings),
+            "main_metric": problem.main, "score": best[problem.main], "best": best,
+            "last": evaluations[-1], "evaluations": evaluations, "labels": list(problem.labels),
+            "max_length": length_of(experiment), "train_examples": len(problem.train.ids),
+            "steps": total, "padding": {"train": batches.padding(), "lengths": self.sizes},
+            "examples_per_second": self.speed(workdir, tokens, settings.batch_size),
+            "seconds": time.perf_counter() - began, "resumed_at": first, "predictions": written,
+            "notes": problem.notes}  # fmt: skip
         write_json(folder / RESULTS, results)
         shutil.rmtree(folder / UNFINISHED)
         return results
 
     def outputs(self, params: dict, sets: dict[str, DevSet]) -> dict:
-        """{name: what heads.predict_of gives} for all examples of each set."""
-        return {name: self.predictor.outputs(params, found, self.sizes) for name, found in sets.items()}
+        """{name of the set: Predictor.outputs of its examples}."""
+        return {name: self.predictor.outputs(params, found, self.sizes)
+                for name, found in sets.items()}
 
     def score(self, outputs: dict) -> dict[str, float]:
-        """{metric: value} over all dev sets, of which these are the outputs; the set's name before the metric's where there are two."""
+        """{metric: value} on the dev sets. A name such as "matched" is a prefix of its metrics."""
         values = {}
         for name, dev in self.problem.dev.items():
             scored = dev.score(outputs[name])
-            values |= {f"{name}_{metric}" if name else metric: value for metric, value in scored.items()}
+            values |= {f"{name}_{metric}" if name else metric: value
+                       for metric, value in scored.items()}
         return values
 
-    def write_best(self, folder: pathlib.Path, params: dict, number: int, outputs: dict | None) -> list[str]:
-        """The best parameters as the workdir's checkpoint, and their predictions; returns the names of the files.
+    def write_best(
+        self, folder: pathlib.Path, params: dict, number: int, outputs: dict | None
+    ) -> list[str]:
+        """Writes a checkpoint of `params`, of step `number`, and their predictions.
 
-        `outputs` are theirs on the dev sets, None where they must be computed (once more, in a run that went on after its best evaluation).
+        `outputs` are the outputs of `params` on the dev sets; None computes them. Returns the names
+        of the files of predictions.
         """
         with_head = checkpoint.Checkpoints(str(folder), keep=1)
         with_head.save(number, {"params": params})
         with_head.close()
-        outputs = (outputs or self.outputs(params, self.problem.dev)) | self.outputs(params, self.problem.unscored)
+        outputs = (outputs or self.outputs(params, self.problem.dev)) | self.outputs(
+            params, self.problem.unscored)
         written = []
         for name, dev in (self.problem.dev | self.problem.unscored).items():
-            extra = name if name != next(iter(self.problem.dev)) else ""  # the first dev set's are the predictions
-            written.append(dev.write(outputs[name], folder, "_".join(filter(None, ("predictions", extra)))).name)
+            # The predictions of the first dev set have no name in their file name.
+            extra = name if name != next(iter(self.problem.dev)) else ""
+            written.append(dev.write(
+                outputs[name], folder, "_".join(filter(None, ("predictions", extra)))).name)
         return written
 
     def evaluations(self, workdir: str, per_epoch: int) -> list[dict]:
-        """Every evaluation of a run: step, epoch, metrics."""
+        """Step, epoch and metrics of every evaluation in metrics.jsonl."""
         lines = [line for line in metrics.read(workdir) if f"eval_{self.problem.main}" in line]
-        named = lambda line: {name.removeprefix("eval_"): value for name, value in line.items() if name.startswith("eval_")}  # noqa: E731
-        return [{"step": line["step"], "epoch": round(line["step"] / per_epoch, 4), **named(line)} for line in lines]
+        named = lambda line: {  # noqa: E731
+            name.removeprefix("eval_"): value
+            for name, value in line.items() if name.startswith("eval_")}
+        return [{"step": line["step"], "epoch": round(line["step"] / per_epoch, 4), **named(line)}
+                for line in lines]
 
     def speed(self, workdir: str, tokens_per_step: float, batch_size: int) -> float | None:
-        """Training examples a second, evaluation left out; None for a run too short to say."""
-        rates = [line["tokens_per_second"] for line in metrics.read(workdir) if line.get("tokens_per_second")]
+        """Median training examples per second, without evaluation; None in a very short run."""
+        rates = [line["tokens_per_second"]
+                 for line in metrics.read(workdir) if line.get("tokens_per_second")]
         return float(np.median(rates)) / tokens_per_step * batch_size if rates else None
 
     def flops_per_step(self, model: config.Model, batches: features.Batches) -> float:
-        """Model FLOPs of a mean step, counted as metrics.flops_terms does, on tokens that are not padding."""
+        """Mean model FLOPs of a step, without padding. See training.metrics.flops_terms."""
         per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
         lengths = self.problem.train.lengths.astype(np.float64)
-        return model.layers * float((6.0 * per_layer * lengths + 12.0 * model.width * lengths**2).sum()) / batches.per_epoch
+        return model.layers * float(
+            (6.0 * per_layer * lengths + 12.0 * model.width * lengths**2).sum()
+        ) / batches.per_epoch
 
 
 class Predictor:
-    """Outputs of a fine-tuned model for whole sets of examples."""
+    """Computes the outputs of a fine-tuned model for whole sets of examples."""
 
     def __init__(self, graph, init, mesh: jax.sharding.Mesh, pad: int, rows: int):
         self.mesh, self.pad = mesh, pad
-        self.rows = -(-rows // (mesh.shape["data"] * mesh.shape["fsdp"])) * (mesh.shape["data"] * mesh.shape["fsdp"])
+        self.rows = -(-rows // (mesh.shape["data"] * mesh.shape["fsdp"])) * (
+            mesh.shape["data"] * mesh.shape["fsdp"])
         params = sharding.tree(jax.eval_shape(init, keys.of_seed(0)), mesh)
-        self.predict = jax.jit(heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH)))
+        self.predict = jax.jit(
+            heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH)))
 
     def outputs(self, params: dict, dev: DevSet, sizes: list[int]):
-        """What heads.predict_of gives, as NumPy arrays over all examples, in their order."""
+        """Outputs of heads.predict_of as NumPy arrays over all examples, in the order of `dev`."""
         numbers, parts = [], []
         count = -(-len(dev.features.ids) // self.rows)
         batches = features.in_order(dev.features, sizes, self.rows, self.pad)
-        for rows, batch in tqdm.tqdm(batches, total=count, desc="evaluating", unit="batch", leave=False, mininterval=1.0, delay=5.0):
+        for rows, batch in tqdm.tqdm(batches, total=count, desc="evaluating", unit="batch",
+                                     leave=False, mininterval=1.0, delay=5.0):
             numbers.append(rows)
             parts.append(self.predict(params, place(batch, self.mesh)))
         parts = jax.device_get(parts)
         order = np.argsort(np.concatenate(numbers))
-        joined = lambda *arrays: np.concatenate([a[: len(n)] for a, n in zip(arrays, numbers, strict=True)])[order]  # noqa: E731
+        joined = lambda *arrays: np.concatenate(  # noqa: E731
+            [a[: len(n)] for a, n in zip(arrays, numbers, strict=True)])[order]
         return jax.tree.map(joined, *parts)
 
 
 def place(batch: features.Batch, mesh: jax.sharding.Mesh) -> features.Batch:
+    """`batch` on the devices, its rows sharded over the mesh."""
     return features.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
 
 
 def length_of(experiment: config.Experiment) -> int:
-    """Tokens of an example at most."""
+    """Largest number of tokens of an example."""
     return min(experiment.finetune.max_length, experiment.model.max_positions)
 
 
 def cell_of(settings: config.Finetune) -> dict:
-    return {name: getattr(settings, name) for name in ("batch_size", "learning_rate", "epochs", "warmup")}
+    """The hyperparameters that tell one cell of the grid from another."""
+    return {name: getattr(settings, name)
+            for name in ("batch_size", "learning_rate", "epochs", "warmup")}
 
 
 def write_json(path: pathlib.Path, content):
+    """Writes a JSON file. Under its name it is always complete."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(content, indent=1) + "\n")
     os.replace(temporary, path)
 
 
 def read_results(folder: pathlib.Path) -> dict:
-    """What results.json of a finished run says. Raises ConfigError when it is damaged."""
+    """Reads results.json of a finished run. Raises ConfigError when it is damaged."""
     path, remedy = folder / RESULTS, f"Remove {folder} and run again."
     results = files.read_record(path, remedy, task=str, cell=dict, seed=int)
     if "diverged" in results:
         return files.read_record(path, remedy, diverged=str)
     number = (int, float)
-    results = files.read_record(path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list)
+    results = files.read_record(
+        path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list)
     for name, value in results["best"].items():
         if not isinstance(value, number) or not isinstance(results["last"].get(name), number):
             raise config.ConfigError(f"{path}: damaged, {name} is no number. {remedy}")
@@ -240,10 +287,13 @@ def read_results(folder: pathlib.Path) -> dict:
 
 
 def restore(workdir: str, experiment: config.Experiment, classes: int, vocabulary: Vocabulary):
-    """(Predictor, parameters) of a finished fine-tuned workdir."""
+    """Returns (Predictor, parameters) of a finished run. `classes` is that of heads.create."""
     graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, classes)
     mesh = sharding.make_mesh(experiment.mesh)
     shapes = jax.eval_shape(init, keys.of_seed(0))
-    like = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.tree(shapes, mesh))
+    like = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes, sharding.tree(shapes, mesh))
     params = checkpoint.restore_params(workdir, like)[1]
-    return Predictor(graph, init, mesh, vocabulary.pad, experiment.finetune.eval_batch_size), params
+    return Predictor(
+        graph, init, mesh, vocabulary.pad, experiment.finetune.eval_batch_size), params

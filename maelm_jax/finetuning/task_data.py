@@ -1,4 +1,7 @@
-"""A task as the training sees it: features to train on, dev sets that score and write down predictions. GLUE and SQuAD look alike from here on."""
+"""The data of a task in a form that is the same for GLUE and SQuAD.
+
+It has tokenised training examples, and dev sets that score predictions and write them to files.
+"""
 
 import collections
 import collections.abc
@@ -16,33 +19,42 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import features, glue, metrics, squad
 
 NAMES = (*glue.TASKS, *squad.FILES, glue.OWN)
-SAMPLE_SEED = 0  # of Finetune.train_examples: the same sample for every seed
+SAMPLE_SEED = 0  # draws the sample of Finetune.train_examples; runs of all seeds share it
 
 
 @dataclasses.dataclass(frozen=True)
 class DevSet:
-    """Examples to predict. `outputs`, below, is what heads.predict_of gives, for all examples in their order."""
+    """Examples to predict. `outputs` are those of heads.predict_of for all examples, in order.
+
+    Attributes:
+        features: The examples.
+        score: outputs -> {metric: value}.
+        write: (outputs, folder, stem) -> path of the predictions. Writes FOLDER/STEM + each ending.
+        endings: Endings of the files that `write` writes. The first one is of the predictions.
+    """
 
     features: features.Features
-    score: collections.abc.Callable[..., dict[str, float]]  # outputs -> {metric: value}
-    write: collections.abc.Callable[..., pathlib.Path]  # (outputs, folder, stem) -> the file of predictions
-    endings: tuple[str, ...]  # of the files that `write` writes, the predictions' first
+    score: collections.abc.Callable[..., dict[str, float]]
+    write: collections.abc.Callable[..., pathlib.Path]
+    endings: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskData:
+    """A task with its data."""
+
     name: str
-    classes: int  # of the classifier: 1 is a regression, 0 an answer's start and end
-    labels: tuple[str, ...]  # of the classes; empty where there are none
-    main: str  # the metric that picks the best evaluation
+    classes: int  # outputs of the classifier; 1 is a regression; 0: start and end of an answer
+    labels: tuple[str, ...]  # names of the classes; empty without classes
+    main: str  # the metric that selects the best evaluation
     train: features.Features
-    dev: dict[str, DevSet]
-    unscored: dict[str, DevSet]  # predicted at the end only
-    notes: list[str]
+    dev: dict[str, DevSet]  # by name; the name is "" in tasks with one dev set
+    unscored: dict[str, DevSet]  # predicted at the end of a run and not scored
+    notes: list[str]  # for the user
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, typing.Any]:
-        """What tells this data, as tokenised, from other data."""
+        """Number of training examples and a hash of the tokenised training and dev data."""
         digest = hashlib.sha256()
         for rows in (self.train, *(dev.features for dev in self.dev.values())):
             for part in (rows.lengths, np.concatenate(rows.ids), rows.targets):
@@ -51,7 +63,7 @@ class TaskData:
 
 
 def classes_of(name: str, settings: config.Finetune) -> tuple[int, tuple[str, ...]]:
-    """(outputs of the classifier, or 0; label names) of a task. Raises ConfigError on an unknown one."""
+    """`classes` and `labels` of TaskData. Raises ConfigError when the task is unknown."""
     if name in squad.FILES:
         return 0, ()
     if name not in NAMES:
@@ -61,7 +73,11 @@ def classes_of(name: str, settings: config.Finetune) -> tuple[int, tuple[str, ..
 
 
 def check(name: str, settings: config.Finetune):
-    """Raises ConfigError when the task is unknown, or its files are not in `data_dir`; reads none. TFDS is asked when the task's turn comes."""
+    """Checks that a task and its files exist. Does not read them, and does not check TFDS.
+
+    Raises:
+        ConfigError: The task is unknown, or a file is missing.
+    """
     classes, _ = classes_of(name, settings)
     if settings.data_dir is None and name != glue.OWN:
         return
@@ -71,17 +87,38 @@ def check(name: str, settings: config.Finetune):
         glue.locate(glue.task_of(name, settings), settings)
 
 
-def load(name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int) -> TaskData:
-    """Reads and tokenises a task's data; at most `length` tokens an example. Raises ConfigError on data that is missing or wrong."""
+def load(
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
+) -> TaskData:
+    """Reads and tokenises the data of a task.
+
+    Args:
+        name: One of NAMES.
+        settings: Settings of fine-tuning.
+        corpus: Settings of TFDS.
+        vocabulary: Encodes the text.
+        length: Largest number of tokens of an example.
+
+    Raises:
+        ConfigError: The task is unknown, or data is missing or malformed.
+    """
     classes, labels = classes_of(name, settings)
     build = _squad if classes == 0 else _glue
     problem = build(name, classes, labels, settings, corpus, vocabulary, length)
     count = settings.train_examples
     if count is None or count >= len(problem.train.ids):
         return problem
-    numbers = np.sort(np.random.default_rng(SAMPLE_SEED).permutation(len(problem.train.ids))[:count])
-    note = f"trained on {count} of {len(problem.train.ids)} examples" if classes else f"trained on {count} of {len(problem.train.ids)} windows"
-    return dataclasses.replace(problem, train=problem.train.take(numbers), notes=[*problem.notes, note])
+    numbers = np.sort(
+        np.random.default_rng(SAMPLE_SEED).permutation(len(problem.train.ids))[:count]
+    )
+    note = (
+        f"trained on {count} of {len(problem.train.ids)} examples"
+        if classes
+        else f"trained on {count} of {len(problem.train.ids)} windows"
+    )
+    return dataclasses.replace(
+        problem, train=problem.train.take(numbers), notes=[*problem.notes, note]
+    )
 
 
 def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> TaskData:
@@ -94,7 +131,6 @@ def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> TaskDa
     unscored = {}
     if name == "mnli" and (diagnostic := glue.diagnostic(settings, corpus)):
         unscored["ax"] = glue_dev(task, diagnostic, vocabulary, length, "diagnostic")
-    # The scores are found at STS-B's scale by a monotonous step (/ 5), which no correlation notices.
     main = "_".join(filter(None, (next(iter(dev)), task.metrics[0])))
     notes = [note for found in (train, *dev.values()) for note in found.notes]
     if name == glue.OWN and "f1" in task.metrics:
@@ -102,8 +138,13 @@ def _glue(name, classes, labels, settings, corpus, vocabulary, length) -> TaskDa
     return TaskData(name, classes, labels, main, rows, dev_sets, unscored, notes)
 
 
-def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> features.Features:
-    """Tokenised; what is cut is counted in `found.notes`. STS-B's 0..5 becomes 0..1, absent labels become class 0."""
+def glue_features(
+    found: glue.Examples, vocabulary: Vocabulary, length: int, which: str
+) -> features.Features:
+    """Tokenises examples, and notes in `found` how many were cut. `which` names them in the note.
+
+    Scores from 0 to 5 are divided by 5, which changes no correlation. Missing labels are class 0.
+    """
     ids, cut = features.sentences(found.sentences, vocabulary, length)
     if cut:
         found.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
@@ -112,7 +153,10 @@ def glue_features(found: glue.Examples, vocabulary: Vocabulary, length: int, whi
     return features.Features(ids, targets, np.zeros(len(ids), np.int32))
 
 
-def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, length: int, which: str) -> DevSet:
+def glue_dev(
+    task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, length: int, which: str
+) -> DevSet:
+    """A dev set of GLUE. `which` names it in notes."""
     rows = glue_features(found, vocabulary, length, which)
     endings = (".tsv", "_probabilities.tsv") if task.labels else (".tsv",)
 
@@ -123,7 +167,9 @@ def glue_dev(task: glue.Task, found: glue.Examples, vocabulary: Vocabulary, leng
             glue.write_probabilities(task, outputs, paths[1])
         return paths[0]
 
-    return DevSet(rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write, endings)
+    return DevSet(
+        rows, lambda outputs: metrics.glue(task.metrics, rows.targets, outputs), write, endings
+    )
 
 
 def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> TaskData:
@@ -131,16 +177,36 @@ def _squad(name, classes, labels, settings, corpus, vocabulary, length) -> TaskD
     rows = squad.windows(train, vocabulary, settings, length, training=True).rows
     if not rows.targets.any():
         raise config.ConfigError(
-            f"{name}: none of the {len(train.questions)} training questions of {train.source} has an "
-            f"answer that stands in its context at answer_start and fits into {length} tokens. "
+            f"{name}: none of the {len(train.questions)} training questions of {train.source} "
+            "has an answer that stands in its context at answer_start and fits into "
+            f"{length} tokens. "
             "Check text and answer_start of the answers."
         )
     dev_set = squad_dev(name, dev, vocabulary, settings, length)
-    return TaskData(name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {}, train.notes + dev.notes)
+    return TaskData(
+        name, classes, labels, "best_f1" if name == "squad2" else "f1", rows, {"": dev_set}, {},
+        train.notes + dev.notes,
+    )  # fmt: skip
 
 
-def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune, length: int, threshold=None) -> DevSet:
-    """With `threshold` given, written answers are empty above that null margin; otherwise above the dev set's best for F1 (SQuAD 2.0)."""
+def squad_dev(
+    name: str, found: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune,
+    length: int, threshold=None,
+) -> DevSet:  # fmt: skip
+    """A dev set of SQuAD, or a file to predict.
+
+    Args:
+        name: "squad1" or "squad2".
+        found: The questions. Notes are added to it.
+        vocabulary: Encodes the text.
+        settings: Settings of fine-tuning.
+        length: Largest number of tokens of a window.
+        threshold: SQuAD 2.0: `write` leaves answers empty whose null margin is above it. None: the
+            threshold with the best F1 on these questions.
+
+    Raises:
+        ConfigError: Two questions have the same id.
+    """
     ids = collections.Counter(question.id for question in found.questions)
     if len(ids) < len(found.questions):
         twice = ids.most_common(1)[0][0][:50]
@@ -156,11 +222,16 @@ def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, setting
 
     def score(outputs) -> dict[str, float]:
         golds = [tuple(text for text, _ in question.answers) for question in found.questions]
-        return metrics.squad([metrics.Answered(g, *a) for g, a in zip(golds, answers(outputs), strict=True)], unanswerable=name == "squad2")
+        return metrics.squad(
+            [metrics.Answered(g, *a) for g, a in zip(golds, answers(outputs), strict=True)],
+            unanswerable=name == "squad2",
+        )
 
     def write(outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
         paths = [folder / (stem + ending) for ending in endings]
-        given = dict(zip([question.id for question in found.questions], answers(outputs), strict=True))
+        given = dict(
+            zip([question.id for question in found.questions], answers(outputs), strict=True)
+        )
         limit = np.inf
         if name == "squad2":
             limit = score(outputs)["best_f1_threshold"] if threshold is None else threshold
@@ -174,12 +245,30 @@ def squad_dev(name: str, found: squad.Questions, vocabulary: Vocabulary, setting
 
 
 def unlabelled(
-    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int, best: dict[str, float]
-) -> tuple[DevSet, list[str]]:
-    """(a file to predict, notes). `best` are the figures of the run's best evaluation, SQuAD 2.0's null threshold among them."""
+    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
+    best: dict[str, float],
+) -> tuple[DevSet, list[str]]:  # fmt: skip
+    """Reads a file to predict. Its labels can be missing.
+
+    Args:
+        name: The task.
+        path: The file.
+        settings: Settings of the fine-tuning run.
+        vocabulary: Encodes the text.
+        length: Largest number of tokens of an example.
+        best: Metrics of the run's best evaluation. In SQuAD 2.0 they include the null threshold.
+
+    Returns:
+        The examples, and notes for the user.
+
+    Raises:
+        ConfigError: The file is malformed or belongs to another task.
+    """
     if name in squad.FILES:
         questions = squad.Questions(squad.read_file(path), source=path)
-        return squad_dev(name, questions, vocabulary, settings, length, best.get("best_f1_threshold")), questions.notes
+        return squad_dev(
+            name, questions, vocabulary, settings, length, best.get("best_f1_threshold")
+        ), questions.notes
     task = glue.task_of(name, settings)
     found = glue.read_file(task, path, labelled=False)
     return glue_dev(task, found, vocabulary, length, path), found.notes
