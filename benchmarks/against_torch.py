@@ -1,17 +1,25 @@
-"""Our training step beside two PyTorch ones, interleaved in one process: tokens/s of each, and the ratios.
+"""Compare the training step with two PyTorch implementations, interleaved in one process.
 
-    python benchmarks/against_torch.py --gin_file=tiny.gin --gin.Model.dtype=float32 --gin.Model.attention_dropout=0.0
+Prints the tokens/s of each implementation, and their ratios to ours. Needs the extra [torch].
 
-hidden    what a transformers user would write: RobertaModel over the whole row, masked positions hidden by the attention mask, [MASK] put back,
-          a decoder of RobertaLayers, the head on the masked positions. No relative bias.
-gathered  the same computation as ours in plain PyTorch: visible tokens gathered, relative bias, scaled_dot_product_attention. Before anything is
-          timed its loss on our weights must equal ours to 1e-4 (relative), dropout off.
+    python benchmarks/against_torch.py --gin_file=tiny.gin --gin.Model.dtype=float32 \\
+        --gin.Model.attention_dropout=0.0
 
-All three: forward, backward, clipping, AdamW (fused in PyTorch), the same dropout rates, float32 on CPU; on CUDA bfloat16 autocast and torch.compile.
-Rows are random ids, one segment, no padding. Our step draws its masks; PyTorch's are drawn beforehand (in its favour). Needs the [torch] extra.
+hidden    The code that a user of transformers would write. RobertaModel reads the whole row, and
+          the attention mask hides the masked positions. [MASK] is put back before a decoder of
+          RobertaLayers; the head reads the masked positions. There is no relative bias.
+gathered  The same computation as ours in plain PyTorch: gathered visible tokens, relative bias,
+          scaled_dot_product_attention. With our weights and without dropout, its loss must equal
+          ours before anything is timed. The relative tolerance is 1e-4 (1e-2 unless float32).
 
-The first step of a turn is not timed. Ours takes its memory as one piece and gives it back after each step: in training the next step takes it again
-at once, but after a pause a virtual machine may have handed it to its host, and a step of 7 s then took 9 to 11.
+All three do forward, backward, clipping and AdamW (fused in PyTorch) with the same dropout rates.
+On CPU, PyTorch computes in float32; on CUDA, it uses bfloat16 autocast and torch.compile. Rows are
+random ids of one segment without padding. Our step draws its masks. PyTorch's masks are drawn
+before, which is in its favour.
+
+The first step of a turn is not timed. Our step returns its memory after each step and takes it
+again in the next. After a pause, a virtual machine may have given that memory to its host, so the
+first step is slower than in training.
 """
 
 import functools
@@ -23,7 +31,8 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device is shared with PyTorch
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # so that PyTorch's threads do not spin while ours work
+# PyTorch's threads must not spin while ours work.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from maelm_jax import cli, config  # noqa: E402
 
@@ -43,34 +52,58 @@ def main(argv: list[str]):
 
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
-    size, run, length = experiment.vocabulary.size, experiment.run, experiment.corpus.sequence_length
+    size, run, length = (
+        experiment.vocabulary.size,
+        experiment.run,
+        experiment.corpus.sequence_length,
+    )
     special = config.SpecialIds(0, 1, 2, 3, size - 1)
     graph, init = maelm.create(experiment.model, size, special)
     updates = optimizer.create(experiment.optimizer, run.train_steps)
     state = step.create_state(init, updates, run.seed, mesh)
-    train_step = step.make_train_step(step.pretraining_loss(experiment, graph, special), updates, state, run.seed, run.accumulate, mesh)
+    train_step = step.make_train_step(
+        step.pretraining_loss(experiment, graph, special),
+        updates,
+        state,
+        run.seed,
+        run.accumulate,
+        mesh,
+    )
     ids = np.random.default_rng(0).integers(4, size - 1, (run.batch_size, length)).astype(np.int32)
     ids[:, 0] = special.bos
     batch = sharding.shard_batch(ids, mesh)
 
     sizes = masking.budget(experiment.masking, length)
-    draw = jax.jit(lambda key: masking.draw(jax.random.split(key, run.batch_size), ids, experiment.masking, sizes, special))
+    draw = jax.jit(
+        lambda key: masking.draw(
+            jax.random.split(key, run.batch_size), ids, experiment.masking, sizes, special
+        )
+    )
     device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"
     torch.manual_seed(0)
     patterns = [
-        {name: torch.tensor(np.asarray(value), dtype=torch.long, device=device) for name, value in draw(jax.random.key(i))._asdict().items()}
+        {
+            name: torch.tensor(np.asarray(value), dtype=torch.long, device=device)
+            for name, value in draw(jax.random.key(i))._asdict().items()
+        }
         for i in range(4)
     ]
     weights = jax.device_get(state.params)
     gathered = Gathered(weights, experiment.model, size, special).to(device)
     hidden = hidden_by_mask(experiment.model, size, length, special).to(device)
 
-    sums = loss.masked_cross_entropy(maelm.apply(graph, state.params).predict(draw(jax.random.key(0))), draw(jax.random.key(0)))
+    sums = loss.masked_cross_entropy(
+        maelm.apply(graph, state.params).predict(draw(jax.random.key(0))), draw(jax.random.key(0))
+    )
     expected = float(sums.loss / sums.count)
     with torch.no_grad():
         found = float(gathered.eval()(patterns[0]))
-    if abs(found - expected) > 1e-4 * abs(expected) * (1 if experiment.model.dtype == "float32" else 100):
-        raise config.RunError(f"the PyTorch step computes something else: loss {found:.6f}, ours {expected:.6f}")
+    if abs(found - expected) > 1e-4 * abs(expected) * (
+        1 if experiment.model.dtype == "float32" else 100
+    ):
+        raise config.RunError(
+            f"the PyTorch step computes something else: loss {found:.6f}, ours {expected:.6f}"
+        )
     print(f"loss on the same weights and masks: ours {expected:.6f}, gathered {found:.6f}")
 
     def ours():
@@ -79,9 +112,10 @@ def main(argv: list[str]):
         return lambda: jax.block_until_ready(state)
 
     contenders = {"ours": ours} | {
-        name: torch_step(module, patterns, experiment, device) for name, module in (("gathered", gathered), ("hidden", hidden))
+        name: torch_step(module, patterns, experiment, device)
+        for name, module in (("gathered", gathered), ("hidden", hidden))
     }
-    for contender in contenders.values():  # compilation, and PyTorch's first allocations
+    for contender in contenders.values():  # compilation and PyTorch's first allocations
         for _ in range(2):
             contender()()
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -96,25 +130,33 @@ def main(argv: list[str]):
 
     model, tokens = experiment.model, run.batch_size * length
     print(
-        f"{model.layers}+{model.decoder_layers} x {model.width}, vocabulary {size}, length {length}, batch {run.batch_size}, {model.dtype}, "
-        f"dropout {model.dropout}, attention dropout {model.attention_dropout}, {device}, torch {torch.__version__}, "
+        f"{model.layers}+{model.decoder_layers} x {model.width}, vocabulary {size}, length "
+        f"{length}, batch {run.batch_size}, {model.dtype}, "
+        f"dropout {model.dropout}, attention dropout {model.attention_dropout}, {device}, torch "
+        f"{torch.__version__}, "
         f"{torch.get_num_threads()} threads"
     )
     print(f"{'step':<10}{'tokens/s':>12}{'slowest':>12}{'fastest':>12}{'ours is':>10}")
     mine = statistics.median(seconds["ours"])
     for name, times in seconds.items():
         rates = [tokens / value for value in (statistics.median(times), max(times), min(times))]
-        print(f"{name:<10}" + "".join(f"{rate:>12,.0f}" for rate in rates) + f"{statistics.median(times) / mine:>9.2f}x")
+        print(
+            f"{name:<10}"
+            + "".join(f"{rate:>12,.0f}" for rate in rates)
+            + f"{statistics.median(times) / mine:>9.2f}x"
+        )
 
 
 def torch_step(module, patterns: list[dict], experiment: config.Experiment, device: str):
-    """A function that starts one optimiser step and returns what waits for it."""
+    """Makes a function that starts one optimiser step and returns a function that waits for it."""
     import torch
 
     settings = experiment.optimizer
     module.train()
     forward = torch.compile(module) if device == "cuda" else module
-    adam = torch.optim.AdamW(module.parameters(), lr=1e-4, betas=(settings.b1, settings.b2), eps=settings.eps, fused=True)
+    adam = torch.optim.AdamW(
+        module.parameters(), lr=1e-4, betas=(settings.b1, settings.b2), eps=settings.eps, fused=True
+    )
     count = 0
 
     def one():
@@ -138,8 +180,11 @@ def _torch():
     return torch, torch.nn.functional
 
 
-def Gathered(weights: dict, settings: config.Model, size: int, special: config.SpecialIds):  # noqa: N802
-    """Our model with our parameters as a torch Module: forward(inputs) is the mean loss. (A function, so that --help needs no torch.)"""
+def Gathered(weights: dict, settings: config.Model, size: int, special: config.SpecialIds):
+    """Our model with our parameters as a torch Module, whose forward(inputs) is the mean loss.
+
+    This is a function and not a class, so that `--help` needs no torch.
+    """
     import numpy as np
 
     from maelm_jax.model.positions import MASKED_OUT, bucket_of_distance
@@ -154,7 +199,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
         return functional.linear(x, p["kernel"], p["bias"])
 
     def rows_at(x, index):
-        """x [B, N, D] at index [B, P]; zero where index is N."""
+        """Rows of x [B, N, D] at index [B, P]; zero where the index is N."""
         found = x.gather(1, index.clamp(max=x.shape[1] - 1)[:, :, None].expand(-1, -1, x.shape[2]))
         return found * (index < x.shape[1])[:, :, None].to(x.dtype)
 
@@ -162,7 +207,9 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
         def __init__(self):
             super().__init__()
             self.tree = self._register(weights, ())
-            self.register_buffer("bucket", torch.tensor(bucket_of_distance(settings)).long(), persistent=False)
+            self.register_buffer(
+                "bucket", torch.tensor(bucket_of_distance(settings)).long(), persistent=False
+            )
 
         def _register(self, tree, path):
             result = {}
@@ -182,39 +229,73 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
             return result
 
         def layer(self, blocks, index):
-            return {name: {key: value[index] for key, value in part.items()} for name, part in blocks.items()}
+            return {
+                name: {key: value[index] for key, value in part.items()}
+                for name, part in blocks.items()
+            }
 
         def stack(self, x, blocks, count, bias, dropout):
             batch, length, width = x.shape
-            drop = functools.partial(functional.dropout, p=rate if dropout else 0.0, training=self.training)
+            drop = functools.partial(
+                functional.dropout, p=rate if dropout else 0.0, training=self.training
+            )
             for index in range(count):
                 p = self.layer(blocks, index)
-                q, k, v = (linear(x, p[name]).view(batch, length, heads, -1).transpose(1, 2) for name in ("query", "key", "value"))
-                y = functional.scaled_dot_product_attention(
-                    q, k, v, attn_mask=bias.to(q.dtype), dropout_p=attention_rate if dropout and self.training else 0.0
+                q, k, v = (
+                    linear(x, p[name]).view(batch, length, heads, -1).transpose(1, 2)
+                    for name in ("query", "key", "value")
                 )
-                x = norm(x + drop(linear(y.transpose(1, 2).reshape(batch, length, width), p["out"])), p["attention_norm"])
-                x = norm(x + drop(linear(functional.gelu(linear(x, p["up"])), p["down"])), p["output_norm"])
+                y = functional.scaled_dot_product_attention(
+                    q,
+                    k,
+                    v,
+                    attn_mask=bias.to(q.dtype),
+                    dropout_p=attention_rate if dropout and self.training else 0.0,
+                )
+                x = norm(
+                    x + drop(linear(y.transpose(1, 2).reshape(batch, length, width), p["out"])),
+                    p["attention_norm"],
+                )
+                x = norm(
+                    x + drop(linear(functional.gelu(linear(x, p["up"])), p["down"])),
+                    p["output_norm"],
+                )
             return x
 
         def bias(self, segments, positions, table):
             same = (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, None, :]
-            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, MASKED_OUT)[:, None]
+            bias = torch.zeros(same.shape, device=same.device).masked_fill(~same, MASKED_OUT)[
+                :, None
+            ]
             if table is None:
                 return bias
             distance = positions[:, None, :] - positions[:, :, None] + settings.max_positions - 1
             return bias + table[self.bucket[distance]].permute(0, 3, 1, 2)
 
         def forward(self, inputs):
-            encoder, decoder, head = self.tree["encoder"], self.tree.get("decoder"), self.tree["head"]
+            encoder, decoder, head = (
+                self.tree["encoder"],
+                self.tree.get("decoder"),
+                self.tree["head"],
+            )
             length = inputs["ids"].shape[1]
             slots = inputs["encoder_slots"].clamp(max=length - 1)
             read = inputs["encoder_slots"] < length
-            segments, positions = inputs["segments"].gather(1, slots) * read, inputs["encoder_positions"] * read
+            segments, positions = (
+                inputs["segments"].gather(1, slots) * read,
+                inputs["encoder_positions"] * read,
+            )
             table = encoder["token_embedding"]
             x = table[inputs["encoder_ids"]] + encoder["position_embedding"][positions]
-            x = functional.dropout(norm(x, encoder["norm"]), rate, self.training) * (segments > 0)[:, :, None]
-            bias = self.bias(segments, positions, encoder["relative_bias"]["table"] if "relative_bias" in encoder else None)
+            x = (
+                functional.dropout(norm(x, encoder["norm"]), rate, self.training)
+                * (segments > 0)[:, :, None]
+            )
+            bias = self.bias(
+                segments,
+                positions,
+                encoder["relative_bias"]["table"] if "relative_bias" in encoder else None,
+            )
             x = self.stack(x, encoder["blocks"], settings.layers, bias, True)
             visible = x.shape[1]
             x = rows_at(x, inputs["encoder_index"])
@@ -224,9 +305,21 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
                 x = torch.where((masked & ~known)[:, :, None], table[special.mask].to(x.dtype), x)
                 x = norm(x + decoder["position_embedding"][inputs["positions"]], decoder["norm"])
                 segments = inputs["segments"] * (known | masked)
-                bias = self.bias(segments, inputs["positions"], decoder["relative_bias"]["table"] if "relative_bias" in decoder else None)
-                x = self.stack(x * (segments > 0)[:, :, None], decoder["blocks"], settings.decoder_layers, bias, False)
-            return masked_loss(rows_at(x, inputs["masked_slots"]), inputs, lambda y: self.logits(y, head, table))
+                bias = self.bias(
+                    segments,
+                    inputs["positions"],
+                    decoder["relative_bias"]["table"] if "relative_bias" in decoder else None,
+                )
+                x = self.stack(
+                    x * (segments > 0)[:, :, None],
+                    decoder["blocks"],
+                    settings.decoder_layers,
+                    bias,
+                    False,
+                )
+            return masked_loss(
+                rows_at(x, inputs["masked_slots"]), inputs, lambda y: self.logits(y, head, table)
+            )
 
         def logits(self, x, head, table):
             x = norm(functional.gelu(linear(x, head["dense"])), head["norm"])
@@ -236,7 +329,7 @@ def Gathered(weights: dict, settings: config.Model, size: int, special: config.S
 
 
 def masked_loss(x, inputs: dict, logits):
-    """Mean cross-entropy at the masked slots that are not empty; x is [B, M, D]."""
+    """Mean cross-entropy at the masked slots that are not empty. `x` is [B, M, D]."""
     _, functional = _torch()
     length = inputs["ids"].shape[1]
     valid = inputs["masked_slots"] < length
@@ -245,20 +338,27 @@ def masked_loss(x, inputs: dict, logits):
 
 
 def hidden_by_mask(settings: config.Model, size: int, length: int, special: config.SpecialIds):
-    """transformers' RoBERTa as encoder, its layers as decoder, its head."""
+    """Model with transformers' RoBERTa as encoder, its layers as decoder, and its head."""
     import transformers
     from transformers.models.roberta import modeling_roberta
 
     torch, _ = _torch()
     shape = {
-        "vocab_size": size, "hidden_size": settings.width, "num_attention_heads": settings.heads, "intermediate_size": settings.feed_forward,
-        "max_position_embeddings": length + 2, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "attn_implementation": "sdpa",
+        "vocab_size": size, "hidden_size": settings.width, "num_attention_heads": settings.heads,
+        "intermediate_size": settings.feed_forward, "max_position_embeddings": length + 2,
+        "type_vocab_size": 1, "layer_norm_eps": 1e-5, "attn_implementation": "sdpa",
     }  # fmt: skip
     deep = transformers.RobertaConfig(
-        num_hidden_layers=settings.layers, hidden_dropout_prob=settings.dropout, attention_probs_dropout_prob=settings.attention_dropout, **shape
+        num_hidden_layers=settings.layers,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.attention_dropout,
+        **shape,
     )
     shallow = transformers.RobertaConfig(
-        num_hidden_layers=settings.decoder_layers, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **shape
+        num_hidden_layers=settings.decoder_layers,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **shape,
     )
 
     class Hidden(torch.nn.Module):
@@ -279,7 +379,9 @@ def hidden_by_mask(settings: config.Model, size: int, length: int, special: conf
                 x = self.norm(torch.where(masked[:, :, None], row, x) + self.positions.weight[None])
                 x = self.decoder(x).last_hidden_state
             slots = inputs["masked_slots"].clamp(max=x.shape[1] - 1)
-            return masked_loss(x.gather(1, slots[:, :, None].expand(-1, -1, x.shape[2])), inputs, self.head)
+            return masked_loss(
+                x.gather(1, slots[:, :, None].expand(-1, -1, x.shape[2])), inputs, self.head
+            )
 
     return Hidden()
 

@@ -1,8 +1,12 @@
-"""Seeds of one cell of the fine-tuning grid: one after the other, or all in one compiled step (vmap over parameters, moments and batches)?
+"""Compare two ways to fine-tune the seeds of one cell of the grid.
+
+The seeds run one after the other, or all in one compiled step. That step is a vmap over the
+parameters, the optimiser's moments and the batches.
 
     python benchmarks/finetune_seeds.py --init_from=runs/tiny --seeds=5 --batch_size=32 --length=64
 
-Prints seconds a step of all seeds (median of alternating repetitions) and seconds of compilation, both ways.
+For both ways, prints the seconds that a step of all seeds takes and the seconds of the first one,
+which includes compilation. The repetitions of the two ways alternate; the median is printed.
 """
 
 import argparse
@@ -23,7 +27,9 @@ from maelm_jax.training import optimizer, sharding, step  # noqa: E402
 
 
 def main():
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("--init_from", required=True)
     for name, value in (("seeds", 5), ("batch_size", 32), ("length", 64), ("repetitions", 9)):
         flags.add_argument(f"--{name}", type=int, default=value)
@@ -39,9 +45,19 @@ def main():
         return state._replace(opt_state=optimizer.with_schedule(state.opt_state, 3e-5, 10, 1000))
 
     draw = np.random.default_rng(0)
-    ids = [draw.integers(4, begin.vocabulary.size - 1, args.length).astype(np.int32) for _ in range(args.batch_size)]
-    rows = features.Features(ids, draw.integers(0, 3, args.batch_size).astype(np.int32), np.zeros(args.batch_size, np.int32))
-    batches = [jax.tree.map(jnp.asarray, features.pack(rows, args.length, args.batch_size, 1, seed)) for seed in range(args.seeds)]
+    ids = [
+        draw.integers(4, begin.vocabulary.size - 1, args.length).astype(np.int32)
+        for _ in range(args.batch_size)
+    ]
+    rows = features.Features(
+        ids,
+        draw.integers(0, 3, args.batch_size).astype(np.int32),
+        np.zeros(args.batch_size, np.int32),
+    )
+    batches = [
+        jax.tree.map(jnp.asarray, features.pack(rows, args.length, args.batch_size, 1, seed))
+        for seed in range(args.seeds)
+    ]
     states = [fresh(seed) for seed in range(args.seeds)]
     one = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
     together = jax.jit(jax.vmap(one), donate_argnums=0)
@@ -63,9 +79,15 @@ def main():
 
     compiled = timed(each), timed(at_once)
     pairs = [(timed(each), timed(at_once)) for _ in range(args.repetitions)]
-    print(f"{jax.devices()[0].device_kind}; {args.seeds} seeds, batch {args.batch_size}, length {args.length}")
+    print(
+        f"{jax.devices()[0].device_kind}; {args.seeds} seeds, batch {args.batch_size}, length "
+        f"{args.length}"
+    )
     for number, name in enumerate(("one by one", "vmap")):
-        print(f"{name:<12}{statistics.median(pair[number] for pair in pairs):>8.3f} s a step of all seeds{compiled[number]:>8.1f} s the first time")
+        print(
+            f"{name:<12}{statistics.median(pair[number] for pair in pairs):>8.3f} s a step of all "
+            f"seeds{compiled[number]:>8.1f} s the first time"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""Rows/s from the row store to device memory, batch by batch as training reads them; nothing is trained.
+"""Measure the rows/s from the row store to device memory, without training.
 
-    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 --gin.TEXT_FILES='books/*.txt'
+    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 \\
+        --gin.TEXT_FILES='books/*.txt'
 
-The rows are prepared first if they are not there yet. Batches come in the order of training, from a cold process: the file cache is as it is.
+The rows are prepared first if they do not exist yet. Batches have the size and order of training.
+The process has read no rows before, but the operating system's file cache may hold them.
 """
 
 import pathlib
@@ -17,7 +19,9 @@ from maelm_jax import cli  # noqa: E402
 
 def main(argv: list[str]):
     flags = cli.parser(__doc__)
-    flags.add_argument("--batches", type=int, default=100, help="batches timed, after two that are not")
+    flags.add_argument(
+        "--batches", type=int, default=100, help="batches timed, after two that are not"
+    )
     args, experiment = cli.parse(flags, argv)
 
     import jax
@@ -28,8 +32,13 @@ def main(argv: list[str]):
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
-    stores = {name: splits["train"] for name, splits in rows.prepare(experiment.corpus, vocabulary).items()}
-    train = batches.Batches(stores, sources.rates(experiment.corpus), experiment.run.batch_size, experiment.run.seed)
+    stores = {
+        name: splits["train"]
+        for name, splits in rows.prepare(experiment.corpus, vocabulary).items()
+    }
+    train = batches.Batches(
+        stores, sources.rates(experiment.corpus), experiment.run.batch_size, experiment.run.seed
+    )
     times = []
     for number in range(args.batches + 2):
         start = time.perf_counter()
@@ -37,8 +46,14 @@ def main(argv: list[str]):
         times.append(time.perf_counter() - start)
     times = times[2:]
     size, length = experiment.run.batch_size, experiment.corpus.sequence_length
-    print(f"{sum(map(len, stores.values())):,} rows of {length} ids; batches of {size}; {jax.device_count()} x {jax.devices()[0].device_kind}")
-    print(f"{size * len(times) / sum(times):,.0f} rows/s ({1e3 * statistics.median(times):.2f} ms a batch, slowest {1e3 * max(times):.2f} ms)")
+    print(
+        f"{sum(map(len, stores.values())):,} rows of {length} ids; batches of {size}; "
+        f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    )
+    print(
+        f"{size * len(times) / sum(times):,.0f} rows/s ({1e3 * statistics.median(times):.2f} ms a "
+        f"batch, slowest {1e3 * max(times):.2f} ms)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
-"""The rate at which text becomes rows, beside bare SentencePiece: the same documents, the same processes, nothing but their ids.
+"""Measure the rate at which text becomes rows, compared with bare SentencePiece.
 
-    python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' --gin.Corpus.processes=2
+Bare SentencePiece encodes the same documents with as many processes and does nothing else.
 
-Rows are made in a temporary folder; the vocabulary is taken from Corpus.rows_dir (trained first where it is not there). Both are repeated in turns.
-SentencePiece is handed the text from memory; to make rows it is read from its files as well, and unpacked.
+    python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' \\
+        --gin.Corpus.processes=2
+
+Rows are made in a temporary folder. The vocabulary comes from Corpus.rows_dir; if there is none, it
+is trained first. The two measurements alternate. SentencePiece gets the text from memory. Making
+rows includes reading the files and decompressing them.
 """
 
 import concurrent.futures
@@ -20,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config  # noqa: E402
 
-MEGABYTES = 4.0  # of text handed to a process at once
+MEGABYTES = 4.0  # of text that a process gets at once
 
 
 def main(argv: list[str]):
@@ -30,10 +34,14 @@ def main(argv: list[str]):
 
     from maelm_jax.data import rows, sources, vocabulary
 
-    corpus = dataclasses.replace(experiment.corpus, processes=experiment.corpus.processes or os.cpu_count())
+    corpus = dataclasses.replace(
+        experiment.corpus, processes=experiment.corpus.processes or os.cpu_count()
+    )
     words = rows.vocabulary_for(experiment.vocabulary, corpus)
     if not isinstance(words, vocabulary.SentencePieceVocabulary):
-        raise config.ConfigError("this compares with SentencePiece: Vocabulary.file must be one of its models, or None")
+        raise config.ConfigError(
+            "this compares with SentencePiece: Vocabulary.file must be one of its models, or None"
+        )
     texts = [text for source in sources.rates(corpus) for text in sources.documents(source, corpus)]
     size = sum(len(text.encode()) for text in texts) / 1e6
     parts, part, held = [], [], 0.0
@@ -50,25 +58,39 @@ def main(argv: list[str]):
         model = pathlib.Path(folder) / "model"
         words.save(model)
         spawn = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(corpus.processes, spawn, _load, (str(model / words.FILE),)) as pool:
+        with concurrent.futures.ProcessPoolExecutor(
+            corpus.processes, spawn, _load, (str(model / words.FILE),)
+        ) as pool:
             list(pool.map(_encode, [["warm"]] * corpus.processes))
             for number in range(args.rounds):
                 start = time.perf_counter()
                 tokens = sum(pool.map(_encode, parts))
                 bare.append(time.perf_counter() - start)
                 start = time.perf_counter()
-                stores = rows.prepare(dataclasses.replace(corpus, rows_dir=f"{folder}/{number}"), words)
+                stores = rows.prepare(
+                    dataclasses.replace(corpus, rows_dir=f"{folder}/{number}"), words
+                )
                 ours.append(time.perf_counter() - start)
-    filled = sum(split.statistics["tokens"] for store in stores.values() for split in store.values())
+    filled = sum(
+        split.statistics["tokens"] for store in stores.values() for split in store.values()
+    )
     print(
-        f"{size:.1f} MB of text, {len(texts):,} documents, {corpus.processes} processes; {tokens:,} ids; rows hold {filled:,}, <s> and </s> included"
+        f"{size:.1f} MB of text, {len(texts):,} documents, {corpus.processes} processes; "
+        f"{tokens:,} ids; rows hold {filled:,}, <s> and </s> included"
     )
     for name, times in (("SentencePiece", bare), ("rows", ours)):
-        print(f"{name:<14}{size / statistics.median(times):>8.2f} MB/s   ({', '.join(f'{value:.1f}' for value in times)} s)")
-    print(f"rows are made at {statistics.median(bare) / statistics.median(ours):.0%} of bare SentencePiece's rate")
+        print(
+            f"{name:<14}{size / statistics.median(times):>8.2f} MB/s   "
+            f"({', '.join(f'{value:.1f}' for value in times)} s)"
+        )
+    print(
+        f"rows are made at {statistics.median(bare) / statistics.median(ours):.0%} of bare "
+        "SentencePiece's rate"
+    )
 
 
 def _load(path: str):
+    """Loads the SentencePiece model in a worker process."""
     global model
     import sentencepiece
 
@@ -76,6 +98,7 @@ def _load(path: str):
 
 
 def _encode(texts: list[str]) -> int:
+    """Encodes documents line by line; returns the number of ids."""
     return sum(len(ids) for text in texts for ids in model.encode(text.splitlines()))
 
 

@@ -1,9 +1,12 @@
-"""Seconds from the command to the end of its first training step, with a cold and then a warm compilation cache.
+"""Measure the seconds from the start of a command to the end of its first training step.
 
-    python benchmarks/startup.py --gin_file=base.gin --gin.BATCH_SIZE=2 --gin.Model.dtype=float32 --gin.TEXT_FILES='books/*.txt'
+The compilation cache is cold for the first measurement and warm for the second.
 
-Starts `python -m maelm_jax.train` with the same flags, one step of training, in a workdir and a cache that are thrown away. The rows are prepared
-beforehand and not counted.
+    python benchmarks/startup.py --gin_file=base.gin --gin.BATCH_SIZE=2 \\
+        --gin.Model.dtype=float32 --gin.TEXT_FILES='books/*.txt'
+
+Starts `python -m maelm_jax.train` with the same flags and ends it after its first step. Workdir and
+cache are temporary. The rows are prepared before, and their preparation does not count.
 """
 
 import os
@@ -25,30 +28,54 @@ def main(argv: list[str]):
     flag = [argument for argument in argv if not argument.startswith("--workdir")]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled", "PYTHONPATH": path}
-        environment.pop("GLIBC_TUNABLES", None)  # this process's own (cli.use_huge_pages): a user's command starts without
-        _finish([sys.executable, "-m", "maelm_jax.prepare", *flag, f"--workdir={folder}/rows"], environment)
+        environment = os.environ | {
+            "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
+            "PYTHONPATH": path,
+        }
+        # cli.use_huge_pages sets this for the present process. A user's command starts without it.
+        environment.pop("GLIBC_TUNABLES", None)
+        _finish(
+            [sys.executable, "-m", "maelm_jax.prepare", *flag, f"--workdir={folder}/rows"],
+            environment,
+        )
         for name in ("cold", "warm"):
             workdir = pathlib.Path(folder) / name
-            command = [sys.executable, "-m", "maelm_jax.train", *flag, f"--workdir={workdir}", "--gin.Run.log_every=1", "--gin.Run.eval_rows=2"]
+            command = [
+                sys.executable,
+                "-m",
+                "maelm_jax.train",
+                *flag,
+                f"--workdir={workdir}",
+                "--gin.Run.log_every=1",
+                "--gin.Run.eval_rows=2",
+            ]
             seconds = _first_step(command, workdir / "metrics.jsonl", environment)
             print(f"{name} cache: {seconds:.1f} s to the first step's numbers")
 
 
 def _finish(command: list[str], environment: dict):
+    """Runs a command. Raises RunError if it fails."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
-        raise config.RunError(f"{' '.join(command[1:])} ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
+        raise config.RunError(
+            f"{' '.join(command[1:])} ended with {done.returncode}: "
+            f"{done.stderr.strip().splitlines()[-1:]}"
+        )
 
 
 def _first_step(command: list[str], metrics: pathlib.Path, environment: dict) -> float:
-    """Starts the command, returns when its first line of metrics is there, and ends it."""
+    """Runs a command until its first line of metrics; returns the seconds until then."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         while not (metrics.is_file() and metrics.stat().st_size):
             if process.poll() is not None:
-                raise config.RunError(f"{' '.join(command[1:])} ended with {process.returncode}: {process.stderr.read()[-300:]}")
+                raise config.RunError(
+                    f"{' '.join(command[1:])} ended with {process.returncode}: "
+                    f"{process.stderr.read()[-300:]}"
+                )
             time.sleep(0.02)
         return time.perf_counter() - start
     finally:

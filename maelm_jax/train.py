@@ -1,13 +1,17 @@
-"""Pretrain a text encoder: MAE-LM, the MLM baseline, or anything between.
+"""Pretrain a text encoder: MAE-LM, the MLM baseline, or a mixture of both.
 
-    python -m maelm_jax.train --gin_file=tiny.gin                                  a small encoder, on text that is already on this machine
-    python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin               its MLM twin
-    python -m maelm_jax.train --gin_file=small.gin --gin.TEXT_FILES='books/*.txt'  your own text
-    python -m maelm_jax.train --gin_file=base.gin --dry_run                        sizes, FLOPs, memory and mesh, without any data
+A small encoder on text that is already on this machine, and the MLM baseline for it:
+    python -m maelm_jax.train --gin_file=tiny.gin
+    python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin
+Your own text:
+    python -m maelm_jax.train --gin_file=small.gin --gin.TEXT_FILES='books/*.txt'
+Print sizes, FLOPs, memory and mesh without reading data:
+    python -m maelm_jax.train --gin_file=base.gin --dry_run
 
-The workdir holds all of it: config.gin, environment.txt, vocabulary/, metrics.jsonl, tensorboard/, checkpoints/, loss_curve.png. The same
-command started again goes on from the newest checkpoint. Exit status: 0 done, 143 stopped by SIGTERM (and saved), 2 wrong input, 3 diverged,
-1 anything else.
+The workdir contains the whole run: config.gin, environment.txt, vocabulary/, metrics.jsonl,
+tensorboard/, checkpoints/, loss_curve.png. The same command resumes the run from its newest
+checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoint, 2 wrong input,
+3 diverged, 1 anything else.
 """
 
 import logging
@@ -15,6 +19,7 @@ import time
 
 from maelm_jax import cli, storage
 
+# Files that a resumed run reads at its start. They are fetched if the workdir is in a bucket.
 RECORDS = ("config.gin", "environment.txt", "changes.txt", "rows.json")
 
 

@@ -1,15 +1,17 @@
-"""Second moments of hidden states, layer by layer, in bounded memory: never a matrix of tokens, whatever their number.
+"""Second moments of hidden states, one for each layer, in bounded memory.
 
-The products of a batch are summed on the device in float32 at the highest precision, batches on the host in float64. From the d x d second
-moment of a set of tokens ranks.py gets the spectrum, and so every effective rank at once.
+The (tokens x width) matrix of states is never stored: only its D x D second moment is. The device
+sums the products of one batch in float32 at the highest precision. The host sums the batches in
+float64. `ranks.py` computes the spectrum and the effective ranks from the second moment.
 
-Sets of tokens, all of them without padding, with <s> and </s>:
-    plain  text as it is, without [MASK]: what fine-tuning sees
-    real   masked input as in pretraining, what is not [MASK] (random and kept tokens in its place among it); of MAE-LM, the visible tokens
-    mask   masked input, the [MASK]s that the encoder sees, if any
-    all    masked input, real and mask together
+Sets of tokens. All contain <s> and </s>; none contains padding:
+    plain  text without [MASK], as fine-tuning reads it
+    real   masked input as in pretraining: every token that the encoder reads, except [MASK].
+           Random and kept tokens at masked positions belong to it.
+    mask   masked input as in pretraining: the [MASK] tokens that the encoder reads, if any
+    all    the sum of real and mask
 
-Axis letters: N layers (0 is what enters the first), B rows, T slots, D width.
+Axis letters: N layers (0 is the input of the first layer), B rows, T slots, D width.
 """
 
 import collections.abc
@@ -25,12 +27,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.model import maelm, masking
 
-SETS = ("plain", "real", "mask")  # what is measured; "all" is the sum of the last two
-TOKENS_AT_ONCE = 8192  # slots of a batch, each of them read with and without [MASK]: bounds the states of all layers on the device
+SETS = ("plain", "real", "mask")  # the measured sets; "all" is the sum of the last two
+# Slots of a batch. Each slot is encoded twice, with and without [MASK]. This bounds the device
+# memory that the states of all layers take.
+TOKENS_AT_ONCE = 8192
 
 
 class Moments(typing.NamedTuple):
-    """Of a set of tokens, for every layer: how many, their sum, and the sum of their outer products."""
+    """Number of tokens of a set and, for every layer, the sums of states and outer products."""
 
     count: Float[np.ndarray | jax.Array, ""]
     total: Float[np.ndarray | jax.Array, "N D"]
@@ -40,47 +44,72 @@ class Moments(typing.NamedTuple):
         return Moments(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def second(self, layer: int, centred: bool = False) -> np.ndarray:
-        """float64 [D, D]: the mean of x x^T over the tokens, or with `centred` their covariance."""
+        """Mean of x x^T over the tokens, float64 [D, D]; with `centred`, their covariance."""
         mean = self.total[layer] / self.count
         return self.product[layer] / self.count - (np.outer(mean, mean) if centred else 0.0)
 
 
 def of_states(states: Float[Array, "N B T D"], members: Bool[Array, "B T"]) -> Moments:
-    """The moments of the states of `members`, in float32."""
+    """Moments of the states of the tokens that `members` selects, in float32."""
     x = jnp.where(members[None, :, :, None], states.astype(jnp.float32), 0.0)
     product = jnp.einsum("nbtd,nbte->nde", x, x, precision=jax.lax.Precision.HIGHEST)
     return Moments(members.sum(dtype=jnp.float32), x.sum((1, 2)), product)
 
 
 def measure(
-    graph: nnx.GraphDef, settings: config.Masking, length: int, special: config.SpecialIds, layers: tuple[int, ...] | None = None
+    graph: nnx.GraphDef,
+    settings: config.Masking,
+    length: int,
+    special: config.SpecialIds,
+    layers: tuple[int, ...] | None = None,
 ) -> collections.abc.Callable:
-    """(encoder parameters, rows [B, L], row numbers [B], key) -> {set: Moments} of a batch, to be compiled. `layers`: of these alone.
+    """Builds the function that measures one batch. The caller compiles it.
 
-    `graph` is that of the encoder. Masks are drawn as in pretraining, from the key and the row's number: two runs with the same settings of
-    Masking get the same ones.
+    Masks are drawn as in pretraining, from the key and the number of the row. Two runs with the
+    same `Masking` settings get the same masks.
+
+    Args:
+        graph: Graph of the encoder.
+        settings: How rows are masked.
+        length: Row length L.
+        special: Ids of the special tokens.
+        layers: Indices of the layers to measure. None: all.
+
+    Returns:
+        A function (encoder parameters, rows [B, L], row numbers [B], key) -> {set: Moments}.
     """
-    # In full length (dropped slots empty, the same function): so one pass of the encoder, compiled once, does with and without [MASK].
+    # `compact=False` keeps the full length and leaves dropped slots empty. The encoder computes the
+    # same function, and one pass serves the rows with and without [MASK].
     settings = dataclasses.replace(settings, compact=False)
     sizes = masking.budget(settings, length)
 
-    def batch(params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]) -> dict[str, Moments]:
+    def batch(
+        params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
+    ) -> dict[str, Moments]:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
         inputs = masking.draw(keys, rows, settings, sizes, special)
         read = inputs.encoder_slots < length
         is_mask = read & (inputs.encoder_ids == special.mask)
         masked = (inputs.encoder_ids, inputs.encoder_positions, jnp.where(read, inputs.segments, 0))
-        both = (jnp.concatenate(pair) for pair in zip((rows, inputs.positions, inputs.segments), masked, strict=True))
+        both = (
+            jnp.concatenate(pair)
+            for pair in zip((rows, inputs.positions, inputs.segments), masked, strict=True)
+        )
         states = maelm.apply(graph, params)(*both, every=True)
         if layers is not None:
             states = states[jnp.asarray(layers)]
         plain, masked = jnp.split(states, 2, axis=1)
-        return {"plain": of_states(plain, inputs.segments > 0), "real": of_states(masked, read & ~is_mask), "mask": of_states(masked, is_mask)}
+        return {
+            "plain": of_states(plain, inputs.segments > 0),
+            "real": of_states(masked, read & ~is_mask),
+            "mask": of_states(masked, is_mask),
+        }
 
     return batch
 
 
 def rows_at_once(length: int) -> int:
+    """Rows of `length` slots in a batch of `TOKENS_AT_ONCE` slots; at least one."""
     return max(1, TOKENS_AT_ONCE // length)
 
 
@@ -95,17 +124,36 @@ def accumulate(
     place: collections.abc.Callable = jnp.asarray,
     progress: collections.abc.Callable = lambda rows: None,
 ) -> dict[str, Moments]:
-    """{set: Moments} in float64 of `rows` [R, L], the first of which has the number `first`.
+    """Measures many rows, batch by batch.
 
-    `size` rows go to the devices at once, put there by `place`; `progress(n)` is called after n rows.
+    Args:
+        compiled: The compiled function of `measure`.
+        params: Parameters of the encoder.
+        rows: Token ids, int32 [R, L].
+        first: Number of the first row; the numbers select the masks.
+        key: Random key of the masks.
+        pad: Id of the padding token.
+        size: Rows of a batch. None: as `rows_at_once` says.
+        place: Puts the rows of a batch on the devices.
+        progress: Called after each batch with its number of rows.
+
+    Returns:
+        {set: Moments} in float64.
     """
     size, total = size or rows_at_once(rows.shape[1]), None
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        padding = np.full((size - len(part), rows.shape[1]), pad, rows.dtype)  # rows without tokens count for nothing
+        padding = np.full(
+            (size - len(part), rows.shape[1]), pad, rows.dtype
+        )  # holds no tokens, adds nothing
         numbers = np.arange(first + start, first + start + size, dtype=np.uint32)
-        found = jax.device_get(compiled(params, place(np.concatenate([part, padding])), numbers, key))
-        found = {name: Moments(*(np.asarray(value, np.float64) for value in moments)) for name, moments in found.items()}
+        found = jax.device_get(
+            compiled(params, place(np.concatenate([part, padding])), numbers, key)
+        )
+        found = {
+            name: Moments(*(np.asarray(value, np.float64) for value in moments))
+            for name, moments in found.items()
+        }
         total = found if total is None else {name: total[name] + found[name] for name in SETS}
         progress(len(part))
     return total

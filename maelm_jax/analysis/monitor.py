@@ -1,4 +1,7 @@
-"""The effective rank while training: of the middle and the last layer, on held-out rows, with and without [MASK]."""
+"""Measures the effective rank of two layers during training, on held-out rows.
+
+The layers are the middle one and the last one. Ranks are measured with and without [MASK].
+"""
 
 import time
 
@@ -10,19 +13,36 @@ from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
-TAU = 0.9  # the paper's
-PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION  # tokens measured for each dimension, as far as the held-out rows reach
+TAU = 0.9  # share of the squared length that the effective rank holds, as in the paper
+# Visible tokens measured for each dimension, if the held-out rows have so many.
+PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION
 
 
 class RankMonitor:
-    """`watch(params)` measures; `cost()` says what that has taken."""
+    """Measures the ranks when called with the parameters; `cost` reports the time it took."""
 
-    def __init__(self, experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds, heldout: np.ndarray, mesh: jax.sharding.Mesh):
-        """`heldout` is int32 [R, L]; the first rows of it are used, as many as the width asks for."""
+    def __init__(
+        self,
+        experiment: config.Experiment,
+        vocabulary_size: int,
+        special: config.SpecialIds,
+        heldout: np.ndarray,
+        mesh: jax.sharding.Mesh,
+    ):
+        """Chooses the rows and compiles the measurement.
+
+        Args:
+            experiment: Settings of the run.
+            vocabulary_size: Number of tokens in the vocabulary.
+            special: Ids of the special tokens.
+            heldout: Held-out rows, int32 [R, L]. The first rows with `PER_DIMENSION` visible
+                tokens a dimension are measured, or all rows.
+            mesh: Devices of the run.
+        """
         length, width = heldout.shape[1], experiment.model.width
         devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._size = -(-moments.rows_at_once(length) // devices) * devices
-        # The visible tokens are the fewest of what is measured.
+        # Of the measured sets, the visible tokens are the smallest, so they decide the rows.
         visible = (heldout != special.pad).sum(1).cumsum() * (1 - experiment.masking.rate)
         self._rows = heldout[: int(np.searchsorted(visible, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
@@ -30,21 +50,41 @@ class RankMonitor:
         layers = (experiment.model.layers // 2, experiment.model.layers)
         graph = maelm.encoder_graph(experiment.model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-        self._measure = jax.jit(moments.measure(graph, experiment.masking, length, special, layers), out_shardings=everywhere)
-        self._seconds: list[float] = []  # of each measurement; the first one compiles
+        self._measure = jax.jit(
+            moments.measure(graph, experiment.masking, length, special, layers),
+            out_shardings=everywhere,
+        )
+        self._seconds: list[float] = []  # of each measurement; the first includes compilation
 
     def __call__(self, params: dict) -> dict[str, int]:
-        """rank_plain_middle, rank_plain_last: text without [MASK]; rank_real_middle, rank_real_last: the real tokens of masked input.
+        """Measures the effective ranks of the middle and the last layer.
 
-        A rank is left out when there are fewer held-out tokens than 20 for each dimension.
+        Args:
+            params: Parameters of the model.
+
+        Returns:
+            rank_plain_middle and rank_plain_last for text without [MASK], rank_real_middle and
+            rank_real_last for the real tokens of masked input. A rank is missing when there are
+            fewer than `ranks.LEAST_PER_DIMENSION` tokens for each dimension.
         """
         began = time.perf_counter()
         mine = sharding.local_row_indices(self._size, self._mesh)
         place = lambda rows: sharding.shard_batch(rows[mine], self._mesh, self._size)  # noqa: E731
-        found = moments.accumulate(self._measure, params["encoder"], self._rows, 0, self._key, self._pad, size=self._size, place=place)
+        found = moments.accumulate(
+            self._measure,
+            params["encoder"],
+            self._rows,
+            0,
+            self._key,
+            self._pad,
+            size=self._size,
+            place=place,
+        )
         names = {"plain": "rank_plain", "real": "rank_real"}
         result = {
-            f"{names[group]}_{name}": ranks.effective_rank(ranks.spectrum(found[group].second(layer)), TAU)
+            f"{names[group]}_{name}": ranks.effective_rank(
+                ranks.spectrum(found[group].second(layer)), TAU
+            )
             for group in names
             if ranks.enough(found[group].count, self._width)
             for layer, name in enumerate(("middle", "last"))
@@ -53,12 +93,16 @@ class RankMonitor:
         return result
 
     def cost(self, run: float) -> str:
-        """In words, as a share of a run of so many seconds."""
+        """Describes the time of the measurements, also as a share of a run of `run` seconds."""
         if not self._seconds:
             return "effective rank: not measured"
         each = min(self._seconds)
-        measured, compiled = len(self._seconds) * each, sum(self._seconds) - len(self._seconds) * each
+        measured, compiled = (
+            len(self._seconds) * each,
+            sum(self._seconds) - len(self._seconds) * each,
+        )
         return (
-            f"effective rank: {len(self._seconds)} measurements of {each:.2f} s, {measured / run:.2%} of this run; "
+            f"effective rank: {len(self._seconds)} measurements of {each:.2f} s, "
+            f"{measured / run:.2%} of this run; "
             f"compilation and waiting {compiled:.1f} s, {compiled / run:.2%}"
         )

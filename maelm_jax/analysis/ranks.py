@@ -1,7 +1,8 @@
-"""What the second moment of a set of hidden states says: effective rank, spectrum, the dimensions kept for [MASK], per-dimension use.
+"""Effective rank, spectrum and other figures from the second moment of hidden states.
 
-All of it is float64 numpy on d x d matrices. With H the (tokens x d) matrix of states, the eigenvalues of its second moment H^T H / n are the
-squares of H's singular values, divided by n.
+The effective rank is that of arXiv 2302.02060. Everything is float64 numpy on D x D matrices, where
+D is the width. H is the (tokens x D) matrix of n states. The eigenvalues of its second moment
+H^T H / n are the squared singular values of H, divided by n.
 """
 
 import collections.abc
@@ -13,12 +14,14 @@ import numpy as np
 
 from maelm_jax import config
 
-LEAST_PER_DIMENSION = 20  # tokens for each dimension, below which no rank is reported
-ALONE_DEGREES = 45.0  # from the real tokens' span: more than half of such a direction lies outside it
-CONFIDENCE = 0.95
+LEAST_PER_DIMENSION = 20  # no rank is reported from fewer tokens for each dimension
+# A direction at more than this angle from a span has more than half its squared length outside.
+ALONE_DEGREES = 45.0
+CONFIDENCE = 0.95  # of the intervals
 
 
 def check_tau(tau: float):
+    """Raises ConfigError unless 0 < tau <= 1."""
     if not 0 < tau <= 1:
         raise config.ConfigError(f"--tau={tau}: tau must lie in (0, 1]")
 
@@ -26,72 +29,109 @@ def check_tau(tau: float):
 def spectrum(moment: np.ndarray) -> np.ndarray:
     """Eigenvalues of a second moment [D, D], largest first, float64 [D].
 
-    The states came in float32, so what is below d x 2^-24 of the largest is rounding and set to 0 (cf. numpy.linalg.matrix_rank).
+    The states are float32. An eigenvalue below D x 2^-24 of the largest is a rounding error, so it
+    is set to 0. `numpy.linalg.matrix_rank` has a similar rule.
     """
     values = np.linalg.eigvalsh(moment)[::-1]
     return np.where(values > len(values) * 2.0**-24 * values[0], values, 0.0)
 
 
 def effective_rank(values: np.ndarray, tau: float) -> int:
-    """The smallest k such that the k largest of `values` (squared singular values, largest first) sum to at least tau of all (arXiv 2302.02060)."""
+    """Smallest k such that the k largest values sum to at least tau of the sum of all.
+
+    Args:
+        values: Squared singular values, largest first, float64 [D].
+        tau: Share of the sum, in (0, 1].
+
+    Returns:
+        The effective rank of arXiv 2302.02060.
+    """
     cumulated = np.cumsum(values)
     return int(np.searchsorted(cumulated, tau * cumulated[-1]) + 1)
 
 
 def span(moment: np.ndarray, tau: float) -> np.ndarray:
-    """An orthonormal basis [D, k] of the k leading eigenvectors, k the effective rank: the space in which tau of the squared length lies."""
+    """Orthonormal basis [D, k] of the k leading eigenvectors, where k is the effective rank.
+
+    Its span holds at least tau of the squared length.
+    """
     values, vectors = np.linalg.eigh(moment)
     return vectors[:, ::-1][:, : effective_rank(spectrum(moment), tau)]
 
 
 def share_outside(moment: np.ndarray, basis: np.ndarray) -> float:
-    """The share of a moment's trace (mean squared length, or variance of a centred one) that lies outside the span of `basis` [D, k]."""
+    """Share of the trace of `moment` [D, D] that lies outside the span of `basis` [D, k].
+
+    The trace is the mean squared length, or the variance if the moment is centred.
+    """
     return float(1.0 - np.trace(basis.T @ moment @ basis) / np.trace(moment))
 
 
 def principal_angles(basis: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Degrees between the span of `other` [D, m] and that of `basis` [D, k], one for each dimension of `other`, ascending, float64 [m].
+    """Principal angles between two spans, in degrees, ascending.
 
-    The usual principal angles, and 90 for the m - k dimensions for which `basis` has no partner left.
+    Args:
+        basis: Orthonormal basis, [D, k].
+        other: Orthonormal basis, [D, m].
+
+    Returns:
+        One angle for each dimension of `other`, float64 [m]. If m > k, the last m - k are 90.
     """
     cosines = np.linalg.svd(basis.T @ other, compute_uv=False)
-    return np.concatenate([np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0))), np.full(other.shape[1] - len(cosines), 90.0)])
+    return np.concatenate(
+        [
+            np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0))),
+            np.full(other.shape[1] - len(cosines), 90.0),
+        ]
+    )
 
 
 def use_of_dimensions(moment: np.ndarray) -> np.ndarray:
-    """The share of each coordinate of the hidden state in the mean squared length, float64 [D], in the order of the coordinates."""
+    """Share of each coordinate of the hidden state in the mean squared length, float64 [D]."""
     return np.diag(moment) / np.trace(moment)
 
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """The mean over disjoint sets of tokens, and half the width of its confidence interval (Student's t); None for a single set."""
+    """Mean over disjoint sets of tokens with its confidence interval (Student's t)."""
 
     mean: float
-    half: float | None
+    half: float | None  # half the width of the interval; None for a single set
     sets: int
 
 
 def interval(values: collections.abc.Sequence[float | int]) -> Interval:
+    """Mean of one value for each set, with its confidence interval."""
     n, mean = len(values), float(np.mean(values))
     if n < 2:
         return Interval(mean, None, n)
-    import scipy.stats  # takes a second, which training, that needs no interval, is spared
+    import scipy.stats  # slow to import, and training needs no interval
 
     quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)
     return Interval(mean, float(quantile * np.std(values, ddof=1) / math.sqrt(n)), n)
 
 
 def enough(tokens: typing.SupportsFloat, width: int) -> bool:
-    """Whether a rank may be reported from so many tokens: fewer than 20 x d would show the sample, not the model."""
+    """Whether `tokens` tokens suffice to report a rank.
+
+    With fewer, the rank depends on the sample and not on the model.
+    """
     return float(tokens) >= LEAST_PER_DIMENSION * width
 
 
 def describe(sets: list[dict], layer: int, tau: float) -> dict:
-    """All that is reported of one layer, ready for JSON. `sets` holds {name: Moments} of each disjoint set of tokens (see moments.py).
+    """Describes one layer, ready for JSON.
 
-    For each name that has tokens enough: their number, the effective rank over all sets' tokens, its mean and interval over the sets, the rank
-    of the centred states, both spectra, the use of dimensions. Where the encoder sees [MASK], `mask_alone`: what it keeps for [MASK].
+    Args:
+        sets: {name: Moments} of each disjoint set of tokens. `moments.py` defines the names.
+        layer: Index of the layer.
+        tau: Share of the squared length that the effective rank holds.
+
+    Returns:
+        A dict with one entry for each name. The entry has the number of tokens. If these suffice,
+        it also has the effective rank of all tokens, its mean and interval over the sets, the rank
+        of the centred states, both spectra, and the use of dimensions. If real tokens and [MASK]
+        both have a rank, the key `mask_alone` holds the result of `mask_alone`.
     """
     width = sets[0]["plain"].total.shape[1]
     groups = [one | {"all": one["real"] + one["mask"]} for one in sets]
@@ -103,7 +143,11 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
             continue
         values, centred = (spectrum(moments.second(layer, centred=c)) for c in (False, True))
         parts = [one[name] for one in groups if enough(one[name].count, width)]
-        by_set = interval([effective_rank(spectrum(part.second(layer)), tau) for part in parts] if len(parts) > 1 else [effective_rank(values, tau)])
+        by_set = interval(
+            [effective_rank(spectrum(part.second(layer)), tau) for part in parts]
+            if len(parts) > 1
+            else [effective_rank(values, tau)]
+        )
         result[name] |= {
             "rank": effective_rank(values, tau),
             "rank_by_set": dataclasses.asdict(by_set),
@@ -118,10 +162,22 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 
 
 def mask_alone(real: np.ndarray, mask, layer: int, tau: float) -> dict:
-    """What the encoder keeps for [MASK]: how much of it lies outside the span of the real tokens of the same input (theorem 2.2).
+    """Measures how much of the [MASK] states lies outside the span of the real tokens.
 
-    `share_outside` is of [MASK]'s mean squared length, `variance_outside` of its variance; `dimensions` counts the dimensions of [MASK]'s own
-    span that make more than 45 degrees with the real tokens' span. Both spans hold tau of the squared length.
+    The real tokens are those of the same input (arXiv 2302.02060, theorem 2.2). Both spans hold at
+    least tau of the squared length.
+
+    Args:
+        real: Second moment of the real tokens, [D, D].
+        mask: Moments of the [MASK] tokens.
+        layer: Index of the layer.
+        tau: Share of the squared length that the spans hold.
+
+    Returns:
+        share_outside: Share of the mean squared length of [MASK] outside the real tokens' span.
+        variance_outside: Share of the variance of [MASK] outside that span.
+        dimensions: Number of dimensions of the [MASK] span at more than `ALONE_DEGREES` from it.
+        principal_angles: Angles between the spans in degrees, ascending.
     """
     basis = span(real, tau)
     angles = principal_angles(basis, span(mask.second(layer), tau))

@@ -1,6 +1,7 @@
-"""What a compiled step does, read from its optimised HLO text: collectives with their bytes, and the TPU compiler's own estimate of its cycles.
+"""Reads the optimised HLO text of a compiled step: its collectives and its estimated cycles.
 
-A loop's body stands once in the text and is run many times; here everything counts as often as it is run.
+The cycles are the TPU compiler's own estimate. The text contains the body of a loop once, but a
+step runs it many times. Everything here counts as often as it runs.
 """
 
 import collections.abc
@@ -8,21 +9,40 @@ import math
 import re
 import typing
 
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+BYTES = {  # of one value
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "s16": 2,
+    "u16": 2,
+    "bf16": 2,
+    "f16": 2,
+    "s32": 4,
+    "u32": 4,
+    "f32": 4,
+    "s64": 8,
+    "u64": 8,
+    "f64": 8,
+}
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\(")
+_COLLECTIVE = re.compile(
+    r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
+)
 _SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=(%?[\w.\-]+)|branch_computations=\{([^}]*)\}")
+_CALLED = re.compile(
+    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=(%?[\w.\-]+)"
+    r"|branch_computations=\{([^}]*)\}"
+)
 
 
 class Collective(typing.NamedTuple):
     """One collective instruction."""
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
-    array_bytes: int  # of the whole array on one device: what is summed, or what comes together
-    group: int  # devices that take part together
-    times: int  # that it is run in a step
-    name: str  # the JAX operation that it comes from
+    array_bytes: int  # of the whole array on one device: the summed array, or the gathered one
+    group: int  # devices that exchange data with each other
+    times: int  # runs in a step
+    name: str  # JAX operation that it comes from
 
     @property
     def total_bytes(self) -> int:
@@ -30,22 +50,38 @@ class Collective(typing.NamedTuple):
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes a device sends in a step, around a ring."""
-        return self.total_bytes * (self.group - 1) / self.group * (2 if self.kind == "all-reduce" else 1)
+        """Bytes that a device sends in a step if the devices form a ring."""
+        return (
+            self.total_bytes
+            * (self.group - 1)
+            / self.group
+            * (2 if self.kind == "all-reduce" else 1)
+        )
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of more than one device. An instruction that the compiler split into overlapping pieces (one channel) counts once."""
+    """Finds the collectives of more than one device in an HLO text.
+
+    The compiler may split an instruction into overlapping pieces with the same channel. Such pieces
+    count once.
+    """
     result, seen = [], set()
     for times, line, fused in _executed(text):
         if not (found := _COLLECTIVE.search(line)):
             continue
-        shapes = [math.prod(map(int, filter(None, dims.split(",")))) * BYTES.get(kind, 4) for kind, dims in _SHAPE.findall(found[1])]
+        shapes = [
+            math.prod(map(int, filter(None, dims.split(",")))) * BYTES.get(kind, 4)
+            for kind, dims in _SHAPE.findall(found[1])
+        ]
         kind, group = found[2], _group(line)
-        if found[3] and kind != "all-reduce":  # (what goes in, what comes out)
+        if found[3] and kind != "all-reduce":  # the shapes are (inputs, outputs)
             shapes = shapes[len(shapes) // 2 :] if kind != "collective-permute" else shapes[1:2]
         size = sum(shapes) * (group if kind == "reduce-scatter" else 1)
-        piece = (kind, size, times, re.search(r"channel_id=(\d+)", line)[1]) if fused and "channel_id" in line else None
+        piece = (
+            (kind, size, times, re.search(r"channel_id=(\d+)", line)[1])
+            if fused and "channel_id" in line
+            else None
+        )
         if group > 1 and (piece is None or piece not in seen):
             seen.add(piece)
             name = re.search(r'op_name="([^"]*)"', line)
@@ -53,20 +89,40 @@ def collectives(text: str) -> list[Collective]:
     return result
 
 
-UNKNOWN = 2**62  # cycles and more: what the compiler writes where it has no idea (2^63 - 1)
+# The compiler writes 2^63 - 1 cycles where it has no estimate. Values from `UNKNOWN` on mean that.
+UNKNOWN = 2**62
 
 
 def estimated_cycles(text: str) -> tuple[int, list[str]] | None:
-    """The TPU compiler's estimate for one step, one core: (cycles of the fusions and copies that it estimates, each as often as it is run; the names
-    of those it says it cannot estimate, which are left out). None: no estimates."""
-    found = [(times, line, re.search(r'"estimated_cycles":"(\d+)"', line)) for times, line, fused in _executed(text) if not fused]
+    """Reads the TPU compiler's estimate of the cycles of one step on one core.
+
+    Args:
+        text: Optimised HLO text.
+
+    Returns:
+        The cycles of all fusions and copies with an estimate, each counted as often as it runs, and
+        the names of the operations without one, which the sum leaves out. None if the text has no
+        estimates.
+    """
+    found = [
+        (times, line, re.search(r'"estimated_cycles":"(\d+)"', line))
+        for times, line, fused in _executed(text)
+        if not fused
+    ]
     cycles = [(times, line, int(match[1])) for times, line, match in found if match]
-    name_of = lambda line: line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")  # noqa: E731
+    name_of = lambda line: (  # noqa: E731
+        line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
+    )
     unknown = sorted({name_of(line) for _, line, value in cycles if value >= UNKNOWN})
-    return (sum(times * value for times, _, value in cycles if value < UNKNOWN), unknown) if cycles else None
+    return (
+        (sum(times * value for times, _, value in cycles if value < UNKNOWN), unknown)
+        if cycles
+        else None
+    )
 
 
 def _group(line: str) -> int:
+    """Number of devices that take part in a collective."""
     if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
         return int(iota[2])
     if first := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
@@ -78,7 +134,7 @@ def _group(line: str) -> int:
 
 
 def _executed(text: str) -> collections.abc.Iterator[tuple[int, str, bool]]:
-    """(times it is run, line, whether it is inside a fusion) of every instruction that a step runs."""
+    """Yields (runs in a step, line, whether inside a fusion) of every instruction of a step."""
     bodies, entry = _computations(text)
 
     def walk(name: str, times: int, fused: bool):
@@ -89,12 +145,15 @@ def _executed(text: str) -> collections.abc.Iterator[tuple[int, str, bool]]:
             trips = _trips(line, bodies) if " while(" in line else 1
             for one, several in called:
                 for computation in several.split(",") if several else [one]:
-                    yield from walk(computation.strip().lstrip("%"), times * trips, fused or " fusion(" in line)
+                    yield from walk(
+                        computation.strip().lstrip("%"), times * trips, fused or " fusion(" in line
+                    )
 
     yield from walk(entry, 1, False)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
+    """Lines of every computation by name, and the name of the entry computation."""
     bodies, entry, current = {}, "", None
     for line in text.splitlines():
         if current is None:
@@ -109,9 +168,17 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, bodies: dict[str, list[str]]) -> int:
-    """How often a while loop's body is run: as the compiler says, or the constant that its counter (from 0 in lax.scan) is compared with."""
+    """Number of times that the body of a while loop runs.
+
+    If the compiler does not state it, it is the constant that the loop's condition compares its
+    counter with. The counter of `lax.scan` starts at 0.
+    """
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
     condition = bodies.get(re.search(r"condition=%?([\w.\-]+)", line)[1], [])
-    constants = [int(found[1]) for found in (re.search(r"constant\((\d+)\)", one) for one in condition) if found]
+    constants = [
+        int(found[1])
+        for found in (re.search(r"constant\((\d+)\)", one) for one in condition)
+        if found
+    ]
     return max(constants, default=1)

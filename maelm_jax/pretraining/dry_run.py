@@ -1,4 +1,7 @@
-"""What a run will be: parameters, FLOPs, memory and mesh. The real step is compiled; nothing is allocated."""
+"""Prints parameters, FLOPs, memory and mesh of a run without training it.
+
+The real training step is compiled, but no array is allocated.
+"""
 
 import jax
 
@@ -9,7 +12,7 @@ from maelm_jax.training import metrics, sharding, step
 
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the parameter table, the rows and slots of a step, FLOPs by term, and memory by kind."""
+    """Prints the parameters, the rows and slots of a step, its FLOPs by term and memory by kind."""
     train_step, state, batch = step.abstract(experiment, mesh)
     count = _show_parameters(state.params)
     _show_rows(experiment, mesh)
@@ -23,7 +26,7 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 
 def _show_parameters(params: dict) -> int:
-    """Prints a line for each parameter; returns how many numbers they hold."""
+    """Prints a line for each array of parameters; returns the number of parameters."""
     print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path, shape = sharding.path_of(keys), "x".join(map(str, leaf.shape))
@@ -34,6 +37,7 @@ def _show_parameters(params: dict) -> int:
 
 
 def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    """Prints the mesh, the rows and slots of a step, and the mask rate."""
     run, length = experiment.run, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     print(
@@ -45,6 +49,7 @@ def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 
 def _show_flops(experiment: config.Experiment):
+    """Prints the FLOPs of a step by term, and those of the run."""
     terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
     total, steps = sum(terms.values()), experiment.run.train_steps
     for name, value in terms.items():

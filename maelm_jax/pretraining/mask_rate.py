@@ -1,4 +1,8 @@
-"""The mask rate in words. It counts all tokens but selects among text tokens, so of those it is higher."""
+"""Describes the mask rate in words.
+
+The rate is a share of all tokens, but only text tokens are masked. As a share of text tokens it is
+therefore higher. Text tokens are all tokens but padding, `<s>` and `</s>`.
+"""
 
 import numpy as np
 
@@ -6,19 +10,26 @@ from maelm_jax import config
 
 
 def of_rows(masking: config.Masking, rows: np.ndarray, special: config.SpecialIds) -> str:
-    """The rate of rows int32 [R, L], as a line."""
+    """Describes the mask rate of `rows` [R, L] in one line."""
     tokens = int((rows != special.pad).sum())
     text_tokens = int((~np.isin(rows, special.never_masked)).sum())
     return describe(masking, tokens, text_tokens, "in the held-out rows")
 
 
 def of_length(masking: config.Masking, length: int) -> str:
-    """The rate of a row that holds one segment of one line, as a line."""
+    """Describes the mask rate of a row with one segment of one line, in one line."""
     return describe(masking, length, length - 2, f"at {length} tokens a segment of one line")
 
 
 def describe(masking: config.Masking, tokens: int, text_tokens: int, where: str) -> str:
-    """The rate as a share of all tokens and of text tokens, which are those without `<s>` and `</s>`."""
+    """Describes the mask rate as a share of all tokens and of text tokens.
+
+    Args:
+        masking: The rate, and whether special tokens are masked too.
+        tokens: Number of all tokens but padding.
+        text_tokens: Number of text tokens among them.
+        where: Which tokens are counted, as the end of a sentence.
+    """
     if masking.mask_special_tokens:
         return f"mask rate {masking.rate:g} of all tokens, <s> and </s> among them"
     share = masking.rate * tokens / max(text_tokens, 1)

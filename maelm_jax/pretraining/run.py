@@ -1,4 +1,4 @@
-"""One pretraining run: rows, model, state, loop; then the summary."""
+"""Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
 
 import collections.abc
 import time
@@ -30,7 +30,7 @@ from maelm_jax.training import (
 
 
 class Options(typing.NamedTuple):
-    """What the command line says beside the settings."""
+    """Options of the command line that are not settings."""
 
     workdir: str
     dry_run: bool
@@ -39,7 +39,7 @@ class Options(typing.NamedTuple):
 
 
 class Setup(typing.NamedTuple):
-    """What a run is made of, before there are any weights."""
+    """Parts of a run that exist before its weights."""
 
     experiment: config.Experiment
     mesh: jax.sharding.Mesh
@@ -50,21 +50,21 @@ class Setup(typing.NamedTuple):
     loss: step.LossFn
 
     def split(self, name: str) -> dict:
-        """The rows of a split ("train" or "heldout") by source."""
+        """Rows of a split ("train" or "heldout") by source."""
         return {source_name: splits[name] for source_name, splits in self.rows.stores.items()}
 
 
 class StepCost(typing.NamedTuple):
-    """What a step costs, and what the devices can do."""
+    """Cost of a step and peak performance of the devices."""
 
     flops: dict[str, float]  # model FLOPs by term
     peak: metrics.Peak
 
 
 class HeldoutSet(typing.NamedTuple):
-    """The held-out rows as evaluation reads them."""
+    """Held-out rows in batches for evaluation."""
 
-    batches: np.ndarray  # int32 [batches, rows, L], filled up with rows of padding
+    batches: np.ndarray  # int32 [batches, rows, L]; rows of padding fill the last batch
     unigram: float  # cross-entropy of the unigram distribution on their targets, in nats
 
 
@@ -75,15 +75,15 @@ def pretrain(
 
     Args:
         options: Flags of the command.
-        experiment: The settings, those of `Run.init_from` taken over.
-        encoder_source: What the weights start from when the workdir has no checkpoint. None: scratch.
+        experiment: The settings, including those adopted from `Run.init_from`.
+        encoder_source: Source of the weights if the workdir has no checkpoint. None: fresh weights.
 
     Returns:
         The exit status: 0, or 143 after SIGTERM.
 
     Raises:
-        ConfigError: Settings, data or a checkpoint do not fit. Nothing in the workdir is changed.
-        RunError: The run cannot go on.
+        ConfigError: Settings, data or a checkpoint do not fit. The workdir is unchanged.
+        RunError: The run cannot continue.
     """
     distributed.same_start(experiment, options.workdir)
     before = resume.read(options.workdir)
@@ -108,7 +108,7 @@ def pretrain(
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
-    # Nothing waits for the fresh weights: they are drawn while the step is compiled.
+    # Nothing waits for the fresh weights: the devices draw them while the step is compiled.
     fresh = step.create_state(setup.init, setup.updates, experiment.run.seed, mesh)
     first = start.starting_state(
         fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
@@ -132,10 +132,13 @@ def set_up(
     encoder_source: source.Pretrained | None,
     mesh: jax.sharding.Mesh,
 ) -> Setup:
-    """Vocabulary, rows and model. Text becomes rows once; then neither TensorFlow nor seqio is needed."""
+    """Loads or makes the vocabulary and the rows, and creates the model.
+
+    Rows are made from text once. A run with prepared rows needs neither TensorFlow nor seqio.
+    """
     if not storage.in_bucket(options.workdir):
         distributed.same_folder(options.workdir, "workdir")
-    own_folder = storage.local_path(options.workdir) / "vocabulary"  # of a run that goes on
+    own_folder = storage.local_path(options.workdir) / "vocabulary"  # exists if the run resumes
     with distributed.first("vocabulary"):
         if vocabularies.files_in(own_folder):
             vocabulary = vocabularies.load(own_folder)
@@ -159,18 +162,17 @@ def make_heldout_set(
     token_nll: np.ndarray,
     special: config.SpecialIds,
 ) -> HeldoutSet:
-    """Cuts held-out rows [R, L] into batches as large as a training microbatch."""
+    """Cuts held-out rows [R, L] into batches of the size of a training microbatch."""
     size = experiment.run.batch_size // experiment.run.accumulate
     length = heldout.shape[1]
-    padding = np.full(
-        (-len(heldout) % size, length), special.pad, heldout.dtype
-    )  # nothing to predict
+    # Rows of padding have no targets, so they do not change the loss.
+    padding = np.full((-len(heldout) % size, length), special.pad, heldout.dtype)
     parts = np.concatenate([heldout, padding]).reshape(-1, size, length)
     return HeldoutSet(parts, unigram.cross_entropy(experiment, token_nll, parts, special))
 
 
 def record_start(options: Options, setup: Setup, before: resume.Before | None, done: int):
-    """Writes into the workdir what this start runs with. Before this, nothing in it is changed."""
+    """Records settings, vocabulary and rows of this start: the first change to the workdir."""
     if before:
         changes = resume.changes(before.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
@@ -186,7 +188,7 @@ def make_job(
     ranks: monitor.RankMonitor,
     state: step.State,
 ) -> loop.Job:
-    """What the loop runs: the compiled step, its batches, evaluation, and the measurement of ranks."""
+    """Assembles the loop's job: compiled step, batches, evaluation, measurement of ranks."""
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
     row_indices = sharding.local_row_indices(run.batch_size, mesh)
     training_rows = batches.Batches(
@@ -213,7 +215,7 @@ def make_job(
 def make_evaluation(
     setup: Setup, heldout: HeldoutSet, state: step.State
 ) -> collections.abc.Callable:
-    """A function of the state: (the same state, {"eval_loss", "eval_accuracy", "unigram"})."""
+    """Makes a function state -> (state, {"eval_loss", "eval_accuracy", "unigram"})."""
     mesh, size = setup.mesh, heldout.batches.shape[1]
     eval_step = step.make_eval_step(setup.loss, state, setup.experiment.run.seed, mesh)
     row_indices = sharding.local_row_indices(size, mesh)
@@ -233,7 +235,7 @@ def make_evaluation(
 def train(
     workdir: str, job: loop.Job, first: start.StartingState, checkpoints: checkpoint.Checkpoints
 ) -> int:
-    """Runs the loop; the exit status. A run without its last evaluation gets it."""
+    """Runs the loop; returns the exit status. Evaluates a finished run that lacks it."""
     writer = metrics.Writer(workdir, first.step)
     if first.step == job.run.train_steps and not _is_evaluated(workdir, first.step):
         writer.write(first.step, job.evaluate(first.state)[1])
@@ -248,18 +250,19 @@ def train(
 
 
 def _is_evaluated(workdir: str, last_step: int) -> bool:
+    """Whether metrics.jsonl has an evaluation of the last step."""
     lines = metrics.read(workdir)
     return any(line["step"] == last_step and "eval_loss" in line for line in lines)
 
 
 def step_cost(experiment: config.Experiment, vocabulary_size: int) -> StepCost:
-    """FLOPs of a step and the peak of the devices, which is measured where no data sheet is known."""
+    """FLOPs of a step, and the devices' peak: from the data sheet or, if unknown, measured."""
     flops = metrics.flops_terms(experiment, vocabulary_size)
     return StepCost(flops, metrics.peak_flops(experiment.model.dtype))
 
 
 def print_expectations(cost: StepCost, heldout: HeldoutSet):
-    """Prints what the run's figures are compared with."""
+    """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
     listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.flops.items() if value)
     print(f"model FLOPs a step: {sum(cost.flops.values()):.3g} = {listed}")
     print(metrics.describe_peak(cost.peak))
@@ -270,12 +273,13 @@ def print_expectations(cost: StepCost, heldout: HeldoutSet):
 
 
 def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
-    """Prints the number of parameters, the length of the run and the mesh."""
+    """Prints the number of parameters, the steps, the tokens of a step and the mesh."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     run = experiment.run
     tokens = run.batch_size * experiment.corpus.sequence_length
     print(
-        f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh {dict(mesh.shape)}",
+        f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh "
+        f"{dict(mesh.shape)}",
         flush=True,
     )
 
@@ -289,6 +293,7 @@ def summarise(options: Options, ranks: monitor.RankMonitor, unigram_loss: float)
     storage.send(options.workdir)
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
-        f"{unigram_loss - last['eval_loss']:.2f} below the unigram cross-entropy {unigram_loss:.4f}; "
+        f"{unigram_loss - last['eval_loss']:.2f} below the unigram cross-entropy "
+        f"{unigram_loss:.4f}; "
         f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
     )

@@ -1,4 +1,4 @@
-"""Where a run starts: the first that applies of a checkpoint, `Run.init_from`, scratch."""
+"""Decides what a run starts from: its checkpoint, else `Run.init_from`, else fresh weights."""
 
 import dataclasses
 import os
@@ -11,19 +11,28 @@ from maelm_jax.training import checkpoint, resume, step
 
 
 class StartingState(typing.NamedTuple):
-    """The state that the loop goes on from."""
+    """State that the training loop starts with."""
 
     state: step.State
-    step: int = 0  # optimiser steps that the state has behind it
-    has_head: bool = False  # whether its prediction head has been trained
+    step: int = 0  # optimiser steps that produced the state
+    has_head: bool = False  # whether the prediction head is trained
 
 
 def resolve_source(
     experiment: config.Experiment, workdir: str
 ) -> tuple[config.Experiment, source.Pretrained | None]:
-    """The settings with those of `Run.init_from` taken over, and what it names (None: nothing).
+    """Finds the source that `Run.init_from` names and adopts its settings.
 
-    A run that has a checkpoint does not need its source any more.
+    A run that has a checkpoint does not need its source any more. If the source is gone, the
+    settings come from the config.gin in the workdir.
+
+    Args:
+        experiment: Settings of the run.
+        workdir: Workdir of the run.
+
+    Returns:
+        The settings, and the source or None. None means that `Run.init_from` is not set or that the
+        source is gone and not needed.
     """
     path = experiment.run.init_from
     if not path:
@@ -52,7 +61,19 @@ def starting_state(
     before: resume.Before | None,
     checkpoints: checkpoint.Checkpoints,
 ) -> StartingState:
-    """The workdir's newest whole checkpoint; else the parameters of `encoder_source`; else `fresh`."""
+    """Loads the newest complete checkpoint, else the parameters of `encoder_source`, else `fresh`.
+
+    Args:
+        fresh: State with freshly drawn parameters.
+        experiment: Settings of the run.
+        vocabulary_size: Number of tokens in the vocabulary.
+        encoder_source: Pretrained parameters, or None.
+        before: How the workdir was last run, or None for a new workdir.
+        checkpoints: Checkpoints of the workdir.
+
+    Returns:
+        The state, its step, and whether its prediction head is trained.
+    """
     restored = checkpoints.restore(fresh)
     if restored is not None:
         workdir = checkpoints.workdir

@@ -1,4 +1,8 @@
-"""The unigram distribution of the training rows: the loss to get below, and a start for the head's bias."""
+"""Unigram distribution of the training rows.
+
+Its cross-entropy is the loss that a useful encoder must beat. Its logarithms are initial values for
+the bias of the prediction head.
+"""
 
 import jax
 import numpy as np
@@ -8,15 +12,23 @@ from maelm_jax.model import keys, loss, masking
 from maelm_jax.training import row_record
 
 SAMPLED_ROWS = 8192  # of each source
-WEIGHT = 1e7  # tokens that the sample counts for, against one for smoothing
+WEIGHT = 1e7  # tokens that the samples count for; smoothing adds one to each token's count
 
 
 def unigram_nll(
     rows: row_record.RunRows, vocabulary_size: int, special: config.SpecialIds
 ) -> np.ndarray:
-    """float64 [vocabulary]: -log of each token's frequency in a sample of the training rows.
+    """Negative log frequency of each token in a sample of the training rows.
 
-    Frequencies are add-one smoothed. Special tokens are not counted.
+    Frequencies have add-one smoothing. Special tokens are not counted.
+
+    Args:
+        rows: Rows and mixing rates of the sources.
+        vocabulary_size: Number of tokens in the vocabulary.
+        special: Ids of the special tokens.
+
+    Returns:
+        Values in nats, float64 [vocabulary_size].
     """
     never_masked = list(special.never_masked)
     counts = np.ones(vocabulary_size)
@@ -31,9 +43,17 @@ def unigram_nll(
 
 
 def head_bias(token_nll: np.ndarray, size: int, special: config.SpecialIds) -> np.ndarray:
-    """float32 [size], the head's bias at the start with Model.unigram_bias: the log of the frequencies.
+    """Initial bias of the prediction head for `Model.unigram_bias`: the log frequencies.
 
-    Special tokens get the value of the rarest other token; rows that pad the vocabulary get 0.
+    Special tokens get the value of the rarest other token. Entries beyond the vocabulary get 0.
+
+    Args:
+        token_nll: Result of `unigram_nll`.
+        size: Number of entries of the bias, at least the vocabulary size.
+        special: Ids of the special tokens.
+
+    Returns:
+        float32 [size].
     """
     bias = np.zeros(size, np.float32)
     bias[: len(token_nll)] = -token_nll
@@ -42,7 +62,7 @@ def head_bias(token_nll: np.ndarray, size: int, special: config.SpecialIds) -> n
 
 
 def set_head_bias(head: dict, token_nll: np.ndarray, special: config.SpecialIds):
-    """Replaces `head["bias"]` by `head_bias`, laid out over the devices as it was."""
+    """Replaces `head["bias"]` by `head_bias` with the same sharding."""
     zeros = head["bias"]
     bias = head_bias(token_nll, len(zeros), special)
     head["bias"] = jax.make_array_from_callback(
@@ -56,9 +76,13 @@ def cross_entropy(
     heldout: np.ndarray,
     special: config.SpecialIds,
 ) -> float:
-    """The mean of `token_nll` over the held-out targets, the very ones of the evaluation.
+    """Mean of `token_nll` over the held-out targets that evaluation uses, in nats.
 
-    `heldout` is int32 [evaluation batches, rows, L].
+    Args:
+        experiment: Settings of the run.
+        token_nll: Result of `unigram_nll`.
+        heldout: Held-out rows, int32 [evaluation batches, rows, L].
+        special: Ids of the special tokens.
     """
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
     evaluation_key = jax.random.fold_in(keys.of_seed(experiment.run.seed), 2)
