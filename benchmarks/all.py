@@ -5,7 +5,7 @@ measure the making of rows and fine-tuning, are apart.)
 
 For a machine with nothing else running. WORKDIR/benchmarks.md is the table, WORKDIR/*.log what each command printed, under a line that says
 what it was, when, and of which commit. A command that is done is not run again: stopped, the same line goes on; a new --workdir measures anew.
-Targets are this project's own (docs/RESULTS.md). Without --text the rows are made of the installed documentation;
+Targets are this project's own (docs/results.md). Without --text the rows are made of the installed documentation;
 without PyTorch (the extra [torch]) its rows say so.
 """
 
