@@ -8,7 +8,7 @@ benchmarks of preparation and fine-tuning, are not part of it.
 Nothing else should run on the machine. WORKDIR/benchmarks.md is the table. WORKDIR/NAME.log is the
 output of a command, after a line with the command, the date and the commit. After an interruption,
 the same call resumes: a command that has a log is not run again. To measure again, use a new
---workdir. The targets are this project's own (docs/RESULTS.md). Without --text, the corpus is the
+--workdir. The targets are this project's own (docs/results.md). Without --text, the corpus is the
 installed documentation. Without PyTorch (the extra [torch]), the rows that compare with it say
 "needs PyTorch".
 """

@@ -94,7 +94,7 @@ def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[s
 
 def add_process_flags(flags: argparse.ArgumentParser):
     """Adds the flags of a command that may run as several processes (training/distributed.py)."""
-    about = "Slurm and Open MPI tell each its place; docs/SCALE.md"
+    about = "Slurm and Open MPI tell each its place; docs/gpus.md"
     group = flags.add_argument_group("several processes", about)
     meeting = 'where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes'
     group.add_argument("--coordinator", metavar="HOST:PORT", help=meeting)
@@ -223,7 +223,7 @@ def use_huge_pages(argv: typing.Sequence[str]):
 
     glibc reads the option of its allocator (GLIBC_TUNABLES) only when a process starts. A training
     step on CPU allocates and frees gigabytes. With pages of 4 KiB, the kernel takes 10% of the step
-    for that (docs/PERFORMANCE.md).
+    for that (docs/notes/performance.md).
 
     The process is not started again if the kernel does not let programs ask for huge pages, if
     GLIBC_TUNABLES is set, under a debugger, or with MAELM_HUGE_PAGES=0.

@@ -34,7 +34,7 @@ class Chip:
     kind: str  # key of metrics.PEAK_FLOPS
     hbm: float  # bytes a chip
     # Hz of the compiler's cycles: peak FLOP/s divided by the FLOPs that the matrix units do in a
-    # cycle. docs/SCALE.md says how well that fits.
+    # cycle. docs/tpus.md says how well that fits.
     clock: float
     # Bytes/s of one link in one direction: nine tenths of the data sheet. A chip has two links on
     # each axis of the torus.
