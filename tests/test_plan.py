@@ -35,6 +35,7 @@ def run(*more: str) -> subprocess.CompletedProcess:
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
 
 
+@pytest.mark.slow
 def test_a_plan_for_pretended_devices():
     done = run("--topology=cpu:4", "--gin.Run.accumulate=2")
     assert done.returncode == 0, done.stderr

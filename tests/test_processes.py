@@ -57,6 +57,7 @@ def agree(ours: list[dict], theirs: list[dict], tolerance: float):
             assert (name in a) == (name in b) and abs(a.get(name, 0) - b.get(name, 0)) <= tolerance * b.get(name, 0), (a, b)
 
 
+@pytest.mark.slow
 def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of_one(text, uninterrupted, tmp_path):
     two = Processes(text, tmp_path, 2)
     two.signal(1, signal.SIGKILL, step=11)  # the checkpoint of step 5 is whole when that of step 10 is begun
@@ -104,7 +105,10 @@ def test_four_processes_on_any_mesh_are_the_run_of_one(text, uninterrupted, tmp_
 
 @pytest.mark.parametrize("theirs,message", [
     (["--gin.SEED=1"], r"has another start than process 0 on \S+ \(Run.seed: 0 -> 1\)"),
-    (["--gin.Corpus.rows_dir={other}"], r"has another view of the row store than .*; put it on storage that all of them share"),
+    pytest.param(
+        ["--gin.Corpus.rows_dir={other}"], r"has another view of the row store than .*; put it on storage that all of them share",
+        marks=pytest.mark.slow,
+    ),
 ], ids=["settings", "rows"])  # fmt: skip
 def test_hosts_that_differ_are_named(text, tmp_path, theirs, message):
     theirs = [value.format(other=tmp_path / "elsewhere") for value in theirs]

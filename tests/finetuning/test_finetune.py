@@ -74,6 +74,7 @@ def test_predictions_are_the_best_evaluation_s(whole, data_dir):
         assert sum(map(str.__eq__, gold, given)) / len(gold) == results["score"] == results["best"]["accuracy"]
 
 
+@pytest.mark.slow
 def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, tmp_path):
     argv = grid(data_dir, pretrained, tmp_path)
     lines = lambda: sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))  # noqa: E731
