@@ -1,6 +1,10 @@
-"""Prints the step of the newest checkpoint of a run, 0 if there is none: launchers start a run again only while this number grows.
+"""Prints the step of a run's newest checkpoint, 0 if there is none.
 
-    python launch/newest_step.py FLAGS      FLAGS are those of maelm_jax.train; only --workdir and --gin_file are read
+Launchers start a run again only while this number grows.
+
+    python launch/newest_step.py FLAGS
+
+FLAGS are those of maelm_jax.train. Only --workdir and --gin_file are read.
 
 The workdir may be a folder, gs:// or s3://.
 """
@@ -13,15 +17,17 @@ import fsspec
 
 
 def newest_step(workdir: str) -> int:
-    """The largest step under WORKDIR/checkpoints; a checkpoint that is not complete has another name."""
+    """The largest step under WORKDIR/checkpoints. An incomplete checkpoint has another name."""
     files, root = fsspec.url_to_fs(workdir, use_listings_cache=False)
     folder = f"{root.rstrip('/')}/checkpoints"
-    names = [pathlib.PurePath(path).name for path in files.ls(folder, detail=False)] if files.exists(folder) else []
+    paths = files.ls(folder, detail=False) if files.exists(folder) else []
+    names = [pathlib.PurePath(path).name for path in paths]
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def main(argv: list[str]):
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    layout = argparse.RawDescriptionHelpFormatter
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
     flags.add_argument("--workdir")
     flags.add_argument("--gin_file", action="append")
     args, _ = flags.parse_known_args(argv)
