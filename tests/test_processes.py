@@ -81,6 +81,7 @@ def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of
     agree(metrics(tmp_path), metrics(uninterrupted), 1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_start_from_another_run(text, uninterrupted, tmp_path):
     """Finding the run must not wake JAX's devices: the processes have not met by then."""
     two = Processes(text, tmp_path, 2, f"--gin.Run.init_from={uninterrupted}", "--gin.Run.checkpoint_every=1000")

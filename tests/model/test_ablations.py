@@ -18,7 +18,10 @@ SMALL = (
     "Model.heads=1", "Model.feed_forward=128", "Model.init_std=0.2",
 )  # fmt: skip
 # Points between others on the same scale: as long to compile as the rest, and no other code.
-BETWEEN = ("delta_25", "delta_75", "decoder_depth_2", "decoder_depth_6", "decoder_width_1024", "rate_30", "rate_50")
+BETWEEN = (
+    "delta_25", "delta_75", "delta_100", "decoder_depth_2", "decoder_depth_4", "decoder_depth_6", "decoder_depth_8", "decoder_width_1024",
+    "rate_15", "rate_30", "rate_40", "rate_50",
+)  # fmt: skip
 FILES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ())
     for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))

@@ -35,7 +35,7 @@ def losses() -> list[float]:
     return result
 
 
-@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("kind", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)])
 def test_the_environments_kind_of_key_changes_nothing(kind):
     expected = losses()
     with jax.default_prng_impl(kind):
