@@ -18,9 +18,8 @@ import dataclasses
 import json
 import pathlib
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, json_files
 from maelm_jax.encoders import export_folder as folders
-from maelm_jax.encoders import json_objects
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -132,19 +131,19 @@ def read_results(path: pathlib.Path) -> dict:
     """
     if not path.is_file():
         return {}
-    results = json_objects.read(path)
+    results = json_files.read_object(path)
     valid = {
         "task": isinstance(results.get("task", ""), str),
-        "labels": json_objects.is_texts(results.get("labels", [])),
-        "max_length": json_objects.is_integer(
-            results.get("max_length", 1), 1, json_objects.LARGEST
+        "labels": json_files.is_texts(results.get("labels", [])),
+        "max_length": json_files.is_integer(
+            results.get("max_length", 1), 1, json_files.LARGEST
         ),
         "score": results.get("score") is None
-        or json_objects.is_number(results["score"], -1000.0, 1000.0),
+        or json_files.is_number(results["score"], -1000.0, 1000.0),
         "main_metric": results.get("score") is None or isinstance(results.get("main_metric"), str),
     }
     if wrong := [
-        f"{name} is {json_objects.shown(results.get(name))}"
+        f"{name} is {json_files.shown(results.get(name))}"
         for name, good in valid.items()
         if not good
     ]:
@@ -170,8 +169,8 @@ def longest_input(experiment: config.Experiment, results: dict) -> int:
     if vocabulary and pathlib.Path(vocabulary) == pathlib.Path(start) / "vocabulary":
         return length
     file = pathlib.Path(start) / "tokenizer_config.json"
-    stated = json_objects.read(file).get("model_max_length") if file.is_file() else None
-    return max(length, stated if json_objects.is_integer(stated, 1, positions) else positions)
+    stated = json_files.read_object(file).get("model_max_length") if file.is_file() else None
+    return max(length, stated if json_files.is_integer(stated, 1, positions) else positions)
 
 
 def check_fits(format: str, model: config.Model, vocabulary):

@@ -24,8 +24,8 @@ import zlib
 import numpy as np
 import tqdm
 
-from maelm_jax import config, storage
-from maelm_jax.data import json_files, packing, sources
+from maelm_jax import config, json_files, storage
+from maelm_jax.data import packing, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 SPLITS = ("train", "heldout")

@@ -16,8 +16,8 @@ import shutil
 import time
 import typing
 
-from maelm_jax import config, storage
-from maelm_jax.data import blocks, json_files, packing, sources, store
+from maelm_jax import config, json_files, storage
+from maelm_jax.data import blocks, packing, sources, store
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.store import VERSION
 from maelm_jax.data.store import Rows as Rows

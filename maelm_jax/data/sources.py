@@ -20,8 +20,7 @@ import re
 import typing
 import zlib
 
-from maelm_jax import config, storage
-from maelm_jax.data import json_files
+from maelm_jax import config, json_files, storage
 
 SUFFIXES = (".txt", ".jsonl")
 PACKINGS = ("", ".gz", ".xz")

@@ -18,8 +18,8 @@ import typing
 import numpy as np
 import tensorstore
 
-from maelm_jax import config, storage
-from maelm_jax.data import blocks, json_files
+from maelm_jax import config, json_files, storage
+from maelm_jax.data import blocks
 
 VERSION = 1  # version of the format; the name of every store depends on it
 MANIFEST = "store.json"

@@ -16,9 +16,9 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config
-from maelm_jax.encoders import json_objects, torch_file
+from maelm_jax import config, json_files
 from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import torch_file
 from maelm_jax.encoders.tensors import TensorMapping
 
 _PARTS = {
@@ -272,27 +272,27 @@ def _wrong_values(content: dict) -> list[str]:
     said, kind = _SIZES | _LAYER_NORM | _EXPECTED | content, content.get("model_type")
     pad = content.get("pad_token_id", 1)
     wrong = [
-        f"{name} {json_objects.shown(said[name])} (only {wanted!r})"
+        f"{name} {json_files.shown(said[name])} (only {wanted!r})"
         for name, wanted in _EXPECTED.items()
         if type(said[name]) is not type(wanted) or said[name] != wanted
     ]
     if not isinstance(kind, str) or kind not in CLASS:
         wrong.append(
-            f"model_type {json_objects.shown(kind)} (only {' and '.join(map(repr, CLASS))})"
+            f"model_type {json_files.shown(kind)} (only {' and '.join(map(repr, CLASS))})"
         )
     if kind == "mpnet" and pad != 1:
-        wrong.append(f"pad_token_id {json_objects.shown(pad)} (only 1)")
+        wrong.append(f"pad_token_id {json_files.shown(pad)} (only 1)")
     if "vocab_size" not in content:
         wrong.append("no vocab_size")
     for name, least in {**dict.fromkeys(_SIZES, 1), "vocab_size": 1, "pad_token_id": 0}.items():
-        most = json_objects.MOST_LAYERS if name == "num_hidden_layers" else json_objects.LARGEST
-        if name in said and not json_objects.is_integer(said[name], least, most):
+        most = json_files.MOST_LAYERS if name == "num_hidden_layers" else json_files.LARGEST
+        if name in said and not json_files.is_integer(said[name], least, most):
             wrong.append(
-                f"{name} {json_objects.shown(said[name])} (an integer from {least} to {most})"
+                f"{name} {json_files.shown(said[name])} (an integer from {least} to {most})"
             )
-    if not json_objects.is_number(said["layer_norm_eps"], 1e-30, 1.0):
+    if not json_files.is_number(said["layer_norm_eps"], 1e-30, 1.0):
         wrong.append(
-            f"layer_norm_eps {json_objects.shown(said['layer_norm_eps'])} (a number from 1e-30 to "
+            f"layer_norm_eps {json_files.shown(said['layer_norm_eps'])} (a number from 1e-30 to "
             "1)"
         )
     if not wrong and said["max_position_embeddings"] <= pad + 1:
@@ -347,15 +347,15 @@ def read(
 
 def _parts_of(index: pathlib.Path) -> list[str]:
     """Returns the file names that a model.safetensors.index.json lists."""
-    names = json_objects.read(index).get("weight_map")
-    if not isinstance(names, dict) or not json_objects.is_texts(list(names.values())):
+    names = json_files.read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not json_files.is_texts(list(names.values())):
         raise config.ConfigError(
             f"{index} has no weight_map of file names. Download or save the folder again"
         )
     for name in names.values():
         if not name or "\0" in name or pathlib.PurePath(name).name != name:
             raise config.ConfigError(
-                f"{index} names {json_objects.shown(name)}, which is no file of its folder"
+                f"{index} names {json_files.shown(name)}, which is no file of its folder"
             )
     return sorted(set(names.values()))
 
@@ -376,7 +376,7 @@ def weights_of(folder: pathlib.Path) -> tables.Tensors:
         return tables.Safetensors(folder / "model.safetensors")
     if (folder / "pytorch_model.bin").is_file():
         content = torch_file.read(folder / "pytorch_model.bin")
-        if not isinstance(content, dict) or not json_objects.is_texts(list(content)):
+        if not isinstance(content, dict) or not json_files.is_texts(list(content)):
             raise config.ConfigError(
                 f"{folder / 'pytorch_model.bin'} holds no tensors by name: it is no model of "
                 "transformers"

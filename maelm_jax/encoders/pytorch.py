@@ -11,8 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config
-from maelm_jax.encoders import json_objects
+from maelm_jax import config, json_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.tensors import TensorMapping
 
@@ -119,10 +118,10 @@ def settings(content: dict, names: typing.Iterable[str], where: str) -> dict[str
     if not isinstance(model, dict):
         raise config.ConfigError(f"{where} has no settings under `model`. Export the run again")
     wrong = [f"{name} is missing" for name in names if name not in model]
-    if not json_objects.is_integer(size, 1, json_objects.LARGEST):
+    if not json_files.is_integer(size, 1, json_files.LARGEST):
         wrong.append(
-            f"vocabulary_size is {json_objects.shown(size)}, not an integer from 1 to "
-            f"{json_objects.LARGEST}"
+            f"vocabulary_size is {json_files.shown(size)}, not an integer from 1 to "
+            f"{json_files.LARGEST}"
         )
     if wrong:
         raise config.ConfigError(f"{where}: {'; '.join(wrong)}. Export the run again")

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, storage, workdirs
+from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import huggingface, json_objects, published, pytorch
+from maelm_jax.encoders import huggingface, published, pytorch
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint
@@ -163,7 +163,7 @@ def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
 
 
 def _folder(place: pathlib.Path) -> Pretrained:
-    content = json_objects.read(place / "config.json")
+    content = json_files.read_object(place / "config.json")
     if not vocabularies.files_in(place):
         raise config.ConfigError(
             f"{place} has no tokenizer.json; transformers makes it: "
@@ -209,13 +209,13 @@ def _check_settings(settings: dict[str, typing.Any], where: str):
     """Raises a one-line ConfigError if no model can have the settings of a source."""
     for name, value in settings.items():
         most = (
-            json_objects.MOST_LAYERS
+            json_files.MOST_LAYERS
             if name in ("layers", "decoder_layers")
-            else json_objects.LARGEST
+            else json_files.LARGEST
         )
         if isinstance(value, (int, float)) and not 0 <= value <= most:  # true for NaN as well
             raise config.ConfigError(
-                f"{where}: {name} is {json_objects.shown(value)}, not a number from 0 to {most}"
+                f"{where}: {name} is {json_files.shown(value)}, not a number from 0 to {most}"
             )
     not_told = {
         "heads": 1,

@@ -5,13 +5,12 @@ Each file can be compressed (.xz or .gz).
 
 import contextlib
 import errno
-import json
 import os
 import pathlib
 import tempfile
 import typing
 
-from maelm_jax import config
+from maelm_jax import config, json_files
 from maelm_jax.data import sources
 
 PACKINGS = ("", ".xz", ".gz")
@@ -70,15 +69,7 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
     text = "\n".join(
         sources.decode(line, str(path), offset) for offset, line in sources.lines(str(path))
     )
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise config.ConfigError(
-            f"{path}: the JSON is nested too deeply. Check the file."
-        ) from error
-    except ValueError as error:  # also raised for integers that are too long
-        reason = str(error).partition(";")[0]
-        raise config.ConfigError(f"{path}: not JSON ({reason}). Check the file.") from error
+    return json_files.parse(text, str(path), "check the file")
 
 
 def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type, ...]) -> dict:

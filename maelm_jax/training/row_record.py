@@ -11,8 +11,8 @@ import typing
 
 import jax
 
-from maelm_jax import config, storage
-from maelm_jax.data import json_files, rows, sources, store
+from maelm_jax import config, json_files, storage
+from maelm_jax.data import rows, sources, store
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.training import distributed
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maelm_jax import config, export
-from maelm_jax.encoders import huggingface, json_objects, published, source, torch_file
+from maelm_jax.encoders import huggingface, published, source, torch_file
 from maelm_jax.encoders import tensors as tables
 
 CASE = next((pathlib.Path(__file__).parents[1] / "data" / "reference").glob("*.npz"))
@@ -364,11 +364,3 @@ def test_a_case_of_another_form_is_one_line(tmp_path, case):
             config=np.asarray(case),
         )
     assert outcome(tmp_path / "case.npz") != "read"
-
-
-@pytest.mark.parametrize(
-    "value", [10**5000, [[[[[]]]]] * 100, "\ud800", float("nan"), "x" * 1000, None], ids=of_type
-)
-def test_any_value_is_shown_in_one_short_line(value):
-    shown = json_objects.shown(value)
-    assert len(shown) <= 60 and shown.isascii() and "\n" not in shown
