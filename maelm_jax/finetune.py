@@ -32,7 +32,7 @@ import sys
 import time
 import typing
 
-from maelm_jax import cli, config, gin_files, storage
+from maelm_jax import cli, config, gin_files, storage, tables
 
 BASE = "finetune/base.gin"
 
@@ -246,13 +246,13 @@ def summary_of_run(folder: pathlib.Path) -> str:
     results = session.read_results(folder)
     best, last = results["best"], results["last"]
     names = [name for name in best if name not in ("step", "epoch")]
-    lines = [
-        f"{results['task']}, best of {len(results['evaluations'])} evaluations "
-        f"(epoch {best['epoch']:g}) and last:"
-    ]
-    lines += [f"  {name:<24}{best[name]:>10.4f}{last[name]:>10.4f}" for name in names]
-    return "\n".join(
-        [*lines, f"predictions: {', '.join(str(folder / name) for name in results['predictions'])}"]
+    scores = [(name, f"{best[name]:.4f}", f"{last[name]:.4f}") for name in names]
+    best_epoch = f"best (epoch {best['epoch']:g})"
+    predictions = ", ".join(str(folder / name) for name in results["predictions"])
+    return (
+        f"{results['task']}, {len(results['evaluations'])} evaluations:\n"
+        f"{tables.plain(('', best_epoch, 'last'), scores)}\n"
+        f"predictions: {predictions}"
     )
 
 

@@ -13,7 +13,7 @@ Give each machine its own --host=I. Host 0 joins the parts.
 
 import logging
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, tables
 from maelm_jax.data import rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
@@ -48,28 +48,17 @@ def main(argv: list[str]) -> int:
 
 def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
     """The statistics of each source and split, as an aligned table."""
-    lines = [("source", "split", *COLUMNS)]
-    for source, splits in stores.items():
-        for split, store in splits.items():
-            values = (store.statistics[column] for column in COLUMNS)
-            lines.append(
-                (
-                    source,
-                    split,
-                    *(
-                        f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-                        for value in values
-                    ),
-                )
-            )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
+    lines = [
+        (source, split, *(number(store.statistics[column]) for column in COLUMNS))
+        for source, splits in stores.items()
+        for split, store in splits.items()
+    ]
+    return tables.plain(("source", "split", *COLUMNS), lines, left=2)
+
+
+def number(value: float) -> str:
+    """A statistic as text: integers in full, others with four digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import pathlib
 import typing
 
+from maelm_jax import tables
 from maelm_jax.finetuning import session
 
 # (column, task, metric, factor to percent), in the order of the paper's tables.
@@ -50,24 +51,6 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
     return result
 
 
-def aligned(lines: list[tuple[str, ...]]) -> str:
-    """A Markdown table with aligned columns. The first line is its header."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    shown = [
-        "| "
-        + " | ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in lines
-    ]
-    rule = (
-        "|" + "|".join("-" * (w + 1) + ("-" if i == 0 else ":") for i, w in enumerate(widths)) + "|"
-    )
-    return "\n".join([shown[0], rule, *shown[1:]])
-
-
 def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str]]:
     """{task: encoders without a result}, for `tasks` and all tasks that some encoder has."""
     names = dict.fromkeys([*tasks, *(task for found in reports.values() for task in found)])
@@ -96,14 +79,12 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         )
 
     parts = [
-        aligned(
+        tables.markdown(
+            ("", *columns),
             [
-                ("", *columns),
-                *(
-                    (label, *(cell(row.get(column)) for column in columns))
-                    for label, row in rows.items()
-                ),
-            ]
+                (label, *(cell(row.get(column)) for column in columns))
+                for label, row in rows.items()
+            ],
         )
     ]
     seeds = sorted({report["seeds"] for tasks in reports.values() for report in tasks.values()})
@@ -122,7 +103,7 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
     ]
     parts += [
         "Chosen cells (batch, learning rate, epochs, warm-up):",
-        aligned([("task", *reports), *chosen]),
+        tables.markdown(("task", *reports), chosen),
     ]
     grids = [
         (label, task, report)
@@ -138,7 +119,7 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         ]
         parts += [
             f"{task}, {label}: {report['main_metric']} of every cell",
-            aligned([("cell", "median", "least", "highest"), *lines]),
+            tables.markdown(("cell", "median", "least", "highest"), lines),
         ]
     notes = dict.fromkeys(
         f"- {task}: {note}"

@@ -5,7 +5,7 @@ The real training step is compiled, but no array is allocated.
 
 import jax
 
-from maelm_jax import config
+from maelm_jax import config, tables
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
 from maelm_jax.training import metrics, sharding, step
@@ -27,12 +27,13 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 def _show_parameters(params: dict) -> int:
     """Prints a line for each array of parameters; returns the number of parameters."""
-    print(f"{'parameter':<42}{'shape':>20}{'values':>14}  sharding")
+    lines = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
         path, shape = sharding.path_of(keys), "x".join(map(str, leaf.shape))
-        print(f"{path:<42}{shape:>20}{leaf.size:>14,}  {tuple(sharding.spec(path))}")
+        lines.append((path, shape, f"{leaf.size:,}", tuple(sharding.spec(path))))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    print(f"{'all':<42}{'':>20}{count:>14,}\n")
+    lines.append(("all", "", f"{count:,}", ""))
+    print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")
     return count
 
 
@@ -52,9 +53,10 @@ def _show_flops(experiment: config.Experiment):
     """Prints the FLOPs of a step by term, and those of the run."""
     terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
     total, steps = sum(terms.values()), experiment.run.train_steps
-    for name, value in terms.items():
-        print(f"{name:<20}{value:>12.4g} FLOPs a step {value / total:>8.1%}")
-    print(f"{'all':<20}{total:>12.4g} FLOPs a step, {total * steps:.4g} in {steps:,} steps\n")
+    lines = [(name, f"{value:.4g}", f"{value / total:.1%}") for name, value in terms.items()]
+    lines.append(("all", f"{total:.4g}", "100.0%"))
+    print(tables.plain(("term", "FLOPs a step", "share"), lines))
+    print(f"{total * steps:.4g} FLOPs in {steps:,} steps\n")
 
 
 def _gib(count: float) -> str:
