@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import gin_files  # noqa: E402
-from maelm_jax.finetuning import encoder_source, features, heads  # noqa: E402
+from maelm_jax.finetuning import batches, encoder_source, features, heads  # noqa: E402
 from maelm_jax.training import optimizer, sharding, step  # noqa: E402
 
 
@@ -54,18 +54,19 @@ def main():
         draw.integers(0, 3, args.batch_size).astype(np.int32),
         np.zeros(args.batch_size, np.int32),
     )
-    batches = [
-        jax.tree.map(jnp.asarray, features.pack(rows, args.length, args.batch_size, 1, seed))
+    packed = [
+        jax.tree.map(jnp.asarray, batches.pack(rows, args.length, args.batch_size, 1, seed))
         for seed in range(args.seeds)
     ]
     states = [fresh(seed) for seed in range(args.seeds)]
     one = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
     together = jax.jit(jax.vmap(one), donate_argnums=0)
     stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)  # noqa: E731
-    all_states, all_batches = stack([fresh(seed) for seed in range(args.seeds)]), stack(batches)
+    all_states = stack([fresh(seed) for seed in range(args.seeds)])
+    all_batches = stack(packed)
 
     def each():
-        states[:] = [one(state, batch)[0] for state, batch in zip(states, batches, strict=True)]
+        states[:] = [one(state, batch)[0] for state, batch in zip(states, packed, strict=True)]
         jax.block_until_ready(states)
 
     def at_once():

@@ -273,7 +273,7 @@ def predict(args, bindings: list[str]) -> int:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
 
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.finetuning import features, files, session, task_data
+    from maelm_jax.finetuning import batches, files, session, task_data
 
     task, length = results["task"], session.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
@@ -286,7 +286,7 @@ def predict(args, bindings: list[str]) -> int:
     predictor, params = session.restore(
         str(folder), experiment, task_data.classes_of(task, experiment.finetune)[0], vocabulary
     )
-    outputs = predictor.outputs(params, dev, features.padded_lengths(dev.features.lengths, length))
+    outputs = predictor.outputs(params, dev, batches.padded_lengths(dev.features.lengths, length))
     with files.writing_to(target, flag):
         prediction.replace(target, stem, dev.endings, source_record)
         path = dev.write(outputs, target, stem)

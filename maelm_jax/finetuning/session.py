@@ -18,7 +18,8 @@ from jax.sharding import NamedSharding
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.finetuning import features, files, heads
+from maelm_jax.finetuning import batches as batching
+from maelm_jax.finetuning import files, heads
 from maelm_jax.finetuning.encoder_source import EncoderSource
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
@@ -57,7 +58,7 @@ class FinetuneSession:
             jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec()))
         longest = max(int(dev.features.lengths.max())
                       for dev in (*problem.dev.values(), *problem.unscored.values()))
-        sizes = features.padded_lengths(problem.train.lengths, length_of(experiment))
+        sizes = batching.padded_lengths(problem.train.lengths, length_of(experiment))
         self.sizes = sizes if sizes[-1] >= longest else [*sizes, longest]
         self.predictor = Predictor(
             self.graph, self.init, self.mesh, self.vocabulary.pad, self.settings.eval_batch_size)
@@ -97,7 +98,7 @@ class FinetuneSession:
         """
         began = time.perf_counter()
         settings, problem, seed = experiment.finetune, self.problem, experiment.run.seed
-        batches = features.Batches(
+        batches = batching.Batches(
             problem.train, self.sizes, settings.batch_size, self.vocabulary.pad, seed)
         total = batches.per_epoch * settings.epochs
         run = dataclasses.replace(
@@ -212,7 +213,7 @@ class FinetuneSession:
                  for line in metrics.read(workdir) if line.get("tokens_per_second")]
         return float(np.median(rates)) / tokens_per_step * batch_size if rates else None
 
-    def flops_per_step(self, model: config.Model, batches: features.Batches) -> float:
+    def flops_per_step(self, model: config.Model, batches: batching.Batches) -> float:
         """Mean model FLOPs of a step, without padding. See training.metrics.flops_terms."""
         per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
         lengths = self.problem.train.lengths.astype(np.float64)
@@ -236,7 +237,7 @@ class Predictor:
         """Outputs of heads.predict_of as NumPy arrays over all examples, in the order of `dev`."""
         numbers, parts = [], []
         count = -(-len(dev.features.ids) // self.rows)
-        batches = features.in_order(dev.features, sizes, self.rows, self.pad)
+        batches = batching.in_order(dev.features, sizes, self.rows, self.pad)
         for rows, batch in tqdm.tqdm(batches, total=count, desc="evaluating", unit="batch",
                                      leave=False, mininterval=1.0, delay=5.0):
             numbers.append(rows)
@@ -248,9 +249,9 @@ class Predictor:
         return jax.tree.map(joined, *parts)
 
 
-def place(batch: features.Batch, mesh: jax.sharding.Mesh) -> features.Batch:
+def place(batch: batching.Batch, mesh: jax.sharding.Mesh) -> batching.Batch:
     """`batch` on the devices, its rows sharded over the mesh."""
-    return features.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
+    return batching.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
 
 
 def length_of(experiment: config.Experiment) -> int:

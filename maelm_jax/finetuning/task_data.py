@@ -117,7 +117,7 @@ def load(
         else f"trained on {count} of {len(problem.train.ids)} windows"
     )
     return dataclasses.replace(
-        problem, train=problem.train.take(numbers), notes=[*problem.notes, note]
+        problem, train=problem.train.select(numbers), notes=[*problem.notes, note]
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from testing import only_devices
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import encoder_source, features, heads, session, task_data
+from maelm_jax.finetuning import batches, encoder_source, features, heads, session, task_data
 from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
@@ -33,7 +33,7 @@ def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
 ])  # fmt: skip
 def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretrained, data_dir, tmp_path, monkeypatch):
     only_devices(monkeypatch, devices)
-    monkeypatch.setattr(features, "MOST_LENGTHS", 1)  # one shape to compile
+    monkeypatch.setattr(batches, "MOST_LENGTHS", 1)  # one shape to compile
     experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     begin = encoder_source.load(str(pretrained))
     data = task_data.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
@@ -51,7 +51,7 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
 
 def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained, data_dir, tmp_path, monkeypatch):
     """Scores come from a script, so that the second of four evaluations is the best; the weights and predictions kept are its own."""
-    monkeypatch.setattr(features, "MOST_LENGTHS", 1)
+    monkeypatch.setattr(batches, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")
     begin = encoder_source.load(str(pretrained))
     data = task_data.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
@@ -109,10 +109,10 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
         encoder_source.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
 
 
-def a_batch(size: int, targets) -> features.Batch:
+def a_batch(size: int, targets) -> batches.Batch:
     ids = [np.arange(4, 4 + length, dtype=np.int32) for length in (9, 12, 7)]
     rows = features.Features(ids, np.asarray(targets), np.asarray([4, 5, 4], np.int32))
-    return jax.tree.map(jnp.asarray, features.pack(rows, size, 4, 1, seed=0))
+    return jax.tree.map(jnp.asarray, batches.pack(rows, size, 4, 1, seed=0))
 
 
 def test_neither_padding_nor_rows_without_weight_count(pretrained):
