@@ -105,7 +105,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
 
     from maelm_jax.data import vocabulary as vocabularies
     from maelm_jax.model import maelm
-    from maelm_jax.training import checkpoint
+    from maelm_jax.training import checkpoint_params
 
     storage.require_local(workdir)
     saved = pathlib.Path(workdir) / "config.gin"
@@ -118,7 +118,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> Run:
     shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes)
-    step, params = checkpoint.restore_params(workdir, {"encoder": like})
+    step, params = checkpoint_params.restore_params(workdir, {"encoder": like})
     return Run(
         name_of(workdir, experiment), workdir, experiment, vocabulary, step, params["encoder"]
     )

@@ -16,10 +16,10 @@ CODE = """if True:
     import sys, time
     from maelm_jax import cli
     def main(argv):
-        from maelm_jax.training import distributed, loop
+        from maelm_jax.training import coordination, distributed, loop
         process = int(argv[1])
         with distributed.joined(argv[0], 2, process, 30):
-            distributed.everywhere(True)
+            coordination.all_true(True)
             print("ready", file=sys.stderr, flush=True)
             {body}
     cli.run(main)
@@ -70,8 +70,8 @@ def test_all_end_with_3_when_one_sees_that_the_run_diverged():
     line = "\n            "
     status, said = Pair(
         f"mine = [process == 0, process == 1]{line}"
-        f"assert [distributed.decided_by_first(str(n), mine[n]) for n in (0, 1)] == [True, False]{line}"
+        f"assert [coordination.broadcast_flag(str(n), mine[n]) for n in (0, 1)] == [True, False]{line}"
         f"if process: raise loop.Diverged('step 5: loss nan'){line}"
-        "distributed.everywhere(True)"
+        "coordination.all_true(True)"
     ).finish()
     assert status == [3, 3] and all("step 5: loss nan" in text.strip().splitlines()[-1] for text in said), said

@@ -18,7 +18,7 @@ import pytest
 from maelm_jax import analyze, config, data, finetune, storage
 from maelm_jax.data import sources
 from maelm_jax.encoders import source
-from maelm_jax.training import checkpoint, step, workdir_lock
+from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
@@ -155,15 +155,15 @@ def test_checkpoints_in_a_bucket(bucket, cache):
     number, restored = checkpoints.restore(state)
     assert number == 3 and (restored.params["kernel"] == state.params["kernel"]).all()
     checkpoints.close()
-    assert checkpoint.restore_params(f"{bucket}/runs/y", state.params)[0] == 3
+    assert checkpoint_params.restore_params(f"{bucket}/runs/y", state.params)[0] == 3
     with pytest.MonkeyPatch.context() as patch:  # the bucket keeps checksums itself: nothing is read for them
         patch.setattr(checkpoint.checksums, "_digest", None)
         checkpoint.checksums.verify(f"{bucket}/runs/y/checkpoints/3")
     put(f"{bucket}/runs/y/checkpoints/3/default/_METADATA", b"{}")
     with pytest.raises(config.ConfigError, match="3 is damaged: default/_METADATA"):
-        checkpoint.restore_params(f"{bucket}/runs/y", state.params)
+        checkpoint_params.restore_params(f"{bucket}/runs/y", state.params)
     with pytest.raises(config.ConfigError, match="no checkpoints"):
-        checkpoint.restore_params(f"{bucket}/runs/nothing", state.params)
+        checkpoint_params.restore_params(f"{bucket}/runs/nothing", state.params)
 
 
 def test_of_two_processes_one_creates_a_lease(bucket, cache):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from maelm_jax import config, train
-from maelm_jax.training import checkpoint, metrics
+from maelm_jax.training import checkpoint_reading, metrics
 
 SETTINGS = {
     "TRAIN_STEPS": 4, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "Vocabulary.size": 400, "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1,
@@ -77,8 +77,8 @@ def test_a_restore_that_fails_leaves_the_workdir_as_it_was(text, finished, monke
     def unreadable(folder, part, parts):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(checkpoint, "PAUSES", ())
-    monkeypatch.setattr(checkpoint.checksums, "verify", unreadable)
+    monkeypatch.setattr(checkpoint_reading, "PAUSES", ())
+    monkeypatch.setattr(checkpoint_reading.checksums, "verify", unreadable)
     before = content(finished)
     with pytest.raises(config.RunError, match="Input/output error"):
         run(text, finished)

@@ -24,7 +24,7 @@ from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import huggingface, published, pytorch
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
-from maelm_jax.training import checkpoint
+from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
 ENCODER = (
@@ -146,11 +146,11 @@ def find(path: str, step: int | None = None) -> Pretrained:
 def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
     model, step = (
         gin_files.load([str(place / "config.gin")]).model,
-        checkpoint.pick_step(str(place), step),
+        checkpoint_params.pick_step(str(place), step),
     )
 
     def weights(_):
-        values = flat(checkpoint.read_params(str(place), step))
+        values = flat(checkpoint_params.read_params(str(place), step))
         _check_shapes(
             values,
             _shapes(model, vocabularies.load(place / "vocabulary").size),

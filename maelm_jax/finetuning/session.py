@@ -23,7 +23,15 @@ from maelm_jax.finetuning import files, heads
 from maelm_jax.finetuning.encoder_source import EncoderSource
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, loop, metrics, optimizer, sharding, step
+from maelm_jax.training import (
+    checkpoint,
+    checkpoint_params,
+    loop,
+    metrics,
+    optimizer,
+    sharding,
+    step,
+)
 
 STOPPED = loop.STOPPED
 RESULTS = "results.json"  # written last: a folder that holds it is finished
@@ -295,6 +303,6 @@ def restore(workdir: str, experiment: config.Experiment, classes: int, vocabular
     like = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes, sharding.tree(shapes, mesh))
-    params = checkpoint.restore_params(workdir, like)[1]
+    params = checkpoint_params.restore_params(workdir, like)[1]
     return Predictor(
         graph, init, mesh, vocabulary.pad, experiment.finetune.eval_batch_size), params

@@ -17,6 +17,7 @@ from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, mask_rate, start, unigram
 from maelm_jax.training import (
     checkpoint,
+    coordination,
     distributed,
     loop,
     metrics,
@@ -85,7 +86,7 @@ def pretrain(
         ConfigError: Settings, data or a checkpoint do not fit. The workdir is unchanged.
         RunError: The run cannot continue.
     """
-    distributed.same_start(experiment, options.workdir)
+    distributed.check_same_start(experiment, options.workdir)
     before = resume.read(options.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check(experiment, mesh)
@@ -137,9 +138,9 @@ def set_up(
     Rows are made from text once. A run with prepared rows needs neither TensorFlow nor seqio.
     """
     if not storage.in_bucket(options.workdir):
-        distributed.same_folder(options.workdir, "workdir")
+        coordination.check_shared_folder(options.workdir, "workdir")
     own_folder = storage.local_path(options.workdir) / "vocabulary"  # exists if the run resumes
-    with distributed.first("vocabulary"):
+    with coordination.process_zero_first("vocabulary"):
         if vocabularies.files_in(own_folder):
             vocabulary = vocabularies.load(own_folder)
         else:

@@ -18,7 +18,7 @@ import tqdm
 from jax.experimental import multihost_utils
 
 from maelm_jax import config, stopping
-from maelm_jax.training import checkpoint, distributed, metrics
+from maelm_jax.training import checkpoint, coordination, metrics, process_exit
 
 STOPPED = stopping.STOPPED
 
@@ -63,8 +63,8 @@ class Interrupted:
         if self._listens:
             return
         self._listens = True
-        if distributed.several():
-            distributed.listen()
+        if coordination.is_multi_process():
+            process_exit.record_sigterm()
         else:
             # stopping.py reads this descriptor. It must not see a signal that is handled here.
             self._wakeup = signal.set_wakeup_fd(-1)
@@ -75,7 +75,7 @@ class Interrupted:
 
     def after(self, step: int) -> bool:
         """Returns whether the run stops after this step. Call it once for every step."""
-        if distributed.several():
+        if coordination.is_multi_process():
             return multihost_utils.reached_preemption_sync_point(step)
         self._heard = self._asked
         return self._heard
@@ -241,10 +241,10 @@ class SaveCadence:
             self.saved()
         if step % self._settings.checkpoint_every == 0:
             return True
-        if minutes is None or distributed.several() and step % self._settings.log_every:
+        if minutes is None or coordination.is_multi_process() and step % self._settings.log_every:
             return False
         late = time.monotonic() - self._saved_at >= 60 * minutes
-        return distributed.decided_by_first(f"checkpoint of step {step}", late)
+        return coordination.broadcast_flag(f"checkpoint of step {step}", late)
 
 
 def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool):

@@ -14,7 +14,7 @@ import jax
 from maelm_jax import config, json_files, storage
 from maelm_jax.data import rows, sources, store
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.training import distributed
+from maelm_jax.training import coordination
 
 FILE = "rows.json"
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def choose_rows(
         source: json.dumps({key: value for key, value in entry.items() if key != "text"})
         for source, entry in chosen.record["sources"].items()
     }
-    distributed.same("row store", described)
+    coordination.check_equal("row store", described)
     return chosen
 
 
@@ -162,9 +162,9 @@ def _prepare(
     """Returns the rows that the settings ask for, and prepares those that do not exist."""
     ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
     # Prepared rows may be copies on each host. To prepare them, all need the same folder.
-    if not distributed.everywhere(ready):
+    if not coordination.all_true(ready):
         with sources.writing(corpus):
-            distributed.same_folder(corpus.rows_dir, "row store")
+            coordination.check_shared_folder(corpus.rows_dir, "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
     entries = {source: _entry(source, splits, rates[source], corpus)
@@ -202,7 +202,7 @@ def _rows_of_record(
 ) -> RunRows:
     """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     found = _open_if_there(recorded, corpus)
-    if distributed.everywhere(found is not None):
+    if coordination.all_true(found is not None):
         for source, entry in recorded["sources"].items():
             folder = found.stores[source]["train"].folder
             if words := _changed_text(folder.name, source, entry, corpus):
@@ -291,7 +291,7 @@ def _brief(value: typing.Any) -> str:
 
 def _refuse(workdir: str, problems: list[str]):
     """Raises ConfigError on every process if any process has a problem."""
-    if distributed.everywhere(not problems):
+    if coordination.all_true(not problems):
         return
     said = "; ".join(problems) or "another process of this run sees other data"
     raise config.ConfigError(

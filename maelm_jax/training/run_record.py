@@ -11,7 +11,7 @@ import jax
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.training import distributed, metrics, resume
+from maelm_jax.training import coordination, metrics, resume
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
 FILES = ("config.gin", "environment.txt", "metrics.jsonl", "rows.json", "loss_curve.png")
@@ -28,7 +28,7 @@ def check(workdir: str):
         ConfigError: A file is in the place of a folder or the other way round, or the metrics
             cannot be read. All processes raise it.
     """
-    distributed.from_first(f"check of {workdir}", lambda: _check(workdir))
+    coordination.run_on_process_zero(f"check of {workdir}", lambda: _check(workdir))
 
 
 def _check(workdir: str):

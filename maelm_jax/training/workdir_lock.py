@@ -28,7 +28,7 @@ import time
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError
-from maelm_jax.training import distributed
+from maelm_jax.training import coordination
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def held(workdir: str) -> collections.abc.Iterator[None]:
             processes raise it.
     """
     with contextlib.ExitStack() as stack:
-        distributed.from_first(f"lock of {workdir}", lambda: _take(workdir, stack))
+        coordination.run_on_process_zero(f"lock of {workdir}", lambda: _take(workdir, stack))
         yield
 
 

@@ -192,8 +192,8 @@ def test_several_processes_follow_the_first_ones_watch_and_compare_at_log_lines_
         asked.append(what)
         return what.endswith(" 8")
 
-    monkeypatch.setattr(loop.distributed, "decided_by_first", decided)
-    monkeypatch.setattr(loop.distributed, "several", lambda: True)
+    monkeypatch.setattr(loop.coordination, "broadcast_flag", decided)
+    monkeypatch.setattr(loop.coordination, "is_multi_process", lambda: True)
     settings = config.Run(log_every=4, checkpoint_every=12, checkpoint_minutes=1e-9)
     saves = loop.SaveCadence(settings)
     assert [step for step in range(1, 13) if saves.due(step)] == [8, 12]

@@ -10,7 +10,7 @@ import pytest
 from maelm_jax import analyze, config, train
 from maelm_jax.data import rows, sources, store
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.training import distributed, row_record
+from maelm_jax.training import coordination, row_record
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_a_damaged_record_is_one_line(workdir, corpus, vocabulary, tmp_path, con
 
 
 def test_one_process_that_has_other_rows_stops_all(workdir, corpus, vocabulary, monkeypatch):
-    monkeypatch.setattr(distributed, "everywhere", lambda flag: False)
+    monkeypatch.setattr(coordination, "all_true", lambda flag: False)
     with pytest.raises(config.ConfigError, match="another process of this run sees other data"):
         row_record.choose_rows(workdir, corpus, vocabulary)
 
@@ -227,7 +227,7 @@ def test_one_process_that_has_other_rows_stops_all(workdir, corpus, vocabulary, 
 def test_processes_compare_rows_and_not_what_they_know_of_the_text(workdir, corpus, vocabulary, tmp_path, monkeypatch):
     """A host that has a copy of the rows may have no text."""
     said = []
-    monkeypatch.setattr(distributed, "same", lambda what, values: said.append((what, values)))
+    monkeypatch.setattr(coordination, "check_equal", lambda what, values: said.append((what, values)))
     row_record.choose_rows(str(tmp_path / "one"), corpus, vocabulary)
     for path in (tmp_path / "a.txt", tmp_path / "b.txt", *(tmp_path / "rows").glob("*/text.json")):
         path.unlink()

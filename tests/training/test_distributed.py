@@ -20,7 +20,7 @@ def join(coordinator=None, processes=None, process=None, timeout=60):
 ], ids=str)  # fmt: skip
 def test_flags_that_cannot_be_are_refused(monkeypatch, given):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("JAX was asked"))
-    monkeypatch.setattr(distributed, "_set_last_words", lambda text: None)
+    monkeypatch.setattr(distributed.process_exit, "set_abort_message", lambda text: None)
     with pytest.raises(config.ConfigError, match=r"expected (HOST:PORT, the number of processes|seconds from 1 to 86400)"):
         join(*given)
 

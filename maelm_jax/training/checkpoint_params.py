@@ -1,0 +1,130 @@
+"""Reads the parameters of a checkpoint, without the state of the optimiser.
+
+Commands that use a trained model read it here: they have no optimiser, and often no model yet.
+"""
+
+import collections.abc
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from maelm_jax.config import ConfigError
+from maelm_jax.training import checkpoint_reading, checksums
+from maelm_jax.training.checkpoint import Restored
+
+
+def all_steps(workdir: str) -> list[int]:
+    """Returns the steps of a workdir that have a checkpoint, ascending.
+
+    Raises:
+        ConfigError: There is no checkpoint.
+    """
+    folder = checkpoint_reading.checkpoints_folder(workdir)
+    if not folder.is_dir():
+        raise ConfigError(f"{workdir} holds no checkpoints/ folder; has it been trained?")
+    # A CheckpointManager would use JAX's devices, which need `distributed.joined` first.
+    steps = sorted(ocp.utils.checkpoint_steps(folder))
+    if not steps:
+        raise ConfigError(f"{folder} holds no checkpoint; has the run come to its first?")
+    return steps
+
+
+def pick_step(workdir: str, step: int | None = None) -> int:
+    """Returns `step`, or the newest step of a workdir if `step` is None.
+
+    Raises:
+        ConfigError: There is no checkpoint, or none of `step`. The message lists the steps.
+    """
+    steps = all_steps(workdir)
+    if step is not None and step not in steps:
+        raise ConfigError(
+            f"{checkpoint_reading.checkpoints_folder(workdir)} holds no checkpoint of step {step}; "
+            f"it holds {', '.join(map(str, steps))}"
+        )
+    return steps[-1] if step is None else step
+
+
+def restore_params(workdir: str, like: dict, step: int | None = None) -> Restored:
+    """Restores the parameters of a checkpoint onto devices.
+
+    Args:
+        workdir: The folder of the run.
+        like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
+        step: Step of the checkpoint. None: the newest.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it is damaged, or it does not fit `like`.
+        RunError: The checkpoint cannot be read for another reason.
+    """
+    step = pick_step(workdir, step)
+
+    def load(manager: ocp.CheckpointManager) -> dict:
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like}
+        )
+        # Orbax itself would print a traceback for each array that does not fit.
+        checkpoint_reading.check_shapes(_saved_shapes(manager, step), like)
+        arguments = ocp.checkpoint_utils.construct_restore_args(target)
+        return _restore(manager, step, target, arguments)
+
+    return Restored(step, _verified(workdir, step, load))
+
+
+def read_params(workdir: str, step: int) -> dict:
+    """Reads all parameters of a checkpoint as numpy arrays, without a model to compare with.
+
+    Raises:
+        ConfigError: The checkpoint is damaged, or holds no parameters.
+        RunError: The checkpoint cannot be read for another reason.
+    """
+
+    def load(manager: ocp.CheckpointManager) -> dict:
+        shapes = _saved_shapes(manager, step)
+        target = {
+            "params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+        }
+        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
+        return _restore(manager, step, target, arguments)
+
+    return _verified(workdir, step, load)
+
+
+def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> dict:
+    """Returns the shapes and types of the parameters in a checkpoint."""
+    tree = manager.item_metadata(step).tree
+    if "params" not in tree:
+        contents = ", ".join(map(str, tree)) or "nothing"
+        raise checkpoint_reading.Mismatch(f"it holds no params, but {contents}")
+    return tree["params"]
+
+
+def _restore(manager: ocp.CheckpointManager, step: int, target: dict, arguments: dict) -> dict:
+    """Restores the parameters in `target`, and no other array of the checkpoint."""
+    selection = ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=arguments)
+    return manager.restore(step, args=selection)["params"]
+
+
+def _verified(
+    workdir: str, step: int, load: collections.abc.Callable[[ocp.CheckpointManager], dict]
+) -> dict:
+    """Verifies a step and returns what `load` reads. Raises ConfigError on damage or mismatch."""
+    directory = checkpoint_reading.checkpoints_folder(workdir)
+    folder: epath.Path = directory / str(step)
+    options = ocp.CheckpointManagerOptions(create=False)
+
+    def action():
+        checkpoint_reading.verify(folder)
+        with ocp.CheckpointManager(
+            directory, options=options, item_handlers=ocp.PyTreeCheckpointHandler()
+        ) as manager:
+            return load(manager)
+
+    try:
+        return checkpoint_reading.read(action, folder)
+    except checksums.Damaged as error:
+        raise ConfigError(
+            f"the checkpoint {folder} is damaged: {error}. "
+            "Rename the folder to use the checkpoint before it"
+        ) from error

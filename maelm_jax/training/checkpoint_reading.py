@@ -1,0 +1,163 @@
+"""Reads a checkpoint safely: checks its files and shapes, and tries again if the storage fails.
+
+Two causes of a failed read differ in what follows. A file that differs from its checksum is damaged
+for ever. Any other failure may be that of a storage that answers later.
+"""
+
+import collections.abc
+import enum
+import logging
+import time
+import typing
+
+import jax
+from etils import epath
+
+from maelm_jax import storage
+from maelm_jax.config import ConfigError, RunError
+from maelm_jax.training import checksums, coordination
+
+log = logging.getLogger(__name__)
+
+FOLDER = "checkpoints"  # in a workdir; it has a folder for each step
+PAUSES = (1, 2, 4, 8, 15, 30)  # seconds between the attempts to read a checkpoint
+
+
+class Outcome(enum.IntEnum):
+    """Outcome of one attempt to read a checkpoint. The processes agree on the highest value."""
+
+    SUCCESS = 0
+    FAILURE = 1  # the cause is unknown: the next attempt may succeed
+    MISMATCH = 2
+    DAMAGE = 3
+
+
+class Attempt(typing.NamedTuple):
+    """One attempt to read a checkpoint."""
+
+    outcome: Outcome
+    value: typing.Any = None  # what was read
+    reason: str = ""  # why nothing was read
+
+
+class Mismatch(Exception):
+    """The arrays of a checkpoint differ from those of the model."""
+
+
+OUTCOMES = {Mismatch: Outcome.MISMATCH, checksums.Damaged: Outcome.DAMAGE}
+
+
+def checkpoints_folder(workdir: str) -> epath.Path:
+    """Returns the folder of a workdir's checkpoints. Raises ConfigError if it is a file."""
+    # The call also sets EPATH_USE_TF for buckets, which `epath.Path` needs below.
+    local = storage.local_path(workdir).resolve()
+    folder = epath.Path(workdir if storage.in_bucket(workdir) else local) / FOLDER
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is a file, where a run keeps the folder of its checkpoints: "
+            "move it away, or give another --workdir"
+        )
+    return folder
+
+
+def verify(folder: epath.Path, part: int = 0, parts: int = 1):
+    """Compares the files of a checkpoint with their checksums.
+
+    Args:
+        folder: The folder of one step.
+        part: Number of this process, from 0. Each process checks its share of the files.
+        parts: Number of processes.
+
+    Raises:
+        Damaged: A file is missing or differs.
+    """
+    if not checksums.verify(str(folder), part, parts):
+        log.warning(
+            "%s was written before checksums were kept: it is used without being checked", folder
+        )
+
+
+def check_shapes(saved: typing.Any, like: typing.Any, extra_allowed: bool = True):
+    """Compares the arrays of a checkpoint with those of the model.
+
+    Args:
+        saved: Tree of shapes in the checkpoint.
+        like: Tree of arrays of the model.
+        extra_allowed: Whether `saved` may have arrays that `like` does not have.
+
+    Raises:
+        Mismatch: `saved` lacks an array or has one that is not allowed, or shapes differ.
+    """
+    saved_shapes, model_shapes = _shapes(saved), _shapes(like)
+    problems = []
+    for path, shape in model_shapes.items():
+        if path not in saved_shapes:
+            problems.append(f"it holds no {path}")
+        elif saved_shapes[path] != shape:
+            problems.append(f"{path} has shape {saved_shapes[path]} there, {shape} here")
+    if not extra_allowed:
+        extra = [path for path in saved_shapes if path not in model_shapes]
+        problems += [f"it holds {path}, which this model does not have" for path in extra]
+    if problems:
+        raise Mismatch("; ".join(problems[:3]))
+
+
+def _shapes(tree: typing.Any) -> dict[str, tuple[int, ...]]:
+    """{path: shape} of a tree. Named tuples of a state are dictionaries and lists when saved."""
+    return {
+        jax.tree_util.keystr(keys, simple=True, separator="/"): tuple(leaf.shape)
+        for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def read(
+    action: collections.abc.Callable[[], typing.Any],
+    folder: epath.Path,
+    collective: bool = False,
+    pauses: tuple[int, ...] | None = None,
+) -> typing.Any:
+    """Returns what `action` returns, and calls it again if it fails for an unknown reason.
+
+    Args:
+        action: Reads the checkpoint in `folder`.
+        folder: The folder of one step.
+        collective: Whether all processes call this function. All then have the same outcome.
+        pauses: Seconds between the attempts. None: `PAUSES`.
+
+    Raises:
+        Damaged: A file differs from its checksum.
+        ConfigError: The checkpoint does not fit the model.
+        RunError: The last attempt failed.
+    """
+    attempt = _attempt(action, collective)
+    for pause in PAUSES if pauses is None else pauses:
+        if attempt.outcome != Outcome.FAILURE:
+            break
+        log.warning("%s cannot be read, trying again in %g s: %s", folder, pause, attempt.reason)
+        time.sleep(pause)
+        attempt = _attempt(action, collective)
+    if attempt.outcome == Outcome.SUCCESS:
+        return attempt.value
+    if attempt.outcome == Outcome.DAMAGE:
+        raise checksums.Damaged(attempt.reason)
+    if attempt.outcome == Outcome.MISMATCH:
+        raise ConfigError(f"the checkpoint {folder} does not fit this model: {attempt.reason}")
+    raise RunError(
+        f"the checkpoint {folder} cannot be read: {attempt.reason}. It is not proven to be "
+        "damaged, so nothing was changed. Start again when the storage answers; to do without "
+        "this checkpoint, rename its folder"
+    )
+
+
+def _attempt(action: collections.abc.Callable[[], typing.Any], collective: bool) -> Attempt:
+    attempt = Attempt(Outcome.SUCCESS, reason="another process cannot read it")
+    try:
+        attempt = attempt._replace(value=action())
+    except ConfigError:
+        raise
+    except Exception as error:  # storage libraries raise many types
+        outcome = OUTCOMES.get(type(error), Outcome.FAILURE)
+        attempt = Attempt(outcome, reason=" ".join(str(error).split())[:300])
+    if collective:
+        attempt = attempt._replace(outcome=Outcome(coordination.highest(attempt.outcome)))
+    return attempt
