@@ -51,7 +51,7 @@ def main(argv: list[str]):
     from maelm_jax.training import optimizer, sharding, step
 
     mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check(experiment, mesh)
+    sharding.check_mesh(experiment, mesh)
     size, run, length = (
         experiment.vocabulary.size,
         experiment.run,

@@ -30,7 +30,7 @@ def main(argv: list[str]):
     from maelm_jax.training import sharding
 
     mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check(experiment, mesh)
+    sharding.check_mesh(experiment, mesh)
     vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     stores = {
         name: splits["train"]

@@ -33,7 +33,7 @@ def main(argv: list[str]):
     from maelm_jax.training import metrics, optimizer, sharding, step
 
     mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check(experiment, mesh)
+    sharding.check_mesh(experiment, mesh)
     size, run, length = (
         experiment.vocabulary.size,
         experiment.run,

@@ -221,7 +221,7 @@ def compile_for(experiment: config.Experiment, where: Slice, devices: list) -> P
     sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
     # The order of the devices changes neither the memory nor the bytes sent.
     mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), axes)
-    sharding.check(experiment, mesh)
+    sharding.check_mesh(experiment, mesh)
     train_step, state, batch = step.abstract(experiment, mesh)
     # Every value of the state and the batch has 4 bytes.
     held = lambda tree: sum(  # noqa: E731

@@ -46,7 +46,7 @@ def test_a_plan_for_pretended_devices():
     assert float(reduced[2]) == pytest.approx(1.5 * float(reduced[1]), abs=0.002), "around a ring of 4 each byte goes 2 x 3/4 times"
     assert "tokens/s" not in done.stdout, "there is no estimate of time for these"
     done = run("--topology=cpu:4", "--gin.Mesh.data=3")
-    assert done.returncode == 2 and "does not make the 4 devices" in done.stderr
+    assert done.returncode == 2 and "does not equal the 4 devices" in done.stderr
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 64, 512])

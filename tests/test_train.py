@@ -100,7 +100,7 @@ def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
 @pytest.mark.parametrize("more,message", [
     (["--gin.TEXT_FILES=nowhere/*.txt"], "nowhere/*.txt"),
     (["--gin.Vocabulary.size=60000"], "Vocabulary.size"),
-    (["--gin.Mesh.fsdp=3"], "does not make the 1 devices"),
+    (["--gin.Mesh.fsdp=3"], "does not equal the 1 devices"),
 ])  # fmt: skip
 def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
     done = call("train", *training(text, tmp_path, *more))

@@ -91,7 +91,7 @@ def run_all(
     chosen = cells(experiment.finetune, len(tuner.problem.train.ids))
     seeds = experiment.finetune.listed("seeds")
     for cell in chosen:
-        sharding.check(experiment_of(experiment, cell, 0), tuner.mesh)
+        sharding.check_mesh(experiment_of(experiment, cell, 0), tuner.mesh)
     inputs = {"start_step": start.step, **tuner.problem.fingerprint}
     found: dict[str, list[dict]] = {}
     best = None

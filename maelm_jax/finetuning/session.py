@@ -58,7 +58,7 @@ class FinetuneSession:
             experiment.model, self.vocabulary.size, self.vocabulary.pad, problem.classes)
         self.updates = optimizer.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.of_seed(0))
-        place_as = lambda tree: sharding.tree(tree, self.mesh)  # noqa: E731
+        place_as = lambda tree: sharding.shardings_of(tree, self.mesh)  # noqa: E731
         moments = jax.eval_shape(self.updates.init, shapes)
         self.fresh_params = jax.jit(self.init, out_shardings=place_as(shapes))
         self.fresh_moments = jax.jit(self.updates.init, out_shardings=place_as(moments))
@@ -237,7 +237,7 @@ class Predictor:
         self.mesh, self.pad = mesh, pad
         self.rows = -(-rows // (mesh.shape["data"] * mesh.shape["fsdp"])) * (
             mesh.shape["data"] * mesh.shape["fsdp"])
-        params = sharding.tree(jax.eval_shape(init, keys.of_seed(0)), mesh)
+        params = sharding.shardings_of(jax.eval_shape(init, keys.of_seed(0)), mesh)
         self.predict = jax.jit(
             heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH)))
 
@@ -302,7 +302,7 @@ def restore(workdir: str, experiment: config.Experiment, classes: int, vocabular
     shapes = jax.eval_shape(init, keys.of_seed(0))
     like = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes, sharding.tree(shapes, mesh))
+        shapes, sharding.shardings_of(shapes, mesh))
     params = checkpoint_params.restore_params(workdir, like)[1]
     return Predictor(
         graph, init, mesh, vocabulary.pad, experiment.finetune.eval_batch_size), params

@@ -29,8 +29,8 @@ def _show_parameters(params: dict) -> int:
     """Prints a line for each array of parameters; returns the number of parameters."""
     lines = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
-        path, shape = sharding.path_of(keys), "x".join(map(str, leaf.shape))
-        lines.append((path, shape, f"{leaf.size:,}", tuple(sharding.spec(path))))
+        path, shape = sharding.parameter_path(keys), "x".join(map(str, leaf.shape))
+        lines.append((path, shape, f"{leaf.size:,}", tuple(sharding.partition_spec(path))))
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     lines.append(("all", "", f"{count:,}", ""))
     print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")

@@ -89,7 +89,7 @@ def pretrain(
     distributed.check_same_start(experiment, options.workdir)
     before = resume.read(options.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check(experiment, mesh)
+    sharding.check_mesh(experiment, mesh)
     if options.dry_run:
         dry_run.show(experiment, mesh)
         return 0

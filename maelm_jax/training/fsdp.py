@@ -86,7 +86,7 @@ def specs(params: dict) -> dict:
         *("fsdp" if axis == "fsdp" else None for axis in spec)
     )
     return jax.tree_util.tree_map_with_path(
-        lambda keys, _: alone(sharding.spec(sharding.path_of(keys))), params
+        lambda keys, _: alone(sharding.partition_spec(sharding.parameter_path(keys))), params
     )
 
 
@@ -150,7 +150,7 @@ def summed(tree, over: tuple[str, ...] = AXES):
 
 def _cut(keys) -> tuple[int | None, bool, PartitionSpec]:
     """(axis sharded over `fsdp` or None, whether the parameter is stacked, its rule)."""
-    path = sharding.path_of(keys)
-    spec = sharding.spec(path)
+    path = sharding.parameter_path(keys)
+    spec = sharding.partition_spec(path)
     axis = tuple(spec).index("fsdp") if "fsdp" in spec and jax.lax.axis_size("fsdp") > 1 else None
     return axis, "/blocks/" in path, spec

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import typing
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span")
 BATCH = PartitionSpec(("data", "fsdp"))  # rows are sharded over data and fsdp
 
 
-def spec(path: str) -> PartitionSpec:
+def partition_spec(path: str) -> PartitionSpec:
     """Returns the sharding rule of a parameter.
 
     Args:
@@ -47,32 +48,36 @@ def spec(path: str) -> PartitionSpec:
     Raises:
         RunError: No rule matches the path, or several do.
     """
-    found = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
-    if len(found) != 1:
+    matches = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
+    if len(matches) != 1:
         raise config.RunError(
-            f"the parameter {path} matches {len(found)} sharding rules. "
+            f"the parameter {path} matches {len(matches)} sharding rules. "
             "Give it exactly one in RULES of maelm_jax/training/sharding.py"
         )
-    return found[0]
+    return matches[0]
 
 
-def path_of(keys) -> str:
+def parameter_path(keys) -> str:
     """Returns the parameter's path in a tree path: the part from a top-level module on.
 
     The paths of the optimiser's moments end with the parameter's path. The result is empty for
     other leaves, such as counts.
     """
-    names = [
-        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in keys
-    ]
-    rooms = [index for index, name in enumerate(names) if name in TOP_LEVEL_MODULES]
-    return "/".join(names[rooms[0] :]) if rooms else ""
+    names = jax.tree_util.keystr(keys, simple=True, separator="/").split("/")
+    for index, name in enumerate(names):
+        if name in TOP_LEVEL_MODULES:
+            return "/".join(names[index:])
+    return ""
 
 
-def tree(shapes, mesh: jax.sharding.Mesh):
+def shardings_of(state, mesh: jax.sharding.Mesh):
     """Returns a sharding for every leaf of a state.
 
     Parameters and their moments follow `RULES`. Scalars (step, counts) are on every device.
+
+    Args:
+        state: Tree of arrays or shapes: a state, or parameters alone.
+        mesh: Devices.
 
     Raises:
         ConfigError: The mesh does not divide a parameter.
@@ -80,35 +85,38 @@ def tree(shapes, mesh: jax.sharding.Mesh):
     """
 
     def leaf(keys, value):
-        path = path_of(keys)
-        if not path and value.ndim:  # an array of no known module: spec() raises RunError
+        path = parameter_path(keys)
+        if not path and value.ndim:  # an array of no known module: no rule matches it
             path = jax.tree_util.keystr(keys, simple=True, separator="/")
-        rule = spec(path) if path else PartitionSpec()
-        check_divides(path, value.shape, rule, mesh)
-        return NamedSharding(mesh, rule)
+        spec = partition_spec(path) if path else PartitionSpec()
+        _check_divides(path, value.shape, spec, mesh)
+        return NamedSharding(mesh, spec)
 
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
+    return jax.tree_util.tree_map_with_path(leaf, state)
 
 
-def check_divides(path: str, shape: tuple[int, ...], rule: PartitionSpec, mesh: jax.sharding.Mesh):
+def _check_divides(path: str, shape: tuple[int, ...], spec: PartitionSpec, mesh: jax.sharding.Mesh):
     """Raises ConfigError unless the mesh divides every sharded dimension of a parameter."""
-    for size, axis in zip(shape, rule, strict=False):
+    for size, axis in zip(shape, spec, strict=False):
         parts = mesh.shape[axis] if axis else 1
         if size % parts:
+            divisors = [str(count) for count in range(1, 33) if size % count == 0]
             raise config.ConfigError(
                 f"Mesh.{axis}={parts} does not divide the {size} rows or columns of "
-                f"{path}. {_fitting(axis, size)}"
+                f"{path}. Use a Mesh.{axis} that does, as {', '.join(divisors)}"
             )
 
 
-def _fitting(axis: str, size: int) -> str:
-    """How to fix a mesh axis that does not divide `size`."""
-    few = [str(count) for count in range(1, 33) if size % count == 0]
-    return f"Use a Mesh.{axis} that does, as {', '.join(few)}"
+class MeshSizes(typing.NamedTuple):
+    """Devices along each axis of the mesh."""
+
+    data: int
+    fsdp: int
+    tensor: int
 
 
-def mesh_sizes(settings: config.Mesh, devices: int) -> tuple[int, int, int]:
-    """Returns (data, fsdp, tensor), with -1 replaced by the devices that are left.
+def mesh_sizes(settings: config.Mesh, devices: int) -> MeshSizes:
+    """Returns the sizes of the mesh, with -1 replaced by the devices that are left.
 
     Raises:
         ConfigError: The product is not `devices`.
@@ -118,51 +126,53 @@ def mesh_sizes(settings: config.Mesh, devices: int) -> tuple[int, int, int]:
     sizes = [devices // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
         divisors = [size for size in range(1, devices + 1) if devices % size == 0]
-        raise config.ConfigError(
-            f"Mesh: data {settings.data} x fsdp {settings.fsdp} x tensor {settings.tensor} "
-            f"does not make the {devices} devices here; "
-            f"each size must be one of {divisors}, with product {devices}, "
-            f"as in --gin.Mesh.data={devices} --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1"
+        product = " x ".join(
+            f"Mesh.{axis}={getattr(settings, axis)}" for axis in MeshSizes._fields
         )
-    return tuple(sizes)
+        raise config.ConfigError(
+            f"{product} does not equal the {devices} devices of this run. "
+            f"Use sizes from {divisors} with product {devices}, "
+            f"as --gin.Mesh.data={devices} --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1"
+        )
+    return MeshSizes(*sizes)
 
 
 def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
     """Returns the mesh of all devices of all processes."""
-    axes = ("data", "fsdp", "tensor")
-    return jax.make_mesh(
-        mesh_sizes(settings, jax.device_count()), axes, axis_types=(jax.sharding.AxisType.Auto,) * 3
-    )
+    sizes = tuple(mesh_sizes(settings, jax.device_count()))
+    axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(sizes, MeshSizes._fields, axis_types=axis_types)
 
 
-def check(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     """Checks that the mesh divides rows, heads, width and feed-forward width.
 
     Raises:
         ConfigError: It does not, or a batch does not fit in memory.
     """
-    model, run = experiment.model, experiment.run
-    check_memory(run.batch_size, experiment.corpus.sequence_length)
-    rows, tensor, fsdp = (
-        mesh.shape["data"] * mesh.shape["fsdp"],
-        mesh.shape["tensor"],
-        mesh.shape["fsdp"],
-    )
-    micro = run.batch_size // run.accumulate
-    if micro % rows:
-        fits = max(micro // rows, 1) * rows * run.accumulate
-        raise config.ConfigError(
-            f"Run.batch_size {run.batch_size} in {run.accumulate} part(s) "
-            f"does not divide over {rows} devices (data x fsdp); "
-            f"{fits} or {fits + rows * run.accumulate} would"
-        )
-    for part, of in ((model, ""), (model.decoder, " of the decoder")):
-        for name, size in (("heads", tensor), ("feed_forward", tensor), ("width", fsdp)):
-            if getattr(part, name) % size:
+    check_memory(experiment.run.batch_size, experiment.corpus.sequence_length)
+    _check_batch_divides(experiment.run, mesh)
+    model = experiment.model
+    for part, owner in ((model, ""), (model.decoder, " of the decoder")):
+        for name, axis in (("heads", "tensor"), ("feed_forward", "tensor"), ("width", "fsdp")):
+            if getattr(part, name) % mesh.shape[axis]:
                 raise config.ConfigError(
-                    f"Model.{name} {getattr(part, name)}{of} "
-                    f"does not divide over the mesh's {size} devices"
+                    f"Model.{name}={getattr(part, name)}{owner} is not divisible by "
+                    f"Mesh.{axis}={mesh.shape[axis]}. Use a Mesh.{axis} that divides it"
                 )
+
+
+def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
+    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    microbatch = run.batch_size // run.accumulate
+    if microbatch % devices:
+        step = devices * run.accumulate
+        smaller = max(microbatch // devices, 1) * step
+        raise config.ConfigError(
+            f"Run.batch_size={run.batch_size} in Run.accumulate={run.accumulate} parts is not "
+            f"divisible by {devices} devices (Mesh.data x Mesh.fsdp). "
+            f"Use {smaller} or {smaller + step}"
+        )
 
 
 def check_memory(batch_size: int, length: int):
@@ -217,6 +227,11 @@ def shard_batch(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = No
         The global batch [size, L].
     """
     size = len(rows) if size is None else size
-    mine = local_row_indices(size, mesh)
-    part = lambda index: rows[np.searchsorted(mine, np.arange(size)[index[0]])]  # noqa: E731
-    return jax.make_array_from_callback((size, *rows.shape[1:]), NamedSharding(mesh, BATCH), part)
+    local_indices = local_row_indices(size, mesh)
+
+    def rows_of_device(index: tuple[slice, ...]) -> np.ndarray:
+        return rows[np.searchsorted(local_indices, np.arange(size)[index[0]])]
+
+    return jax.make_array_from_callback(
+        (size, *rows.shape[1:]), NamedSharding(mesh, BATCH), rows_of_device
+    )

@@ -80,7 +80,7 @@ def create_state(
         params = init(jax.random.fold_in(keys.of_seed(seed), 0))
         return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
-    return jax.jit(fresh, out_shardings=sharding.tree(jax.eval_shape(fresh), mesh))()
+    return jax.jit(fresh, out_shardings=sharding.shardings_of(jax.eval_shape(fresh), mesh))()
 
 
 def make_train_step(
@@ -155,7 +155,7 @@ def make_train_step(
         params = optax.apply_updates(state.params, updates)
         return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
-    shardings = sharding.tree(state, mesh)
+    shardings = sharding.shardings_of(state, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
@@ -186,7 +186,7 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     state = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         shapes,
-        sharding.tree(shapes, mesh),
+        sharding.shardings_of(shapes, mesh),
     )
     rows = NamedSharding(mesh, sharding.BATCH)
     batch = jax.ShapeDtypeStruct(
@@ -227,6 +227,6 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
     rows = NamedSharding(mesh, sharding.BATCH)
     return jax.jit(
         eval_step,
-        in_shardings=(sharding.tree(state.params, mesh), rows, everywhere),
+        in_shardings=(sharding.shardings_of(state.params, mesh), rows, everywhere),
         out_shardings=everywhere,
     )

@@ -170,7 +170,7 @@ def test_seeds_that_diverged_are_named():
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Finetune.seeds names a value twice"),
     (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size 20 .* does not divide over 8 devices"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
     (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
 ])  # fmt: skip
 def test_bad_input(more, message, data_dir, pretrained, tmp_path):

@@ -70,14 +70,14 @@ def test_a_training_step(name):
     mesh = jax.make_mesh((1, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     state = step.State(jnp.zeros((), jnp.int32), params, updates.init(params))
-    state = jax.device_put(state, sharding.tree(state, mesh))
+    state = jax.device_put(state, sharding.shardings_of(state, mesh))
     before = jax.device_get(state.params)
     train_step = step.make_train_step(step.pretraining_loss(experiment, graph, SPECIAL), updates, state, 0, 1, mesh)
     for _ in range(2):  # the learning rate is 0 in the first
         state, values = train_step(state, sharding.shard_batch(np.asarray(some_rows()), mesh))
         assert np.isfinite(float(values["loss"])) and float(values["count"]) > 0 and float(values["grad_norm"]) > 0
     same = jax.tree.map(np.array_equal, before, jax.device_get(state.params))
-    assert [sharding.path_of(keys) for keys, value in jax.tree_util.tree_leaves_with_path(same) if value] == [], "no gradient reaches these"
+    assert [sharding.parameter_path(keys) for keys, value in jax.tree_util.tree_leaves_with_path(same) if value] == [], "no gradient reaches these"
 
 
 @pytest.mark.parametrize("percent", [0, 25, 50, 75, 100])

@@ -20,9 +20,9 @@ def mesh_of(*sizes: int) -> jax.sharding.Mesh:
 def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
     special = config.SpecialIds.of_size(size)
     shapes = jax.eval_shape(maelm.create(MODEL, size, special)[1], keys.of_seed(0))
-    sharding.tree(shapes, mesh_of(1, 1, 2))
+    sharding.shardings_of(shapes, mesh_of(1, 1, 2))
     with pytest.raises(config.ConfigError) as error:
-        sharding.tree(shapes, mesh_of(1, 1, 5))
+        sharding.shardings_of(shapes, mesh_of(1, 1, 5))
     assert "\n" not in str(error.value)
     rows = maelm.table_rows(size)
     assert f"Mesh.tensor=5 does not divide the {rows} rows or columns of encoder/token_embedding. Use" in str(error.value)
@@ -32,20 +32,20 @@ def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
 def test_a_parameter_without_a_rule_is_named(path):
     shapes = {path[0]: {path[1]: jax.ShapeDtypeStruct((4, 4), jnp.float32)}, "count": jax.ShapeDtypeStruct((), jnp.int32)}
     with pytest.raises(config.RunError, match=f"the parameter {'/'.join(path)} matches 0 sharding rules. Give it exactly one in RULES of"):
-        sharding.tree(shapes, mesh_of(1, 1, 1))
+        sharding.shardings_of(shapes, mesh_of(1, 1, 1))
 
 
 @pytest.mark.parametrize("sizes", [(2**31 - 1, 1, 1), (-1, 2**31 - 1, 4), (2**31 - 1, 2**31 - 1, -1), (-1, 3, 1), (2**30, 2, 1)], ids=str)
 def test_absurd_meshes_are_refused(sizes):
-    with pytest.raises(config.ConfigError, match="does not make the 8 devices here"):
+    with pytest.raises(config.ConfigError, match="does not equal the 8 devices"):
         sharding.mesh_sizes(config.Mesh(*sizes), 8)
 
 
 def test_a_batch_that_cannot_be_in_memory_is_refused_with_one_that_could():
     settings = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10000000", "SEQUENCE_LENGTH=65536", "Model.max_positions=65536"])
     with pytest.raises(config.ConfigError, match=r"Run.batch_size=10000000: its ids alone take 2,621.4 GB of this machine's .* GB. Use at most"):
-        sharding.check(settings, mesh_of(1, 1, 1))
-    most = int(str(pytest.raises(config.ConfigError, sharding.check, settings, mesh_of(1, 1, 1)).value).rsplit(" ", 1)[1])
+        sharding.check_mesh(settings, mesh_of(1, 1, 1))
+    most = int(str(pytest.raises(config.ConfigError, sharding.check_mesh, settings, mesh_of(1, 1, 1)).value).rsplit(" ", 1)[1])
     sharding.check_memory(most, 65536)
     with pytest.raises(config.ConfigError):
         sharding.check_memory(most + most // 100 + 1, 65536)

@@ -37,7 +37,7 @@ def run(settings: config.Experiment, steps=3):
     sizes = (settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
-    sharding.check(settings, mesh)
+    sharding.check_mesh(settings, mesh)
     graph, init = maelm.create(settings.model, 100, SPECIAL)
     updates = optimizer.create(settings.optimizer, settings.run.train_steps)
     state = step.create_state(init, updates, 0, mesh)
@@ -78,18 +78,18 @@ def test_accumulation_is_the_whole_batch():
 
 def test_every_parameter_has_one_rule(single):
     for keys, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
-        sharding.spec(sharding.path_of(keys))
+        sharding.partition_spec(sharding.parameter_path(keys))
     with pytest.raises(config.RunError, match="matches 0"):
-        sharding.spec("encoder/blocks/query/kernels")
+        sharding.partition_spec("encoder/blocks/query/kernels")
 
 
 def test_meshes_that_do_not_fit():
-    with pytest.raises(config.ConfigError, match="does not make the 8 devices"):
+    with pytest.raises(config.ConfigError, match="does not equal the 8 devices"):
         sharding.mesh_sizes(config.Mesh(3, 1, 1), 8)
     assert sharding.mesh_sizes(config.Mesh(-1, 2, 2), 8) == (2, 2, 2)
     mesh = jax.make_mesh((8, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    with pytest.raises(config.ConfigError, match="8 or 16 would"):
-        sharding.check(experiment(batch_size=12), mesh)
+    with pytest.raises(config.ConfigError, match="Use 8 or 16"):
+        sharding.check_mesh(experiment(batch_size=12), mesh)
 
 
 def test_schedule():
