@@ -16,7 +16,7 @@ CODE = """if True:
     import sys, time
     from maelm_jax import cli
     def main(argv):
-        from maelm_jax.training import coordination, distributed, loop
+        from maelm_jax.training import coordination, distributed, step_log
         process = int(argv[1])
         with distributed.joined(argv[0], 2, process, 30):
             coordination.all_true(True)
@@ -71,7 +71,7 @@ def test_all_end_with_3_when_one_sees_that_the_run_diverged():
     status, said = Pair(
         f"mine = [process == 0, process == 1]{line}"
         f"assert [coordination.broadcast_flag(str(n), mine[n]) for n in (0, 1)] == [True, False]{line}"
-        f"if process: raise loop.Diverged('step 5: loss nan'){line}"
+        f"if process: raise step_log.Diverged('step 5: loss nan'){line}"
         "coordination.all_true(True)"
     ).finish()
     assert status == [3, 3] and all("step 5: loss nan" in text.strip().splitlines()[-1] for text in said), said

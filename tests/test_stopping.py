@@ -11,7 +11,7 @@ import time
 import pytest
 
 from maelm_jax import cli, config, stopping
-from maelm_jax.training import loop
+from maelm_jax.training import step_log
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 READY = "print('ready', flush=True); "
@@ -30,11 +30,11 @@ FORKED = """if True:
     time.sleep(60)
 """
 AS_THE_LOOP = """if True:
-    from maelm_jax.training import loop
-    with loop.Interrupted() as interrupted:
-        interrupted.listen()
+    from maelm_jax.training import sigterm
+    with sigterm.SigtermWatcher() as watcher:
+        watcher.start()
         print("ready", flush=True)
-        while not interrupted.after(1):
+        while not watcher.stops_after(1):
             pass
     print("saved", flush=True)
     raise SystemExit(143)
@@ -75,7 +75,7 @@ def test_the_loop_looks_after_its_own_signal():
 
 
 @pytest.mark.parametrize("error,status", [
-    (config.ConfigError("a wrong input"), 2), (config.RunError("a disk that is full"), 1), (loop.Diverged("step 5: loss nan"), 3),
+    (config.ConfigError("a wrong input"), 2), (config.RunError("a disk that is full"), 1), (step_log.Diverged("step 5: loss nan"), 3),
 ])  # fmt: skip
 def test_each_error_has_its_exit_status_and_one_line(monkeypatch, capsys, error, status):
     def main(argv):

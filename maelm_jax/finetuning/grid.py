@@ -16,7 +16,7 @@ from maelm_jax import config, gin_files
 from maelm_jax.finetuning import files, session
 from maelm_jax.finetuning.encoder_source import EncoderSource
 from maelm_jax.finetuning.task_data import TaskData
-from maelm_jax.training import loop, run_record, sharding, workdir_lock
+from maelm_jax.training import run_record, sharding, step_log, workdir_lock
 
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
@@ -173,7 +173,7 @@ def _run(
         with contextlib.nullcontext() if alone else workdir_lock.held(str(place)):
             run_record.check(str(place))
             return tuner.run(experiment, start, str(place), record)
-    except loop.Diverged as error:
+    except step_log.Diverged as error:
         if alone:
             raise
         # A grid also tries learning rates that are too high. It goes on, and this run ranks last.

@@ -127,7 +127,7 @@ class FinetuneSession:
         record()
         best_outputs = None  # stays None in a run that was resumed after its best evaluation
 
-        def evaluate(state: State) -> tuple[State, dict[str, float]]:
+        def evaluate(state: State) -> loop.Evaluation:
             nonlocal best_outputs
             outputs = self.outputs(state.params, problem.dev)
             values = self.score(outputs)
@@ -138,7 +138,8 @@ class FinetuneSession:
                 state = state._replace(
                     best_params=better,
                     best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding))
-            return state, {f"eval_{name}": value for name, value in values.items()}
+            return loop.Evaluation(
+                state, {f"eval_{name}": value for name, value in values.items()})
 
         tokens = int(problem.train.lengths.sum()) / batches.per_epoch
         job = loop.Job(

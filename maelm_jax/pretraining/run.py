@@ -209,26 +209,26 @@ def make_job(
         tokens_per_step=float(run.batch_size * experiment.corpus.sequence_length),
         flops_per_step=sum(cost.flops.values()),
         peak_flops=cost.peak.flops_per_second,
-        measures=((run.rank_every, ranks),),
+        measures=(loop.Measure(run.rank_every, ranks),),
     )
 
 
 def make_evaluation(
     setup: Setup, heldout: HeldoutSet, state: step.State
 ) -> collections.abc.Callable:
-    """Makes a function state -> (state, {"eval_loss", "eval_accuracy", "unigram"})."""
+    """Makes a function state -> Evaluation with eval_loss, eval_accuracy and unigram."""
     mesh, size = setup.mesh, heldout.batches.shape[1]
     eval_step = step.make_eval_step(setup.loss, state, setup.experiment.run.seed, mesh)
     row_indices = sharding.local_row_indices(size, mesh)
 
-    def evaluate(state: step.State) -> tuple[step.State, dict[str, float]]:
+    def evaluate(state: step.State) -> loop.Evaluation:
         parts = [sharding.shard_batch(part[row_indices], mesh, size) for part in heldout.batches]
         sums = [eval_step(state.params, part, np.uint32(i * size)) for i, part in enumerate(parts)]
         loss, correct, count = np.sum(
             [jax.device_get(part) for part in sums], axis=0, dtype=np.float64
         )
         values = {"eval_loss": loss / count, "eval_accuracy": correct / count}
-        return state, values | {"unigram": heldout.unigram}
+        return loop.Evaluation(state, values | {"unigram": heldout.unigram})
 
     return evaluate
 
@@ -239,7 +239,7 @@ def train(
     """Runs the loop; returns the exit status. Evaluates a finished run that lacks it."""
     writer = metrics.Writer(workdir, first.step)
     if first.step == job.run.train_steps and not _is_evaluated(workdir, first.step):
-        writer.write(first.step, job.evaluate(first.state)[1])
+        writer.write(first.step, job.evaluate(first.state).values)
     try:
         state, status = loop.run(job, first.state, first.step, writer, checkpoints)
     finally:

@@ -13,7 +13,7 @@ from testing import call, finish, send_when, start
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import grid as grid_module
-from maelm_jax.training import loop
+from maelm_jax.training import step_log
 
 SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
 
@@ -115,7 +115,7 @@ def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(one_devic
         finetune.main([f"--workdir={tmp_path / 'grid' / 'little' / 'rte' / 'b16-lr1e+30-e2-w0.06' / 'seed1'}", f"--predict={__file__}"])
     capsys.readouterr()
     assert finetune.main(argv) == 0 and " of 2)" not in capsys.readouterr().out  # that it diverged is a result
-    with pytest.raises(loop.Diverged):
+    with pytest.raises(step_log.Diverged):
         finetune.main([*argv, "--gin.LEARNING_RATE=1e30", f"--workdir={tmp_path / 'alone'}"])
 
 

@@ -16,7 +16,7 @@ def test_a_full_disk_is_one_line_and_what_was_whole_stays_whole(tmp_path, monkey
     checkpoints = checkpoint.Checkpoints(str(tmp_path))
     loop.save(checkpoints, 1, state, wait=True)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: collections.namedtuple("Usage", "free")(4003))
-    with pytest.raises(config.RunError, match=r"step 2: .*No space left on device.*Whole checkpoints: \[1\]"):
+    with pytest.raises(config.RunError, match=r"step 2: .*No space left on device.*Complete checkpoints: \[1\]"):
         loop.save(checkpoints, 2, state, wait=True)
     assert checkpoints.steps() == [1]
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: collections.namedtuple("Usage", "free")(4004))
