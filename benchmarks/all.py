@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 HERE = ROOT / "benchmarks"
 sys.path.insert(0, str(ROOT))
 
-from maelm_jax.analysis import report  # noqa: E402
+from maelm_jax import tables  # noqa: E402
 
 
 class Measure(typing.NamedTuple):
@@ -216,7 +216,7 @@ def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict
         f"{'; '.join(when)}"
     )
     listed = "\n".join(f"- {name}: `{said(command)}`" for name, command in commands.items())
-    return f"{head}\n\n{report.table(('measure', 'figure', 'target', 'log'), rows)}\n\n{listed}\n"
+    return f"{head}\n\n{tables.markdown(('measure', 'figure', 'target', 'log'), rows)}\n\n{listed}\n"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import collections.abc
 
 import tabulate
 
+tabulate.MIN_PADDING = 0  # no wider than the header
+
 Cells = collections.abc.Sequence  # of one row; each cell is printed with str()
 
 

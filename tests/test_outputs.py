@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, embed, outputs
-from maelm_jax.analysis import report
+from maelm_jax.analysis import figures, report
 
 
 @pytest.mark.parametrize("path,message", [
@@ -70,6 +70,6 @@ def test_embed_and_analyze_end_in_one_line_while_writing(tmp_path, monkeypatch):
     with pytest.raises(config.ConfigError, match="Read-only file system"):
         embed.save(str(tmp_path / "v.npy"), np.zeros((1, 2), np.float32))
     assert list(tmp_path.iterdir()) == [], "nothing half-written is left"
-    monkeypatch.setattr(report, "draw", refuse)
+    monkeypatch.setattr(figures, "draw", refuse)
     with pytest.raises(config.ConfigError, match="Read-only file system"):
         report.write({}, str(tmp_path))

@@ -15,7 +15,8 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax import analyze, config, data, finetune, storage
+from maelm_jax import config, data, finetune, storage
+from maelm_jax.analysis import runs
 from maelm_jax.data import sources
 from maelm_jax.encoders import source
 from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
@@ -122,7 +123,7 @@ def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
         source.find("gs://bucket/run")
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
-        analyze.open_run("gs://bucket/run", [], [])
+        runs.open_run("gs://bucket/run", [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", "--workdir=gs://bucket/out"])
 

@@ -15,9 +15,9 @@ def test_markdown_keeps_every_cell_and_aligns_all_columns_but_the_first_to_the_r
 
 def test_plain_aligns_the_columns_named_left():
     assert tables.plain(HEADER, ROWS, left=2).splitlines() == [
-        "run     rank               loss",
-        "mae-lm  5                  1.50",
-        "x       1,000 (5 ± 0.0)       -",
+        "run     rank             loss",
+        "mae-lm  5                1.50",
+        "x       1,000 (5 ± 0.0)     -",
     ]
 
 

@@ -149,3 +149,8 @@ def repeated(workdir: pathlib.Path) -> list[tuple]:
     """What a run that is resumed repeats to the last bit."""
     names = ("step", "loss", "accuracy", "grad_norm", "eval_loss", "eval_accuracy")
     return [tuple(line.get(name) for name in names) for line in metrics(workdir)]
+
+
+def flat_lines(axes) -> list[str]:
+    """The labels of the lines that cross the whole figure at one height."""
+    return [line.get_label() for line in axes.lines if list(line.get_xdata()) == [0, 1] and len(set(line.get_ydata())) == 1]

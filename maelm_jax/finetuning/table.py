@@ -3,7 +3,7 @@
 import pathlib
 import typing
 
-from maelm_jax import tables
+from maelm_jax import plotting, tables
 from maelm_jax.finetuning import session
 
 # (column, task, metric, factor to percent), in the order of the paper's tables.
@@ -21,10 +21,6 @@ COLUMNS = (
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
 ORDER = (*(column for column, *_ in COLUMNS[:11]), "AVG", *(column for column, *_ in COLUMNS[11:]))
-
-# The colour-blind-safe palette of Okabe and Ito. Markers tell encoders apart without colour.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = "os^Dv*"
 
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: result of grid.summary}}
 
@@ -155,8 +151,7 @@ def write(
 
 def plot(reports: Reports, folder: pathlib.Path) -> pathlib.Path:
     """Writes the figure of `figure_of` to differences.png and returns its path."""
-    from matplotlib import pyplot
-
+    pyplot = plotting.pyplot()
     figure, path = figure_of(reports), folder / "differences.png"
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -170,11 +165,7 @@ def figure_of(reports: Reports):
     the lowest to the highest seed of the encoder. The title names the columns that are left out,
     because some encoder does not have them.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = plotting.pyplot()
     rows = values(reports)
     first = next(iter(rows))
     named = [column for column, *_ in COLUMNS if any(column in row for row in rows.values())]
@@ -183,7 +174,9 @@ def figure_of(reports: Reports):
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
     axes.axhline(0.0, color="0.6", linewidth=1, label=f"median of {first}")
     step = min(0.2, 0.8 / len(rows))
-    for number, (label, row) in enumerate(rows.items()):
+    for number, ((label, row), style) in enumerate(
+        zip(rows.items(), plotting.line_styles(), strict=False)
+    ):
         shift = step * (number - (len(rows) - 1) / 2)
         medians = [row[column]["median"] for column in columns]
         below = [
@@ -196,8 +189,7 @@ def figure_of(reports: Reports):
             [place + shift for place in range(len(columns))],
             [median - rows[first][column]["median"]
              for median, column in zip(medians, columns, strict=True)],
-            yerr=[below, above], fmt=MARKERS[number % len(MARKERS)],
-            color=COLOURS[number % len(COLOURS)], capsize=3, label=label,
+            yerr=[below, above], fmt=style["marker"], color=style["color"], capsize=3, label=label,
         )  # fmt: skip
     axes.set_xticks(range(len(columns)), columns, rotation=30)
     axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")

@@ -7,7 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from maelm_jax import analyze, config, train
+from maelm_jax import config, train
+from maelm_jax.analysis import runs
 from maelm_jax.data import rows, sources, store
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.training import coordination, row_record
@@ -263,8 +264,7 @@ def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(texts[::2]))
     assert run("run") == 0
     assert losses("run") == began
-    experiment = analyze.open_run(str(tmp_path / "run"), [], [])
-    found = analyze.heldout_of(experiment._replace(), 10**9)
+    found = runs.heldout_rows(runs.open_run(str(tmp_path / "run"), [], []), 10**9)
     (name,) = (entry["store"] for entry in row_record.read(str(tmp_path / "run"))["sources"].values())
     assert len(found) == len(store.Rows.open(tmp_path / "rows" / name, "heldout")), "analysed on the text of the run"
 

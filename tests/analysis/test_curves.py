@@ -5,13 +5,13 @@ import json
 import pytest
 
 from maelm_jax import gin_files
-from maelm_jax.analysis import report
+from maelm_jax.analysis import curves
 
 
 def hours(tmp_path, lines):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10", "SEQUENCE_LENGTH=20"])  # 200 tokens a step
-    return report.curve(str(tmp_path), experiment)["hours"]
+    return curves.heldout_curve(str(tmp_path), experiment)["hours"]
 
 
 def test_hours_are_steps_times_the_median_step_time(tmp_path):

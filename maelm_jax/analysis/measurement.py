@@ -1,0 +1,81 @@
+"""Measures one run: moments of disjoint sets of tokens, and the ranks of every layer."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import tqdm
+
+from maelm_jax.analysis import curves, moments, ranks
+from maelm_jax.analysis import runs as trained_runs
+from maelm_jax.model import keys, maelm
+
+MOST_SETS = 100  # more sets take more batches and narrow the intervals little
+
+
+def measure(
+    run: trained_runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+) -> dict:
+    """Measures one run.
+
+    Args:
+        run: The run.
+        rows: Held-out rows, int32 [R, L].
+        tau: Share of the squared length that the effective rank holds.
+        sets: Disjoint sets of tokens for the confidence intervals, at most.
+        seed: Seed of the masks.
+
+    Returns:
+        Everything that the report needs, ready for JSON.
+    """
+    experiment = run.experiment
+    visible = trained_runs.visible_tokens(run, rows)
+    possible_sets = number_of_sets(sets, len(rows), visible, experiment.model.width)
+    if possible_sets < sets:
+        print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
+    moments_by_set = _moments_of_sets(run, rows, possible_sets, seed)
+    layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    return {
+        "name": run.name,
+        "workdir": run.workdir,
+        "step": run.step,
+        "started_from": trained_runs.started_from(experiment),
+        "model": dataclasses.asdict(experiment.model),
+        "masking": dataclasses.asdict(experiment.masking),
+        "vocabulary": run.vocabulary.fingerprint[:12],
+        "rows": len(rows),
+        "length": int(rows.shape[1]),
+        "sets": possible_sets,
+        "tokens": {
+            name: int(sum(one[name].count for one in moments_by_set)) for name in moments.SETS
+        },
+        "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
+        "curve": curves.heldout_curve(run.workdir, experiment),
+    }
+
+
+def number_of_sets(requested: int, rows: int, visible: int, width: int) -> int:
+    """Number of disjoint sets: `requested`, or fewer so that each can have a rank.
+
+    A set consists of whole rows. A margin of a tenth allows for rows of different lengths.
+    """
+    with_enough_tokens = visible * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
+    return max(1, min(requested, MOST_SETS, rows, with_enough_tokens))
+
+
+def _moments_of_sets(
+    run: trained_runs.TrainedRun, rows: np.ndarray, sets: int, seed: int
+) -> list[dict[str, moments.Moments]]:
+    """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
+    special = run.vocabulary.special
+    graph = maelm.encoder_graph(run.experiment.model, run.vocabulary.size, special.pad)
+    measure_batch = jax.jit(moments.measure(graph, run.experiment.masking, rows.shape[1], special))
+    key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    with tqdm.tqdm(total=len(rows), unit="row", desc=run.name) as bar:
+        return [
+            moments.accumulate(
+                measure_batch, run.params, rows[start:end], int(start), key, special.pad,
+                progress=bar.update,
+            )
+            for start, end in zip(bounds[:-1], bounds[1:], strict=True)
+        ]  # fmt: skip

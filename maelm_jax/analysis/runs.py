@@ -1,0 +1,140 @@
+"""The trained runs that `analyze` measures: their settings, parameters and held-out rows."""
+
+import collections.abc
+import pathlib
+import typing
+
+import jax
+import numpy as np
+
+from maelm_jax import config, gin_files, storage, workdirs
+from maelm_jax.analysis import ranks
+from maelm_jax.data import batches, rows, sources
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint_params, row_record
+
+
+class TrainedRun(typing.NamedTuple):
+    """A pretrained or fine-tuned run."""
+
+    name: str
+    workdir: str
+    experiment: config.Experiment
+    vocabulary: vocabularies.Vocabulary
+    step: int  # of the checkpoint
+    params: dict  # of the encoder
+
+
+def open_run(workdir: str, files: list[str], bindings: list[str]) -> TrainedRun:
+    """Reads the run in a workdir. The name of the folder is the name of the run.
+
+    Args:
+        workdir: Local path of the workdir.
+        files: Gin files to read after the run's config.gin.
+        bindings: Gin bindings to apply last.
+
+    Returns:
+        The run with the parameters of its newest checkpoint.
+
+    Raises:
+        ConfigError: The folder is no workdir, or no checkpoint fits its config.gin.
+    """
+    storage.require_local(workdir)
+    gin_file = pathlib.Path(workdir) / "config.gin"
+    if not gin_file.is_file():
+        raise config.ConfigError(
+            f"{workdir} holds no config.gin: it is no run{workdirs.near(workdir)}"
+        )
+    experiment = gin_files.load([str(gin_file), *files], bindings)
+    vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
+    shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
+    )
+    step, params = checkpoint_params.restore_params(workdir, {"encoder": abstract})
+    name = pathlib.Path(workdir).name
+    return TrainedRun(name, workdir, experiment, vocabulary, step, params["encoder"])
+
+
+def started_from(experiment: config.Experiment) -> str | None:
+    """Workdir whose parameters a run started from: that of Finetune.init_from or Run.init_from."""
+    finetune = getattr(experiment, "finetune", None)
+    return finetune.init_from if finetune else experiment.run.init_from
+
+
+def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
+    """Renames runs with equal names after their paths."""
+    names = [run.name for run in runs]
+    return [
+        run._replace(name=run.workdir.strip("./").replace("/", "-"))
+        if names.count(run.name) > 1
+        else run
+        for run in runs
+    ]
+
+
+def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
+    """Reads held-out rows of the run's corpus.
+
+    Args:
+        run: The run.
+        tokens: Number of tokens that the rows together hold, if there are so many.
+
+    Returns:
+        Token ids, int32 [R, L].
+
+    Raises:
+        ConfigError: The rows hold too few visible tokens for the width of the model.
+    """
+    corpus = run.experiment.corpus
+    recorded = row_record.open_recorded(run.workdir, corpus, run.vocabulary)
+    stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
+    rates = recorded.rates if recorded else sources.rates(corpus)
+    heldout = {name: store["heldout"] for name, store in stores.items()}
+    every_row = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
+    result = first_rows(every_row, run.vocabulary.pad, tokens)
+    _check_enough(run, visible_tokens(run, result))
+    return result
+
+
+def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
+    """First rows of `rows` [R, L] that together hold `tokens` tokens, or all rows."""
+    cumulative = (rows != pad).sum(1).cumsum()
+    return rows[: int(np.searchsorted(cumulative, min(tokens, int(cumulative[-1])))) + 1]
+
+
+def visible_tokens(run: TrainedRun, rows: np.ndarray) -> int:
+    """Expected number of tokens of `rows` [R, L] that are not masked."""
+    tokens = int((rows != run.vocabulary.pad).sum())
+    return int(tokens * (1 - run.experiment.masking.rate))
+
+
+def _check_enough(run: TrainedRun, visible: int):
+    """Raises ConfigError if `visible` tokens are too few for a rank."""
+    width = run.experiment.model.width
+    least = ranks.LEAST_PER_DIMENSION * width
+    if visible < least:
+        raise config.ConfigError(
+            f"{run.workdir}: {visible:,} visible held-out tokens are too few for a rank: "
+            f"{ranks.LEAST_PER_DIMENSION} for each of {width} dimensions, {least:,}, are needed; "
+            "raise --tokens, or give more text with --gin.Corpus.text_files"
+        )
+
+
+def differences(runs: list[TrainedRun]) -> list[str]:
+    """Describes the differences that prevent a comparison of the runs token by token."""
+    properties: dict[str, collections.abc.Callable[[TrainedRun], typing.Any]] = {
+        "vocabularies": lambda run: run.vocabulary.fingerprint[:12],
+        "lengths": lambda run: run.experiment.corpus.sequence_length,
+        "corpora": lambda run: run.experiment.corpus.rates,
+    }
+    notes = []
+    for name, value_of in properties.items():
+        if len({str(value_of(run)) for run in runs}) > 1:
+            values = ", ".join(f"{run.name}: {value_of(run)}" for run in runs)
+            notes.append(
+                f"the runs have different {name} ({values}); each is analysed on its own text"
+            )
+    return notes
