@@ -41,6 +41,19 @@ class Measure(typing.NamedTuple):
     pattern: str  # regular expression; its group is the figure
 
 
+class Plan(typing.NamedTuple):
+    """Commands by name, and the rows of the table that read their outputs."""
+
+    commands: dict[str, list[str]]
+    measures: list[Measure]
+
+
+MATMUL_SHARE_TARGETS = {"tiny": "50%", "base": "65%"}
+ATTENTION_DROPOUTS = ("0.0", "0.1")
+TOKENS_PER_SECOND = r"tokens/s\s+([\d,]+)"
+PEAK_MEMORY = r"peak memory\s+(.+)"
+
+
 def main(argv: list[str]) -> int:
     flags = argparse.ArgumentParser(
         description=__doc__,
@@ -49,21 +62,13 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument("--workdir", required=True, metavar="DIR")
     flags.add_argument("--text", metavar="GLOB", help="text files that rows are made of")
-    flags.add_argument(
-        "--shapes", nargs="+", choices=("tiny", "small", "base"), default=("tiny", "small", "base")
-    )
+    shapes = ("tiny", "small", "base")
+    flags.add_argument("--shapes", nargs="+", choices=shapes, default=shapes)
     args = flags.parse_args(argv)
     folder = pathlib.Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
     commands, measures = plan(args.shapes, args.text, importlib.util.find_spec("torch") is not None)
-    commit = (
-        subprocess.run(
-            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-        or "unknown"
-    )
+    commit = commit_of(ROOT)
     outputs = {name: run(name, command, folder, commit) for name, command in commands.items()}
     text = table(commands, measures, outputs)
     (folder / "benchmarks.md").write_text(text)
@@ -71,9 +76,13 @@ def main(argv: list[str]) -> int:
     return 0 if all(outputs.values()) else 1
 
 
-def plan(
-    shapes: typing.Sequence[str], text: str | None, with_torch: bool
-) -> tuple[dict[str, list[str]], list[Measure]]:
+def commit_of(root: pathlib.Path) -> str:
+    """The commit of a checkout as text, "unknown" outside of git."""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
+def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> Plan:
     """Lists the commands and the rows of the table.
 
     Args:
@@ -82,91 +91,91 @@ def plan(
         with_torch: Whether PyTorch is installed. If not, its commands are left out.
 
     Returns:
-        The commands by name, and the rows. The table shows a row without a command as
-        "not measured".
+        The plan. The table shows a row without a command as "not measured".
     """
-    commands, measures = {}, []
-    texts = (
-        [f"--gin.TEXT_FILES={text}"] if text else ["--gin.Corpus.sources={'installed_docs': 1.0}"]
-    )
-    shape_of = lambda shape: f"--gin_file={HERE / 'shapes' / shape}.gin"  # noqa: E731
+    parts = []
     for shape in shapes:
-        commands[f"step-{shape}"] = ["train_step.py", shape_of(shape), "--steps=6"]
-        measures += [
-            Measure(f"{shape}: tokens/s", "", f"step-{shape}", r"tokens/s\s+([\d,]+)"),
-            Measure(
-                f"{shape}: share of the matmul rate",
-                {"tiny": "50%", "base": "65%"}.get(shape, ""),
-                f"step-{shape}",
-                r"share\s+([\d.]+%)",
-            ),
-            Measure(f"{shape}: peak memory", "", f"step-{shape}", r"peak memory\s+(.+)"),
-        ]
-        for rate in ("0.0", "0.1"):
-            name, at_rate = f"torch-{shape}-{rate}", f"attention dropout {rate}"
-            if with_torch:
-                settings = [shape_of(shape), f"--gin.Model.attention_dropout={rate}"]
-                commands[name] = [
-                    "against_torch.py",
-                    *settings,
-                    "--rounds=4",
-                    f"--steps={2 if shape == 'base' else 3}",
-                ]
-            measures += [
-                Measure(
-                    f"{shape}: against the same step in PyTorch, {at_rate}",
-                    "1.0x",
-                    name,
-                    r"gathered .*\s([\d.]+x)",
-                ),
-                Measure(
-                    f"{shape}: against RobertaModel and a mask, {at_rate}",
-                    "1.5x",
-                    name,
-                    r"hidden .*\s([\d.]+x)",
-                ),
-            ]
-    last = shapes[-1]
-    mlm, rematerialised, dropout = (
-        f"mlm-{last}",
-        f"rematerialised-{last}",
-        f"attention-dropout-{last}",
+        parts.append(plan_step(shape))
+        parts += [plan_torch(shape, rate, with_torch) for rate in ATTENTION_DROPOUTS]
+    parts += [plan_variants(shapes[-1]), plan_input(text)]
+    commands = {name: command for part in parts for name, command in part.commands.items()}
+    return Plan(commands, [measure for part in parts for measure in part.measures])
+
+
+def gin_file(shape: str) -> str:
+    """The flag that names the config of a shape."""
+    return f"--gin_file={HERE / 'shapes' / shape}.gin"
+
+
+def plan_step(shape: str) -> Plan:
+    """The training step of a shape."""
+    name = f"step-{shape}"
+    share = MATMUL_SHARE_TARGETS.get(shape, "")
+    return Plan(
+        {name: ["train_step.py", gin_file(shape), "--steps=6"]},
+        [
+            Measure(f"{shape}: tokens/s", "", name, TOKENS_PER_SECOND),
+            Measure(f"{shape}: share of the matmul rate", share, name, r"share\s+([\d.]+%)"),
+            Measure(f"{shape}: peak memory", "", name, PEAK_MEMORY),
+        ],
     )
-    commands[mlm] = ["train_step.py", shape_of(last), "--gin_file=mlm.gin", "--steps=6"]
-    commands[rematerialised] = [
-        "train_step.py",
-        shape_of(last),
-        "--gin.Model.rematerialise=True",
-        "--steps=4",
-    ]
-    commands[dropout] = [
-        "train_step.py",
-        shape_of(last),
-        "--gin.Model.attention_dropout=0.1",
-        "--steps=4",
-    ]
-    commands["input"] = ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", *texts]
-    commands["startup"] = ["startup.py", shape_of("base"), *texts]
-    measures += [
-        Measure(f"{last}: tokens/s of MLM", "", mlm, r"tokens/s\s+([\d,]+)"),
-        Measure(f"{last}: tokens/s, rematerialised", "", rematerialised, r"tokens/s\s+([\d,]+)"),
-        Measure(f"{last}: peak memory, rematerialised", "", rematerialised, r"peak memory\s+(.+)"),
-        Measure(f"{last}: tokens/s, attention dropout 0.1", "", dropout, r"tokens/s\s+([\d,]+)"),
-        Measure(
-            "rows of 512 from the row store to the device, rows/s",
-            "9,000",
-            "input",
-            r"([\d,]+) rows/s",
-        ),
-        Measure(
-            "base: seconds from the command to the first step, cold cache",
-            "",
-            "startup",
-            r"cold cache: ([\d.]+)",
-        ),
-        Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
-    ]
-    return commands, measures
+
+
+def plan_torch(shape: str, rate: str, with_torch: bool) -> Plan:
+    """The training step of a shape beside PyTorch's, with attention dropout `rate`."""
+    name, dropout = f"torch-{shape}-{rate}", f"attention dropout {rate}"
+    steps = 2 if shape == "base" else 3
+    settings = [gin_file(shape), f"--gin.Model.attention_dropout={rate}"]
+    command = ["against_torch.py", *settings, "--rounds=4", f"--steps={steps}"]
+    same_step = f"{shape}: against the same step in PyTorch, {dropout}"
+    hidden = f"{shape}: against RobertaModel and a mask, {dropout}"
+    return Plan(
+        {name: command} if with_torch else {},
+        [
+            Measure(same_step, "1.0x", name, r"gathered .*\s([\d.]+x)"),
+            Measure(hidden, "1.5x", name, r"hidden .*\s([\d.]+x)"),
+        ],
+    )
+
+
+def plan_variants(shape: str) -> Plan:
+    """The training step of a shape as MLM, rematerialised, and with attention dropout."""
+    mlm, rematerialised = f"mlm-{shape}", f"rematerialised-{shape}"
+    dropout = f"attention-dropout-{shape}"
+    step = ["train_step.py", gin_file(shape)]
+    return Plan(
+        {
+            mlm: [*step, "--gin_file=mlm.gin", "--steps=6"],
+            rematerialised: [*step, "--gin.Model.rematerialise=True", "--steps=4"],
+            dropout: [*step, "--gin.Model.attention_dropout=0.1", "--steps=4"],
+        },
+        [
+            Measure(f"{shape}: tokens/s of MLM", "", mlm, TOKENS_PER_SECOND),
+            Measure(f"{shape}: tokens/s, rematerialised", "", rematerialised, TOKENS_PER_SECOND),
+            Measure(f"{shape}: peak memory, rematerialised", "", rematerialised, PEAK_MEMORY),
+            Measure(f"{shape}: tokens/s, attention dropout 0.1", "", dropout, TOKENS_PER_SECOND),
+        ],
+    )
+
+
+def plan_input(text: str | None) -> Plan:
+    """Reading of rows, and the start of training, at base's shape."""
+    source = "--gin.Corpus.sources={'installed_docs': 1.0}"
+    if text:
+        source = f"--gin.TEXT_FILES={text}"
+    rate = "rows of 512 from the row store to the device, rows/s"
+    cold = "base: seconds from the command to the first step, cold cache"
+    return Plan(
+        {
+            "input": ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", source],
+            "startup": ["startup.py", gin_file("base"), source],
+        },
+        [
+            Measure(rate, "9,000", "input", r"([\d,]+) rows/s"),
+            Measure(cold, "", "startup", r"cold cache: ([\d.]+)"),
+            Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
+        ],
+    )
 
 
 def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str:
@@ -176,10 +185,10 @@ def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str
         The output of the command after a line with command, date and commit. Empty if the command
         fails; its output is then in NAME.failed.log.
     """
-    log, shown = folder / f"{name}.log", said(command)
-    if log.exists() and log.read_text().startswith(f"{shown}; "):
+    log, typed = folder / f"{name}.log", as_typed(command)
+    if log.exists() and log.read_text().startswith(f"{typed}; "):
         return log.read_text()
-    print(f"{name}: {shown}", flush=True)
+    print(f"{name}: {typed}", flush=True)
     done = subprocess.run(
         [sys.executable, str(HERE / command[0]), *command[1:]], capture_output=True, text=True
     )
@@ -190,11 +199,11 @@ def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str
             file=sys.stderr,
         )
         return ""
-    log.write_text(f"{shown}; {datetime.date.today()}, commit {commit}\n{done.stdout}")
+    log.write_text(f"{typed}; {datetime.date.today()}, commit {commit}\n{done.stdout}")
     return log.read_text()
 
 
-def said(command: list[str]) -> str:
+def as_typed(command: list[str]) -> str:
     """Text of a command as one types it in the root of the repository."""
     return shlex.join(["benchmarks/" + command[0], *command[1:]]).replace(f"{ROOT}/", "")
 
@@ -203,20 +212,20 @@ def table(commands: dict[str, list[str]], measures: list[Measure], outputs: dict
     """Markdown table of the measures, followed by the command of each log."""
     rows = []
     for measure in measures:
-        found = re.search(measure.pattern, outputs.get(measure.log, ""))
+        figure = re.search(measure.pattern, outputs.get(measure.log, ""))
         log = measure.log if measure.log in commands else "needs PyTorch"
-        rows.append(
-            (measure.name, found[1].strip() if found else "not measured", measure.target, log)
-        )
+        text = figure[1].strip() if figure else "not measured"
+        rows.append((measure.name, text, measure.target, log))
     printed = "\n".join(outputs.values())
     device = re.search(r"^device +(.*)", printed, re.MULTILINE)
-    when = sorted(set(re.findall(r"; (\d{4}-\d\d-\d\d, commit \S+)$", printed, re.MULTILINE)))
-    head = (
-        f"{device[1] if device else platform.processor()}, {os.cpu_count()} cores; "
-        f"{'; '.join(when)}"
-    )
-    listed = "\n".join(f"- {name}: `{said(command)}`" for name, command in commands.items())
-    return f"{head}\n\n{tables.markdown(('measure', 'figure', 'target', 'log'), rows)}\n\n{listed}\n"
+    dates = sorted(set(re.findall(r"; (\d{4}-\d\d-\d\d, commit \S+)$", printed, re.MULTILINE)))
+    machine = device[1] if device else platform.processor()
+    parts = [
+        f"{machine}, {os.cpu_count()} cores; {'; '.join(dates)}",
+        tables.markdown(("measure", "figure", "target", "log"), rows),
+        "\n".join(f"- {name}: `{as_typed(command)}`" for name, command in commands.items()),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

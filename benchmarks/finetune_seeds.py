@@ -14,6 +14,7 @@ import pathlib
 import statistics
 import sys
 import time
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -21,75 +22,102 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import gin_files  # noqa: E402
+from maelm_jax import cli, config, gin_files, tables  # noqa: E402
 from maelm_jax.finetuning import batches, encoder_source, features, heads  # noqa: E402
 from maelm_jax.training import optimizer, sharding, step  # noqa: E402
 
+CLASSES = 3
 
-def main():
+
+class Way(typing.NamedTuple):
+    """One way to train all seeds."""
+
+    name: str
+    step: typing.Callable[[], None]  # one step of all seeds
+
+
+def main(argv: list[str]):
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     flags.add_argument("--init_from", required=True)
     for name, value in (("seeds", 5), ("batch_size", 32), ("length", 64), ("repetitions", 9)):
         flags.add_argument(f"--{name}", type=int, default=value)
-    args = flags.parse_args()
-    begin = encoder_source.load(args.init_from)
-    experiment = gin_files.load([begin.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
+    args = flags.parse_args(argv)
+    ways = make_ways(args)
+    first = [seconds_of(way.step) for way in ways]
+    later = [[seconds_of(way.step) for way in ways] for _ in range(args.repetitions)]
+    medians = [statistics.median(times) for times in zip(*later, strict=True)]
+    print(
+        f"{jax.devices()[0].device_kind}; {args.seeds} seeds, batch {args.batch_size}, "
+        f"length {args.length}"
+    )
+    rows = [
+        (way.name, f"{median:.3f}", f"{compilation:.1f}")
+        for way, median, compilation in zip(ways, medians, first, strict=True)
+    ]
+    print(tables.plain(("seeds", "s a step of all seeds", "s the first time"), rows))
+
+
+def seconds_of(function: typing.Callable[[], None]) -> float:
+    began = time.perf_counter()
+    function()
+    return time.perf_counter() - began
+
+
+def make_ways(args: argparse.Namespace) -> list[Way]:
+    """Both ways to train all seeds: one after the other, and in one step."""
+    source = encoder_source.load(args.init_from)
+    experiment = gin_files.load([source.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
+    size, pad = source.vocabulary.size, source.vocabulary.pad
     mesh = sharding.make_mesh(experiment.mesh)
-    graph, init = heads.create(experiment.model, begin.vocabulary.size, begin.vocabulary.pad, 3)
+    graph, init = heads.create(experiment.model, size, pad, CLASSES)
     updates = optimizer.create_adjustable(experiment.optimizer)
 
-    def fresh(seed: int) -> step.State:
-        state = step.create_state(init, updates, seed, mesh)
-        return state._replace(opt_state=optimizer.with_schedule(state.opt_state, 3e-5, 10, 1000))
+    def fresh_states() -> list[step.State]:
+        states = [step.create_state(init, updates, seed, mesh) for seed in range(args.seeds)]
+        return [
+            state._replace(opt_state=optimizer.with_schedule(state.opt_state, 3e-5, 10, 1000))
+            for state in states
+        ]
 
-    draw = np.random.default_rng(0)
-    ids = [
-        draw.integers(4, begin.vocabulary.size - 1, args.length).astype(np.int32)
-        for _ in range(args.batch_size)
-    ]
-    rows = features.Features(
-        ids,
-        draw.integers(0, 3, args.batch_size).astype(np.int32),
-        np.zeros(args.batch_size, np.int32),
-    )
-    packed = [
-        jax.tree.map(jnp.asarray, batches.pack(rows, args.length, args.batch_size, 1, seed))
-        for seed in range(args.seeds)
-    ]
-    states = [fresh(seed) for seed in range(args.seeds)]
-    one = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
-    together = jax.jit(jax.vmap(one), donate_argnums=0)
-    stack = lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)  # noqa: E731
-    all_states = stack([fresh(seed) for seed in range(args.seeds)])
-    all_batches = stack(packed)
+    by_seed = random_batches(args, size)
+    states = fresh_states()
+    one_seed = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
+    every_seed = jax.jit(jax.vmap(one_seed), donate_argnums=0)
+    stacked_states, stacked_batches = stack(fresh_states()), stack(by_seed)
 
-    def each():
-        states[:] = [one(state, batch)[0] for state, batch in zip(states, packed, strict=True)]
+    def one_by_one():
+        states[:] = [one_seed(*pair)[0] for pair in zip(states, by_seed, strict=True)]
         jax.block_until_ready(states)
 
-    def at_once():
-        nonlocal all_states
-        all_states = jax.block_until_ready(together(all_states, all_batches)[0])
+    def in_one_step():
+        nonlocal stacked_states
+        stacked_states = jax.block_until_ready(every_seed(stacked_states, stacked_batches)[0])
 
-    def timed(function) -> float:
-        began = time.perf_counter()
-        function()
-        return time.perf_counter() - began
+    return [Way("one by one", one_by_one), Way("vmap", in_one_step)]
 
-    compiled = timed(each), timed(at_once)
-    pairs = [(timed(each), timed(at_once)) for _ in range(args.repetitions)]
-    print(
-        f"{jax.devices()[0].device_kind}; {args.seeds} seeds, batch {args.batch_size}, length "
-        f"{args.length}"
-    )
-    for number, name in enumerate(("one by one", "vmap")):
-        print(
-            f"{name:<12}{statistics.median(pair[number] for pair in pairs):>8.3f} s a step of all "
-            f"seeds{compiled[number]:>8.1f} s the first time"
-        )
+
+def random_batches(args: argparse.Namespace, vocabulary_size: int) -> list:
+    """One batch of random ids and labels for each seed."""
+    draw = np.random.default_rng(0)
+    first_text_id = config.SpecialIds.of_size(vocabulary_size).unk + 1
+    ids = [
+        draw.integers(first_text_id, vocabulary_size - 1, args.length).astype(np.int32)
+        for _ in range(args.batch_size)
+    ]
+    labels = draw.integers(0, CLASSES, args.batch_size).astype(np.int32)
+    rows = features.Features(ids, labels, np.zeros(args.batch_size, np.int32))
+    packed = [
+        batches.pack(rows, args.length, args.batch_size, 1, seed) for seed in range(args.seeds)
+    ]
+    return jax.tree.map(jnp.asarray, packed)
+
+
+def stack(trees: list):
+    """One tree of the same structure whose leaves have a leading axis of seeds."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main)

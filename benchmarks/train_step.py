@@ -15,80 +15,79 @@ import resource
 import statistics
 import sys
 import time
+import typing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config  # noqa: E402
 
 
+class Timing(typing.NamedTuple):
+    """What was measured."""
+
+    first: float  # seconds of the first step, with its compilation
+    steps: list[float]  # seconds of each later step
+    matmul_rate: float  # FLOP/s
+
+
 def main(argv: list[str]):
     flags = cli.parser(__doc__)
     flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
     args, experiment = cli.parse(flags, argv)
+    for name, value in figures(experiment, measure(experiment, args.steps)).items():
+        print(f"{name:<28}{value}")
 
+
+def measure(experiment: config.Experiment, steps: int) -> Timing:
+    """Times `steps` training steps, after two that are not counted."""
     import jax
-    import numpy as np
+    import training_setup
 
-    from maelm_jax.model import maelm
-    from maelm_jax.training import metrics, optimizer, sharding, step
+    from maelm_jax.training import metrics
 
-    mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check_mesh(experiment, mesh)
-    size, run, length = (
-        experiment.vocabulary.size,
-        experiment.run,
-        experiment.corpus.sequence_length,
-    )
-    special = config.SpecialIds.of_size(size)
-    graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizer.create(experiment.optimizer, run.train_steps)
-    state = step.create_state(init, updates, run.seed, mesh)
-    train_step = step.make_train_step(
-        step.pretraining_loss(experiment, graph, special),
-        updates,
-        state,
-        run.seed,
-        run.accumulate,
-        mesh,
-    )
-    ids = np.random.default_rng(0).integers(4, size - 1, (run.batch_size, length)).astype(np.int32)
-    ids[:, 0] = special.bos
-    batch = sharding.shard_batch(ids, mesh)
-
+    setup = training_setup.set_up(experiment)
+    state, seconds = setup.state, []
     before = metrics.measured_peak(experiment.model.dtype)
-    start = time.perf_counter()
-    state, _ = jax.block_until_ready(train_step(state, batch))
-    compiled_in = time.perf_counter() - start
-    state, _ = jax.block_until_ready(train_step(state, batch))
-    times = []
-    for _ in range(args.steps):
+    for _ in range(steps + 2):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(train_step(state, batch))
-        times.append(time.perf_counter() - start)
-    peak = max(before, metrics.measured_peak(experiment.model.dtype))
+        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch))
+        seconds.append(time.perf_counter() - start)
+    after = metrics.measured_peak(experiment.model.dtype)
+    return Timing(seconds[0], seconds[2:], max(before, after))
 
-    seconds, tokens = statistics.median(times), run.batch_size * length
-    flops = sum(metrics.flops_terms(experiment, size).values())
-    statistics_of_device = jax.devices()[0].memory_stats() or {}
-    memory = statistics_of_device.get(
-        "peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    )
-    model = experiment.model
-    rows = {
+
+def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
+    """The figures to print: {name: text}."""
+    import jax
+    import training_setup
+
+    from maelm_jax.training import metrics
+
+    model, run = experiment.model, experiment.run
+    seconds = statistics.median(timing.steps)
+    tokens = run.batch_size * experiment.corpus.sequence_length
+    flops = sum(metrics.flops_terms(experiment, experiment.vocabulary.size).values())
+    return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",
-        "shape": f"{model.layers}+{model.decoder_layers} x {model.width}, vocabulary {size}, "
-        f"length {length}, batch {run.batch_size}",
+        "shape": training_setup.shape_of(experiment),
         "dropout, attention dropout": f"{model.dropout}, {model.attention_dropout}",
-        "step": f"{1e3 * seconds:.1f} ms (median of {len(times)}; {1e3 * min(times):.1f} to "
-        f"{1e3 * max(times):.1f}); first {compiled_in:.1f} s",
+        "step": f"{1e3 * seconds:.1f} ms (median of {len(timing.steps)}; "
+        f"{1e3 * min(timing.steps):.1f} to {1e3 * max(timing.steps):.1f}); "
+        f"first {timing.first:.1f} s",
         "tokens/s": f"{tokens / seconds:,.0f}",
         "model FLOP/s": f"{flops / seconds / 1e9:,.1f} G",
-        "matmul FLOP/s": f"{peak / 1e9:,.1f} G (2048^3)",
-        "share": f"{flops / seconds / peak:.1%}",
-        "peak memory": f"{memory / 2**30:.2f} GiB",
+        "matmul FLOP/s": f"{timing.matmul_rate / 1e9:,.1f} G (2048^3)",
+        "share": f"{flops / seconds / timing.matmul_rate:.1%}",
+        "peak memory": f"{peak_memory() / 2**30:.2f} GiB",
     }
-    for name, value in rows.items():
-        print(f"{name:<28}{value}")
+
+
+def peak_memory() -> int:
+    """Peak bytes in use on the first device, or of this process where a device keeps no count."""
+    import jax
+
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", process)
 
 
 if __name__ == "__main__":
