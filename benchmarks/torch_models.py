@@ -98,22 +98,19 @@ class Gathered(torch.nn.Module):
         batch, length, width = x.shape
         drop = functools.partial(functional.dropout, p=rate, training=self.training)
         for index in range(layers):
-            p = {
-                module: {name: by_layer[index] for name, by_layer in parameters.items()}
-                for module, parameters in blocks.items()
-            }
+            p = _of_layer(blocks, index)
             q, k, v = (
-                _linear(x, p[name]).view(batch, length, self.settings.heads, -1).transpose(1, 2)
+                _linear(x, p["attention"][name]).unflatten(2, (self.settings.heads, -1))
                 for name in ("query", "key", "value")
             )
             y = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=bias.to(q.dtype),
+                *(part.transpose(1, 2) for part in (q, k, v)), attn_mask=bias.to(q.dtype),
                 dropout_p=attention_rate if self.training else 0.0,
             )  # fmt: skip
-            y = _linear(y.transpose(1, 2).reshape(batch, length, width), p["out"])
+            y = _linear(y.transpose(1, 2).reshape(batch, length, width), p["attention"]["out"])
             x = _norm(x + drop(y), p["attention_norm"])
-            y = _linear(functional.gelu(_linear(x, p["up"])), p["down"])
-            x = _norm(x + drop(y), p["output_norm"])
+            y = functional.gelu(_linear(x, p["feed_forward"]["up"]))
+            x = _norm(x + drop(_linear(y, p["feed_forward"]["down"])), p["feed_forward_norm"])
         return x
 
     def _bias(self, segments, positions, module: dict):
@@ -186,6 +183,13 @@ def masked_loss(x, inputs: dict, logits: typing.Callable):
     valid = inputs["masked_slots"] < length
     targets = inputs["ids"].gather(1, inputs["masked_slots"].clamp(max=length - 1))
     return functional.cross_entropy(logits(x[valid]).float(), targets[valid])
+
+
+def _of_layer(parameters: dict | list, index: int):
+    """The parameters of one layer. Leaves of `parameters` are lists over the layers."""
+    if isinstance(parameters, list):
+        return parameters[index]
+    return {name: _of_layer(part, index) for name, part in parameters.items()}
 
 
 def _norm(x, p: dict):

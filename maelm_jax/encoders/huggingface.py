@@ -23,16 +23,16 @@ from maelm_jax.encoders.tensors import TensorMapping
 
 _PARTS = {
     "mpnet": {
-        "query": "attention.attn.q", "key": "attention.attn.k",
-        "value": "attention.attn.v", "out": "attention.attn.o",
-        "attention_norm": "attention.LayerNorm", "up": "intermediate.dense",
-        "down": "output.dense", "output_norm": "output.LayerNorm",
+        "attention/query": "attention.attn.q", "attention/key": "attention.attn.k",
+        "attention/value": "attention.attn.v", "attention/out": "attention.attn.o",
+        "attention_norm": "attention.LayerNorm", "feed_forward/up": "intermediate.dense",
+        "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
     },
     "roberta": {
-        "query": "attention.self.query", "key": "attention.self.key",
-        "value": "attention.self.value", "out": "attention.output.dense",
-        "attention_norm": "attention.output.LayerNorm", "up": "intermediate.dense",
-        "down": "output.dense", "output_norm": "output.LayerNorm",
+        "attention/query": "attention.self.query", "attention/key": "attention.self.key",
+        "attention/value": "attention.self.value", "attention/out": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm", "feed_forward/up": "intermediate.dense",
+        "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
     },
 }  # fmt: skip
 CLASS = {"mpnet": "MPNet", "roberta": "Roberta"}
@@ -327,7 +327,7 @@ def read(
     dropped = (*(prefix + name for name in UNTRAINED), "classifier.", "qa_outputs.")
     weights = {name: weights[name] for name in weights if not name.startswith(dropped)}
     types = weights.pop(prefix + TYPES, None) if kind == "roberta" else None
-    rows = _encoder_rows(kind, shapes["encoder/blocks/query/kernel"][0], offset, prefix)
+    rows = _encoder_rows(kind, shapes["encoder/blocks/attention/query/kernel"][0], offset, prefix)
     copies = {}
     if any(name.startswith("lm_head.") for name in weights):
         rows += _head_rows()

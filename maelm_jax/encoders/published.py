@@ -15,9 +15,11 @@ from maelm_jax.encoders import torch_file
 from maelm_jax.encoders.tensors import TensorMapping
 
 _LAYER = {
-    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
-    "out": "self_attn.out_proj", "attention_norm": "self_attn_layer_norm", "up": "fc1",
-    "down": "fc2", "output_norm": "final_layer_norm",
+    "attention/query": "self_attn.q_proj", "attention/key": "self_attn.k_proj",
+    "attention/value": "self_attn.v_proj", "attention/out": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "feed_forward/up": "fc1", "feed_forward/down": "fc2",
+    "feed_forward_norm": "final_layer_norm",
 }  # fmt: skip
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
 TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
@@ -243,11 +245,10 @@ def take(
     Raises:
         ConfigError: As `tensors.take`. `where` names the file in the message.
     """
-    decoder_layers = (
-        shapes["decoder/blocks/query/kernel"][0] if "decoder/blocks/query/kernel" in shapes else 0
-    )
+    decoder_kernel = shapes.get("decoder/blocks/attention/query/kernel")
+    decoder_layers = decoder_kernel[0] if decoder_kernel else 0
     rows = _rows(
-        shapes["encoder/blocks/query/kernel"][0],
+        shapes["encoder/blocks/attention/query/kernel"][0],
         decoder_layers,
         "encoder/relative_bias/table" in shapes,
     )

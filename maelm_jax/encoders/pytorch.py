@@ -17,9 +17,10 @@ from maelm_jax.encoders.tensors import TensorMapping
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
 _PARTS = {
-    name: name
-    for name in ("query", "key", "value", "out", "attention_norm", "up", "down", "output_norm")
-}
+    "attention/query": "query", "attention/key": "key", "attention/value": "value",
+    "attention/out": "out", "attention_norm": "attention_norm", "feed_forward/up": "up",
+    "feed_forward/down": "down", "feed_forward_norm": "output_norm",
+}  # fmt: skip
 # The fields of config.Model that maelm_torch.py needs. The other fields only matter in training.
 FIELDS = (
     "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions",

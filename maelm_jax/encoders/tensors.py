@@ -1,8 +1,9 @@
 """Converts parameters between the layout of this project and the layouts of other software.
 
 A format is a list of `TensorMapping`, which works in both directions (`give` and `take`).
-The parameters here are {path: array}, stacked over the layers: encoder/blocks/query/kernel is
-[layers, in, out]. Other software has one tensor for each layer, with linear weights [out, in].
+The parameters here are {path: array}, stacked over the layers:
+encoder/blocks/feed_forward/up/kernel is [layers, in, out]. Other software has one tensor for each
+layer, with linear weights [out, in].
 """
 
 import collections.abc
@@ -64,8 +65,8 @@ def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[T
         prefix: The start of the names in the other format. The number of the layer follows it.
         room: "encoder" or "decoder".
         layers: The number of blocks.
-        names: {part of a block here, such as query or attention_norm: its name in the other
-            format, after `prefix` and the number of the layer}.
+        names: {part of a block here, such as attention/query: its name in the other format,
+            after `prefix` and the number of the layer}.
     """
     rows = []
     for layer in range(layers):
@@ -78,7 +79,7 @@ def blocks(prefix: str, room: str, layers: int, names: dict[str, str]) -> list[T
 
 def depth(paths: collections.abc.Mapping[str, typing.Any], room: str) -> int:
     """Returns the number of layers of `room` ("encoder" or "decoder") in {path: array}, or 0."""
-    stacked = paths.get(f"{room}/blocks/query/kernel")
+    stacked = paths.get(f"{room}/blocks/attention/query/kernel")
     return stacked.shape[0] if stacked is not None else 0
 
 

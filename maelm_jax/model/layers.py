@@ -40,13 +40,14 @@ class Linear(nnx.Module):
                 rngs.params(), (inputs, outputs), jnp.float32
             )
         )
+        self.use_bias = use_bias
         if use_bias:
             self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
         self.dtype = jnp.dtype(settings.dtype)
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
         y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(self.dtype)
-        if hasattr(self, "bias"):
+        if self.use_bias:
             y = y + self.bias[...].astype(self.dtype)[None]
         return y.reshape(*x.shape[:-1], -1)
 
@@ -64,7 +65,7 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention with a residual connection and post-LN: LN(x + W attention(x))."""
+    """Multi-head attention: W_out (softmax(q k^T / sqrt(K) + bias) v)."""
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         width = settings.width
@@ -72,43 +73,49 @@ class Attention(nnx.Module):
         self.key = Linear(width, width, settings, rngs)
         self.value = Linear(width, width, settings, rngs)
         self.out = Linear(width, width, settings, rngs)
-        self.attention_norm = LayerNorm(settings)
         self.heads = settings.heads
+        self.dropout = settings.attention_dropout
 
-    def attend(
+    def __call__(
         self,
         x: Float[Array, "B T D"],
-        read: Float[Array, "B S D"],
+        context: Float[Array, "B S D"],
         bias: Float[Array, "B G T S"],
-        dropout_rate: float = 0.0,
-        attention_dropout: float = 0.0,
-        keys: tuple[Key[Array, " B"] | None, ...] = (None, None),
+        keys: Key[Array, " B"] | None = None,
     ) -> Float[Array, "B T D"]:
-        """Lets each token of `x` attend to the tokens of `read`.
+        """Lets each token of `x` attend to the tokens of `context`.
 
         Args:
-            x: Queries, and the residual branch.
-            read: Keys and values.
+            x: States that the queries are computed from.
+            context: States that keys and values are computed from.
             bias: Added to the scores.
-            dropout_rate: Dropout of the output, before the residual sum.
-            attention_dropout: Dropout of the attention weights.
-            keys: Keys of the attention's dropout and of the output's, one for each row. None: no
-                dropout.
+            keys: Keys of the dropout of the attention weights, one for each row. None: no dropout.
 
         Returns:
-            The new states.
+            The output, without the residual connection.
         """
-        split_heads = lambda y: y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)  # noqa: E731
         q, k, v = (
-            save_for_backward(split_heads(y))
-            for y in (self.query(x), self.key(read), self.value(read))
+            save_for_backward(self._split_heads(y))
+            for y in (self.query(x), self.key(context), self.value(context))
         )
         weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
-        weights = dropout(weights, attention_dropout, keys[0])
-        y = save_for_backward(
-            jnp.einsum("bhts,bhsk->bhtk", weights, v).swapaxes(1, 2).reshape(x.shape)
-        )
-        return self.attention_norm(x + dropout(self.out(y), dropout_rate, keys[1]))
+        weights = dropout(weights, self.dropout, keys)
+        y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
+        return self.out(save_for_backward(y.swapaxes(1, 2).reshape(x.shape)))
+
+    def _split_heads(self, y: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
+        return y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)
+
+
+class FeedForward(nnx.Module):
+    """The feed-forward block: W_down gelu(W_up x)."""
+
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
+        self.up = Linear(settings.width, settings.feed_forward, settings, rngs)
+        self.down = Linear(settings.feed_forward, settings.width, settings, rngs)
+
+    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.down(gelu(save_for_backward(self.up(x))))
 
 
 class CrossAttentionInputs(typing.NamedTuple):
@@ -118,52 +125,55 @@ class CrossAttentionInputs(typing.NamedTuple):
     bias: Float[Array, "B G T S"]
 
 
-class Block(Attention):
-    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + W2 gelu(W1 x)).
+# What a block attends to: its own states, these and then the encoder's, or the encoder's only.
+AttendsTo = typing.Literal["self", "self+cross", "cross"]
 
-    With `cross`, a cross-attention stands between the two. Without `cross`, a block that is called
-    with `memory` has cross-attention instead of self-attention.
+
+class Block(nnx.Module):
+    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + feed_forward(x)).
+
+    With "self+cross", cross-attention stands between the two. With "cross", `attention` is
+    cross-attention.
     """
 
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs, cross: bool = False):
-        super().__init__(settings, rngs)
-        self.up = Linear(settings.width, settings.feed_forward, settings, rngs)
-        self.down = Linear(settings.feed_forward, settings.width, settings, rngs)
-        self.output_norm = LayerNorm(settings)
-        if cross:
-            self.cross = Attention(settings, rngs)
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs, attends_to: AttendsTo = "self"):
+        self.attention = Attention(settings, rngs)
+        self.attention_norm = LayerNorm(settings)
+        self.feed_forward = FeedForward(settings, rngs)
+        self.feed_forward_norm = LayerNorm(settings)
+        if attends_to == "self+cross":
+            self.cross_attention = Attention(settings, rngs)
+            self.cross_attention_norm = LayerNorm(settings)
+        self.attends_to = attends_to
+        self.dropout = settings.dropout
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         bias: Float[Array, "B G T T"],
-        dropout_rate: float = 0.0,
-        attention_dropout: float = 0.0,
         keys: Key[Array, " B"] | None = None,
-        memory: CrossAttentionInputs | None = None,
+        cross: CrossAttentionInputs | None = None,
     ) -> Float[Array, "B T D"]:
         """Applies the layer.
 
         Args:
             x: States of the previous layer.
             bias: Added to the scores of self-attention.
-            dropout_rate: Dropout of the outputs of self-attention and feed-forward. Cross-attention
-                that follows self-attention has no dropout.
-            attention_dropout: Dropout of the attention weights, with the same exception.
-            keys: Keys of dropout, one for each row. None: no dropout.
-            memory: What cross-attention reads. None: self-attention only.
+            keys: Keys of dropout, one for each row. None: no dropout. Cross-attention that follows
+                self-attention has none.
+            cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:
             The new states.
         """
-        keys = split_keys(keys, 3)
-        crossed = hasattr(self, "cross")
-        read = (x, bias) if crossed or memory is None else memory
-        x = self.attend(x, *read, dropout_rate, attention_dropout, (keys[0], keys[1]))
-        if crossed:
-            x = self.cross.attend(x, *memory)
-        y = self.down(gelu(save_for_backward(self.up(x))))
-        return self.output_norm(x + dropout(y, dropout_rate, keys[2]))
+        weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
+        context, context_bias = cross if self.attends_to == "cross" else (x, bias)
+        y = self.attention(x, context, context_bias, weight_keys)
+        x = self.attention_norm(x + dropout(y, self.dropout, attention_keys))
+        if self.attends_to == "self+cross":
+            x = self.cross_attention_norm(x + self.cross_attention(x, *cross))
+        y = self.feed_forward(x)
+        return self.feed_forward_norm(x + dropout(y, self.dropout, feed_forward_keys))
 
 
 class Scattered(abc.ABC):
@@ -177,13 +187,19 @@ class Scattered(abc.ABC):
         """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
 
 
-def stack(settings: config.Model, rngs: nnx.Rngs, cross: bool = False) -> Block:
+def _is_scattered(leaf) -> bool:
+    return isinstance(leaf, Scattered)
+
+
+def stack(settings: config.Model, rngs: nnx.Rngs, attends_to: AttendsTo = "self") -> Block:
     """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
-    graph = nnx.graphdef(nnx.eval_shape(lambda: Block(settings, nnx.Rngs(0), cross)))
+
+    def block(key) -> Block:
+        return Block(settings, nnx.Rngs(key), attends_to)
+
+    graph = nnx.graphdef(nnx.eval_shape(lambda: block(0)))
     keys = jax.random.split(rngs.params(), settings.layers)
-    state = jax.vmap(
-        lambda key: nnx.to_pure_dict(nnx.state(Block(settings, nnx.Rngs(key), cross)))
-    )(keys)
+    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(block(key))))(keys)
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
@@ -191,11 +207,9 @@ def run_stack(
     blocks: Block,
     x: Float[Array, "B T D"],
     bias: Float[Array, "B G T T"],
-    dropout_rate: float = 0.0,
-    attention_dropout: float = 0.0,
     keys: Key[Array, " B"] | None = None,
     rematerialise: bool = False,
-    memory: CrossAttentionInputs | None = None,
+    cross: CrossAttentionInputs | None = None,
     every: bool = False,
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """Applies the layers in turn. The body of one layer is compiled once and scanned.
@@ -207,11 +221,9 @@ def run_stack(
             time, in the forward pass and again in the backward pass.
         x: States that enter the first layer.
         bias: Added to the scores of self-attention in every layer.
-        dropout_rate: As in `Block`.
-        attention_dropout: As in `Block`.
         keys: Keys of dropout, one for each row. None: no dropout.
         rematerialise: True keeps only the layers' inputs for the backward pass.
-        memory: What cross-attention reads. None: self-attention only.
+        cross: What cross-attention reads. None: there is no cross-attention.
         every: True returns the states after each layer, not only after the last.
 
     Returns:
@@ -219,19 +231,16 @@ def run_stack(
     """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
-    scattered = lambda leaf: isinstance(leaf, Scattered)  # noqa: E731
 
     def body(x, layer):
         index, parameters = layer
         parameters = jax.tree.map(
-            lambda p: p.whole(x.dtype) if scattered(p) else p, parameters, is_leaf=scattered
+            lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
         )
         layer_keys = (
             None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         )
-        x = nnx.merge(graph, parameters)(
-            x, bias, dropout_rate, attention_dropout, layer_keys, memory
-        )
+        x = nnx.merge(graph, parameters)(x, bias, layer_keys, cross)
         return x, x if every else None
 
     policy = (

@@ -93,8 +93,6 @@ class Encoder(nnx.Module):
             self.blocks,
             x,
             bias,
-            settings.dropout,
-            settings.attention_dropout,
             keys[1],
             settings.rematerialise,
             every=every,
@@ -115,7 +113,7 @@ class Decoder(nnx.Module):
         self.norm = layers.LayerNorm(own)
         if own.decoder_relative_bias:
             self.relative_bias = RelativeBias(own, rngs)
-        self.blocks = layers.stack(own, rngs, cross=own.decoder_attention == "self+cross")
+        self.blocks = layers.stack(own, rngs, own.decoder_attention)
         if own.width != settings.width:
             self.resize = layers.Linear(settings.width, own.width, settings, rngs)
         self.settings = own
@@ -142,14 +140,14 @@ class Decoder(nnx.Module):
             + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype)
         )
         bias = self._bias(x.dtype, where, where, settings.decoder_causal)
-        memory = (
+        cross = (
             layers.CrossAttentionInputs(resize(encoded), self._bias(x.dtype, where, read))
             if "cross" in settings.decoder_attention
             else None
         )
         x = _zero_at_empty(x, where.segments)
         return layers.run_stack(
-            self.blocks, x, bias, rematerialise=settings.rematerialise, memory=memory
+            self.blocks, x, bias, rematerialise=settings.rematerialise, cross=cross
         )
 
     def _bias(

@@ -17,7 +17,13 @@ import orbax.checkpoint as ocp
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError
-from maelm_jax.training import checkpoint_reading, checksums, coordination, metrics
+from maelm_jax.training import (
+    checkpoint_reading,
+    checksums,
+    coordination,
+    metrics,
+    older_checkpoints,
+)
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +147,7 @@ class Checkpoints:
 
     def _load(self, step: int, like: typing.Any) -> typing.Any:
         folder = self.directory / str(step)
-        target = jax.tree.map(
+        shapes = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
         )
 
@@ -149,14 +155,16 @@ class Checkpoints:
             checkpoint_reading.verify(folder, jax.process_index(), jax.process_count())
             saved = self._manager.item_metadata(step).tree
             checkpoint_reading.check_shapes(saved, like, extra_allowed=False)
+            return older_checkpoints.with_structure_of(saved, shapes)
 
         def restore():
             return self._manager.restore(step, args=ocp.args.StandardRestore(target))
 
-        checkpoint_reading.read(verify, folder, collective=True)
+        target = checkpoint_reading.read(verify, folder, collective=True)
         # Orbax's restore has a barrier for all processes. One process cannot retry it alone.
         pauses = () if coordination.is_multi_process() else None
-        return checkpoint_reading.read(restore, folder, collective=True, pauses=pauses)
+        state = checkpoint_reading.read(restore, folder, collective=True, pauses=pauses)
+        return older_checkpoints.with_structure_of(like, state)
 
     def _set_aside(self, steps: list[int]):
         """Renames damaged checkpoints, so that the run can write their steps again."""

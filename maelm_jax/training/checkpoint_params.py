@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from maelm_jax.config import ConfigError
-from maelm_jax.training import checkpoint_reading, checksums
+from maelm_jax.training import checkpoint_reading, checksums, older_checkpoints
 from maelm_jax.training.checkpoint import Restored
 
 
@@ -61,13 +61,16 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> Restore
     step = pick_step(workdir, step)
 
     def load(manager: ocp.CheckpointManager) -> dict:
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), {"params": like}
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
         )
+        saved = _saved_shapes(manager, step)
         # Orbax itself would print a traceback for each array that does not fit.
-        checkpoint_reading.check_shapes(_saved_shapes(manager, step), like)
+        checkpoint_reading.check_shapes(saved, like)
+        needed = older_checkpoints.restricted_to(older_checkpoints.by_current_path(like), saved)
+        target = {"params": older_checkpoints.with_structure_of(needed, shapes)}
         arguments = ocp.checkpoint_utils.construct_restore_args(target)
-        return _restore(manager, step, target, arguments)
+        return older_checkpoints.with_structure_of(like, _restore(manager, step, target, arguments))
 
     return Restored(step, _verified(workdir, step, load))
 
@@ -86,7 +89,7 @@ def read_params(workdir: str, step: int) -> dict:
             "params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
         }
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-        return _restore(manager, step, target, arguments)
+        return older_checkpoints.renamed(_restore(manager, step, target, arguments))
 
     return _verified(workdir, step, load)
 

@@ -10,12 +10,11 @@ import logging
 import time
 import typing
 
-import jax
 from etils import epath
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError, RunError
-from maelm_jax.training import checksums, coordination
+from maelm_jax.training import checksums, coordination, older_checkpoints
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,10 @@ def check_shapes(saved: typing.Any, like: typing.Any, extra_allowed: bool = True
     Raises:
         Mismatch: `saved` lacks an array or has one that is not allowed, or shapes differ.
     """
-    saved_shapes, model_shapes = _shapes(saved), _shapes(like)
+    saved_shapes, model_shapes = (
+        {path: tuple(leaf.shape) for path, leaf in older_checkpoints.by_current_path(tree).items()}
+        for tree in (saved, like)
+    )
     problems = []
     for path, shape in model_shapes.items():
         if path not in saved_shapes:
@@ -100,14 +102,6 @@ def check_shapes(saved: typing.Any, like: typing.Any, extra_allowed: bool = True
         problems += [f"it holds {path}, which this model does not have" for path in extra]
     if problems:
         raise Mismatch("; ".join(problems[:3]))
-
-
-def _shapes(tree: typing.Any) -> dict[str, tuple[int, ...]]:
-    """{path: shape} of a tree. Named tuples of a state are dictionaries and lists when saved."""
-    return {
-        jax.tree_util.keystr(keys, simple=True, separator="/"): tuple(leaf.shape)
-        for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def read(

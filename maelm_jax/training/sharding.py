@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from maelm_jax import config
 
+_BLOCKS = "(encoder|decoder)/blocks/(attention|cross_attention|feed_forward)"
 # Every parameter's path matches exactly one rule. Blocks have a leading layer axis. Linear kernels
 # are [in, out]. `tensor` shards the first kernel of a pair along its output and the second along
 # its input, so that a pair needs one all-reduce. `fsdp` shards the other axis.
@@ -18,17 +19,11 @@ RULES = (
     (r"encoder/token_embedding", PartitionSpec("tensor", "fsdp")),
     (r"(encoder|decoder)/position_embedding", PartitionSpec(None, "fsdp")),
     (r"(encoder|decoder)/relative_bias/table", PartitionSpec()),
-    (
-        r"(encoder|decoder)/blocks/(cross/)?(query|key|value|up)/kernel",
-        PartitionSpec(None, "fsdp", "tensor"),
-    ),
-    (r"(encoder|decoder)/blocks/(cross/)?(query|key|value|up)/bias", PartitionSpec(None, "tensor")),
-    (r"(encoder|decoder)/blocks/(cross/)?(out|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
-    (r"(encoder|decoder)/blocks/(cross/)?(out|down)/bias", PartitionSpec()),
-    (
-        r"((encoder|decoder)/(blocks/(cross/)?(attention|output)_)?|head/)norm(/(scale|bias))",
-        PartitionSpec(),
-    ),
+    (rf"{_BLOCKS}/(query|key|value|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
+    (rf"{_BLOCKS}/(query|key|value|up)/bias", PartitionSpec(None, "tensor")),
+    (rf"{_BLOCKS}/(out|down)/kernel", PartitionSpec(None, "tensor", "fsdp")),
+    (rf"{_BLOCKS}/(out|down)/bias", PartitionSpec()),
+    (rf"({_BLOCKS}_|(encoder|decoder|head)/)norm/(scale|bias)", PartitionSpec()),
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
@@ -43,7 +38,7 @@ def partition_spec(path: str) -> PartitionSpec:
     """Returns the sharding rule of a parameter.
 
     Args:
-        path: Path of the parameter, such as encoder/blocks/query/kernel.
+        path: Path of the parameter, such as encoder/blocks/attention/query/kernel.
 
     Raises:
         RunError: No rule matches the path, or several do.

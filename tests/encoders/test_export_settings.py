@@ -31,10 +31,10 @@ def edited(workdirs, tmp_path):
 
 
 @pytest.mark.parametrize("changes,message", [
-    ({"layers": 1}, "encoder/blocks/down/kernel is (2, 48, 32) in the checkpoint, (1, 48, 32) by the"),
+    ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (1, 32, 32) by the"),
     ({"layers": 3}, "(3, 32, 32) by the settings"),
-    ({"width": 64}, "decoder/blocks/down/kernel is (2, 48, 32) in the checkpoint, (2, 48, 64) by the"),
-    ({"feed_forward": 64}, "encoder/blocks/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
+    ({"width": 64}, "decoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (2, 64, 64) by the"),
+    ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
     ({"heads": 2}, "encoder/relative_bias/table is (64, 4) in the checkpoint, (64, 2) by the settings"),
     ({"max_positions": 100}, "encoder/position_embedding is (160, 32) in the checkpoint, (100, 32)"),
     ({"decoder_layers": 1}, "decoder/blocks"),

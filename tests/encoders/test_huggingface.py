@@ -155,7 +155,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
     original = huggingface._encoder_rows
-    swapped = {"key": "attention.attn.q", "query": "attention.attn.k"}
+    swapped = {"attention/key": "attention.attn.q", "attention/query": "attention.attn.k"}
     monkeypatch.setitem(huggingface._PARTS, "mpnet", huggingface._PARTS["mpnet"] | swapped)
     assert original is huggingface._encoder_rows
     with pytest.raises(config.RunError, match="verification failed: hidden states of MPNetModel differ by"):
@@ -228,7 +228,7 @@ def test_a_trainer_step(exported, tmp_path):
     assert 1e-5 < moved < 1e-2
     trainer.save_model(str(tmp_path / "saved"))
     values = source.find(str(tmp_path / "saved")).read(config.Model())
-    assert np.array_equal(values["encoder/blocks/query/kernel"][0].T, model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().numpy())
+    assert np.array_equal(values["encoder/blocks/attention/query/kernel"][0].T, model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().numpy())
 
 
 def test_the_four_lines_of_the_readme(exported, tmp_path):

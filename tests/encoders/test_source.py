@@ -89,7 +89,7 @@ def test_cases_of_the_reference_as_npz_and_as_checkpoint(path, tmp_path):
     }
     assert expected.items() <= encoder_source.settings.items() and encoder_source.settings["max_distance"] == case["max_rel_pos"]
     values = encoder_source.read(config.Model())
-    assert np.array_equal(values["encoder/blocks/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
+    assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
     model = encoder_source.model(config.Model(dropout=0.1))
     published.write(tmp_path / "model.pt", values, model, case["vocab_size"])
     stored = torch_file.read(tmp_path / "model.pt")

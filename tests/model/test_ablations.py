@@ -238,7 +238,7 @@ def test_decoder_depth(depth):
 def test_decoder_width(width):
     experiment, graph, params, inputs = make(f"decoder_width_{width}")
     blocks = params["decoder"]["blocks"]
-    assert blocks["query"]["kernel"].shape == (1, width, width) and blocks["up"]["kernel"].shape == (1, width, 2 * width)
+    assert blocks["attention"]["query"]["kernel"].shape == (1, width, width) and blocks["feed_forward"]["up"]["kernel"].shape == (1, width, 2 * width)
     assert experiment.model.decoder.heads == width // 64
     assert params["decoder"]["relative_bias"]["table"].shape[1] == width // 64
     assert params["decoder"]["resize"]["kernel"].shape == (64, width) and params["head"]["resize"]["kernel"].shape == (width, 64)

@@ -62,10 +62,10 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
         assert a["count"] == b["count"], "other masks were drawn"
         for name in ("loss", "accuracy", "grad_norm"):
             assert abs(a[name] - b[name]) <= 1e-5 * abs(b[name]), name
-    kernel = state.params["encoder"]["blocks"]["up"]["kernel"]
+    kernel = state.params["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
     shard = kernel.addressable_shards[0].data.shape
     assert shard == (2, 32 // mesh[1], 64 // mesh[2]), "the parameter lies on the mesh as the table says"
-    moment = state.opt_state[1][0].mu["encoder"]["blocks"]["up"]["kernel"]
+    moment = state.opt_state[1][0].mu["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
 
 
@@ -80,7 +80,7 @@ def test_every_parameter_has_one_rule(single):
     for keys, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
         sharding.partition_spec(sharding.parameter_path(keys))
     with pytest.raises(config.RunError, match="matches 0"):
-        sharding.partition_spec("encoder/blocks/query/kernels")
+        sharding.partition_spec("encoder/blocks/attention/query/kernels")
 
 
 def test_meshes_that_do_not_fit():
