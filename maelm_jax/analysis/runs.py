@@ -12,7 +12,7 @@ from maelm_jax.analysis import ranks
 from maelm_jax.data import batches, rows, sources
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.model import maelm
-from maelm_jax.training import checkpoint_params, row_record
+from maelm_jax.training import checkpoint_params, run_rows
 
 
 class TrainedRun(typing.NamedTuple):
@@ -89,7 +89,7 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
         ConfigError: The rows hold too few visible tokens for the width of the model.
     """
     corpus = run.experiment.corpus
-    recorded = row_record.open_recorded(run.workdir, corpus, run.vocabulary)
+    recorded = run_rows.open_recorded(run.workdir, corpus, run.vocabulary)
     stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
     rates = recorded.rates if recorded else sources.rates(corpus)
     heldout = {name: store["heldout"] for name, store in stores.items()}

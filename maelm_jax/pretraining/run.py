@@ -25,6 +25,7 @@ from maelm_jax.training import (
     resume,
     row_record,
     run_record,
+    run_rows,
     sharding,
     step,
 )
@@ -147,14 +148,14 @@ def set_up(
             vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
     if encoder_source:
         encoder_source.check_vocabulary(vocabulary)
-    run_rows = row_record.choose_rows(
+    chosen_rows = run_rows.choose_rows(
         options.workdir, experiment.corpus, vocabulary, options.accept_new_data
     )
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     loss = step.pretraining_loss(experiment, graph, special)
-    return Setup(experiment, mesh, vocabulary, run_rows, init, updates, loss)
+    return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss)
 
 
 def make_heldout_set(
