@@ -6,29 +6,29 @@ import pathlib
 # A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
 # or a checkpoint of the published code.
 RUN_FILES = ("config.gin", "config.json", "model.pt")
-NAMED = 6  # largest number of runs that a message lists
+MOST_LISTED = 6  # largest number of runs that a message lists
 
 
 def no_run(path: str) -> str:
     """Returns a line that says that `path` holds no run, and names runs near it."""
-    place = pathlib.Path(path)
-    what = f"{path} holds no run (no config.gin)" if place.is_dir() else f"there is no run {path}"
-    return f"{what}{near(path)}"
+    is_folder = pathlib.Path(path).is_dir()
+    problem = f"{path} holds no run (no config.gin)" if is_folder else f"there is no run {path}"
+    return f"{problem}{near(path)}"
 
 
 def near(path: str) -> str:
     """Returns "; did you mean runs/tiny?", or the runs in or beside `path`, or ""."""
-    place = pathlib.Path(path)
+    folder = pathlib.Path(path)
     try:
-        inside = _runs_in(place)
-        beside = _runs_in(place.parent)
+        inside = _runs_in(folder)
+        beside = _runs_in(folder.parent)
     except OSError:
         return ""
     if inside:
-        return f"; it holds the runs {', '.join(inside[:NAMED])}"
-    if close := difflib.get_close_matches(place.name, beside, n=1):
-        return f"; did you mean {place.parent / close[0]}?"
-    return f"; {place.parent} holds the runs {', '.join(beside[:NAMED])}" if beside else ""
+        return f"; it holds the runs {', '.join(inside[:MOST_LISTED])}"
+    if close := difflib.get_close_matches(folder.name, beside, n=1):
+        return f"; did you mean {folder.parent / close[0]}?"
+    return f"; {folder.parent} holds the runs {', '.join(beside[:MOST_LISTED])}" if beside else ""
 
 
 def _runs_in(folder: pathlib.Path) -> list[str]:

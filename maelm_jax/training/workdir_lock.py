@@ -25,6 +25,7 @@ import socket
 import sys
 import threading
 import time
+import typing
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError
@@ -56,10 +57,11 @@ def held(workdir: str) -> collections.abc.Iterator[None]:
 
 def _take(workdir: str, stack: contextlib.ExitStack):
     holder = {
-        "host": socket.gethostname(), "process": os.getpid(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
         "since": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
         "id": secrets.token_hex(8),
-    }  # fmt: skip
+    }
     before = stack.enter_context(_locked(workdir, holder))
     if storage.in_bucket(workdir):
         lease = Lease(workdir, holder)
@@ -77,8 +79,8 @@ def _locked(workdir: str, holder: dict) -> collections.abc.Iterator[dict]:
     except OSError as error:
         reason = "is a file" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(
-            f"--workdir={workdir} cannot be written to ({error.filename}: {reason}): "
-            "give another folder"
+            f"--workdir={workdir} cannot be written to ({error.filename}: {reason}). "
+            "Give another folder"
         ) from error
     try:
         if not _lock(file):
@@ -115,24 +117,30 @@ def _lock(file: int) -> bool:
 def _holder_in(path: pathlib.Path) -> dict:
     """Returns the holder that run.lock names, or {} if it cannot be read."""
     with contextlib.suppress(OSError, ValueError):
-        if isinstance(found := json.loads(path.read_bytes()), dict):
-            return found
+        if isinstance(holder := json.loads(path.read_bytes()), dict):
+            return holder
     return {}
 
 
 def _in_use(workdir: str, holder: dict) -> str:
-    who = (
-        f"process {holder['process']} on {holder['host']} (since {holder['since']})"
-        if holder else "another process"
-    )  # fmt: skip
+    who = "another process"
+    if holder:
+        who = f"process {holder['process']} on {holder['host']} (since {holder['since']})"
     return (
-        f"{workdir} is in use by {who}: wait until that ends, or stop it; "
-        "to run both, give another --workdir"
+        f"{workdir} is in use by {who}. Wait until that ends, or stop it. "
+        "To run both, give another --workdir"
     )
 
 
 class Lost(Exception):
     """Another process has taken the lease."""
+
+
+class LeaseObject(typing.NamedTuple):
+    """An object in the bucket that holds a lease."""
+
+    number: int  # 0: there is none
+    content: dict | None  # the holder, renewals and released
 
 
 class Lease:
@@ -171,8 +179,8 @@ class Lease:
         """
         watched, since = None, self._clock()
         while True:
-            number, found = self._newest()
-            if found is None or found["released"] or found["id"] == before.get("id"):
+            number, lease = self._newest()
+            if lease is None or lease["released"] or lease["id"] == before.get("id"):
                 if self._create(number + 1):
                     return
                 continue
@@ -180,11 +188,11 @@ class Lease:
                 log.warning(
                     "the lease on %s is that of process %s on %s; "
                     "waiting up to %g s to see whether it is still renewed",
-                    self.workdir, found["process"], found["host"], EXPIRES_AFTER,
+                    self.workdir, lease["process"], lease["host"], EXPIRES_AFTER,
                 )  # fmt: skip
-                watched, since = found, self._clock()
-            elif found != watched:
-                raise ConfigError(_in_use(self.workdir, found))
+                watched, since = lease, self._clock()
+            elif lease != watched:
+                raise ConfigError(_in_use(self.workdir, lease))
             elif self._clock() - since >= EXPIRES_AFTER:
                 if self._create(number + 1):
                     return
@@ -193,8 +201,9 @@ class Lease:
 
     def renew(self):
         """Writes the lease again. Raises Lost if another process has taken it."""
-        if self._newest()[0] != self._number:
-            raise Lost(self._newest()[1])
+        newest = self._newest()
+        if newest.number != self._number:
+            raise Lost(newest.content)
         self._renewals += 1
         self._files.pipe_file(self._path(self._number), self._content())
 
@@ -210,7 +219,7 @@ class Lease:
         self._done.set()
         self._thread.join()
         try:
-            if self._newest()[0] == self._number:
+            if self._newest().number == self._number:
                 self.release()
         except Exception as error:  # the run itself is complete, and the lease expires
             log.warning("the lease on %s could not be given back: %s", self.workdir, error)
@@ -235,8 +244,9 @@ class Lease:
         # Another process was faster, or the answer to this process's first attempt was lost.
         except FileExistsError:
             pass
-        newest, found = self._newest()
-        if newest != number or found is None or found["id"] != self.holder["id"]:
+        newest = self._newest()
+        lease = newest.content
+        if newest.number != number or lease is None or lease["id"] != self.holder["id"]:
             return False
         self._number = number
         for other in self._numbers():
@@ -250,14 +260,15 @@ class Lease:
             if (name := path.rsplit("/", 1)[-1].removesuffix(".json")).isdecimal()
         )  # fmt: skip
 
-    def _newest(self) -> tuple[int, dict | None]:
-        """Returns the number and content of the newest lease, or (0, None) if there is none."""
+    def _newest(self) -> LeaseObject:
+        """Returns the newest lease."""
         while numbers := self._numbers():
+            number = numbers[-1]
             try:
-                return numbers[-1], json.loads(self._files.cat_file(self._path(numbers[-1])))
+                return LeaseObject(number, json.loads(self._files.cat_file(self._path(number))))
             except FileNotFoundError:  # the holder of a newer lease has removed it
                 continue
-        return 0, None
+        return LeaseObject(0, None)
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{number:08d}.json"

@@ -38,7 +38,7 @@ def holder(tmp_path):
 def test_a_workdir_in_use_is_refused_with_the_name_of_its_holder_until_that_is_killed(holder, tmp_path, monkeypatch):
     workdir = tmp_path / "run"
     monkeypatch.setattr(workdir_lock, "PATIENCE", 0.0)
-    message = rf"run is in use by process {holder.pid} on \S+ \(since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\): wait until that ends, or stop it"
+    message = rf"run is in use by process {holder.pid} on \S+ \(since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\)\. Wait until that ends, or stop it"
     with pytest.raises(config.ConfigError, match=message):
         train.main(["--gin_file=tiny.gin", f"--workdir={workdir}"])
     with pytest.raises(config.ConfigError, match=message):
@@ -94,7 +94,7 @@ def test_a_disk_that_cannot_be_written_to_is_an_error_of_the_settings(tmp_path, 
         return plain(path, flags, *rest, **more)
 
     monkeypatch.setattr(workdir_lock.os, "open", read_only)
-    with pytest.raises(config.ConfigError, match=r"cannot be written to \(\S+run.lock: Read-only file system\): give another folder"):
+    with pytest.raises(config.ConfigError, match=r"cannot be written to \(\S+run.lock: Read-only file system\)\. Give another folder"):
         train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path}"])
 
 
