@@ -33,6 +33,7 @@ class Rows:
 
     Attributes:
         length: Ids in a row.
+        shard_rows: Rows in one file of the store.
         statistics: The counts and averages in `store.json`.
         folder: The store's folder.
     """
@@ -44,7 +45,7 @@ class Rows:
         self.statistics: dict[str, float] = manifest["splits"][split]
         self.length: int = array.shape[1]
         self.folder, self._split = folder, split
-        self._shard_rows: int = array.chunk_layout.write_chunk.shape[0]
+        self.shard_rows: int = array.chunk_layout.write_chunk.shape[0]
         self._unverified = {
             name: entry["sha256"]
             for name, entry in manifest.get("files", {}).items()
@@ -110,7 +111,7 @@ class Rows:
 
     def _verify(self, numbers: np.ndarray):
         """Checks the files that hold these rows, each file once."""
-        shards = np.unique(numbers // self._shard_rows).tolist()
+        shards = np.unique(numbers // self.shard_rows).tolist()
         names = [name for name in (_shard_name(self._split, shard) for shard in shards)]
         due = {name: self._unverified[name] for name in names if name in self._unverified}
         if due:

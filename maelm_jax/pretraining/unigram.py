@@ -12,6 +12,8 @@ from maelm_jax.model import keys, loss, masking
 from maelm_jax.training import row_record
 
 SAMPLED_ROWS = 8192  # of each source
+# Files of each source's store that the sample reads. The store verifies a file as a whole.
+SAMPLED_SHARDS = 16
 WEIGHT = 1e7  # tokens that the samples count for; smoothing adds one to each token's count
 
 
@@ -20,7 +22,8 @@ def unigram_nll(
 ) -> np.ndarray:
     """Negative log frequency of each token in a sample of the training rows.
 
-    Frequencies have add-one smoothing. Special tokens are not counted.
+    Frequencies have add-one smoothing. Special tokens are not counted. The sample reads at most
+    `SAMPLED_SHARDS` files of a store, so a large store is not read as a whole at the start.
 
     Args:
         rows: Rows and mixing rates of the sources.
@@ -34,12 +37,42 @@ def unigram_nll(
     counts = np.ones(vocabulary_size)
     for name, rate in rows.rates.items():
         store = rows.stores[name]["train"]
-        numbers = np.linspace(0, len(store) - 1, min(len(store), SAMPLED_ROWS)).astype(np.int64)
+        numbers = sampled_rows(len(store), store.shard_rows)
         sampled = np.bincount(store[numbers].ravel(), minlength=vocabulary_size).astype(np.float64)
         sampled[never_masked] = 0
         counts += rate * WEIGHT * sampled / max(sampled.sum(), 1)
     counts[never_masked] = 0
     return -np.log(np.maximum(counts, 1e-300) / counts.sum())
+
+
+def sampled_rows(count: int, shard_rows: int) -> np.ndarray:
+    """Returns the numbers of the sampled rows of a store: evenly spaced, the same in every run.
+
+    Args:
+        count: Rows of the store.
+        shard_rows: Rows of one of its files.
+
+    Returns:
+        int64 [n], ascending. n is at most `SAMPLED_ROWS`.
+    """
+    shards = -(-count // shard_rows)
+    if shards <= SAMPLED_SHARDS:
+        return _evenly_spaced(0, count, SAMPLED_ROWS)
+    return np.concatenate(
+        [
+            _evenly_spaced(
+                shard * shard_rows,
+                min((shard + 1) * shard_rows, count),
+                SAMPLED_ROWS // SAMPLED_SHARDS,
+            )
+            for shard in _evenly_spaced(0, shards, SAMPLED_SHARDS)
+        ]
+    )
+
+
+def _evenly_spaced(start: int, end: int, most: int) -> np.ndarray:
+    """Returns at most `most` whole numbers from `start` to `end` - 1, evenly spaced."""
+    return np.linspace(start, end - 1, min(end - start, most)).astype(np.int64)
 
 
 def head_bias(token_nll: np.ndarray, size: int, special: config.SpecialIds) -> np.ndarray:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 CODE = """if True:
     import sys, time
     from maelm_jax import cli
