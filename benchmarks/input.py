@@ -15,6 +15,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli  # noqa: E402
+from maelm_jax.data import vocabulary_training
 
 
 def main(argv: list[str]):
@@ -31,7 +32,7 @@ def main(argv: list[str]):
 
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     stores = {
         name: splits["train"]
         for name, splits in rows.prepare(experiment.corpus, vocabulary).items()

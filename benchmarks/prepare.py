@@ -23,6 +23,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config  # noqa: E402
+from maelm_jax.data import vocabulary_training
 
 MEGABYTES = 4.0  # of text that a process gets at once
 
@@ -37,12 +38,14 @@ def main(argv: list[str]):
     corpus = dataclasses.replace(
         experiment.corpus, processes=experiment.corpus.processes or os.cpu_count()
     )
-    words = rows.vocabulary_for(experiment.vocabulary, corpus)
+    words = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
     if not isinstance(words, vocabulary.SentencePieceVocabulary):
         raise config.ConfigError(
             "this compares with SentencePiece: Vocabulary.file must be one of its models, or None"
         )
-    texts = [text for source in sources.rates(corpus) for text in sources.documents(source, corpus)]
+    texts = [
+        text for source in sources.rates(corpus) for text in sources.documents_of(source, corpus)
+    ]
     size = sum(len(text.encode()) for text in texts) / 1e6
     parts, part, held = [], [], 0.0
     for text in texts:

@@ -14,7 +14,8 @@ Give each machine its own --host=I. Host 0 joins the parts.
 import logging
 
 from maelm_jax import cli, config, tables
-from maelm_jax.data import rows
+from maelm_jax.data import rows, vocabulary_training
+from maelm_jax.data.store import Rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
 
@@ -36,7 +37,7 @@ def main(argv: list[str]) -> int:
             f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     stores = rows.prepare(experiment.corpus, vocabulary, args.host, args.hosts)
     print(
         f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; "
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
+def table(stores: dict[str, dict[str, Rows]]) -> str:
     """The statistics of each source and split, as an aligned table."""
     lines = [
         (source, split, *(number(store.statistics[column]) for column in COLUMNS))

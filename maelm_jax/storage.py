@@ -7,7 +7,10 @@ Orbax writes few large objects.
 """
 
 import contextlib
+import errno
+import fcntl
 import hashlib
+import logging
 import os
 import pathlib
 import shutil
@@ -16,6 +19,9 @@ import threading
 import typing
 
 from maelm_jax import config
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
+log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -46,6 +52,28 @@ def write(path: str | os.PathLike, content: bytes | str):
     """Writes a file atomically (`atomic_file`). A `str` is encoded as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def try_lock(file: typing.BinaryIO | int) -> bool:
+    """Locks an open file with flock(2), until it is closed or the process ends.
+
+    The lock works between hosts on NFS version 4, and on Lustre and FUSE if they are mounted with
+    locks. On a file system without locks, a warning says so and the result is True.
+
+    Returns:
+        False if another process holds the lock.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        log.warning(
+            "this file system has no locks: "
+            "make sure that no other process works on the same folder")
+    return True
 
 
 def unused(path):

@@ -13,7 +13,7 @@ from testing import call
 
 from maelm_jax import analyze, config, gin_files
 from maelm_jax.analysis import report as reports
-from maelm_jax.data import rows
+from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 
@@ -48,7 +48,7 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder",
     ]  # fmt: skip
     files = [name.removeprefix("--gin_file=") for name in more if name.startswith("--gin_file=")]
     experiment = gin_files.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])
-    vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
     path.mkdir(parents=True)
     (path / "config.gin").write_text(gin_files.render(experiment))
     vocabulary.save(path / "vocabulary")

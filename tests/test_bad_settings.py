@@ -31,7 +31,7 @@ BASE = {
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
     "train": "maelm_jax.pretraining.start.resolve_source",
-    "prepare": "maelm_jax.data.rows.vocabulary_for",
+    "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.plan.prepare",
     "finetune": "maelm_jax.finetuning.task_data.check",
     "export": "maelm_jax.encoders.source.find",

@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 import time
-import types
 
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax import config, data, finetune, storage
+from maelm_jax import config, finetune, storage
 from maelm_jax.analysis import runs
 from maelm_jax.data import sources
+from maelm_jax.data.documents import Unavailable
 from maelm_jax.encoders import source
 from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
 
@@ -132,11 +132,11 @@ def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch
     """Where seqio is not installed; what the bucket does not have stays an error."""
 
     def unavailable(*_):
-        raise sources.Unavailable("no seqio here")
+        raise Unavailable("no seqio here")
 
-    monkeypatch.setattr(data, "seqio_tasks", types.SimpleNamespace(members=unavailable), raising=False)
+    monkeypatch.setattr(sources.seqio_tasks, "members", unavailable)
     corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=f"{bucket}/rows3")
-    with pytest.raises(sources.Unavailable):
+    with pytest.raises(Unavailable):
         sources.rates(corpus)
     put(f"{bucket}/rows3/mixture-{hashlib.sha256(b'seqio:both').hexdigest()[:12]}.json", b'{"seqio:a": 0.25, "seqio:b": 0.75}')
     assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}

@@ -28,14 +28,14 @@ def mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
-def permute(places: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
+def permute(positions: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
     """Applies to each position the permutation of range(count) that its key selects.
 
     The permutation is a Feistel network on a range of 4**k >= count values. A result outside
     range(count) is permuted again until it is inside. So no table of `count` entries is needed.
 
     Args:
-        places: Positions in range(count), int [n].
+        positions: Positions in range(count), int [n].
         keys: The key of each position, uint64 [n].
         count: Size of the permuted range.
 
@@ -44,29 +44,33 @@ def permute(places: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
     """
     half = np.uint64(max(1, (max(count - 1, 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
-    values = places.astype(np.uint64)
+    values = positions.astype(np.uint64)
     outside = np.ones(len(values), bool)
     while outside.any():
         left, right, key = values[outside] >> half, values[outside] & mask, keys[outside]
-        for number in range(ROUNDS):
-            left, right = right, left ^ (mix(right ^ mix(key + np.uint64(number + 1))) & mask)
+        for round_number in range(1, ROUNDS + 1):
+            left, right = right, left ^ (mix(right ^ mix(key + np.uint64(round_number))) & mask)
         values[outside] = (left << half) | right
         outside = values >= np.uint64(count)
     return values.astype(np.int64)
 
 
-def schedule(rates: typing.Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The task of each slot of the schedule.
+class Schedule(typing.NamedTuple):
+    """The task of each slot."""
+
+    task: np.ndarray  # int [PERIOD]
+    rank: np.ndarray  # number of earlier slots of the same task, int [PERIOD]
+    slots: np.ndarray  # slots of each task, int [tasks]
+
+
+def schedule(rates: typing.Sequence[float]) -> Schedule:
+    """Gives each slot of the schedule to a task.
 
     Each task gets its share of the slots, at least one. Its slots are spread evenly, so any stretch
     of examples holds every task in nearly its share.
 
     Args:
         rates: Rate of each task. Only their ratios count.
-
-    Returns:
-        (task of each slot [PERIOD], number of earlier slots of the same task [PERIOD], slots of
-        each task [tasks])
     """
     shares = np.asarray(rates, np.float64) / np.sum(rates) * PERIOD
     slots = np.maximum(np.floor(shares).astype(np.int64), 1)
@@ -75,7 +79,15 @@ def schedule(rates: typing.Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.
     task = np.repeat(np.arange(len(slots)), slots)
     rank = np.concatenate([np.arange(n) for n in slots])
     order = np.lexsort((task, (rank + 0.5) / slots[task]))
-    return task[order], rank[order], slots
+    return Schedule(task[order], rank[order], slots)
+
+
+class Location(typing.NamedTuple):
+    """Where examples are read from."""
+
+    task: np.ndarray  # int64 [n]
+    epoch: np.ndarray  # epoch of the task, int64 [n]
+    row: np.ndarray  # row number in the task's store, int64 [n]
 
 
 class Batches:
@@ -86,60 +98,58 @@ class Batches:
         rates: {source: rate}. Its order numbers the tasks.
         batch_size: Rows of a batch, over all hosts.
         seed: Seed of the data order.
-        places: Indices in the global batch of the rows that this host reads, int [n]. None
+        row_indices: Indices in the global batch of the rows that this host reads, int [n]. None
             reads all rows.
     """
 
     def __init__(
         self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int,
-        seed: int, places: np.ndarray | None = None
+        seed: int, row_indices: np.ndarray | None = None
     ):
         self.stores = [stores[source] for source in rates]
-        self.tasks, self.ranks, self.slots = schedule(list(rates.values()))
+        self.schedule = schedule(list(rates.values()))
         self.batch_size, self.seed = batch_size, seed
-        self.places = np.arange(batch_size) if places is None else np.asarray(places, np.int64)
+        if row_indices is None:
+            row_indices = np.arange(batch_size)
+        self.row_indices = np.asarray(row_indices, np.int64)
         self.length = self.stores[0].length
 
-    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def locate(self, examples: np.ndarray) -> Location:
         """Finds the rows of examples.
 
         Args:
             examples: Global example numbers, int [n].
-
-        Returns:
-            (task, epoch of the task, row number in the task's store), each int64 [n]
         """
         slot = examples % PERIOD
-        task = self.tasks[slot]
-        before = examples // PERIOD * self.slots[task] + self.ranks[slot]
-        epoch, number = np.zeros_like(before), np.zeros_like(before)
+        task = self.schedule.task[slot]
+        earlier = examples // PERIOD * self.schedule.slots[task] + self.schedule.rank[slot]
+        epoch, row = np.zeros_like(earlier), np.zeros_like(earlier)
         for index, store in enumerate(self.stores):
-            here = task == index
-            epoch[here], places = np.divmod(before[here], len(store))
-            keys = mix(
-                mix(
-                    mix(np.full(len(places), self.seed, np.int64).astype(np.uint64))
-                    + np.uint64(index)
-                )
-                + epoch[here].astype(np.uint64)
-            )
-            number[here] = permute(places, keys, len(store))
-        return task, epoch, number
+            of_task = task == index
+            epoch[of_task], positions = np.divmod(earlier[of_task], len(store))
+            keys = self._permutation_keys(index, epoch[of_task])
+            row[of_task] = permute(positions, keys, len(store))
+        return Location(task, epoch, row)
+
+    def _permutation_keys(self, task: int, epochs: np.ndarray) -> np.ndarray:
+        """Returns the key of a task's permutation in each of some epochs, uint64 [n]."""
+        seeds = np.full(len(epochs), self.seed, np.int64).astype(np.uint64)
+        return mix(mix(mix(seeds) + np.uint64(task)) + epochs.astype(np.uint64))
 
     def batch(self, step: int) -> np.ndarray:
-        """This host's rows of one step, int32 [len(places), length]."""
-        task, _, number = self.locate(step * self.batch_size + self.places)
-        result = np.empty((len(self.places), self.length), np.int32)
+        """Reads this host's rows of one step, int32 [len(row_indices), length]."""
+        task, _, row = self.locate(step * self.batch_size + self.row_indices)
+        result = np.empty((len(self.row_indices), self.length), np.int32)
         for index, store in enumerate(self.stores):
-            here = task == index
-            result[here] = store[number[here]]
+            of_task = task == index
+            result[of_task] = store[row[of_task]]
         return result
 
 
 def heldout(
     stores: dict[str, "row_stores.Rows"], rates: dict[str, float], count: int
 ) -> np.ndarray:
-    """The rows of every evaluation, the same each time.
+    """Reads the rows of every evaluation, the same each time.
 
     The tasks take turns in the order of the training schedule. Each gives its rows from the first
     on, until it has no more.
@@ -156,21 +166,20 @@ def heldout(
         ConfigError: No task has a row.
     """
     names = list(rates)
-    tasks, ranks, slots = schedule(list(rates.values()))
+    turns = schedule(list(rates.values()))
     # Many more examples than `count`, so that a rare task has turns for all its rows.
     examples = np.arange(min(max(count, PERIOD), 16 * PERIOD))
-    task, number = (
-        tasks[examples % PERIOD],
-        examples // PERIOD * slots[tasks[examples % PERIOD]] + ranks[examples % PERIOD],
-    )
+    slot = examples % PERIOD
+    task = turns.task[slot]
+    row = examples // PERIOD * turns.slots[task] + turns.rank[slot]
     sizes = np.array([len(stores[name]) for name in names])
-    there = number < sizes[task]
-    task, number = task[there][:count], number[there][:count]
+    exists = row < sizes[task]
+    task, row = task[exists][:count], row[exists][:count]
     if len(task) == 0:
         raise config.ConfigError(
             "no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents"
         )
     result = np.empty((len(task), stores[names[0]].length), np.int32)
     for index, name in enumerate(names):
-        result[task == index] = stores[name][number[task == index]]
+        result[task == index] = stores[name][row[task == index]]
     return result

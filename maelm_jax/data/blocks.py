@@ -27,6 +27,7 @@ import tqdm
 from maelm_jax import config, json_files, storage
 from maelm_jax.data import packing, sources
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.documents import is_heldout
 
 SPLITS = ("train", "heldout")
 BLOCK_CHARACTERS = 4_000_000  # a block ends at the first document that reaches this
@@ -64,6 +65,11 @@ def missing(folder: pathlib.Path, shard: int) -> bool:
     return not all(
         block_path(folder, shard, block).is_file() for block in range(_count(folder, shard))
     )
+
+
+def all_written(folder: pathlib.Path, shards: int) -> bool:
+    """Whether all blocks of `shards` shards, and their marks, are written."""
+    return not any(missing(folder, shard) for shard in range(shards))
 
 
 def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
@@ -270,7 +276,7 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
     corpus = job.shard.corpus
     chosen: dict[str, list[str]] = {split: [] for split in SPLITS}
     for text in job.documents or []:
-        chosen["heldout" if packing.is_heldout(text, corpus.heldout_fraction) else "train"].append(
+        chosen["heldout" if is_heldout(text, corpus.heldout_fraction) else "train"].append(
             text
         )
     arrays, counts = {}, {}

@@ -23,7 +23,7 @@ import typing
 import warnings
 
 from maelm_jax import config, storage
-from maelm_jax.data import sources
+from maelm_jax.data.documents import Unavailable
 
 VERSION = 1  # version of the rules below; the name of the kept file depends on it
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
@@ -51,13 +51,13 @@ log = logging.getLogger(__name__)
 
 def versions() -> dict[str, str]:
     """{distribution: version} of those that are installed, with `python` first."""
-    found = {"python": platform.python_version()}
+    result = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             pass
-    return found
+    return result
 
 
 def identity(partial: bool = False) -> str:
@@ -69,13 +69,13 @@ def identity(partial: bool = False) -> str:
     Raises:
         Unavailable: A distribution is not installed and `partial` is False.
     """
-    found = versions()
-    missing = [name for name in DISTRIBUTIONS if name not in found]
+    installed = versions()
+    missing = [name for name in DISTRIBUTIONS if name not in installed]
     if missing and not partial:
-        raise sources.Unavailable(
+        raise Unavailable(
             f"installed_docs: not installed: {', '.join(missing)}; pip install -r requirements.txt"
         )
-    return hashlib.sha256(f"{VERSION} {sorted(found.items())}".encode()).hexdigest()
+    return hashlib.sha256(f"{VERSION} {sorted(installed.items())}".encode()).hexdigest()
 
 
 def text_file(corpus: config.Corpus) -> pathlib.Path:
@@ -101,19 +101,19 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
 def modules() -> list[str]:
     """The .py files in a fixed order: the standard library, then the distributions."""
     library = pathlib.Path(sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for folder, folders, files in os.walk(library):
         folders[:] = sorted(set(folders) - STDLIB_LEFT_OUT)
-        found += [os.path.join(folder, name) for name in sorted(files) if name.endswith(".py")]
+        paths += [os.path.join(folder, name) for name in sorted(files) if name.endswith(".py")]
     for name in versions():
         if name != "python":
             listed = importlib.metadata.files(name) or []
-            found += sorted(
+            paths += sorted(
                 str(file.locate())
                 for file in listed
                 if file.suffix == ".py" and not {"test", "tests", "testdata"} & set(file.parts)
             )
-    return found
+    return paths
 
 
 def extract(paths: list[str], processes: int = 1) -> list[str]:

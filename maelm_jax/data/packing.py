@@ -7,12 +7,21 @@ because a segment begins at each `<s>`.
 """
 
 import itertools
+import typing
 
 import numpy as np
 
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.documents import sentences
 
 MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row
+
+
+class Packed(typing.NamedTuple):
+    """Documents as rows."""
+
+    rows: np.ndarray  # uint32 [rows, length]
+    segments: int  # number of segments in them
 
 
 class Packer:
@@ -49,7 +58,7 @@ class Packer:
     def _sentence(self, ids: list[int]):
         if not self.open and self.length - len(self.row) < min(MINIMUM_SLOTS, self.length):
             self._break()
-        if len(ids) > self._room():
+        if len(ids) > self._free_slots():
             # A sentence that is longer than a row is cut between tokens.
             if len(ids) + 2 > self.length:
                 ids = self._fill_rows(ids)
@@ -60,14 +69,14 @@ class Packer:
     def _fill_rows(self, ids: list[int]) -> list[int]:
         """Fills rows with the ids and returns the rest, which fits into the current row."""
         start = 0
-        while len(ids) - start > (room := self._room()):
-            if room > 0:
-                self._append(ids[start : start + room])
-                start += room
+        while len(ids) - start > (free := self._free_slots()):
+            if free > 0:
+                self._append(ids[start : start + free])
+                start += free
             self._break()
         return ids[start:]
 
-    def _room(self) -> int:
+    def _free_slots(self) -> int:
         """Number of ids that the row can take, apart from `<s>` and the closing `</s>`."""
         return self.length - len(self.row) - 1 - (not self.open)
 
@@ -90,7 +99,7 @@ def tokenise(
     documents: list[str], vocabulary: vocabularies.Vocabulary
 ) -> list[list[list[list[int]]]]:
     """The ids of documents, as documents -> lines -> sentences -> ids."""
-    cut = [[vocabularies.sentences(line) for line in text.split("\n")] for text in documents]
+    cut = [[sentences(line) for line in text.split("\n")] for text in documents]
     ids = iter(
         vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line])
     )
@@ -99,28 +108,15 @@ def tokenise(
 
 def pack(
     documents: list[str], vocabulary: vocabularies.Vocabulary, length: int
-) -> tuple[np.ndarray, int]:
+) -> Packed:
     """Packs documents into rows.
 
     Args:
         documents: Texts whose lines are paragraphs.
         vocabulary: Turns text into ids.
         length: Ids in a row.
-
-    Returns:
-        (rows, uint32 [rows, length]; number of segments)
     """
     packer = Packer(vocabulary, length)
     for document in tokenise(documents, vocabulary):
         packer.add(document)
-    return packer.finish(), packer.segments
-
-
-def is_heldout(text: str, fraction: float) -> bool:
-    """Whether a document belongs to the held-out split. The answer depends on its text alone.
-
-    Args:
-        text: The document.
-        fraction: Expected share of held-out documents.
-    """
-    return vocabularies.text_hash(text) < fraction * 2.0**64
+    return Packed(packer.finish(), packer.segments)

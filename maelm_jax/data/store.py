@@ -1,28 +1,19 @@
 """A store on disk: the rows of one source, with one zarr3 array for each split, and `store.json`.
 
-`store.json` is written last, so a folder without it is incomplete. It lists every file with its
-size and SHA-256. `Rows.open` checks that the files exist and have these sizes. The checksum of a
-file is checked before the first row is read from it. A store without checksums is checked by size
-alone.
+store_manifest.py has the form of `store.json`. `Rows.open` checks that the files exist and have the
+sizes that it lists. The checksum of a file is checked before the first row is read from it.
 """
 
 import concurrent.futures
-import hashlib
-import json
 import logging
-import math
 import os
 import pathlib
-import typing
 
 import numpy as np
 import tensorstore
 
-from maelm_jax import config, json_files, storage
-from maelm_jax.data import blocks
+from maelm_jax.data import blocks, store_manifest
 
-VERSION = 1  # version of the format; the name of every store depends on it
-MANIFEST = "store.json"
 CHUNK_ROWS = 16  # the smallest number of rows that is read from disk
 VERIFY_THREADS = 8
 log = logging.getLogger(__name__)
@@ -63,23 +54,23 @@ class Rows:
             ConfigError: The store is incomplete or a file is damaged. The message names the file.
         """
         folder = pathlib.Path(path)
-        manifest = read_manifest(folder)
+        manifest = store_manifest.read(folder)
         metadata = f"{split}/zarr.json"
         files = manifest.get("files")
         for name, entry in (files or {}).items():
             if name.startswith(f"{split}/"):
-                _check_size(folder, name, entry["bytes"])
+                store_manifest.check_size(folder, name, entry["bytes"])
         if files:
-            _check_content(folder, metadata, files[metadata]["sha256"])
+            store_manifest.check_content(folder, metadata, files[metadata]["sha256"])
         array = _open_array(folder, split)
         shape = (manifest["splits"][split]["rows"], manifest["length"])
         if array.shape != shape:
-            raise config.ConfigError(
-                f"{folder / metadata}: the array is {array.shape[0]} x {array.shape[1]}, "
-                f"not {shape[0]} x {shape[1]} as in {MANIFEST}; {_remedy(folder)}")
+            raise store_manifest.wrong(
+                folder, metadata, f"the array is {array.shape[0]} x {array.shape[1]}, "
+                f"not {shape[0]} x {shape[1]} as in {store_manifest.FILE}")
         if not files:
             for name, size in _shard_sizes(array, split).items():
-                _check_size(folder, name, size)
+                store_manifest.check_size(folder, name, size)
         return cls(folder, split, array, manifest)
 
     def __len__(self) -> int:
@@ -106,8 +97,7 @@ class Rows:
             return self.array.oindex[numbers].read().result().astype(np.int32)
         except ValueError as error:  # TensorStore's error for missing or damaged data
             reason = " ".join(str(error).split())[:300]
-            message = f"{self.folder / self._split}: {reason}; {_remedy(self.folder)}"
-            raise config.ConfigError(message) from error
+            raise store_manifest.wrong(self.folder, self._split, reason) from error
 
     def _verify(self, numbers: np.ndarray):
         """Checks the files that hold these rows, each file once."""
@@ -116,76 +106,21 @@ class Rows:
         due = {name: self._unverified[name] for name in names if name in self._unverified}
         if due:
             with concurrent.futures.ThreadPoolExecutor(min(VERIFY_THREADS, len(due))) as pool:
-                list(pool.map(lambda item: _check_content(self.folder, *item), due.items()))
+                checks = [
+                    pool.submit(store_manifest.check_content, self.folder, name, due[name])
+                    for name in due]
+            for check in checks:
+                check.result()
         for name in due:
             self._unverified.pop(name, None)
 
 
 def open_splits(folder: pathlib.Path) -> dict[str, Rows]:
     """{split: Rows} of a store. Raises ConfigError like `Rows.open`."""
-    if "files" not in read_manifest(folder):
+    if "files" not in store_manifest.read(folder):
         log.warning(
             "%s: made before checksums were kept; only the sizes of its files are checked", folder)
     return {split: Rows.open(folder, split) for split in blocks.SPLITS}
-
-
-def fingerprint(folder: pathlib.Path) -> str | None:
-    """A hash of the checksums of the store's files. None for a store without checksums."""
-    files = read_manifest(folder).get("files")
-    if files is None:
-        return None
-    return hashlib.sha256(
-        json.dumps(sorted((name, entry["sha256"]) for name, entry in files.items())).encode()
-    ).hexdigest()
-
-
-def read_manifest(folder: pathlib.Path) -> dict:
-    """The contents of `store.json`.
-
-    Raises:
-        ConfigError: The file is missing or damaged.
-    """
-    path = pathlib.Path(folder) / MANIFEST
-    if not path.is_file():
-        raise config.ConfigError(
-            f"{folder}: no whole store of rows here (no {MANIFEST}); "
-            "run python -m maelm_jax.prepare")
-    return json_files.read(path, _is_manifest, _remedy(folder))
-
-
-def _is_manifest(value: typing.Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("splits"), dict):
-        return False
-    if not isinstance(value.get("vocabulary"), str) or not _is_count(value.get("length")):
-        return False
-    splits = value["splits"]
-    if set(splits) != set(blocks.SPLITS) or not all(
-        _is_statistics(split) for split in splits.values()
-    ):
-        return False
-    if "files" not in value:
-        return True
-    files = value["files"]
-    listed = isinstance(files, dict) and all(_is_file_entry(entry) for entry in files.values())
-    return listed and all(f"{split}/zarr.json" in files for split in splits)
-
-
-def _is_statistics(value: typing.Any) -> bool:
-    if not isinstance(value, dict) or not all(_is_count(value.get(name)) for name in blocks.COUNTS):
-        return False
-    shares = [value.get("mean_segment"), value.get("fill")]
-    return all(isinstance(share, (int, float)) and math.isfinite(share) for share in shares)
-
-
-def _is_file_entry(value: typing.Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and _is_count(value.get("bytes"))
-        and isinstance(value.get("sha256"), str))
-
-
-def _is_count(value: typing.Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def write(
@@ -212,9 +147,7 @@ def write(
         total = {key: sum(count[split][key] for count in counts) for key in blocks.COUNTS}
         splits[split] = _statistics(total, length)
         _write_array(folder / split, files, split, (total["rows"], length), dtype, shard_rows)
-    manifest = {"version": VERSION, "source": source, "vocabulary": vocabulary, "length": length}
-    manifest |= {"splits": splits, "files": _list_files(folder)}
-    storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
+    store_manifest.write(folder, source, vocabulary, length, splits)
 
 
 def _write_array(
@@ -237,15 +170,6 @@ def _write_array(
         array[start : start + len(rest)].write(rest).result()
 
 
-def _list_files(folder: pathlib.Path) -> dict[str, dict]:
-    """Size and checksum of every file of the arrays."""
-    found = sorted(
-        path for split in blocks.SPLITS for path in (folder / split).rglob("*") if path.is_file())
-    return {
-        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in found}
-
-
 def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
     """The counts, the mean length of a segment and `fill`, the share of slots not padded."""
     segment = total["tokens"] / max(total["segments"], 1)
@@ -255,43 +179,12 @@ def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
     }
 
 
-def _remedy(folder: pathlib.Path) -> str:
-    return f"remove {folder} and run python -m maelm_jax.prepare again, or copy the folder again"
-
-
-def _check_size(folder: pathlib.Path, name: str, expected: int):
-    try:
-        size = os.stat(folder / name).st_size
-    except OSError as error:
-        raise config.ConfigError(
-            f"{folder / name}: missing ({error.strerror}); {_remedy(folder)}") from error
-    if size != expected:
-        raise config.ConfigError(
-            f"{folder / name}: damaged: {size} bytes, not {expected}; {_remedy(folder)}")
-
-
-def _check_content(folder: pathlib.Path, name: str, expected: str):
-    try:
-        found = _sha256(folder / name)
-    except OSError as error:
-        raise config.ConfigError(
-            f"{folder / name}: cannot be read ({error.strerror}); {_remedy(folder)}") from error
-    if found != expected:
-        raise config.ConfigError(
-            f"{folder / name}: damaged: its checksum is not that of {MANIFEST}; {_remedy(folder)}")
-
-
-def _sha256(path: pathlib.Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _shard_name(split: str, shard: int) -> str:
     return f"{split}/c/{shard}/0"
 
 
 def _shard_sizes(array: tensorstore.TensorStore, split: str) -> dict[str, int]:
-    """{file: bytes} of an array: its chunks, 16 bytes of index per chunk, a checksum of 4."""
+    """Returns {file: bytes} of an array: its chunks, and an index of 16 bytes a chunk and 4."""
     shard, chunk = (
         layout.shape[0]
         for layout in (array.chunk_layout.write_chunk, array.chunk_layout.read_chunk))
@@ -310,13 +203,15 @@ def _open_array(folder: pathlib.Path, split: str) -> tensorstore.TensorStore:
         return tensorstore.open(_spec(folder / split), read=True, open=True).result()
     except ValueError as error:
         reason = " ".join(str(error).split()).partition(" [")[0]
-        raise config.ConfigError(
-            f"{folder / split / 'zarr.json'}: damaged: {reason[:300]}; {_remedy(folder)}"
-        ) from error
+        name = f"{split}/zarr.json"
+        raise store_manifest.wrong(folder, name, f"damaged: {reason[:300]}") from error
 
 
 def _spec(path: pathlib.Path) -> dict:
-    """How TensorStore opens an array. A missing chunk is an error, so zeros are stored as well."""
+    """Returns how TensorStore opens an array.
+
+    A missing chunk is an error, so chunks of zeros are stored as well.
+    """
     return {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": f"{path.absolute()}/"},

@@ -11,7 +11,8 @@ import tempfile
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.data import sources
+from maelm_jax.data import text_files
+from maelm_jax.data.documents import Unavailable
 
 PACKINGS = ("", ".xz", ".gz")
 # Errors that another path avoids. Errors of a full or failing disk are not among them.
@@ -55,8 +56,8 @@ def rows(path: str | pathlib.Path) -> typing.Iterator[tuple[int, list[str]]]:
     Raises:
         ConfigError: The file cannot be read, is empty, corrupt, or not UTF-8.
     """
-    for number, (offset, line) in enumerate(sources.lines(str(path)), start=1):
-        yield number, sources.decode(line, str(path), offset).split("\t")
+    for number, (offset, line) in enumerate(text_files.lines(str(path)), start=1):
+        yield number, text_files.decode(line, str(path), offset).split("\t")
 
 
 def read_json(path: str | pathlib.Path) -> typing.Any:
@@ -67,7 +68,7 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
             digits. The message names the file, and the place if it is known.
     """
     text = "\n".join(
-        sources.decode(line, str(path), offset) for offset, line in sources.lines(str(path))
+        text_files.decode(line, str(path), offset) for offset, line in text_files.lines(str(path))
     )
     return json_files.parse(text, str(path), "check the file")
 
@@ -115,7 +116,7 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
 
     try:
         found = seqio_tasks.records(f"tfds:{name}", corpus, split)
-    except sources.Unavailable as error:
+    except Unavailable as error:
         raise config.ConfigError(
             f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER"
         ) from error

@@ -10,7 +10,7 @@ import optax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.data import batches, rows
+from maelm_jax.data import batches, vocabulary_training
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.model import maelm
@@ -145,7 +145,9 @@ def set_up(
         if vocabularies.files_in(own_folder):
             vocabulary = vocabularies.load(own_folder)
         else:
-            vocabulary = rows.vocabulary_for(experiment.vocabulary, experiment.corpus)
+            vocabulary = vocabulary_training.vocabulary_for(
+                experiment.vocabulary, experiment.corpus
+            )
     if encoder_source:
         encoder_source.check_vocabulary(vocabulary)
     chosen_rows = run_rows.choose_rows(

@@ -11,8 +11,9 @@ import pathlib
 import jax
 
 from maelm_jax import config, storage
-from maelm_jax.data import rows, sources, store
+from maelm_jax.data import prepared_folders, rows, rows_dir, sources, store, store_manifest
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.documents import Unavailable
 from maelm_jax.training import coordination, row_record
 from maelm_jax.training.row_record import RunRows
 
@@ -97,7 +98,7 @@ def _prepare(
     ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
     # Prepared rows may be copies on each host. To prepare them, all need the same folder.
     if not coordination.all_true(ready):
-        with sources.writing(corpus):
+        with rows_dir.writing(corpus):
             coordination.check_shared_folder(corpus.rows_dir, "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
@@ -116,7 +117,7 @@ def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: conf
     folder = splits["train"].folder
     return {
         "store": folder.name,
-        "fingerprint": store.fingerprint(folder),
+        "fingerprint": store_manifest.fingerprint(folder),
         "rows": {split: len(split_rows) for split, split_rows in splits.items()},
         "rate": rate,
         "text": _text_of(folder, source, corpus),
@@ -125,11 +126,11 @@ def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: conf
 
 def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[str, str]:
     """Returns the text that a store was made from (`sources.parts`), or {} if it is unknown."""
-    text = rows.text_of(folder).get(source, {})
+    text = prepared_folders.text_of(folder).get(source, {})
     try:
-        if not text and rows.is_of_present_text(folder, source, corpus):
+        if not text and prepared_folders.is_of_present_text(folder, source, corpus):
             return sources.parts(source, corpus)
-    except sources.Unavailable:
+    except Unavailable:
         pass
     return text
 
@@ -158,13 +159,13 @@ def _open_or_remake(
 
 def _open_stores(recorded: dict, corpus: config.Corpus) -> RunRows | None:
     """Opens the recorded stores. Returns None if one is missing or differs from its record."""
-    folder = sources.rows_folder(corpus)
+    folder = rows_dir.local_folder(corpus)
     stores, entries = {}, {}
     for source, entry in recorded["sources"].items():
         if storage.in_bucket(corpus.rows_dir):
-            storage.fetch_folders(corpus.rows_dir, entry["store"], store.MANIFEST)
+            storage.fetch_folders(corpus.rows_dir, entry["store"], store_manifest.FILE)
         path = folder / entry["store"]
-        if not (path / store.MANIFEST).is_file():
+        if not (path / store_manifest.FILE).is_file():
             return None
         stores[source] = store.open_splits(path)
         entries[source] = _entry(source, stores[source], entry["rate"], corpus)
@@ -178,10 +179,10 @@ def _open_stores(recorded: dict, corpus: config.Corpus) -> RunRows | None:
 def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) -> str:
     """Describes how a source's text differs from the recorded one. "" if equal or unavailable."""
     try:
-        if rows.is_of_present_text(pathlib.Path(name), source, corpus):
+        if prepared_folders.is_of_present_text(pathlib.Path(name), source, corpus):
             return ""
         return sources.differences({source: entry["text"]}, {source: sources.parts(source, corpus)})
-    except sources.Unavailable:
+    except Unavailable:
         return ""
 
 

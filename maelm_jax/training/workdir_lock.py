@@ -1,8 +1,7 @@
 """Locks a workdir for one run: a file lock on a folder, a lease on a folder in a bucket.
 
-The lock is flock(2) on the file `run.lock` in the workdir. The kernel releases it when the process
-ends, even after SIGKILL. It works between hosts on NFS version 4, and on Lustre and FUSE if they
-are mounted with locks. On a file system without locks, a warning says so.
+The lock is flock(2) on the file `run.lock` in the workdir (`storage.try_lock`). The kernel releases
+it when the process ends, even after SIGKILL.
 
 A bucket has no locks, so the holder has a lease: an object `lease/N.json` that it renews. Another
 process that wants the workdir watches the object. If the object changes, its holder is alive. If it
@@ -14,8 +13,6 @@ increases, so the deletion of old objects is safe.
 import collections.abc
 import contextlib
 import datetime
-import errno
-import fcntl
 import json
 import logging
 import os
@@ -37,7 +34,6 @@ FILE, LEASES = "run.lock", "lease"
 # Seconds. The kernel releases the lock of a killed process only when it has freed its memory.
 PATIENCE = 5.0
 RENEW_EVERY, EXPIRES_AFTER, LOOK_EVERY = 30.0, 120.0, 5.0  # seconds
-WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 
 
 @contextlib.contextmanager
@@ -96,22 +92,11 @@ def _locked(workdir: str, holder: dict) -> collections.abc.Iterator[dict]:
 def _lock(file: int) -> bool:
     """Locks an open file. Returns False if another process holds the lock after PATIENCE."""
     end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-        except OSError as error:
-            if error.errno not in WITHOUT_LOCKS:
-                raise
-            log.warning(
-                "this file system has no locks: "
-                "make sure that no other process works on the workdir"
-            )
-            return True
+    while not storage.try_lock(file):
+        if time.monotonic() >= end:
+            return False
         time.sleep(0.1)
+    return True
 
 
 def _holder_in(path: pathlib.Path) -> dict:

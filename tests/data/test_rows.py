@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, packing, rows
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import blocks, packing, rows, vocabulary_training
+from maelm_jax.data.documents import is_heldout
+from maelm_jax.data.store import Rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
 def vocabulary(documents):
-    return vocabularies.train(documents, config.Vocabulary(size=2000))
+    return vocabulary_training.train(documents, config.Vocabulary(size=2000))
 
 
 @pytest.fixture
@@ -102,9 +103,9 @@ def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
     (stores,) = rows.prepare(corpus, vocabulary).values()
     counted = {split: store.statistics["documents"] for split, store in stores.items()}
     assert sum(counted.values()) == len(documents)
-    assert counted["heldout"] == sum(packing.is_heldout(text, 0.1) for text in documents) > 2
+    assert counted["heldout"] == sum(is_heldout(text, 0.1) for text in documents) > 2
     for split, store in stores.items():
-        chosen = [text for text in documents if packing.is_heldout(text, 0.1) == (split == "heldout")]
+        chosen = [text for text in documents if is_heldout(text, 0.1) == (split == "heldout")]
         expected = [i for document in packing.tokenise(chosen, vocabulary) for line in document for ids in line for i in ids]
         table = store[np.arange(len(store))]
         assert table[np.isin(table, (vocabulary.bos, vocabulary.eos, vocabulary.pad), invert=True)].tolist() == expected, "the text in its order"
@@ -114,7 +115,7 @@ def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
 
 
 def test_the_share_of_heldout_documents_is_the_fraction():
-    share = np.mean([packing.is_heldout(f"document {number}", 0.1) for number in range(10_000)])
+    share = np.mean([is_heldout(f"document {number}", 0.1) for number in range(10_000)])
     assert 0.09 < share < 0.11
 
 
@@ -135,6 +136,32 @@ def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabular
     for name, tables in results.items():
         for split, table in tables.items():
             np.testing.assert_array_equal(table, one[split], err_msg=f"{name}, {split}")
+
+
+def test_two_preparations_at_once_make_one_whole_store(corpus, vocabulary, tmp_path, monkeypatch):
+    """Both begin before either has written anything. The second waits for the first and uses its store."""
+    alone = prepared(variant(corpus, rows_dir=str(tmp_path / "alone")), vocabulary)
+    joined, results = [], []
+    both_started, join = threading.Barrier(2), rows.store.write
+    make = rows._make
+
+    def slow_join(*arguments):
+        joined.append(arguments)
+        time.sleep(0.3)
+        join(*arguments)
+
+    monkeypatch.setattr(rows.store, "write", slow_join)
+    monkeypatch.setattr(rows, "_make", lambda *arguments: both_started.wait(10) is not None and make(*arguments))
+    threads = [threading.Thread(target=lambda: results.append(prepared(corpus, vocabulary)), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(results) == 2 and len(joined) == 1
+    for tables in results:
+        for split, table in tables.items():
+            np.testing.assert_array_equal(table, alone[split])
+    assert not list((tmp_path / "rows").glob("*.parts"))
 
 
 SCRIPT = """
@@ -169,7 +196,7 @@ def test_killed_preparation_looks_unfinished_and_goes_on(corpus, vocabulary, tmp
     done = len(list(folder.glob("*.parts/*.npz")))
     assert not list(folder.glob("*/store.json"))
     with pytest.raises(config.ConfigError, match="no whole store"):
-        rows.Rows.open(next(folder.glob("*.parts")))
+        Rows.open(next(folder.glob("*.parts")))
 
     written = []
     original = blocks._write_block
@@ -208,12 +235,12 @@ def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypat
 
 
 def test_a_vocabulary_knows_nothing_of_heldout_text(corpus, tmp_path):
-    trained = rows.vocabulary_for(config.Vocabulary(size=500), corpus)
+    trained = vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus)
     candidates = (f"Zyzzyva zyzzyva number {number}." for number in range(1000))
-    secret = next(text for text in candidates if packing.is_heldout(text, corpus.heldout_fraction))
+    secret = next(text for text in candidates if is_heldout(text, corpus.heldout_fraction))
     (tmp_path / "c.txt").write_text(f"{secret}\n\n" * 1000)
     more = variant(corpus, text_files=f"{tmp_path}/*.txt")
-    assert rows.vocabulary_for(config.Vocabulary(size=500), more).fingerprint == trained.fingerprint
+    assert vocabulary_training.vocabulary_for(config.Vocabulary(size=500), more).fingerprint == trained.fingerprint
 
 
 def test_what_determines_the_rows_is_in_their_key(corpus, vocabulary, documents, tmp_path):
@@ -221,7 +248,7 @@ def test_what_determines_the_rows_is_in_their_key(corpus, vocabulary, documents,
         return {path.parent.name for path in (tmp_path / "rows").glob("*/store.json")}
 
     rows.prepare(corpus, vocabulary)
-    other = vocabularies.train(documents, config.Vocabulary(size=1000))
+    other = vocabulary_training.train(documents, config.Vocabulary(size=1000))
     for number, change in enumerate(
         (
             lambda: rows.prepare(corpus, other),
@@ -238,11 +265,11 @@ def test_what_determines_the_rows_is_in_their_key(corpus, vocabulary, documents,
 
 def test_rows_copied_to_a_machine_without_the_text_are_used(corpus, vocabulary, tmp_path):
     here = prepared(corpus, vocabulary)
-    trained = rows.vocabulary_for(config.Vocabulary(size=500), corpus)
+    trained = vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).unlink()
     np.testing.assert_array_equal(prepared(corpus, vocabulary)["train"], here["train"])
-    assert rows.vocabulary_for(config.Vocabulary(size=500), corpus).fingerprint == trained.fingerprint
+    assert vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus).fingerprint == trained.fingerprint
     with pytest.raises(config.ConfigError, match="no text file matches"):
         rows.prepare(variant(corpus, sequence_length=64), vocabulary)
 
@@ -262,7 +289,7 @@ def test_fill_at_512_on_the_corpus(documents, vocabulary):
 
 
 def test_too_little_text_is_an_error(vocabulary, tmp_path):
-    text = next(f"Document {number}." for number in range(1000) if packing.is_heldout(f"Document {number}.", 0.1))
+    text = next(f"Document {number}." for number in range(1000) if is_heldout(f"Document {number}.", 0.1))
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(config.ConfigError, match="no text left to train on"):
         rows.prepare(config.Corpus(text_files=f"{tmp_path}/a.txt", heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1), vocabulary)

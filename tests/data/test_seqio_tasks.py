@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import rows, seqio_tasks, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import rows, seqio_mixture, seqio_tasks, sources, vocabulary_training
+from maelm_jax.data.documents import Unavailable
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
@@ -17,7 +17,7 @@ TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the num
 
 @pytest.fixture(scope="module")
 def vocabulary():
-    return vocabularies.train(TEXTS, config.Vocabulary(size=320))
+    return vocabulary_training.train(TEXTS, config.Vocabulary(size=320))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def corpus_of(source, tmp_path, **settings):
 def test_a_tfds_dataset_becomes_documents_and_rows(tfds_dir, vocabulary, tmp_path):
     source = "tfds:little_corpus:1.2.0"
     corpus = corpus_of(source, tmp_path, tfds_data_dir=tfds_dir)
-    assert list(sources.documents(source, corpus)) == TEXTS
+    assert list(sources.documents_of(source, corpus)) == TEXTS
     stores = rows.prepare(corpus, vocabulary)[source]
     assert sum(store.statistics["documents"] for store in stores.values()) == len(TEXTS)
 
@@ -57,7 +57,7 @@ def test_parts_of_a_tfds_dataset_are_the_whole(tfds_dir, tmp_path):
     corpus = corpus_of("tfds:little_corpus", tmp_path, tfds_data_dir=tfds_dir)
     parts = sources.shards("tfds:little_corpus", corpus)
     assert [len(list(part.documents())) for part in parts] == [20, 20, 20]
-    assert list(sources.documents("tfds:little_corpus", corpus)) == TEXTS
+    assert list(sources.documents_of("tfds:little_corpus", corpus)) == TEXTS
 
 
 def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
@@ -104,8 +104,8 @@ def task_module(tmp_path, monkeypatch):
 def test_a_named_task_and_a_mixture(task_module, tmp_path):
     corpus = corpus_of("seqio:ours_mixture", tmp_path, task_modules=(task_module,))
     assert sources.rates(corpus) == {"seqio:ours_a": 0.75, "seqio:ours_b": 0.25}
-    assert list(sources.documents("seqio:ours_a", corpus)) == ["alpha one.", "alpha two."]
-    assert list(sources.documents("seqio:ours_ids", corpus)) == ["gamma one."]
+    assert list(sources.documents_of("seqio:ours_a", corpus)) == ["alpha one.", "alpha two."]
+    assert list(sources.documents_of("seqio:ours_ids", corpus)) == ["gamma one."]
     with pytest.raises(config.ConfigError, match="no Task or Mixture 'ours_x'.*our_tasks_for_test.*task_modules"):
         sources.shards("seqio:ours_x", corpus)
 
@@ -115,9 +115,9 @@ def test_a_mixture_is_known_where_seqio_is_not(task_module, tmp_path, monkeypatc
     known = sources.rates(corpus)
 
     def absent():
-        raise sources.Unavailable("no seqio")
+        raise Unavailable("no seqio")
 
-    monkeypatch.setattr(seqio_tasks, "_seqio", absent)
+    monkeypatch.setattr(seqio_tasks, "import_seqio", absent)
     assert sources.rates(corpus) == known
 
 
@@ -127,13 +127,13 @@ def test_a_task_module_that_is_not_there(tmp_path):
 
 
 def test_the_seqio_vocabulary_keeps_our_padding_and_reads_on_after_the_end_of_a_line(vocabulary):
-    ours = vocabulary.seqio_vocabulary()
+    ours = seqio_mixture.seqio_vocabulary(vocabulary)
     ids = vocabulary.encode("document") + [vocabulary.eos] + vocabulary.encode("number")
     assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 320)
     assert ours.decode(ids) == vocabulary.decode(ids) and "number" in ours.decode(ids)
     assert ours.encode_tf("a document").numpy().tolist() == vocabulary.encode("a document") == ours.encode("a document")
     assert ours.decode_tf(np.array(ids, np.int32)).numpy().decode() == vocabulary.decode(ids)
-    assert ours == vocabulary.seqio_vocabulary()
+    assert ours == seqio_mixture.seqio_vocabulary(vocabulary)
 
 
 def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
@@ -142,9 +142,9 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Text {name} {number}." for number in range(20)))
     corpus = config.Corpus(sources={f"files:{tmp_path}/a.txt": 3.0, f"files:{tmp_path}/b.txt": 1.0}, rows_dir=str(tmp_path))
-    mixture = seqio.get_mixture_or_task(seqio_tasks.register(corpus, vocabulary))
+    mixture = seqio.get_mixture_or_task(seqio_mixture.register(corpus, vocabulary))
     of_a, of_b = sorted(mixture.tasks, key=mixture.get_rate, reverse=True)
     assert [mixture.get_rate(task) for task in (of_a, of_b)] == [0.75, 0.25]
     examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
     assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
-    assert seqio_tasks.register(corpus, vocabulary) == mixture.name
+    assert seqio_mixture.register(corpus, vocabulary) == mixture.name

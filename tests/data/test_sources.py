@@ -16,7 +16,7 @@ PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 
 
 def read(pattern, **settings):
-    return list(sources.documents(f"files:{pattern}", config.Corpus(**settings)))
+    return list(sources.documents_of(f"files:{pattern}", config.Corpus(**settings)))
 
 
 @pytest.mark.parametrize("packing", PACK)
@@ -130,7 +130,7 @@ def test_installed_docs_are_the_same_each_time_and_in_any_number_of_processes():
 def test_installed_docs_are_cached_and_read_from_there(tmp_path, monkeypatch):
     monkeypatch.setattr(installed_docs, "modules", lambda: [json.__file__, pathlib.__file__])
     corpus = config.Corpus(rows_dir=str(tmp_path))
-    first = list(sources.documents("installed_docs", corpus))
+    first = list(sources.documents_of("installed_docs", corpus))
     assert len(first) == 2
     monkeypatch.setattr(installed_docs, "modules", lambda: pytest.fail("made again"))
-    assert list(sources.documents("installed_docs", corpus)) == first
+    assert list(sources.documents_of("installed_docs", corpus)) == first

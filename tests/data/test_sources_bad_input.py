@@ -8,8 +8,8 @@ import time
 import pytest
 
 from maelm_jax import config, storage
-from maelm_jax.data import packing, rows, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import packing, rows, rows_dir, sources, vocabulary_training
+from maelm_jax.data.documents import SENTENCE_CHARACTERS, Unavailable, sentences
 
 FILE_OF_OURS = {
     "empty": b"",
@@ -35,7 +35,7 @@ RECORDS = {
 def vocabulary():
     from pydoc_data import topics
 
-    return vocabularies.train(topics.topics.values(), config.Vocabulary(size=400))
+    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def one_line(caught) -> str:
 def test_a_bad_record_is_one_line_with_its_place(tmp_path, name):
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n' + RECORDS[name])
     with pytest.raises(config.ConfigError, match=r"a\.jsonl:2: ") as caught:
-        list(sources.documents(f"files:{tmp_path}/a.jsonl", config.Corpus()))
+        list(sources.documents_of(f"files:{tmp_path}/a.jsonl", config.Corpus()))
     one_line(caught)
 
 
 def test_a_lone_surrogate_in_the_text_is_replaced(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a \ud800 b"}))
-    assert list(sources.documents(f"files:{tmp_path}/a.jsonl", config.Corpus())) == ["a ? b"]
+    assert list(sources.documents_of(f"files:{tmp_path}/a.jsonl", config.Corpus())) == ["a ? b"]
 
 
 def test_a_file_whose_name_is_not_utf8_is_read(corpus, vocabulary, tmp_path):
@@ -82,16 +82,12 @@ def test_damaged_hashes_of_files_are_one_line(corpus, tmp_path, name):
 
 @pytest.mark.parametrize("name", FILE_OF_OURS)
 def test_a_damaged_mixture_is_one_line(tmp_path, monkeypatch, name):
-    import types
-
-    from maelm_jax import data
-
     def unavailable(*_):
-        raise sources.Unavailable("no seqio here")
+        raise Unavailable("no seqio here")
 
-    monkeypatch.setattr(data, "seqio_tasks", types.SimpleNamespace(members=unavailable), raising=False)
+    monkeypatch.setattr(sources.seqio_tasks, "members", unavailable)
     corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=str(tmp_path))
-    with pytest.raises(sources.Unavailable):
+    with pytest.raises(Unavailable):
         sources.rates(corpus)
     import hashlib
 
@@ -117,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_one_line(corpus, tmp_path, monkeypatch, n
     import builtins
 
     monkeypatch.setattr(builtins, "open", refusing(open, ["a.txt"], number))
-    for read in (sources.identity, lambda *args: list(sources.documents(*args))):
+    for read in (sources.identity, lambda *args: list(sources.documents_of(*args))):
         with pytest.raises(config.ConfigError, match=r"a\.txt: cannot be read") as caught:
             read(f"files:{corpus.text_files}", corpus)
         one_line(caught)
@@ -126,7 +122,7 @@ def test_a_file_that_cannot_be_read_is_one_line(corpus, tmp_path, monkeypatch, n
 @pytest.mark.parametrize("place", ["a.txt", "a.txt/rows", "a.txt/deep/rows"])
 def test_a_rows_dir_that_is_no_folder_is_one_line(corpus, vocabulary, tmp_path, place):
     corpus = config.dataclasses.replace(corpus, rows_dir=str(tmp_path / place))
-    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: rows.vocabulary_for(config.Vocabulary(size=300), corpus)):
+    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
         with pytest.raises(config.ConfigError, match="Corpus.rows_dir") as caught:
             work()
         one_line(caught)
@@ -160,22 +156,22 @@ def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeyp
 
 def test_a_read_only_disk_without_rows_is_one_line(corpus, vocabulary, tmp_path, monkeypatch):
     read_only(monkeypatch, tmp_path)
-    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: rows.vocabulary_for(config.Vocabulary(size=300), corpus)):
+    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
         with pytest.raises(config.ConfigError, match="Corpus.rows_dir: .* cannot be written to .*Read-only") as caught:
             work()
         one_line(caught)
 
 
 def test_a_full_disk_is_not_a_wrong_setting(corpus):
-    with pytest.raises(OSError, match="No space"), sources.writing(corpus):
+    with pytest.raises(OSError, match="No space"), rows_dir.writing(corpus):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "rows")
 
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "ab " * 40_000 + "x" * 40_000 + " end. Next.", "." * 100_000, "\u3042" * 50_000, ""])
 def test_sentences_are_bounded_and_join_to_the_line(text):
-    parts = vocabularies.sentences(text)
+    parts = sentences(text)
     assert "".join(parts) == text
-    assert max(map(len, parts)) <= vocabularies.SENTENCE_CHARACTERS
+    assert max(map(len, parts)) <= SENTENCE_CHARACTERS
     assert max(len(part.encode()) for part in parts) <= 1 << 16, "what the trainer takes"
     if " " in text:
         assert all(part[0] == " " for part in parts[1:3]), "cut before white space where there is any"

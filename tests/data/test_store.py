@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import blocks, rows, store
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import blocks, rows, store, store_manifest, vocabulary_training
 
 LENGTH = 32
 
@@ -17,7 +16,7 @@ LENGTH = 32
 def vocabulary():
     from pydoc_data import topics
 
-    return vocabularies.train(topics.topics.values(), config.Vocabulary(size=400))
+    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +66,14 @@ def test_a_whole_store_reads_the_same_with_and_without_checksums(whole, copy, ca
         np.testing.assert_array_equal(before[split], after[split])
     (said,) = [record.getMessage() for record in caplog.records]
     assert "made before checksums were kept" in said and str(copy) in said
-    assert store.fingerprint(copy) is None and len(store.fingerprint(whole)) == 64
+    assert store_manifest.fingerprint(copy) is None and len(store_manifest.fingerprint(whole)) == 64
 
 
 def test_the_same_text_gives_the_same_fingerprint(corpus, vocabulary, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(rows, "SHARD_ROWS", 256)
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100_000)
     (splits,) = rows.prepare(config.dataclasses.replace(corpus, rows_dir=str(tmp_path)), vocabulary).values()
-    assert store.fingerprint(splits["train"].folder) == store.fingerprint(whole)
+    assert store_manifest.fingerprint(splits["train"].folder) == store_manifest.fingerprint(whole)
 
 
 @pytest.mark.parametrize("name", ["train/c/1/0", "heldout/c/0/0", "train/zarr.json"])
@@ -114,8 +113,8 @@ def test_a_file_of_another_place_is_seen(copy):
 
 def test_each_file_is_verified_once(copy, monkeypatch):
     checked = []
-    original = store._check_content
-    monkeypatch.setattr(store, "_check_content", lambda folder, name, expected: checked.append(name) or original(folder, name, expected))
+    original = store_manifest.check_content
+    monkeypatch.setattr(store_manifest, "check_content", lambda folder, name, expected: checked.append(name) or original(folder, name, expected))
     opened = store.open_splits(copy)["train"]
     assert checked == ["train/zarr.json", "heldout/zarr.json"]
     opened[np.array([0, 1, 255])]
@@ -159,7 +158,7 @@ DAMAGED = {
 def test_a_damaged_manifest_is_one_line(copy, name):
     (copy / "store.json").write_bytes(DAMAGED[name])
     with pytest.raises(config.ConfigError, match=r"store\.json: damaged") as caught:
-        rows.Rows.open(copy)
+        store.Rows.open(copy)
     assert "\n" not in str(caught.value)
 
 

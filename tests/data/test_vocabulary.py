@@ -7,11 +7,13 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabulary_training
+from maelm_jax.data.documents import sentences
 
 
 @pytest.fixture(scope="session")
 def trained(documents):
-    return vocabularies.train(documents, config.Vocabulary(size=2000))
+    return vocabulary_training.train(documents, config.Vocabulary(size=2000))
 
 
 def test_where_words_go_on(trained):
@@ -50,26 +52,26 @@ def test_sentences_join_to_the_line_and_encode_alike(trained, documents):
     lines = [line for text in documents for line in text.split("\n")]
     differing = 0
     for line in lines:
-        parts = vocabularies.sentences(line)
+        parts = sentences(line)
         assert "".join(parts) == line and all(part[0].isspace() for part in parts[1:]), "white space begins the next sentence"
         differing += [i for ids in trained.encode_batch(parts) for i in ids] != trained.encode(line)
     assert differing <= 0.001 * len(lines), "cutting a line into sentences changes its ids"
 
 
 def test_a_cased_vocabulary_keeps_case(documents):
-    cased = vocabularies.train(documents[:40], config.Vocabulary(size=1000, cased=True))
+    cased = vocabulary_training.train(documents[:40], config.Vocabulary(size=1000, cased=True))
     assert cased.decode(cased.encode("The London Gazette")) == "The London Gazette"
 
 
 def test_the_order_of_documents_changes_nothing(documents):
     settings = config.Vocabulary(size=1000, sample_megabytes=0.3)
-    one, other = (vocabularies.train(texts, settings) for texts in (documents, documents[::-1]))
+    one, other = (vocabulary_training.train(texts, settings) for texts in (documents, documents[::-1]))
     assert one.fingerprint == other.fingerprint
 
 
 def test_sample_is_by_hash_and_within_its_size(documents):
-    chosen = vocabularies.sample(documents, 0.3)
-    assert set(chosen) == set(vocabularies.sample(documents[::-1], 0.3))
+    chosen = vocabulary_training.sample(documents, 0.3)
+    assert set(chosen) == set(vocabulary_training.sample(documents[::-1], 0.3))
     assert 0.2e6 < sum(map(len, chosen)) <= 0.3e6
 
 
@@ -117,9 +119,9 @@ def test_a_tokenizer_json_has_the_same_interface(documents, tmp_path, names):
 
 def test_a_vocabulary_larger_than_the_corpus_supports_says_what_is_possible(documents):
     with pytest.raises(config.ConfigError, match=r"larger than the corpus supports: set Vocabulary.size to at most \d+") as caught:
-        vocabularies.train(documents[:3], config.Vocabulary(size=60000))
+        vocabulary_training.train(documents[:3], config.Vocabulary(size=60000))
     most = int(str(caught.value).split("at most ")[1].split()[0])
-    assert vocabularies.train(documents[:3], config.Vocabulary(size=most)).size == most
+    assert vocabulary_training.train(documents[:3], config.Vocabulary(size=most)).size == most
 
 
 def test_a_file_that_is_no_vocabulary_is_an_error(tmp_path):

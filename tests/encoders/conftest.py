@@ -9,6 +9,7 @@ import pytest
 
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 
@@ -32,7 +33,7 @@ KINDS = {
 def vocabulary() -> vocabularies.Vocabulary:
     from pydoc_data import topics
 
-    return vocabularies.train([topics.topics[name] for name in sorted(topics.topics)], config.Vocabulary(size=600))
+    return vocabulary_training.train([topics.topics[name] for name in sorted(topics.topics)], config.Vocabulary(size=600))
 
 
 def random_params(init, seed: int) -> dict:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from maelm_jax import config, embed, export, gin_files
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import source
 
 
@@ -77,7 +77,7 @@ def test_a_vocabulary_of_another_size_is_refused(edited, tmp_path):
 
     run = edited("mpnet")
     (run / "vocabulary").unlink()
-    vocabularies.train(
+    vocabulary_training.train(
         [topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300)
     ).save(run / "vocabulary")
     with pytest.raises(

@@ -11,6 +11,7 @@ import pytest
 from testing import call, quick_compilation
 
 from maelm_jax import config, export, gin_files
+from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import export_folder as folders
 from maelm_jax.encoders import huggingface, published, source, torch_file
 from maelm_jax.encoders import tensors as tables
@@ -213,9 +214,8 @@ def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
 def documents_vocabulary():
     from pydoc_data import topics
 
-    from maelm_jax.data import vocabulary as vocabularies
 
-    return vocabularies.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
+    return vocabulary_training.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
 
 
 def test_an_existing_encoder_is_continued(workdirs, tmp_path):

@@ -9,6 +9,7 @@ import sentencepiece
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import tokenizer as tokenizers
 
 
@@ -58,7 +59,7 @@ def test_random_text(tokenizer, vocabulary):
 def test_real_text(corpus_file):
     """Every line of the held-out corpus and every cell of the GLUE dev sets, with a vocabulary of that corpus's size and kind."""
     text = lzma.decompress(corpus_file.read_bytes()).decode("utf-8")
-    vocabulary = vocabularies.train(text.split("\n\n"), config.Vocabulary(size=4096))
+    vocabulary = vocabulary_training.train(text.split("\n\n"), config.Vocabulary(size=4096))
     lines = text.split("\n")
     for path in sorted((corpus_file.parent.parent / "glue").glob("*/dev*")):
         content = path.read_bytes()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabulary_training
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
 
@@ -21,7 +21,7 @@ def vocabulary():
     from pydoc_data import topics
 
     draw = random.Random(0)
-    return vocabularies.train([*topics.topics.values(), *(sentence(draw, 40) for _ in range(400))], config.Vocabulary(size=500))
+    return vocabulary_training.train([*topics.topics.values(), *(sentence(draw, 40) for _ in range(400))], config.Vocabulary(size=500))
 
 
 @pytest.fixture(scope="session")
@@ -96,4 +96,4 @@ def corpus_vocabulary(corpus_file):
     from maelm_jax.data import sources
 
     settings = config.Vocabulary(size=4000, sample_megabytes=0.6)
-    return vocabularies.train(sources.documents(f"files:{corpus_file}", config.Corpus()), settings)
+    return vocabulary_training.train(sources.documents_of(f"files:{corpus_file}", config.Corpus()), settings)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import rows
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import rows, vocabulary_training
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import row_record
 
@@ -27,7 +26,7 @@ def test_the_sample_of_a_large_store_reads_a_bounded_number_of_files(count):
 
 @pytest.fixture(scope="module")
 def vocabulary(documents):
-    return vocabularies.train(documents[:200], config.Vocabulary(size=400))
+    return vocabulary_training.train(documents[:200], config.Vocabulary(size=400))
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 
 from maelm_jax import config, train
 from maelm_jax.analysis import runs
-from maelm_jax.data import rows, sources, store
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import rows, sources, store, store_manifest, vocabulary_training
 from maelm_jax.training import coordination, row_record, run_rows
 
 
@@ -23,7 +22,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def vocabulary(texts):
-    return vocabularies.train(texts, config.Vocabulary(size=400))
+    return vocabulary_training.train(texts, config.Vocabulary(size=400))
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_the_record_names_the_store(workdir, corpus, vocabulary):
     opened = rows.prepare(corpus, vocabulary)[source]
     assert source == f"files:{corpus.text_files}" and entry["rate"] == 1.0
     assert entry["store"] == opened["train"].folder.name
-    assert entry["fingerprint"] == store.fingerprint(opened["train"].folder)
+    assert entry["fingerprint"] == store_manifest.fingerprint(opened["train"].folder)
     assert entry["rows"] == {split: len(found) for split, found in opened.items()}
     assert record["vocabulary"] == vocabulary.fingerprint and record["length"] == 32
     assert sorted(name.rpartition("/")[2] for name in entry["text"]) == ["a.txt", "b.txt"]
@@ -201,7 +200,7 @@ def test_a_mixture_that_has_changed_is_mixed_as_recorded(corpus, vocabulary, tmp
 
 
 def test_another_vocabulary_is_refused(workdir, corpus, texts):
-    other = vocabularies.train(texts[:80], config.Vocabulary(size=380))
+    other = vocabulary_training.train(texts[:80], config.Vocabulary(size=380))
     for accept in (False, True):
         with pytest.raises(config.ConfigError, match="is not the vocabulary that the run began with"):
             run_rows.choose_rows(workdir, corpus, other, accept)

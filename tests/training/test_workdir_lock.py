@@ -12,7 +12,7 @@ import time
 import fsspec
 import pytest
 
-from maelm_jax import config, finetune, train
+from maelm_jax import config, finetune, storage, train
 from maelm_jax.training import workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def test_a_file_system_without_locks_is_named_and_does_not_stop_a_run(tmp_path, 
     def flock(file, operation):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(workdir_lock.fcntl, "flock", flock)
+    monkeypatch.setattr(storage.fcntl, "flock", flock)
     with caplog.at_level(logging.WARNING), workdir_lock.held(str(tmp_path)):
         assert "this file system has no locks" in caplog.text
 

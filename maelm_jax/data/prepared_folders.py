@@ -1,0 +1,138 @@
+"""Finds what was prepared from a text before: folders `<name>-<request>-<content>` in rows_dir.
+
+`request` is a hash of the settings that the content of the folder depends on. `content` is a hash
+of the text. `text.json` in the folder records what the text was made of. A folder is complete when
+it has its main file, which is written last.
+"""
+
+import hashlib
+import json
+import logging
+import pathlib
+import typing
+
+from maelm_jax import config, json_files, storage
+from maelm_jax.data import rows_dir, sources
+from maelm_jax.data.documents import Unavailable
+
+TEXT_FILE = "text.json"  # {source: {part of its text: version or hash}}
+log = logging.getLogger(__name__)
+
+
+def prefix(name: str, request: list) -> str:
+    """Returns the start of a folder's name, the same for every state of the text."""
+    return f"{name}-{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]}"
+
+
+def find(
+    corpus: config.Corpus, prefix: str, names: list[str], main_file: str, any_text: bool = False
+) -> pathlib.Path:
+    """Returns the folder of a request. It may not exist yet.
+
+    If a source is not on this machine, it is the newest complete folder of the request.
+
+    Args:
+        corpus: The sources, and the folder that holds the result.
+        prefix: The start of the folder's name (`prefix`).
+        names: The sources of the text.
+        main_file: Name of the file that a complete folder has.
+        any_text: True accepts the newest folder if there is none of the present text.
+    """
+    parent = rows_dir.local_folder(corpus)
+    # Rows are read in random order, which is slow in a bucket. So a store is copied here once.
+    if storage.in_bucket(corpus.rows_dir):
+        storage.fetch_folders(corpus.rows_dir, f"{prefix}-*", main_file)
+    newest = _newest(parent, prefix, main_file)
+    try:
+        content = _content_hash(names, corpus)
+    except Unavailable as error:
+        if newest is not None:
+            log.warning("%s; taking what was prepared before: %s", error, newest)
+            return newest
+        content = _content_hash(names, corpus, partial=True)
+    folder = parent / f"{prefix}-{content}"
+    if newest is None or not any_text or (folder / main_file).is_file():
+        return folder
+    log.warning(
+        "taking %s, although the text has changed since: %s", newest,
+        changed_text(newest, names, corpus))
+    return newest
+
+
+def _newest(parent: pathlib.Path, prefix: str, main_file: str) -> pathlib.Path | None:
+    """Returns the complete folder of a request that was written last, or None."""
+    files = parent.glob(f"{prefix}-*/{main_file}")
+    newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
+
+
+def _content_hash(
+    names: typing.Iterable[str], corpus: config.Corpus, partial: bool = False
+) -> str:
+    """Returns the end of the names of folders of the present text."""
+    content = "".join(sources.identity(name, corpus, partial) for name in names)
+    return hashlib.sha256(content.encode()).hexdigest()[:12]
+
+
+def is_of_present_text(folder: pathlib.Path, source: str, corpus: config.Corpus) -> bool:
+    """Returns whether a folder is of the text that the source has now.
+
+    Raises:
+        Unavailable: The source cannot be read on this machine.
+    """
+    return folder.name.endswith(f"-{_content_hash([source], corpus)}")
+
+
+def record_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus):
+    """Writes TEXT_FILE into a folder, which is made if it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = {name: sources.parts(name, corpus) for name in names}
+    storage.write(folder / TEXT_FILE, json.dumps(text, indent=1))
+
+
+def text_of(folder: pathlib.Path) -> dict[str, dict[str, str]]:
+    """Returns what the text of a folder was made of.
+
+    Returns:
+        {source: {part: version or hash}}, or {} if that was not recorded.
+    """
+    path = folder / TEXT_FILE
+    if not path.is_file():
+        return {}
+    return json_files.read(path, _is_text, f"remove {path}: nothing but messages depends on it")
+
+
+def _is_text(value: typing.Any) -> bool:
+    return isinstance(value, dict) and all(map(json_files.is_text_map, value.values()))
+
+
+def changed_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus) -> str:
+    """Returns in words how the sources' present text differs from the text of `folder`."""
+    then = text_of(folder)
+    if not then:
+        return "what its text was made of is not known"
+    return sources.differences(then, {name: sources.parts(name, corpus) for name in names})
+
+
+def log_changes(
+    folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus, main_file: str
+):
+    """Logs how the text differs from that of the newest folder of the same request."""
+    newest = _newest(folder.parent, folder.name.rpartition("-")[0], main_file)
+    if newest is not None:
+        log.warning(
+            "making %s: the text has changed since %s: %s", folder, newest.name,
+            changed_text(newest, names, corpus))
+
+
+def require_local(corpus: config.Corpus, content: str):
+    """Raises ConfigError if `rows_dir` is in a bucket, where nothing is prepared.
+
+    Args:
+        corpus: Holds `rows_dir`.
+        content: What is missing there, for the message.
+    """
+    if storage.in_bucket(corpus.rows_dir):
+        raise config.ConfigError(
+            f"{corpus.rows_dir} holds no {content} for these settings; "
+            "launch/prepare_data.sh makes it and copies it there")
