@@ -65,60 +65,82 @@ def collectives(text: str) -> list[Collective]:
     The compiler may split an instruction into overlapping pieces with the same channel. Such pieces
     count once.
     """
-    result, seen = [], set()
-    for times, line, fused in _executed(text):
-        if not (found := _COLLECTIVE.search(line)):
+    result, pieces = [], set()
+    for instruction in executed(text):
+        collective = _collective(instruction)
+        if collective is None or collective.group == 1:
             continue
-        shapes = [
-            math.prod(map(int, filter(None, dims.split(",")))) * BYTES.get(kind, 4)
-            for kind, dims in _SHAPE.findall(found[1])
-        ]
-        kind, group = found[2], _group(line)
-        if found[3] and kind != "all-reduce":  # the shapes are (inputs, outputs)
-            shapes = shapes[len(shapes) // 2 :] if kind != "collective-permute" else shapes[1:2]
-        size = sum(shapes) * (group if kind == "reduce-scatter" else 1)
-        piece = (
-            (kind, size, times, re.search(r"channel_id=(\d+)", line)[1])
-            if fused and "channel_id" in line
-            else None
-        )
-        if group > 1 and (piece is None or piece not in seen):
-            seen.add(piece)
-            name = re.search(r'op_name="([^"]*)"', line)
-            result.append(Collective(kind, size, group, times, name[1] if name else ""))
+        channel = re.search(r"channel_id=(\d+)", instruction.line)
+        if instruction.fused and channel:
+            piece = (collective.kind, collective.array_bytes, collective.times, channel[1])
+            if piece in pieces:
+                continue
+            pieces.add(piece)
+        result.append(collective)
     return result
+
+
+def _collective(instruction: "Instruction") -> Collective | None:
+    """The collective that an instruction is, or None if it is another operation."""
+    match = _COLLECTIVE.search(instruction.line)
+    if match is None:
+        return None
+    sizes, kind, group = array_bytes(match[1]), match[2], _group(instruction.line)
+    asynchronous = match[3] is not None
+    if asynchronous and kind == "collective-permute":  # (input, output, ...)
+        sizes = sizes[1:2]
+    elif asynchronous and kind != "all-reduce":  # (inputs, outputs)
+        sizes = sizes[len(sizes) // 2 :]
+    size = sum(sizes) * (group if kind == "reduce-scatter" else 1)
+    return Collective(kind, size, group, instruction.times, operation_name(instruction.line))
+
+
+def array_bytes(shapes: str) -> list[int]:
+    """Bytes of every array in the text of a shape, as "(f32[8,16], bf16[4])"."""
+    return [
+        math.prod(map(int, filter(None, dims.split(",")))) * BYTES.get(kind, 4)
+        for kind, dims in _SHAPE.findall(shapes)
+    ]
+
+
+def operation_name(line: str) -> str:
+    """The JAX operation that an instruction comes from. Empty: unknown."""
+    match = re.search(r'op_name="([^"]*)"', line)
+    return match[1] if match else ""
 
 
 # The compiler writes 2^63 - 1 cycles where it has no estimate. Values from `UNKNOWN` on mean that.
 UNKNOWN = 2**62
 
 
-def estimated_cycles(text: str) -> tuple[int, list[str]] | None:
-    """Reads the TPU compiler's estimate of the cycles of one step on one core.
+class CycleEstimate(typing.NamedTuple):
+    """The TPU compiler's estimate of one step on one core."""
+
+    cycles: int
+    unknown: list[str]  # names of the operations without an estimate, which `cycles` leaves out
+
+
+def estimated_cycles(text: str) -> CycleEstimate | None:
+    """Reads the estimated cycles of one step.
 
     Args:
         text: Optimised HLO text.
 
     Returns:
-        The cycles of all fusions and copies with an estimate, each counted as often as it runs, and
-        the names of the operations without one, which the sum leaves out. None if the text has no
-        estimates.
+        The cycles of all fusions and copies with an estimate, each counted as often as it runs.
+        None if the text has no estimates.
     """
-    found = [
-        (times, line, re.search(r'"estimated_cycles":"(\d+)"', line))
-        for times, line, fused in _executed(text)
-        if not fused
-    ]
-    cycles = [(times, line, int(match[1])) for times, line, match in found if match]
-    name_of = lambda line: (  # noqa: E731
-        line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
-    )
-    unknown = sorted({name_of(line) for _, line, value in cycles if value >= UNKNOWN})
-    return (
-        (sum(times * value for times, _, value in cycles if value < UNKNOWN), unknown)
-        if cycles
-        else None
-    )
+    total, unknown, estimated = 0, set(), False
+    for instruction in executed(text):
+        match = re.search(r'"estimated_cycles":"(\d+)"', instruction.line)
+        if match is None or instruction.fused:
+            continue
+        estimated = True
+        if int(match[1]) >= UNKNOWN:
+            unknown.add(instruction.name)
+        else:
+            total += instruction.times * int(match[1])
+    return CycleEstimate(total, sorted(unknown)) if estimated else None
 
 
 def _group(line: str) -> int:
@@ -133,41 +155,65 @@ def _group(line: str) -> int:
     return 2 if "source_target_pairs={{" in line else 1
 
 
-def _executed(text: str) -> collections.abc.Iterator[tuple[int, str, bool]]:
-    """Yields (runs in a step, line, whether inside a fusion) of every instruction of a step."""
-    bodies, entry = _computations(text)
+class Instruction(typing.NamedTuple):
+    """An instruction of a step."""
 
-    def walk(name: str, times: int, fused: bool):
-        for line in bodies.get(name, ()):
-            yield times, line, fused
-            if "(" not in line or not (called := _CALLED.findall(line)):
+    line: str
+    times: int  # runs in a step
+    fused: bool  # inside a fusion, which is one kernel
+
+    @property
+    def name(self) -> str:
+        return self.line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
+
+
+class Program(typing.NamedTuple):
+    """An HLO module."""
+
+    computations: dict[str, list[str]]  # lines by name
+    entry: str  # name of the computation that starts
+
+
+def executed(text: str) -> collections.abc.Iterator[Instruction]:
+    """Yields every instruction of a step, with those of the computations that it calls."""
+    program = parse(text)
+
+    def walk(computation: str, times: int, fused: bool):
+        for line in program.computations.get(computation, ()):
+            yield Instruction(line, times, fused)
+            if "(" not in line:
                 continue
-            trips = _trips(line, bodies) if " while(" in line else 1
-            for one, several in called:
-                for computation in several.split(",") if several else [one]:
-                    yield from walk(
-                        computation.strip().lstrip("%"), times * trips, fused or " fusion(" in line
-                    )
+            trips = _trips(line, program) if " while(" in line else 1
+            for called in _called(line):
+                yield from walk(called, times * trips, fused or " fusion(" in line)
 
-    yield from walk(entry, 1, False)
+    yield from walk(program.entry, 1, False)
 
 
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-    """Lines of every computation by name, and the name of the entry computation."""
-    bodies, entry, current = {}, "", None
+def _called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls."""
+    names = []
+    for single, branches in _CALLED.findall(line):
+        names += branches.split(",") if branches else [single]
+    return [name.strip().lstrip("%") for name in names]
+
+
+def parse(text: str) -> Program:
+    """Divides an HLO text into its computations."""
+    computations, entry, current = {}, "", None
     for line in text.splitlines():
         if current is None:
             if header := _HEADER.match(line):
-                current = bodies[header[2]] = []
+                current = computations[header[2]] = []
                 entry = header[2] if header[1] else entry
         elif line.startswith("}"):
             current = None
         else:
             current.append(line)
-    return bodies, entry
+    return Program(computations, entry)
 
 
-def _trips(line: str, bodies: dict[str, list[str]]) -> int:
+def _trips(line: str, program: Program) -> int:
     """Number of times that the body of a while loop runs.
 
     If the compiler does not state it, it is the constant that the loop's condition compares its
@@ -175,10 +221,6 @@ def _trips(line: str, bodies: dict[str, list[str]]) -> int:
     """
     if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
-    condition = bodies.get(re.search(r"condition=%?([\w.\-]+)", line)[1], [])
-    constants = [
-        int(found[1])
-        for found in (re.search(r"constant\((\d+)\)", one) for one in condition)
-        if found
-    ]
-    return max(constants, default=1)
+    name = re.search(r"condition=%?([\w.\-]+)", line)[1]
+    matches = (re.search(r"constant\((\d+)\)", one) for one in program.computations.get(name, ()))
+    return max((int(match[1]) for match in matches if match), default=1)

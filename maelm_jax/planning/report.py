@@ -1,0 +1,125 @@
+"""Plans as text."""
+
+import collections
+
+from maelm_jax import tables
+from maelm_jax.planning import hlo
+from maelm_jax.planning.estimate import Plan
+from maelm_jax.planning.topologies import GIB, Topology
+
+SECONDS_A_DAY = 86_400
+MOST_NAMED = 4  # operations without an estimate that are named
+DEPTHS = ("outside the loops", "one loop", "loop in a loop")
+
+
+def of_plan(plan: Plan, topology: Topology) -> str:
+    """Describes one plan: memory, collectives and, if it is estimated, time."""
+    run, length = plan.experiment.run, plan.experiment.corpus.sequence_length
+    head = (
+        f"mesh {plan.mesh._asdict()}; {run.batch_size} rows of {length} a step: {plan.rows} a "
+        f"device in each of {run.accumulate} part(s); "
+        f"rematerialise {plan.experiment.model.rematerialise}"
+    )
+    if not plan.compiled:
+        return f"{head}\n\n{_refusal(plan, topology)}"
+    parts = [head, _memory(plan, topology)]
+    if plan.collectives:
+        parts.append(_collectives(plan.collectives))
+    a_device = plan.model_flops / topology.count
+    flops = f"model FLOPs a step: {plan.model_flops:.4g}; {a_device:.4g} a device"
+    parts.append("\n".join([flops, *_time(plan, topology)]))
+    return "\n\n".join(parts)
+
+
+def _refusal(plan: Plan, topology: Topology) -> str:
+    needed, limit = plan.needed / GIB, topology.memory / GIB
+    return f"does not fit: the compiler needs {needed:.2f} GiB a device of {limit:.2f}"
+
+
+def _memory(plan: Plan, topology: Topology) -> str:
+    rows = [(name, f"{value / GIB:.3f}") for name, value in plan.memory.items()]
+    rows.append(("all", f"{plan.needed / GIB:.3f}"))
+    lines = tables.plain(("memory", "GiB a device"), rows)
+    if topology.memory is None:
+        return lines
+    if not plan.fits:
+        return f"{lines}\n{_refusal(plan, topology)}"
+    return f"{lines}\nfits in {topology.memory / GIB:.2f} GiB a device"
+
+
+def _collectives(collectives: list[hlo.Collective]) -> str:
+    """Table of the collectives. Those of one kind and origin are one line."""
+    groups = collections.defaultdict(list)
+    for one in collectives:
+        groups[one.kind, one.group, one.times, origin_of(one.name)].append(one)
+    sent = {key: sum(one.sent_bytes for one in ones) / 1e6 for key, ones in groups.items()}
+    rows = []
+    for key in sorted(groups, key=sent.get, reverse=True):
+        kind, devices, times, origin = key
+        megabytes = sum(one.array_bytes for one in groups[key]) / 1e6
+        rows.append((kind, origin, devices, f"{megabytes:.3f}", times, f"{sent[key]:.3f}"))
+    header = (
+        "collective", "from", "devices", "array, MB", "times a step", "sent a step, MB",
+    )  # fmt: skip
+    return tables.plain(header, rows, left=2)
+
+
+def origin_of(name: str) -> str:
+    """Describes where in the step a JAX operation is: in how many loops, and in which pass."""
+    backward = "backward " if "transpose" in name else ""
+    depth = DEPTHS[min(name.count("while/body"), len(DEPTHS) - 1)]
+    return f"{backward}{depth}: {name.rsplit('/', 1)[-1]}"
+
+
+def _time(plan: Plan, topology: Topology) -> list[str]:
+    """Lines about the estimated time; none without an estimate."""
+    if plan.seconds is None:
+        return []
+    peak, steps = topology.peak_flops, plan.experiment.run.train_steps
+    days = plan.seconds * steps / SECONDS_A_DAY
+    lines = [
+        f"estimated step: {1e3 * plan.compute.seconds:.1f} ms computing ({plan.compute.method}) + "
+        f"{1e3 * plan.sending:.1f} ms sending (bytes / link speed)",
+        f"that is {plan.tokens / plan.seconds:,.0f} tokens/s, MFU "
+        f"{plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s",
+        f"{steps:,} steps: {days:.2f} days, {24 * days * topology.chips:,.0f} chip-hours",
+    ]
+    unknown = plan.compute.unknown
+    if unknown:
+        names = ", ".join(unknown[:MOST_NAMED])
+        lines.append(
+            f"left out, for the compiler has no estimate: {len(unknown)} operation(s), {names}"
+        )
+    return lines
+
+
+def of_sweep(plans: list[Plan]) -> str:
+    """Table of the plans of a sweep."""
+    header = (
+        "mesh", "rows a device", "parts", "remat", "GiB a device", "fits", "estimated step, ms",
+        "tokens/s",
+    )  # fmt: skip
+    rows = []
+    for plan in plans:
+        time, rate = "-", "-"
+        if plan.seconds and plan.fits:
+            time, rate = f"{1e3 * plan.seconds:.1f}", f"{plan.tokens / plan.seconds:,.0f}"
+        rows.append((
+            "x".join(map(str, plan.mesh)),
+            plan.rows,
+            plan.experiment.run.accumulate,
+            plan.experiment.model.rematerialise,
+            f"{plan.needed / GIB:.2f}",
+            {True: "yes", False: "no", None: "?"}[plan.fits],
+            time,
+            rate,
+        ))  # fmt: skip
+    return tables.plain(header, rows)
+
+
+def recommendation(plan: Plan) -> str:
+    """The flags that choose the mesh, the microbatch and the rematerialisation of a plan."""
+    flags = {f"Mesh.{name}": size for name, size in plan.mesh._asdict().items()}
+    flags["Run.accumulate"] = plan.experiment.run.accumulate
+    flags["Model.rematerialise"] = plan.experiment.model.rematerialise
+    return "recommended: " + " ".join(f"--gin.{name}={value}" for name, value in flags.items())

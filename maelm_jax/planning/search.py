@@ -1,0 +1,128 @@
+"""Searches for the largest microbatch that fits and for the fastest mesh and microbatch."""
+
+import dataclasses
+import sys
+import typing
+
+import tqdm
+
+from maelm_jax import config
+from maelm_jax.planning import estimate
+from maelm_jax.planning.topologies import Topology
+
+MOST_COMPILATIONS = 6  # of one search for the largest microbatch
+USABLE = 0.99  # share of the memory that the search aims at
+SWEEP_ROWS = (32, 16, 8, 4)  # rows of a microbatch on one device
+SWEEP_FSDP = (1, 8)  # sizes of Mesh.fsdp; the number of devices is a third
+
+
+class LargestMicrobatch(typing.NamedTuple):
+    """The result of a search."""
+
+    rows: int  # on one device; 0: none fits
+    compiled: list[int]  # rows of all microbatches that were compiled
+
+
+def with_microbatch(
+    experiment: config.Experiment, rows: int, row_devices: int
+) -> config.Experiment | None:
+    """Divides the batch into microbatches of `rows` rows on each device.
+
+    Args:
+        experiment: The settings.
+        rows: Rows of a microbatch on one device.
+        row_devices: Number of devices that the rows are distributed over.
+
+    Returns:
+        The settings, or None if the batch is not a multiple of such microbatches.
+    """
+    parts, rest = divmod(experiment.run.batch_size, rows * row_devices)
+    if rest or not parts:
+        return None
+    return dataclasses.replace(
+        experiment, run=dataclasses.replace(experiment.run, accumulate=parts)
+    )
+
+
+def one_microbatch(experiment: config.Experiment, rows: int, row_devices: int) -> config.Experiment:
+    """Makes the batch one microbatch of `rows` rows on each of `row_devices` devices."""
+    run = dataclasses.replace(experiment.run, batch_size=rows * row_devices, accumulate=1)
+    return dataclasses.replace(experiment, run=run)
+
+
+def largest_microbatch(plan: estimate.Plan, topology: Topology, devices: list) -> LargestMicrobatch:
+    """Finds the largest microbatch that fits.
+
+    Memory grows almost linearly with the rows. Interpolation between the compiled microbatches
+    therefore needs few compilations.
+    """
+    row_devices = plan.mesh.data * plan.mesh.fsdp
+    needed = {plan.rows: plan.needed}
+    fitting = {plan.rows} if plan.fits else set()
+    rows = 2 * plan.rows if plan.fits else max(plan.rows // 2, 1)
+    while rows and rows not in needed and len(needed) < MOST_COMPILATIONS:
+        attempt = estimate.compile_step(
+            one_microbatch(plan.experiment, rows, row_devices), topology, devices
+        )
+        needed[rows] = attempt.needed
+        if attempt.fits:
+            fitting.add(rows)
+        rows = _next_rows(needed, fitting, USABLE * topology.memory)
+        if fitting and rows <= max(fitting):
+            break
+    return LargestMicrobatch(max(fitting, default=0), list(needed))
+
+
+def _next_rows(needed: dict[int, float], fitting: set[int], limit: float) -> int:
+    """Rows at which a line through the smallest and the largest microbatch meets the limit.
+
+    Args:
+        needed: {rows: bytes} of the microbatches compiled so far.
+        fitting: Rows of those that fit.
+        limit: Bytes to meet.
+
+    Returns:
+        The rows, fewer than those of any microbatch that did not fit. Above 16, a multiple of 8.
+    """
+    (few, bytes_of_few), (many, bytes_of_many) = min(needed.items()), max(needed.items())
+    bytes_a_row = max(bytes_of_many - bytes_of_few, 1.0) / max(many - few, 1)
+    rows = int(few + (limit - bytes_of_few) / bytes_a_row)
+    refused = set(needed) - fitting
+    if refused:
+        rows = min(rows, min(refused) - 1)
+    if rows > 16:
+        rows -= rows % 8
+    return max(rows, 0)
+
+
+def choices(experiment: config.Experiment, devices: int) -> list[config.Experiment]:
+    """Meshes, rematerialisation and microbatches to try, all with the same batch size."""
+    result = []
+    for fsdp in dict.fromkeys((*SWEEP_FSDP, devices)):
+        if devices % fsdp or experiment.model.width % fsdp:
+            continue
+        mesh = config.Mesh(devices // fsdp, fsdp, 1)
+        for rematerialise in (False, True):
+            model = dataclasses.replace(experiment.model, rematerialise=rematerialise)
+            choice = dataclasses.replace(experiment, mesh=mesh, model=model)
+            divided = (with_microbatch(choice, rows, devices) for rows in SWEEP_ROWS)
+            result += filter(None, divided)
+    return result
+
+
+def sweep(experiment: config.Experiment, topology: Topology, devices: list) -> list[estimate.Plan]:
+    """Compiles all of `choices`."""
+    bar = tqdm.tqdm(
+        choices(experiment, len(devices)),
+        desc="compiling",
+        unit="program",
+        disable=None,
+        file=sys.stderr,
+    )
+    return [estimate.compile_step(choice, topology, devices) for choice in bar]
+
+
+def fastest(plans: list[estimate.Plan]) -> estimate.Plan | None:
+    """The plan with the least estimated time of those that fit. None: none has an estimate."""
+    timed = [plan for plan in plans if plan.fits and plan.seconds]
+    return min(timed, key=lambda plan: plan.seconds, default=None)

@@ -1,0 +1,56 @@
+"""The search for the largest microbatch, and the choices of a sweep."""
+
+import dataclasses
+
+import pytest
+
+from maelm_jax import config
+from maelm_jax.planning import estimate, search, topologies
+from maelm_jax.training import sharding
+
+EXPERIMENT = config.Experiment(*(section() for section in config.SECTIONS))
+SLICE = topologies.parse("v5e:16x16")
+
+
+def plan_of(rows: int, needed: float, **settings) -> estimate.Plan:
+    """A plan of one microbatch of `rows` rows a device that needs so many GiB."""
+    experiment = search.one_microbatch(EXPERIMENT, rows, SLICE.count)
+    mesh, limit = sharding.MeshSizes(SLICE.count, 1, 1), SLICE.memory / topologies.GIB
+    plan = estimate.Plan(experiment, mesh, rows, {}, needed * topologies.GIB, needed <= limit, model_flops=0.0)
+    return dataclasses.replace(plan, **settings)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 32, 64, 512])
+@pytest.mark.parametrize("fixed,each,best", [(2.0, 0.7, 16), (2.0, 0.08, 168), (2.0, 5.0, 2), (17.0, 1.0, 0)])
+def test_the_largest_microbatch_is_found_in_few_compilations(monkeypatch, rows, fixed, each, best):
+    tried = []
+
+    def compile_step(experiment, topology, devices):
+        rows = experiment.run.batch_size // SLICE.count
+        tried.append(rows)
+        return plan_of(rows, fixed + each * rows)
+
+    monkeypatch.setattr(estimate, "compile_step", compile_step)
+    start = compile_step(search.one_microbatch(EXPERIMENT, rows, SLICE.count), SLICE, [])
+    largest = search.largest_microbatch(start, SLICE, []).rows
+    assert len(tried) <= 7
+    assert largest <= best and fixed + each * largest <= 16 or largest == 0
+    assert largest >= 0.85 * best - 1, tried
+
+
+def test_every_choice_of_a_sweep_has_the_same_batch_size():
+    found = search.choices(EXPERIMENT, 8)
+    assert {choice.run.batch_size for choice in found} == {EXPERIMENT.run.batch_size}
+    assert {(choice.mesh.data, choice.mesh.fsdp) for choice in found} == {(8, 1), (1, 8)}
+    for choice in found:
+        rows, rest = divmod(choice.run.batch_size, 8 * choice.run.accumulate)
+        assert rows in search.SWEEP_ROWS and not rest
+
+
+def test_the_fastest_plan_fits_and_has_an_estimate():
+    def timed(seconds, **settings):
+        return plan_of(8, 1.0, compute=topologies.Compute(seconds, ""), sending=0.0, **settings)
+
+    slow, fast = timed(2.0), timed(1.0)
+    assert search.fastest([slow, fast, timed(0.5, fits=False), plan_of(8, 1.0)]) is fast
+    assert search.fastest([plan_of(8, 1.0)]) is None
