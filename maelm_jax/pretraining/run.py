@@ -1,7 +1,6 @@
 """Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
 
 import collections.abc
-import time
 import typing
 
 import jax
@@ -14,7 +13,7 @@ from maelm_jax.data import batches, vocabulary_training
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.model import maelm
-from maelm_jax.pretraining import dry_run, mask_rate, start, unigram
+from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
 from maelm_jax.training import (
     checkpoint,
     coordination,
@@ -56,20 +55,6 @@ class Setup(typing.NamedTuple):
         return {source_name: splits[name] for source_name, splits in self.rows.stores.items()}
 
 
-class StepCost(typing.NamedTuple):
-    """Cost of a step and peak performance of the devices."""
-
-    flops: dict[str, float]  # model FLOPs by term
-    peak: metrics.Peak
-
-
-class HeldoutSet(typing.NamedTuple):
-    """Held-out rows in batches for evaluation."""
-
-    batches: np.ndarray  # int32 [batches, rows, L]; rows of padding fill the last batch
-    unigram: float  # cross-entropy of the unigram distribution on their targets, in nats
-
-
 def pretrain(
     options: Options, experiment: config.Experiment, encoder_source: source.Pretrained | None
 ) -> int:
@@ -103,9 +88,9 @@ def pretrain(
     print(mask_rate.of_rows(experiment.masking, heldout_rows, special))
     ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
     token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, special)
-    heldout = make_heldout_set(experiment, heldout_rows, token_nll, special)
-    cost = step_cost(experiment, setup.vocabulary.size)
-    print_expectations(cost, heldout)
+    heldout = evaluation.make_heldout_set(experiment, heldout_rows, token_nll, special)
+    cost = summary.step_cost(experiment, setup.vocabulary.size)
+    summary.print_expectations(cost, heldout.unigram)
 
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
@@ -117,14 +102,14 @@ def pretrain(
     )
     if experiment.model.unigram_bias and not first.has_head:
         unigram.set_head_bias(first.state.params["head"], token_nll, special)
-    print_size(experiment, first.state.params, mesh)
+    summary.print_size(experiment, first.state.params, mesh)
     if not jax.process_index():
         record_start(options, setup, before, first.step)
 
     job = make_job(setup, cost, heldout, ranks, first.state)
     status = train(options.workdir, job, first, checkpoints)
     if status == 0 and not jax.process_index():
-        summarise(options, ranks, heldout.unigram)
+        summary.print_result(options.workdir, options.began, ranks, heldout.unigram)
     return status
 
 
@@ -160,21 +145,6 @@ def set_up(
     return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss)
 
 
-def make_heldout_set(
-    experiment: config.Experiment,
-    heldout: np.ndarray,
-    token_nll: np.ndarray,
-    special: config.SpecialIds,
-) -> HeldoutSet:
-    """Cuts held-out rows [R, L] into batches of the size of a training microbatch."""
-    size = experiment.run.batch_size // experiment.run.accumulate
-    length = heldout.shape[1]
-    # Rows of padding have no targets, so they do not change the loss.
-    padding = np.full((-len(heldout) % size, length), special.pad, heldout.dtype)
-    parts = np.concatenate([heldout, padding]).reshape(-1, size, length)
-    return HeldoutSet(parts, unigram.cross_entropy(experiment, token_nll, parts, special))
-
-
 def record_start(options: Options, setup: Setup, before: resume.Before | None, done: int):
     """Records settings, vocabulary and rows of this start: the first change to the workdir."""
     if before:
@@ -187,8 +157,8 @@ def record_start(options: Options, setup: Setup, before: resume.Before | None, d
 
 def make_job(
     setup: Setup,
-    cost: StepCost,
-    heldout: HeldoutSet,
+    cost: summary.StepCost,
+    heldout: evaluation.HeldoutSet,
     ranks: monitor.RankMonitor,
     state: step.State,
 ) -> loop.Job:
@@ -207,33 +177,13 @@ def make_job(
         batch=lambda number: sharding.shard_batch(
             training_rows.batch(number), mesh, run.batch_size
         ),
-        evaluate=make_evaluation(setup, heldout, state),
+        evaluate=evaluation.make_evaluation(setup.loss, heldout, state, run.seed, mesh),
         learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
         tokens_per_step=float(run.batch_size * experiment.corpus.sequence_length),
         flops_per_step=sum(cost.flops.values()),
         peak_flops=cost.peak.flops_per_second,
         measures=(loop.Measure(run.rank_every, ranks),),
     )
-
-
-def make_evaluation(
-    setup: Setup, heldout: HeldoutSet, state: step.State
-) -> collections.abc.Callable:
-    """Makes a function state -> Evaluation with eval_loss, eval_accuracy and unigram."""
-    mesh, size = setup.mesh, heldout.batches.shape[1]
-    eval_step = step.make_eval_step(setup.loss, state, setup.experiment.run.seed, mesh)
-    row_indices = sharding.local_row_indices(size, mesh)
-
-    def evaluate(state: step.State) -> loop.Evaluation:
-        parts = [sharding.shard_batch(part[row_indices], mesh, size) for part in heldout.batches]
-        sums = [eval_step(state.params, part, np.uint32(i * size)) for i, part in enumerate(parts)]
-        loss, correct, count = np.sum(
-            [jax.device_get(part) for part in sums], axis=0, dtype=np.float64
-        )
-        values = {"eval_loss": loss / count, "eval_accuracy": correct / count}
-        return loop.Evaluation(state, values | {"unigram": heldout.unigram})
-
-    return evaluate
 
 
 def train(
@@ -257,47 +207,3 @@ def _is_evaluated(workdir: str, last_step: int) -> bool:
     """Whether metrics.jsonl has an evaluation of the last step."""
     lines = metrics.read(workdir)
     return any(line["step"] == last_step and "eval_loss" in line for line in lines)
-
-
-def step_cost(experiment: config.Experiment, vocabulary_size: int) -> StepCost:
-    """FLOPs of a step, and the devices' peak: from the data sheet or, if unknown, measured."""
-    flops = metrics.flops_terms(experiment, vocabulary_size)
-    return StepCost(flops, metrics.peak_flops(experiment.model.dtype))
-
-
-def print_expectations(cost: StepCost, heldout: HeldoutSet):
-    """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
-    listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.flops.items() if value)
-    print(f"model FLOPs a step: {sum(cost.flops.values()):.3g} = {listed}")
-    print(metrics.describe_peak(cost.peak))
-    print(
-        f"unigram cross-entropy of the held-out targets: {heldout.unigram:.4f} nats; "
-        "an encoder that has learned something is below it"
-    )
-
-
-def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
-    """Prints the number of parameters, the steps, the tokens of a step and the mesh."""
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    run = experiment.run
-    tokens = run.batch_size * experiment.corpus.sequence_length
-    print(
-        f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh "
-        f"{dict(mesh.shape)}",
-        flush=True,
-    )
-
-
-def summarise(options: Options, ranks: monitor.RankMonitor, unigram_loss: float):
-    """Prints the result of a finished run and draws its loss curve."""
-    seconds = time.perf_counter() - options.began
-    print(ranks.cost(seconds))
-    last = [line for line in metrics.read(options.workdir) if "eval_loss" in line][-1]
-    picture = metrics.plot(options.workdir, unigram_loss)
-    storage.send(options.workdir)
-    print(
-        f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
-        f"{unigram_loss - last['eval_loss']:.2f} below the unigram cross-entropy "
-        f"{unigram_loss:.4f}; "
-        f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
-    )

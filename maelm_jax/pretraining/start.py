@@ -18,9 +18,15 @@ class StartingState(typing.NamedTuple):
     has_head: bool = False  # whether the prediction head is trained
 
 
-def resolve_source(
-    experiment: config.Experiment, workdir: str
-) -> tuple[config.Experiment, source.Pretrained | None]:
+class ResolvedSource(typing.NamedTuple):
+    """The source that `Run.init_from` names, and the settings of a run that starts from it."""
+
+    experiment: config.Experiment
+    # None: `Run.init_from` is not set, or the source is gone and not needed.
+    encoder_source: source.Pretrained | None
+
+
+def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSource:
     """Finds the source that `Run.init_from` names and adopts its settings.
 
     A run that has a checkpoint does not need its source any more. If the source is gone, the
@@ -29,28 +35,29 @@ def resolve_source(
     Args:
         experiment: Settings of the run.
         workdir: Workdir of the run.
-
-    Returns:
-        The settings, and the source or None. None means that `Run.init_from` is not set or that the
-        source is gone and not needed.
     """
     path = experiment.run.init_from
     if not path:
-        return experiment, None
+        return ResolvedSource(experiment, None)
     if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
-        before = gin_files.load([os.path.join(workdir, "config.gin")])
-        taken = {name: getattr(before.model, name) for name in (*source.ENCODER, *source.DECODER)}
-        file = experiment.vocabulary.file or before.vocabulary.file
-        return dataclasses.replace(
-            experiment,
-            model=dataclasses.replace(experiment.model, **taken),
-            vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
-        ), None
+        return ResolvedSource(_with_settings_of_workdir(experiment, workdir), None)
     encoder_source = source.find(path)
     experiment, changes = source.adopt(experiment, encoder_source)
     if changes:
         print(f"taken over from {path}: {'; '.join(changes)}")
-    return experiment, encoder_source
+    return ResolvedSource(experiment, encoder_source)
+
+
+def _with_settings_of_workdir(experiment: config.Experiment, workdir: str) -> config.Experiment:
+    """Returns the settings with the encoder, the decoder and the vocabulary of the workdir."""
+    before = gin_files.load([os.path.join(workdir, "config.gin")])
+    adopted = {name: getattr(before.model, name) for name in (*source.ENCODER, *source.DECODER)}
+    file = experiment.vocabulary.file or before.vocabulary.file
+    return dataclasses.replace(
+        experiment,
+        model=dataclasses.replace(experiment.model, **adopted),
+        vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
+    )
 
 
 def starting_state(

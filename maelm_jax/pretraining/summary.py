@@ -1,0 +1,68 @@
+"""What a pretraining run prints: its cost and baselines at the start, its result at the end."""
+
+import time
+import typing
+
+import jax
+
+from maelm_jax import config, storage
+from maelm_jax.analysis import monitor
+from maelm_jax.training import metrics
+
+
+class StepCost(typing.NamedTuple):
+    """Cost of a step and peak performance of the devices."""
+
+    flops: dict[str, float]  # model FLOPs by term
+    peak: metrics.Peak
+
+
+def step_cost(experiment: config.Experiment, vocabulary_size: int) -> StepCost:
+    """FLOPs of a step, and the devices' peak: from the data sheet or, if unknown, measured."""
+    flops = metrics.flops_terms(experiment, vocabulary_size)
+    return StepCost(flops, metrics.peak_flops(experiment.model.dtype))
+
+
+def print_expectations(cost: StepCost, unigram_loss: float):
+    """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
+    listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.flops.items() if value)
+    print(f"model FLOPs a step: {sum(cost.flops.values()):.3g} = {listed}")
+    print(metrics.describe_peak(cost.peak))
+    print(
+        f"unigram cross-entropy of the held-out targets: {unigram_loss:.4f} nats; "
+        "an encoder that has learned something is below it"
+    )
+
+
+def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
+    """Prints the number of parameters, the steps, the tokens of a step and the mesh."""
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    run = experiment.run
+    tokens = run.batch_size * experiment.corpus.sequence_length
+    print(
+        f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh "
+        f"{dict(mesh.shape)}",
+        flush=True,
+    )
+
+
+def print_result(workdir: str, began: float, ranks: monitor.RankMonitor, unigram_loss: float):
+    """Prints the result of a finished run and draws its loss curve.
+
+    Args:
+        workdir: The folder of the run.
+        began: time.perf_counter() at the start of the command.
+        ranks: Tells what the measurement of ranks cost.
+        unigram_loss: Unigram cross-entropy of the held-out targets, in nats.
+    """
+    seconds = time.perf_counter() - began
+    print(ranks.cost(seconds))
+    last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
+    picture = metrics.plot(workdir, unigram_loss)
+    storage.send(workdir)
+    print(
+        f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
+        f"{unigram_loss - last['eval_loss']:.2f} below the unigram cross-entropy "
+        f"{unigram_loss:.4f}; "
+        f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
+    )
