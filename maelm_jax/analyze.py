@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     outputs.check_folder("--workdir", args.workdir)
     workdirs = [path for path in args.runs.split(",") if path]
     if not workdirs:
-        raise config.ConfigError(f"--runs={args.runs} names no workdir")
+        raise config.ConfigError(f"--runs={args.runs} names no workdir. Give at least one")
 
     from maelm_jax.analysis import measurement, report, runs
 

@@ -88,20 +88,19 @@ def measure(
     ) -> dict[str, Moments]:
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
         inputs = masking.draw(keys, rows, settings, sizes, special)
-        read = inputs.encoder_slots < length
-        is_mask = read & (inputs.encoder_ids == special.mask)
-        masked = (inputs.encoder_ids, inputs.encoder_positions, jnp.where(read, inputs.segments, 0))
-        both = (
-            jnp.concatenate(pair)
-            for pair in zip((rows, inputs.positions, inputs.segments), masked, strict=True)
-        )
+        visible = inputs.encoder_slots < length
+        is_mask = visible & (inputs.encoder_ids == special.mask)
+        visible_segments = jnp.where(visible, inputs.segments, 0)
+        plain_input = (rows, inputs.positions, inputs.segments)
+        masked_input = (inputs.encoder_ids, inputs.encoder_positions, visible_segments)
+        both = (jnp.concatenate(pair) for pair in zip(plain_input, masked_input, strict=True))
         states = maelm.apply(graph, params)(*both, every=True)
         if layers is not None:
             states = states[jnp.asarray(layers)]
         plain, masked = jnp.split(states, 2, axis=1)
         return {
             "plain": of_states(plain, inputs.segments > 0),
-            "real": of_states(masked, read & ~is_mask),
+            "real": of_states(masked, visible & ~is_mask),
             "mask": of_states(masked, is_mask),
         }
 
@@ -114,27 +113,27 @@ def rows_at_once(length: int) -> int:
 
 
 def accumulate(
-    compiled: collections.abc.Callable,
+    measure_batch: collections.abc.Callable,
     params: dict,
     rows: np.ndarray,
     first: int,
     key: jax.Array,
     pad: int,
     size: int | None = None,
-    place: collections.abc.Callable = jnp.asarray,
+    shard: collections.abc.Callable = jnp.asarray,
     progress: collections.abc.Callable = lambda rows: None,
 ) -> dict[str, Moments]:
     """Measures many rows, batch by batch.
 
     Args:
-        compiled: The compiled function of `measure`.
+        measure_batch: The compiled function of `measure`.
         params: Parameters of the encoder.
         rows: Token ids, int32 [R, L].
         first: Number of the first row; the numbers select the masks.
         key: Random key of the masks.
         pad: Id of the padding token.
         size: Rows of a batch. None: as `rows_at_once` says.
-        place: Puts the rows of a batch on the devices.
+        shard: Puts the rows of a batch on the devices.
         progress: Called after each batch with its number of rows.
 
     Returns:
@@ -143,17 +142,14 @@ def accumulate(
     size, total = size or rows_at_once(rows.shape[1]), None
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        padding = np.full(
-            (size - len(part), rows.shape[1]), pad, rows.dtype
-        )  # holds no tokens, adds nothing
+        # Rows of padding hold no tokens, so they add nothing.
+        padding = np.full((size - len(part), rows.shape[1]), pad, rows.dtype)
         numbers = np.arange(first + start, first + start + size, dtype=np.uint32)
-        found = jax.device_get(
-            compiled(params, place(np.concatenate([part, padding])), numbers, key)
-        )
-        found = {
+        batch = shard(np.concatenate([part, padding]))
+        measured = {
             name: Moments(*(np.asarray(value, np.float64) for value in moments))
-            for name, moments in found.items()
+            for name, moments in jax.device_get(measure_batch(params, batch, numbers, key)).items()
         }
-        total = found if total is None else {name: total[name] + found[name] for name in SETS}
+        total = {name: total[name] + measured[name] for name in SETS} if total else measured
         progress(len(part))
     return total

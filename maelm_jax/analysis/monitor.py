@@ -68,41 +68,33 @@ class RankMonitor:
             fewer than `ranks.LEAST_PER_DIMENSION` tokens for each dimension.
         """
         began = time.perf_counter()
-        mine = sharding.local_row_indices(self._size, self._mesh)
-        place = lambda rows: sharding.shard_batch(rows[mine], self._mesh, self._size)  # noqa: E731
-        found = moments.accumulate(
-            self._measure,
-            params["encoder"],
-            self._rows,
-            0,
-            self._key,
-            self._pad,
-            size=self._size,
-            place=place,
-        )
-        names = {"plain": "rank_plain", "real": "rank_real"}
-        result = {
-            f"{names[group]}_{name}": ranks.effective_rank(
-                ranks.spectrum(found[group].second(layer)), TAU
-            )
-            for group in names
-            if ranks.enough(found[group].count, self._width)
-            for layer, name in enumerate(("middle", "last"))
-        }
+        moments_of_set = moments.accumulate(
+            self._measure, params["encoder"], self._rows, 0, self._key, self._pad,
+            size=self._size, shard=self._shard,
+        )  # fmt: skip
+        result = {}
+        for name in ("plain", "real"):
+            tokens = moments_of_set[name]
+            if ranks.enough(tokens.count, self._width):
+                for layer, depth in enumerate(("middle", "last")):
+                    spectrum = ranks.spectrum(tokens.second(layer))
+                    result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, TAU)
         self._seconds.append(time.perf_counter() - began)
         return result
+
+    def _shard(self, rows: np.ndarray) -> jax.Array:
+        """Puts the rows of a batch on the devices. Each process puts those of its own devices."""
+        local_rows = rows[sharding.local_row_indices(self._size, self._mesh)]
+        return sharding.shard_batch(local_rows, self._mesh, self._size)
 
     def cost(self, run: float) -> str:
         """Describes the time of the measurements, also as a share of a run of `run` seconds."""
         if not self._seconds:
             return "effective rank: not measured"
-        each = min(self._seconds)
-        measured, compiled = (
-            len(self._seconds) * each,
-            sum(self._seconds) - len(self._seconds) * each,
-        )
+        count, fastest = len(self._seconds), min(self._seconds)
+        other = sum(self._seconds) - count * fastest
         return (
-            f"effective rank: {len(self._seconds)} measurements of {each:.2f} s, "
-            f"{measured / run:.2%} of this run; "
-            f"compilation and waiting {compiled:.1f} s, {compiled / run:.2%}"
+            f"effective rank: {count} measurements of {fastest:.2f} s, "
+            f"{count * fastest / run:.2%} of this run; "
+            f"compilation and waiting {other:.1f} s, {other / run:.2%}"
         )

@@ -23,7 +23,9 @@ CONFIDENCE = 0.95  # of the intervals
 def check_tau(tau: float):
     """Raises ConfigError unless 0 < tau <= 1."""
     if not 0 < tau <= 1:
-        raise config.ConfigError(f"--tau={tau}: tau must lie in (0, 1]")
+        raise config.ConfigError(
+            f"--tau={tau} is not a share in (0, 1]. Use 0.9, as the paper does"
+        )
 
 
 def spectrum(moment: np.ndarray) -> np.ndarray:
@@ -139,26 +141,35 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
     result: dict = {"layer": layer}
     for name, moments in pooled.items():
         result[name] = {"tokens": int(moments.count)}
-        if not enough(moments.count, width):
-            continue
-        values, centred = (spectrum(moments.second(layer, centred=c)) for c in (False, True))
-        parts = [one[name] for one in groups if enough(one[name].count, width)]
-        by_set = interval(
-            [effective_rank(spectrum(part.second(layer)), tau) for part in parts]
-            if len(parts) > 1
-            else [effective_rank(values, tau)]
-        )
-        result[name] |= {
-            "rank": effective_rank(values, tau),
-            "rank_by_set": dataclasses.asdict(by_set),
-            "centred_rank": effective_rank(centred, tau),
-            "spectrum": values.tolist(),
-            "centred_spectrum": centred.tolist(),
-            "use_of_dimensions": use_of_dimensions(moments.second(layer)).tolist(),
-        }
+        if enough(moments.count, width):
+            parts = [one[name] for one in groups if enough(one[name].count, width)]
+            result[name] |= _describe_tokens(moments, parts, layer, tau)
     if "rank" in result["mask"] and "rank" in result["real"]:
         result["mask_alone"] = mask_alone(pooled["real"].second(layer), pooled["mask"], layer, tau)
     return result
+
+
+def _describe_tokens(moments, parts: list, layer: int, tau: float) -> dict:
+    """Ranks, spectra and use of dimensions of one layer's states, ready for JSON.
+
+    Args:
+        moments: Moments of all tokens.
+        parts: Moments of the disjoint sets with enough tokens for a rank.
+        layer: Index of the layer.
+        tau: Share of the squared length that the effective rank holds.
+    """
+    values = spectrum(moments.second(layer))
+    centred = spectrum(moments.second(layer, centred=True))
+    rank = effective_rank(values, tau)
+    by_set = [effective_rank(spectrum(part.second(layer)), tau) for part in parts]
+    return {
+        "rank": rank,
+        "rank_by_set": dataclasses.asdict(interval(by_set if len(parts) > 1 else [rank])),
+        "centred_rank": effective_rank(centred, tau),
+        "spectrum": values.tolist(),
+        "centred_spectrum": centred.tolist(),
+        "use_of_dimensions": use_of_dimensions(moments.second(layer)).tolist(),
+    }
 
 
 def mask_alone(real: np.ndarray, mask, layer: int, tau: float) -> dict:

@@ -43,9 +43,7 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> TrainedRun:
     storage.require_local(workdir)
     gin_file = pathlib.Path(workdir) / "config.gin"
     if not gin_file.is_file():
-        raise config.ConfigError(
-            f"{workdir} holds no config.gin: it is no run{workdirs.near(workdir)}"
-        )
+        raise config.ConfigError(workdirs.no_run(workdir))
     experiment = gin_files.load([str(gin_file), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
     shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
@@ -117,9 +115,9 @@ def _check_enough(run: TrainedRun, visible: int):
     least = ranks.LEAST_PER_DIMENSION * width
     if visible < least:
         raise config.ConfigError(
-            f"{run.workdir}: {visible:,} visible held-out tokens are too few for a rank: "
-            f"{ranks.LEAST_PER_DIMENSION} for each of {width} dimensions, {least:,}, are needed; "
-            "raise --tokens, or give more text with --gin.Corpus.text_files"
+            f"{visible:,} visible held-out tokens of {run.workdir} are too few for a rank, which "
+            f"needs {least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "
+            "Raise --tokens, or give more text with --gin.Corpus.text_files"
         )
 
 

@@ -108,5 +108,5 @@ def test_a_layer_described():
 
 @pytest.mark.parametrize("tau", [0.0, -0.1, 1.1, float("nan")])
 def test_taus_that_are_none(tau):
-    with pytest.raises(config.ConfigError, match=r"tau must lie in \(0, 1\]"):
+    with pytest.raises(config.ConfigError, match=r"is not a share in \(0, 1\]"):
         ranks.check_tau(tau)
