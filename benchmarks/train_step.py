@@ -43,16 +43,16 @@ def measure(experiment: config.Experiment, steps: int) -> Timing:
     import jax
     import training_setup
 
-    from maelm_jax.training import metrics
+    from maelm_jax.training import flops
 
     setup = training_setup.set_up(experiment)
     state, seconds = setup.state, []
-    before = metrics.measured_peak(experiment.model.dtype)
+    before = flops.measured_peak(experiment.model.dtype)
     for _ in range(steps + 2):
         start = time.perf_counter()
         state, _ = jax.block_until_ready(setup.train_step(state, setup.batch))
         seconds.append(time.perf_counter() - start)
-    after = metrics.measured_peak(experiment.model.dtype)
+    after = flops.measured_peak(experiment.model.dtype)
     return Timing(seconds[0], seconds[2:], max(before, after))
 
 
@@ -61,12 +61,12 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
     import jax
     import training_setup
 
-    from maelm_jax.training import metrics
+    from maelm_jax.training import flops
 
     model, run = experiment.model, experiment.run
     seconds = statistics.median(timing.steps)
     tokens = run.batch_size * experiment.corpus.sequence_length
-    flops = sum(metrics.flops_terms(experiment, experiment.vocabulary.size).values())
+    step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
     return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",
         "shape": training_setup.shape_of(experiment),
@@ -75,9 +75,9 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
         f"{1e3 * min(timing.steps):.1f} to {1e3 * max(timing.steps):.1f}); "
         f"first {timing.first:.1f} s",
         "tokens/s": f"{tokens / seconds:,.0f}",
-        "model FLOP/s": f"{flops / seconds / 1e9:,.1f} G",
+        "model FLOP/s": f"{step_flops / seconds / 1e9:,.1f} G",
         "matmul FLOP/s": f"{timing.matmul_rate / 1e9:,.1f} G (2048^3)",
-        "share": f"{flops / seconds / timing.matmul_rate:.1%}",
+        "share": f"{step_flops / seconds / timing.matmul_rate:.1%}",
         "peak memory": f"{peak_memory() / 2**30:.2f} GiB",
     }
 

@@ -61,7 +61,7 @@ def test_a_folder_where_a_file_belongs_is_refused(text, tmp_path, name):
 def test_damaged_metrics_are_named_by_their_line_before_anything_is_changed(text, tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = content(tmp_path)
-    with pytest.raises(config.ConfigError, match=r"metrics.jsonl: line 2 is damaged \(.*\); remove the line"):
+    with pytest.raises(config.ConfigError, match=r"metrics.jsonl: line 2 is damaged \(.*\)\. Remove the line"):
         run(text, tmp_path)
     assert content(tmp_path) == before
 

@@ -26,6 +26,7 @@ from maelm_jax.model import keys
 from maelm_jax.training import (
     checkpoint,
     checkpoint_params,
+    flops,
     loop,
     metrics,
     optimizer,
@@ -74,7 +75,7 @@ class FinetuneSession:
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
             heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh)
-        self.peak = metrics.peak_flops(experiment.model.dtype).flops_per_second
+        self.peak = flops.peak_flops(experiment.model.dtype).flops_per_second
 
     def fresh_state(self, start: EncoderSource, seed: int) -> State:
         """The state before the first step: the encoder of `start`, and a head drawn with `seed`."""
@@ -223,7 +224,7 @@ class FinetuneSession:
         return float(np.median(rates)) / tokens_per_step * batch_size if rates else None
 
     def flops_per_step(self, model: config.Model, batches: batching.Batches) -> float:
-        """Mean model FLOPs of a step, without padding. See training.metrics.flops_terms."""
+        """Mean model FLOPs of a step, without padding. See training.flops.flops_terms."""
         per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
         lengths = self.problem.train.lengths.astype(np.float64)
         return model.layers * float(

@@ -10,7 +10,7 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.planning.topologies import GIB, Compute, Topology
-from maelm_jax.training import metrics, sharding, step
+from maelm_jax.training import flops, sharding, step
 
 BYTES_OF_A_VALUE = 4  # every value of the state and of a batch
 UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
@@ -73,7 +73,7 @@ def compile_step(experiment: config.Experiment, topology: Topology, devices: lis
         memory=memory,
         needed=0.0,
         fits=None,
-        model_flops=sum(metrics.flops_terms(experiment, experiment.vocabulary.size).values()),
+        model_flops=sum(flops.flops_terms(experiment, experiment.vocabulary.size).values()),
     )
     try:
         program = train_step.lower(state, batch).compile()

@@ -94,7 +94,7 @@ class CpuDevices(Topology):
 class TpuChip:
     """Figures of a TPU generation."""
 
-    kind: str  # key of metrics.PEAK_FLOPS
+    kind: str  # key of flops.PEAK_FLOPS
     hbm: float  # bytes a chip
     # Hz of the compiler's cycles: peak FLOP/s divided by the FLOPs that the matrix units do in a
     # cycle. docs/tpus.md says how well that fits.
@@ -137,9 +137,9 @@ class TpuSlice(Topology):
 
     @property
     def peak_flops(self) -> float:
-        from maelm_jax.training import metrics
+        from maelm_jax.training import flops
 
-        return metrics.PEAK_FLOPS[self.chip.kind] * self.chips
+        return flops.PEAK_FLOPS[self.chip.kind] * self.chips
 
     @property
     def title(self) -> str:

@@ -8,7 +8,7 @@ import jax
 from maelm_jax import config, tables
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
-from maelm_jax.training import metrics, sharding, step
+from maelm_jax.training import flops, sharding, step
 
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
@@ -51,7 +51,7 @@ def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 def _show_flops(experiment: config.Experiment):
     """Prints the FLOPs of a step by term, and those of the run."""
-    terms = metrics.flops_terms(experiment, experiment.vocabulary.size)
+    terms = flops.flops_terms(experiment, experiment.vocabulary.size)
     total, steps = sum(terms.values()), experiment.run.train_steps
     lines = [(name, f"{value:.4g}", f"{value / total:.1%}") for name, value in terms.items()]
     lines.append(("all", f"{total:.4g}", "100.0%"))

@@ -180,7 +180,7 @@ def make_job(
         evaluate=evaluation.make_evaluation(setup.loss, heldout, state, run.seed, mesh),
         learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
         tokens_per_step=float(run.batch_size * experiment.corpus.sequence_length),
-        flops_per_step=sum(cost.flops.values()),
+        flops_per_step=sum(cost.terms.values()),
         peak_flops=cost.peak.flops_per_second,
         measures=(loop.Measure(run.rank_every, ranks),),
     )

@@ -7,27 +7,27 @@ import jax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.training import metrics
+from maelm_jax.training import flops, metrics
 
 
 class StepCost(typing.NamedTuple):
     """Cost of a step and peak performance of the devices."""
 
-    flops: dict[str, float]  # model FLOPs by term
-    peak: metrics.Peak
+    terms: dict[str, float]  # model FLOPs by term
+    peak: flops.Peak
 
 
 def step_cost(experiment: config.Experiment, vocabulary_size: int) -> StepCost:
     """FLOPs of a step, and the devices' peak: from the data sheet or, if unknown, measured."""
-    flops = metrics.flops_terms(experiment, vocabulary_size)
-    return StepCost(flops, metrics.peak_flops(experiment.model.dtype))
+    terms = flops.flops_terms(experiment, vocabulary_size)
+    return StepCost(terms, flops.peak_flops(experiment.model.dtype))
 
 
 def print_expectations(cost: StepCost, unigram_loss: float):
     """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
-    listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.flops.items() if value)
-    print(f"model FLOPs a step: {sum(cost.flops.values()):.3g} = {listed}")
-    print(metrics.describe_peak(cost.peak))
+    listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.terms.items() if value)
+    print(f"model FLOPs a step: {sum(cost.terms.values()):.3g} = {listed}")
+    print(flops.describe_peak(cost.peak))
     print(
         f"unigram cross-entropy of the held-out targets: {unigram_loss:.4f} nats; "
         "an encoder that has learned something is below it"

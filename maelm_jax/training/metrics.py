@@ -1,139 +1,12 @@
-"""Metrics of a run: metrics.jsonl, TensorBoard, the loss curve, and FLOPs for MFU.
-
-MFU (model FLOPs utilisation) is the share of the hardware's peak FLOP/s that the model uses.
-"""
+"""Metrics of a run: metrics.jsonl, TensorBoard and the loss curve."""
 
 import json
 import pathlib
-import re
-import time
-import typing
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.model import maelm, masking
-
-# Dense bf16 peak of a device in FLOP/s, from the vendors' data sheets. A key matches whole words of
-# jax.Device.device_kind.
-PEAK_FLOPS = {
-    "GH200": 989e12, "H200": 989e12, "H100": 989e12, "A100": 312e12,
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-    "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
-}  # fmt: skip
-
-
-def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
-    """Counts the model FLOPs of one training step, by term.
-
-    A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
-    Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
-    layer; causal attention counts as full attention. The encoder counts its V slots. The decoder
-    counts L slots, or M if it computes the masked slots only. The head counts M slots.
-
-    Args:
-        experiment: The settings.
-        vocabulary_size: Ids of the vocabulary.
-
-    Returns:
-        FLOPs of each term, over all rows of a step.
-    """
-    model, rows = experiment.model, experiment.run.batch_size
-    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-    visible, masked, resized = sizes.visible, sizes.masked, 0
-
-    def layer(part: config.Model, tokens: int, read: tuple[int, ...]):
-        """FLOPs of one layer: (matrices, attention). `read`: number of keys of each attention."""
-        matrices = 2 * part.width * part.feed_forward * tokens + sum(
-            2 * part.width**2 * (tokens + keys) for keys in read
-        )
-        return 6.0 * rows * matrices, 12.0 * rows * part.width * tokens * sum(read)
-
-    encoder, encoder_attention = (model.layers * cost for cost in layer(model, visible, (visible,)))
-    tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
-    read = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}[
-        model.decoder_attention
-    ]
-    decoder, decoder_attention = (
-        model.decoder_layers * cost for cost in layer(model.decoder, tokens, read)
-    )
-    if model.decoder.width != model.width:  # linear maps before the decoder and before the head
-        resized = (
-            6.0
-            * rows
-            * model.width
-            * model.decoder.width
-            * (tokens + masked + (visible if "cross" in model.decoder_attention else 0))
-        )
-    head = rows * 6.0 * masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
-    return {
-        "encoder matrices": encoder,
-        "encoder attention": encoder_attention,
-        "decoder matrices": decoder + resized,
-        "decoder attention": decoder_attention,
-        "head": head,
-    }
-
-
-def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:
-    """Measures the FLOP/s of a size^3 matrix product on the first device.
-
-    It takes the place of the data sheet's figure on CPU.
-
-    Args:
-        dtype: Type of the matrices.
-        size: Rows and columns of the matrices.
-        seconds: Time to measure for.
-
-    Returns:
-        The best rate, in FLOP/s.
-    """
-    a = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a: a @ a)
-    product(a).block_until_ready()
-    best, end = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        product(a).block_until_ready()
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best
-
-
-class Peak(typing.NamedTuple):
-    """The peak FLOP/s of all devices, of which MFU is a share."""
-
-    flops_per_second: float | None  # of all devices together. None: unknown
-    source: str  # where the figure comes from, or why it is unknown
-
-
-def peak_flops(dtype: str) -> Peak:
-    """Returns the peak rate of all devices.
-
-    For an accelerator in `PEAK_FLOPS` it is the data sheet's figure. On CPU it is measured with a
-    matrix product. For other accelerators it is unknown.
-    """
-    device, count = jax.devices()[0], jax.device_count()
-    for name, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b{re.escape(name)}\b", device.device_kind):
-            return Peak(peak * count, f"{count} x {device.device_kind}, data sheet, bf16")
-    # Emulated CPU devices share the same cores, so the measured rate is that of all of them.
-    if device.platform == "cpu":
-        return Peak(
-            measured_peak(dtype), f"a {dtype} matrix product measured on this {device.device_kind}"
-        )
-    return Peak(
-        None,
-        f"the peak of {device.device_kind} is not in PEAK_FLOPS of maelm_jax/training/metrics.py",
-    )
-
-
-def describe_peak(peak: Peak) -> str:
-    """Returns a sentence about the peak, for the start of a run."""
-    if peak.flops_per_second is None:
-        return f"MFU is left out: {peak.source}"
-    return f"MFU is against {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
 
 
 def path_of(workdir: str) -> pathlib.Path:
@@ -160,8 +33,8 @@ class Writer:
         if jax.process_index():
             return
         if self.path.exists():
-            kept = [line for line, values in _lines(self.path) if values["step"] <= step]
-            storage.write(self.path, "".join(f"{line}\n" for line in kept))
+            earlier = [line for line, values in _lines(self.path) if values["step"] <= step]
+            storage.write(self.path, "".join(f"{line}\n" for line in earlier))
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(
@@ -221,7 +94,7 @@ def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
 
     Raises ConfigError, with the number of the line, for a line that is no metrics line.
     """
-    found = []
+    lines = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             text = line.decode()
@@ -230,11 +103,11 @@ def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
                 raise ValueError("its step is no whole number")
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise config.ConfigError(
-                f"{path}: line {number} is damaged ({' '.join(str(error).split())[:100]}); "
-                "remove the line, or copy the file from elsewhere"
+                f"{path}: line {number} is damaged ({' '.join(str(error).split())[:100]}). "
+                "Remove the line, or copy the file from elsewhere"
             ) from error
-        found.append((text, values))
-    return found
+        lines.append((text, values))
+    return lines
 
 
 def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:

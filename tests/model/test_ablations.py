@@ -7,7 +7,7 @@ import pytest
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking
-from maelm_jax.training import metrics, optimizer, sharding, step
+from maelm_jax.training import flops, optimizer, sharding, step
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 LENGTH, ROWS, SIZE = 32, 4, 100
@@ -220,7 +220,7 @@ def test_the_cheap_decoder_is_the_same_function():
     full, less = (np.asarray(jax.jit(lambda p, x, g=g: maelm.apply(g, p)(x))(params, inputs)) for g in (graph, cheap))
     real = np.asarray(inputs.masked_slots) < LENGTH
     np.testing.assert_allclose(less[real], full[real], rtol=1e-4, atol=1e-4)
-    cost = {name: metrics.flops_terms(load(name), SIZE) for name in ("decoder_masked_only", "decoder_cross_only", "delta_0")}
+    cost = {name: flops.flops_terms(load(name), SIZE) for name in ("decoder_masked_only", "decoder_cross_only", "delta_0")}
     decoder = {name: terms["decoder matrices"] + terms["decoder attention"] for name, terms in cost.items()}
     assert decoder["decoder_masked_only"] < 0.6 * decoder["decoder_cross_only"] and decoder["decoder_masked_only"] < 0.6 * decoder["delta_0"]
 
@@ -229,8 +229,8 @@ def test_the_cheap_decoder_is_the_same_function():
 def test_decoder_depth(depth):
     experiment, _, params, _ = make(f"decoder_depth_{depth}")
     assert {x.shape[0] for x in jax.tree.leaves(params["decoder"]["blocks"])} == {depth}
-    one = metrics.flops_terms(load("delta_0", "Model.decoder_layers=1"), SIZE)
-    many = metrics.flops_terms(experiment, SIZE)
+    one = flops.flops_terms(load("delta_0", "Model.decoder_layers=1"), SIZE)
+    many = flops.flops_terms(experiment, SIZE)
     assert many["decoder matrices"] == depth * one["decoder matrices"] and many["head"] == one["head"]
 
 

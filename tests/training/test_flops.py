@@ -1,11 +1,11 @@
-"""What MFU is compared with, by the name of the device."""
+"""The peak that MFU is compared with, by the name of the device."""
 
 import types
 
 import jax
 import pytest
 
-from maelm_jax.training import metrics
+from maelm_jax.training import flops
 
 
 def pretend(monkeypatch, kind: str, platform: str, count: int = 4):
@@ -19,19 +19,19 @@ def pretend(monkeypatch, kind: str, platform: str, count: int = 4):
 ])  # fmt: skip
 def test_a_known_accelerator_has_its_data_sheet_figure(monkeypatch, kind, peak):
     pretend(monkeypatch, kind, "tpu" if "TPU" in kind else "gpu")
-    assert metrics.peak_flops("bfloat16").flops_per_second == 4 * peak
+    assert flops.peak_flops("bfloat16").flops_per_second == 4 * peak
 
 
 @pytest.mark.parametrize("kind", ["NVIDIA GeForce RTX 4090", "NVIDIA RTX A1000 Laptop GPU", "AMD Instinct MI300X"])
 def test_an_unknown_accelerator_has_no_peak_and_the_reason_is_told(monkeypatch, kind):
     pretend(monkeypatch, kind, "gpu")
-    monkeypatch.setattr(metrics, "measured_peak", lambda dtype: pytest.fail("nothing is measured on an accelerator"))
-    peak = metrics.peak_flops("bfloat16")
+    monkeypatch.setattr(flops, "measured_peak", lambda dtype: pytest.fail("nothing is measured on an accelerator"))
+    peak = flops.peak_flops("bfloat16")
     assert peak.flops_per_second is None
-    assert metrics.describe_peak(peak) == f"MFU is left out: the peak of {kind} is not in PEAK_FLOPS of maelm_jax/training/metrics.py"
+    assert flops.describe_peak(peak) == f"MFU is left out: the peak of {kind} is not in PEAK_FLOPS of maelm_jax/training/flops.py"
 
 
 def test_on_cpu_the_peak_is_measured(monkeypatch):
     pretend(monkeypatch, "cpu", "cpu")
-    monkeypatch.setattr(metrics, "measured_peak", lambda dtype: 1.5e11)
-    assert metrics.describe_peak(metrics.peak_flops("float32")) == "MFU is against 0.15 TFLOP/s (a float32 matrix product measured on this cpu)"
+    monkeypatch.setattr(flops, "measured_peak", lambda dtype: 1.5e11)
+    assert flops.describe_peak(flops.peak_flops("float32")) == "MFU is against 0.15 TFLOP/s (a float32 matrix product measured on this cpu)"

@@ -1,0 +1,137 @@
+"""Model FLOPs of a training step, and the peak FLOP/s of the devices, for MFU.
+
+MFU (model FLOPs utilisation) is the share of the hardware's peak FLOP/s that the model uses.
+"""
+
+import re
+import time
+import typing
+
+import jax
+import jax.numpy as jnp
+
+from maelm_jax import config
+from maelm_jax.model import maelm, masking
+
+# Dense bf16 peak of a device in FLOP/s, from the vendors' data sheets. A key matches whole words of
+# jax.Device.device_kind.
+PEAK_FLOPS = {
+    "GH200": 989e12, "H200": 989e12, "H100": 989e12, "A100": 312e12,
+    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
+    "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
+}  # fmt: skip
+
+
+class StackFlops(typing.NamedTuple):
+    """FLOPs of a stack of layers in one training step."""
+
+    matrices: float
+    attention: float
+
+
+def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
+    """Counts the model FLOPs of one training step, by term.
+
+    A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
+    Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
+    layer; causal attention counts as full attention. The encoder counts its V slots. The decoder
+    counts L slots, or M if it computes the masked slots only. The head counts M slots.
+
+    Args:
+        experiment: The settings.
+        vocabulary_size: Ids of the vocabulary.
+
+    Returns:
+        FLOPs of each term, over all rows of a step.
+    """
+    model, rows = experiment.model, experiment.run.batch_size
+    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
+    visible, masked = sizes.visible, sizes.masked
+    encoder = _stack_flops(model, model.layers, rows, visible, (visible,))
+    tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
+    keys = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
+    attended = keys[model.decoder_attention]
+    decoder = _stack_flops(model.decoder, model.decoder_layers, rows, tokens, attended)
+    resized = 0.0  # by the linear maps before the decoder and before the head
+    if model.decoder.width != model.width:
+        resized_tokens = tokens + masked
+        if "cross" in model.decoder_attention:
+            resized_tokens += visible
+        resized = 6.0 * rows * model.width * model.decoder.width * resized_tokens
+    head = rows * 6.0 * masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
+    return {
+        "encoder matrices": encoder.matrices,
+        "encoder attention": encoder.attention,
+        "decoder matrices": decoder.matrices + resized,
+        "decoder attention": decoder.attention,
+        "head": head,
+    }
+
+
+def _stack_flops(
+    part: config.Model, layers: int, rows: int, tokens: int, keys: tuple[int, ...]
+) -> StackFlops:
+    """FLOPs of `layers` layers. `keys`: number of keys that each attention of a layer reads."""
+    matrices = 2 * part.width * part.feed_forward * tokens
+    matrices += sum(2 * part.width**2 * (tokens + count) for count in keys)
+    attention = part.width * tokens * sum(keys)
+    return StackFlops(layers * 6.0 * rows * matrices, layers * 12.0 * rows * attention)
+
+
+def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:
+    """Measures the FLOP/s of a size^3 matrix product on the first device.
+
+    It takes the place of the data sheet's figure on CPU.
+
+    Args:
+        dtype: Type of the matrices.
+        size: Rows and columns of the matrices.
+        seconds: Time to measure for.
+
+    Returns:
+        The best rate, in FLOP/s.
+    """
+    a = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a: a @ a)
+    product(a).block_until_ready()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        product(a).block_until_ready()
+        best = max(best, 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+class Peak(typing.NamedTuple):
+    """The peak FLOP/s of all devices, of which MFU is a share."""
+
+    flops_per_second: float | None  # of all devices together. None: unknown
+    source: str  # where the figure comes from, or why it is unknown
+
+
+def peak_flops(dtype: str) -> Peak:
+    """Returns the peak rate of all devices.
+
+    For an accelerator in `PEAK_FLOPS` it is the data sheet's figure. On CPU it is measured with a
+    matrix product. For other accelerators it is unknown.
+    """
+    device, count = jax.devices()[0], jax.device_count()
+    for name, peak in PEAK_FLOPS.items():
+        if re.search(rf"\b{re.escape(name)}\b", device.device_kind):
+            return Peak(peak * count, f"{count} x {device.device_kind}, data sheet, bf16")
+    # Emulated CPU devices share the same cores, so the measured rate is that of all of them.
+    if device.platform == "cpu":
+        return Peak(
+            measured_peak(dtype), f"a {dtype} matrix product measured on this {device.device_kind}"
+        )
+    return Peak(
+        None,
+        f"the peak of {device.device_kind} is not in PEAK_FLOPS of maelm_jax/training/flops.py",
+    )
+
+
+def describe_peak(peak: Peak) -> str:
+    """Returns a sentence about the peak, for the start of a run."""
+    if peak.flops_per_second is None:
+        return f"MFU is left out: {peak.source}"
+    return f"MFU is against {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
