@@ -14,8 +14,6 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 """
 
 import argparse
-import dataclasses
-import json
 import pathlib
 
 from maelm_jax import cli, config, json_files
@@ -25,6 +23,58 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 
 def main(argv: list[str]) -> int:
+    args, experiment = cli.parse(_flags(), argv)
+    cli.check_workdir(args.workdir, experiment)
+    folders.check(args.output, args.workdir, args.overwrite)
+
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
+    from maelm_jax.data import vocabulary as vocabularies
+    from maelm_jax.encoders import card, export_formats, source
+    from maelm_jax.encoders.fine_tuned_head import FineTunedHead
+    from maelm_jax.training import metrics
+
+    encoder_source = source.find(args.workdir, args.step)
+    vocabulary = vocabularies.load(encoder_source.vocabulary)
+    export_formats.check(args.format, experiment.model, vocabulary.special)
+    verifying = _is_verifying(args.verify, args.format)
+    params = encoder_source.read(experiment.model)
+    results = read_results(pathlib.Path(args.workdir) / "results.json")
+    head = FineTunedHead.of(params, results.get("labels", ()))
+    if head and args.format != "huggingface":
+        raise config.ConfigError(
+            f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; "
+            f"--format={args.format} does not"
+        )
+    length = longest_input(experiment, results)
+    exported = export_formats.Exported(params, experiment.model, vocabulary, length, head)
+
+    with folders.written(args.output, args.workdir, args.overwrite) as folder:
+        written = export_formats.write(args.format, folder, exported)
+        reports = None
+        if verifying:
+            reports = export_formats.verify_folder(args.format, folder, exported)
+        about = card.About(
+            name=folders.resolved(args.output).name,
+            format=args.format,
+            architecture=written.architecture,
+            parameters=written.parameters,
+            experiment=experiment,
+            step=encoder_source.step,
+            lines=metrics.read(args.workdir),
+            results=results,
+            reports=reports,
+            length=length,
+        )
+        (folder / "README.md").write_text(card.render(about), encoding="utf-8")
+    size = f"{written.parameters:,} parameters"
+    print(f"{args.output}: {written.architecture} of step {encoder_source.step}, {size}")
+    _print_reports(reports, args.verify)
+    return 0
+
+
+def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
@@ -42,82 +92,43 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--overwrite", action="store_true", help="replace the output folder, if export wrote it"
     )
-    args, experiment = cli.parse(flags, argv)
-    cli.check_workdir(args.workdir, experiment)
-    folders.check(args.output, args.workdir, args.overwrite)
+    return flags
 
-    import jax
 
-    jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.encoders import card, huggingface, source, verify
-    from maelm_jax.training import metrics
+def _is_verifying(verify_flag: bool | None, format: str) -> bool:
+    """Returns whether the export is compared with JAX.
 
-    if args.verify and not verify.installed(args.format):
+    Raises:
+        ConfigError: --verify is given, and PyTorch is not installed.
+    """
+    from maelm_jax.encoders import torch_checkpoint, verify
+
+    if format == "reference":
+        torch_checkpoint.require_torch("--format=reference")
+    if verify_flag and not verify.is_installed(format):
         raise config.ConfigError(
-            f"--verify needs PyTorch, which is not installed here: {verify.INSTALL}"
+            f"--verify needs PyTorch, which is not installed here: {torch_checkpoint.INSTALL}"
         )
-    verifying = verify.installed(args.format) if args.verify is None else args.verify
-    encoder_source = source.find(args.workdir, args.step)
-    vocabulary = vocabularies.load(encoder_source.vocabulary)
-    check_fits(args.format, experiment.model, vocabulary)
-    params = encoder_source.read(experiment.model)
-    results = read_results(pathlib.Path(args.workdir) / "results.json")
-    tuned = huggingface.Tuned.of(params, results.get("labels", ()))
-    if tuned and args.format != "huggingface":
-        raise config.ConfigError(
-            f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; "
-            f"--format={args.format} does not"
-        )
+    return verify.is_installed(format) if verify_flag is None else verify_flag
 
-    with folders.written(args.output, args.workdir, args.overwrite) as folder:
-        length = longest_input(experiment, results)
-        architecture, count = write(
-            folder, args.format, params, experiment.model, vocabulary, length, tuned
-        )
-        reports = None
-        if verifying:
-            reports = compare(
-                folder, args.format, source.nested(params), experiment.model, vocabulary
-            )
-            (folder / "verification.json").write_text(
-                json.dumps(reports, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-            )
-        name, lines = folders.resolved(args.output).name, metrics.read(args.workdir)
-        about = card.About(
-            name,
-            args.format,
-            architecture,
-            count,
-            experiment,
-            encoder_source.step,
-            lines,
-            results,
-            reports,
-            length,
-        )
-        (folder / "README.md").write_text(card.render(about), encoding="utf-8")
-    print(f"{args.output}: {architecture} of step {encoder_source.step}, {count:,} parameters")
+
+def _print_reports(reports: list[dict] | None, verify_flag: bool | None):
+    """Prints what was compared, or why nothing was."""
+    from maelm_jax.encoders import torch_checkpoint
+
     if reports is None:
+        missing = f"PyTorch is not installed ({torch_checkpoint.INSTALL})"
+        print(f"unverified: {'--no-verify was given' if verify_flag is False else missing}")
+    for report in reports or []:
         print(
-            "unverified: "
-            + (
-                "--no-verify was given"
-                if args.verify is False
-                else f"PyTorch is not installed ({verify.INSTALL})"
-            )
+            f"verified: {report['of']}: largest difference {report['largest_difference']:.2g}, "
+            f"largest value {report['largest_value']:.4g}"
         )
-    for item in reports or []:
-        print(
-            f"verified: {item['of']}: largest difference {item['largest_difference']:.2g}, largest "
-            f"value {item['largest_value']:.4g}"
-        )
-        if "sentence" in item:
+        if "sentence" in report:
             print(
-                f"  {item['sentence']!r} -> ids {item['input_ids']}, hidden state of <s> "
-                f"{item['hidden_state_of_<s>']} ..."
+                f"  {report['sentence']!r} -> ids {report['input_ids']}, hidden state of <s> "
+                f"{report['hidden_state_of_<s>']} ..."
             )
-    return 0
 
 
 def read_results(path: pathlib.Path) -> dict:
@@ -132,7 +143,7 @@ def read_results(path: pathlib.Path) -> dict:
     if not path.is_file():
         return {}
     results = json_files.read_object(path)
-    valid = {
+    is_valid = {
         "task": isinstance(results.get("task", ""), str),
         "labels": json_files.is_texts(results.get("labels", [])),
         "max_length": json_files.is_integer(
@@ -142,12 +153,13 @@ def read_results(path: pathlib.Path) -> dict:
         or json_files.is_number(results["score"], -1000.0, 1000.0),
         "main_metric": results.get("score") is None or isinstance(results.get("main_metric"), str),
     }
-    if wrong := [
+    faults = [
         f"{name} is {json_files.shown(results.get(name))}"
-        for name, good in valid.items()
-        if not good
-    ]:
-        raise config.ConfigError(f"{path} is damaged: {', '.join(wrong)}. Fine-tune the run again")
+        for name, valid in is_valid.items()
+        if not valid
+    ]
+    if faults:
+        raise config.ConfigError(f"{path} is damaged: {', '.join(faults)}. Fine-tune the run again")
     return results
 
 
@@ -171,81 +183,6 @@ def longest_input(experiment: config.Experiment, results: dict) -> int:
     file = pathlib.Path(start) / "tokenizer_config.json"
     stated = json_files.read_object(file).get("model_max_length") if file.is_file() else None
     return max(length, stated if json_files.is_integer(stated, 1, positions) else positions)
-
-
-def check_fits(format: str, model: config.Model, vocabulary):
-    """Raises ConfigError if the format cannot hold the model. Call it before reading weights."""
-    from maelm_jax.encoders import huggingface, published, pytorch
-
-    if format == "huggingface":
-        huggingface.hf_model_type(model, vocabulary.special)
-    else:
-        {"pytorch": pytorch, "reference": published}[format].check(model)
-
-
-def write(
-    folder: pathlib.Path,
-    format: str,
-    params: dict,
-    model: config.Model,
-    vocabulary,
-    length: int,
-    tuned=None,
-) -> tuple[str, int]:
-    """Writes every file of the export except the model card.
-
-    Args:
-        folder: The folder to write into.
-        format: One of FORMATS.
-        params: {parameter path: array}.
-        model: The settings of the model.
-        vocabulary: The vocabulary of the run.
-        length: The longest input in tokens, with `<s>` and `</s>`.
-        tuned: The head of a fine-tuned run (`huggingface.Tuned`), or None.
-
-    Returns:
-        The name of the class or layout that loads the folder, and the number of parameters.
-    """
-    from maelm_jax.encoders import huggingface, published, pytorch, tokenizer
-
-    special = vocabulary.special
-    if format == "reference":
-        vocabulary.save(folder)
-        return "the reference's layout", published.write(
-            folder / "model.pt", params, model, vocabulary.size
-        )
-    if format == "pytorch":
-        try:
-            tokenizer.write(folder, vocabulary, length)
-        except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
-            print(f"no tokenizer.json: {error}")
-            vocabulary.save(folder)
-        return "maelm.MaeLm", pytorch.write(folder, params, model, vocabulary.size, special)
-    tokenizer.write(folder, vocabulary, length)
-    return huggingface.architecture(model, special, tuned), huggingface.write(
-        folder, params, model, vocabulary.size, special, tuned
-    )
-
-
-def compare(
-    folder: pathlib.Path, format: str, params: dict, model: config.Model, vocabulary
-) -> list[dict]:
-    """Reads the folder back and compares it with JAX.
-
-    Returns:
-        One report for each comparison (`verify.Report`).
-
-    Raises:
-        RunError: The folder does not compute what JAX computes.
-    """
-    from maelm_jax.encoders import verify
-
-    model = dataclasses.replace(model, dtype="float32")
-    if format == "reference":
-        return verify.reference(folder)
-    return (verify.huggingface if format == "huggingface" else verify.pytorch)(
-        folder, params, model, vocabulary
-    )
 
 
 if __name__ == "__main__":

@@ -153,9 +153,8 @@ def tune(folder: pathlib.Path, planned: list[Planned], as_table: bool) -> int:
     for task, start, label, experiment in planned:
         # Fine-tuning drops the decoder. The key leaves it out, so that MAE-LM and MLM runs share
         # data and compiled steps.
-        encoder = dataclasses.replace(
-            experiment.model, **{name: getattr(config.Model(), name) for name in source.DECODER}
-        )
+        defaults = {name: getattr(config.Model(), name) for name in source.DECODER_FIELDS}
+        encoder = dataclasses.replace(experiment.model, **defaults)
         key = (task, start.vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key not in tuners:
             tuners.clear()

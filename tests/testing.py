@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import importlib
 import io
 import json
@@ -17,10 +18,14 @@ import unittest.mock
 
 import jax
 import pytest
+from flax import traverse_util
 
 from maelm_jax import cli
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Parameter trees to {path: leaf} and back.
+flatten = functools.partial(traverse_util.flatten_dict, sep="/")
+unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
 STEPS = 60  # of the run that `training` describes
 
 

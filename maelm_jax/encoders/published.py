@@ -1,6 +1,6 @@
 """Writes and reads checkpoints of the reference implementation, github.com/yumeng5/MAE-LM.
 
-`_rows` lists the correspondence of all parameters. A tensor without a counterpart is an error.
+`_mappings` lists the correspondence of all parameters. A tensor without a counterpart is an error.
 """
 
 import json
@@ -11,7 +11,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.encoders import tensors as tables
-from maelm_jax.encoders import torch_file
+from maelm_jax.encoders import torch_checkpoint
 from maelm_jax.encoders.tensors import TensorMapping
 
 _LAYER = {
@@ -36,27 +36,37 @@ _ARGUMENTS = {
 CONFIG = "ablations/reference_positions.gin"
 
 
-def _rows(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
-    rows = [TensorMapping(TOKENS, "encoder/token_embedding")]
-    for prefix, room, depth in (
-        (_ENCODER, "encoder", layers),
-        (_DECODER, "decoder", decoder_layers),
-    ):
-        if depth:
-            rows.append(
-                TensorMapping(prefix + "embed_positions.weight", f"{room}/position_embedding")
-            )
-            rows += tables.norm(prefix + "emb_layer_norm", f"{room}/norm") + tables.blocks(
-                f"{prefix}layers.", room, depth, _LAYER
-            )
+class StoredModel(typing.NamedTuple):
+    """A checkpoint or a test case of the reference implementation."""
+
+    settings: dict[str, typing.Any]  # the fields of config.Model that it determines
+    tensors: tables.Tensors  # {reference name: array}
+
+
+def _mappings(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
+    mappings = [
+        TensorMapping(TOKENS, "encoder/token_embedding"),
+        *_stack(_ENCODER, "encoder", layers),
+    ]
+    if decoder_layers:
+        mappings += _stack(_DECODER, "decoder", decoder_layers)
     if relative:
-        rows.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
+        mappings.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
     head = _head(decoder_layers)
     return [
-        *rows,
+        *mappings,
         *tables.linear(head + "dense", "head/dense"),
         *tables.norm(head + "layer_norm", "head/norm"),
         TensorMapping(head + "bias", "head/bias"),
+    ]
+
+
+def _stack(prefix: str, module: str, layers: int) -> list[TensorMapping]:
+    """Returns the mappings of the encoder or the decoder, without the token table."""
+    return [
+        TensorMapping(prefix + "embed_positions.weight", f"{module}/position_embedding"),
+        *tables.norm(prefix + "emb_layer_norm", f"{module}/norm"),
+        *tables.blocks(f"{prefix}layers.", module, layers, _LAYER),
     ]
 
 
@@ -66,25 +76,23 @@ def _head(decoder_layers: int) -> str:
 
 def _tied(decoder_layers: int) -> dict[str, str]:
     """Returns {name of a tied copy: name of its original}."""
-    copies = [_head(decoder_layers) + "weight"] + (
-        [_DECODER + "embed_tokens.weight"] if decoder_layers else []
-    )
-    return {name: TOKENS for name in copies}
+    copies = [_head(decoder_layers) + "weight"]
+    if decoder_layers:
+        copies.append(_DECODER + "embed_tokens.weight")
+    return dict.fromkeys(copies, TOKENS)
 
 
-def to_reference(ours: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
+def to_reference(params: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
     """Converts parameters {path: array} to {reference name: array}.
 
     Tied copies and the padding rows of tables over the vocabulary are left out.
     """
-    rows = _rows(
-        tables.depth(ours, "encoder"),
-        tables.depth(ours, "decoder"),
-        "encoder/relative_bias/table" in ours,
+    mappings = _mappings(
+        tables.depth(params, "encoder"),
+        tables.depth(params, "decoder"),
+        "encoder/relative_bias/table" in params,
     )
-    return tables.give(
-        {path: np.asarray(value) for path, value in ours.items()}, rows, vocabulary_size
-    )
+    return tables.export_tensors(params, mappings, vocabulary_size)
 
 
 def check(model: config.Model):
@@ -115,7 +123,7 @@ def check(model: config.Model):
 def write(
     path: os.PathLike, params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int
 ) -> int:
-    """Writes a .pt file in the checkpoint layout of the reference implementation.
+    """Writes a .pt file in the checkpoint layout of the reference implementation. Needs PyTorch.
 
     `args` holds the architecture. `model` holds the state dict with its tied copies. There is no
     training state, so the reference can start from the file but cannot resume from it.
@@ -127,64 +135,60 @@ def write(
         ConfigError: As `check`.
     """
     check(model)
-    given = {name: getattr(model, ours) for ours, name in _ARGUMENTS.items()}
-    given |= {
+    args = {name: getattr(model, field) for field, name in _ARGUMENTS.items()}
+    args |= {
         "arch": "ae",
         "rel_pos": int(model.relative_buckets != "none"),
         "decoder_rel_pos": 0,
         "tokens_per_sample": model.max_positions,
     }
-    given |= {
-        f"decoder_{name}": given[f"encoder_{name}"]
-        for name in ("embed_dim", "ffn_embed_dim", "attention_heads")
-    }
+    for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
+        args[f"decoder_{name}"] = args[f"encoder_{name}"]
     tensors = to_reference(params, vocabulary_size)
-    torch_file.write(path, tensors, _tied(model.decoder_layers), given)
+    torch_checkpoint.write(path, tensors, _tied(model.decoder_layers), args)
     return sum(value.size for value in tensors.values())
 
 
-def read(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
-    """Reads a .pt checkpoint, or a .npz test case, of the reference implementation.
+def read(path: str | os.PathLike) -> StoredModel:
+    """Reads a .pt checkpoint (needs PyTorch) or a .npz test case of the reference implementation.
 
-    Returns:
-        The fields of config.Model that the file determines, and {reference name: array}. If a .pt
-        file has no `args`, the fields lack `max_distance`, and lack `heads` unless there is a
-        table of relative biases.
+    If a .pt file has no `args`, the settings lack `max_distance`, and lack `heads` unless there is
+    a table of relative biases.
 
     Raises:
-        ConfigError: The file is not such a checkpoint.
+        ConfigError: The file is not such a checkpoint, or PyTorch is missing.
     """
-    if str(path).endswith(".npz"):
-        said, weights = _read_case(path)
-    else:
-        content = torch_file.read(path)
-        weights = content.get("model") if isinstance(content, dict) else None
-        named = isinstance(weights, dict) and all(isinstance(name, str) for name in weights)
-        if not named or not all(isinstance(value, np.ndarray) for value in weights.values()):
-            raise config.ConfigError(
-                f"{path} holds no tensors under `model`: it is no checkpoint of the reference "
-                "implementation"
-            )
-        given = getattr(content.get("args"), "__dict__", {})
-        said = {
-            ours: given[name]
-            for ours, name in _ARGUMENTS.items()
-            if ours in ("heads", "max_distance") and name in given
-        }
-    return settings(weights, str(path)) | said, weights
+    stored = _read_case(path) if str(path).endswith(".npz") else _read_checkpoint(path)
+    return stored._replace(settings=settings_of(stored.tensors, str(path)) | stored.settings)
 
 
-def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.Tensors]:
+def _read_checkpoint(path: str | os.PathLike) -> StoredModel:
+    """Reads the number of heads, the largest distance and the tensors of a .pt file."""
+    content = torch_checkpoint.read(path)
+    tensors = content.get("model") if isinstance(content, dict) else None
+    named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not named or not all(isinstance(value, np.ndarray) for value in tensors.values()):
+        raise config.ConfigError(
+            f"{path} holds no tensors under `model`: it is no checkpoint of the reference "
+            "implementation"
+        )
+    args = getattr(content.get("args"), "__dict__", {})
+    fields = ("heads", "max_distance")
+    settings = {field: args[_ARGUMENTS[field]] for field in fields if _ARGUMENTS[field] in args}
+    return StoredModel(settings, tensors)
+
+
+def _read_case(path: str | os.PathLike) -> StoredModel:
     """Reads the number of heads, the largest distance and the tensors of a .npz file."""
     try:
         with open(path, "rb") as file, np.load(file) as data:
             case = json.loads(str(data["config"]))
-            weights = {
+            tensors = {
                 key.removeprefix("weights/"): data[key]
                 for key in data.files
                 if key.startswith("weights/")
             }
-        return {"heads": case["heads"], "max_distance": case["max_rel_pos"]}, weights
+        return StoredModel({"heads": case["heads"], "max_distance": case["max_rel_pos"]}, tensors)
     except Exception as error:  # numpy, zipfile, zlib and json raise different types
         reason = " ".join(str(error).split())[:200]
         raise config.ConfigError(
@@ -192,50 +196,52 @@ def _read_case(path: str | os.PathLike) -> tuple[dict[str, typing.Any], tables.T
         ) from error
 
 
-def settings(weights: tables.Tensors, where: str) -> dict[str, typing.Any]:
+def settings_of(tensors: tables.Tensors, path: str) -> dict[str, typing.Any]:
     """Returns the fields of config.Model that the names and shapes of the tensors determine.
 
     Raises:
-        ConfigError: The embedding tables or the first layer are missing. `where` names the file in
+        ConfigError: The embedding tables or the first layer are missing. `path` names the file in
             the message.
     """
-    needed = (TOKENS, _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight")
-    absent = [name for name in needed if name not in weights or weights[name].ndim != 2]
+    positions, feed_forward = _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight"
+    needed = (TOKENS, positions, feed_forward)
+    absent = [name for name in needed if name not in tensors or tensors[name].ndim != 2]
     if absent:
-        listed = ", ".join(absent)
         raise config.ConfigError(
-            f"{where}: no checkpoint of the reference implementation: {listed} missing or no "
-            f"matrix; it holds {summary(weights)}"
+            f"{path}: no checkpoint of the reference implementation: {', '.join(absent)} missing "
+            f"or no matrix; it holds {summary(tensors)}"
         )
-    layers = {
-        prefix: len({name.split(".")[3] for name in weights if name.startswith(prefix + "layers.")})
-        for prefix in (_ENCODER, _DECODER)
+    settings = {
+        "layers": _count_layers(tensors, _ENCODER),
+        "decoder_layers": _count_layers(tensors, _DECODER),
+        "decoder_relative_bias": False,
+        "layer_norm_eps": 1e-5,
+        "width": tensors[TOKENS].shape[1],
+        "max_positions": tensors[positions].shape[0],
+        "feed_forward": tensors[feed_forward].shape[0],
+        "relative_buckets": "none",
     }
-    found: dict[str, typing.Any] = {"layers": layers[_ENCODER], "decoder_layers": layers[_DECODER]}
-    found |= {"decoder_relative_bias": False, "layer_norm_eps": 1e-5}
-    found |= {
-        "width": weights[TOKENS].shape[1],
-        "max_positions": weights[needed[1]].shape[0],
-        "feed_forward": weights[needed[2]].shape[0],
-    }
-    if BUCKETS in weights and weights[BUCKETS].ndim == 2:
-        buckets, heads = weights[BUCKETS].shape
-        return found | {"relative_buckets": "reference", "num_buckets": buckets, "heads": heads}
-    return found | {"relative_buckets": "none"}
+    if BUCKETS in tensors and tensors[BUCKETS].ndim == 2:
+        buckets, heads = tensors[BUCKETS].shape
+        settings |= {"relative_buckets": "reference", "num_buckets": buckets, "heads": heads}
+    return settings
 
 
-def summary(weights: tables.Tensors) -> str:
+def _count_layers(tensors: tables.Tensors, prefix: str) -> int:
+    """Returns the number of different layers among names such as PREFIX.layers.0.fc1.weight."""
+    names = [name for name in tensors if name.startswith(prefix + "layers.")]
+    return len({name.split(".")[3] for name in names})
+
+
+def summary(tensors: tables.Tensors) -> str:
     """Returns the first names of the tensors, for an error message."""
-    names = sorted(weights)
-    return (
-        ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        if names
-        else "nothing"
-    )
+    names = sorted(tensors)
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return ", ".join(names[:4]) + more or "nothing"
 
 
-def take(
-    weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str
+def import_params(
+    tensors: tables.Tensors, shapes: dict[str, tuple[int, ...]], path: str
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a checkpoint to {parameter path: float32 array}.
 
@@ -243,13 +249,12 @@ def take(
     {parameter path: shape} of the model.
 
     Raises:
-        ConfigError: As `tensors.take`. `where` names the file in the message.
+        ConfigError: As `tensors.import_tensors`. `path` names the file in the message.
     """
-    decoder_kernel = shapes.get("decoder/blocks/attention/query/kernel")
-    decoder_layers = decoder_kernel[0] if decoder_kernel else 0
-    rows = _rows(
+    decoder_layers = shapes.get("decoder/blocks/attention/query/kernel", (0,))[0]
+    mappings = _mappings(
         shapes["encoder/blocks/attention/query/kernel"][0],
         decoder_layers,
         "encoder/relative_bias/table" in shapes,
     )
-    return tables.take(weights, rows, shapes, where, _tied(decoder_layers))
+    return tables.import_tensors(tensors, mappings, shapes, path, _tied(decoder_layers))

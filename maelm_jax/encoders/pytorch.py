@@ -13,6 +13,7 @@ import numpy as np
 
 from maelm_jax import config, json_files
 from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import weight_files
 from maelm_jax.encoders.tensors import TensorMapping
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
@@ -29,39 +30,43 @@ FIELDS = (
 )  # fmt: skip
 
 
-def _rows(model: typing.Mapping[str, typing.Any]) -> list[TensorMapping]:
-    rows = [TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding")]
-    relative = {
-        "encoder": model["relative_buckets"] != "none",
-        "decoder": model["decoder_relative_bias"],
-    }
-    for room, depth in (("encoder", model["layers"]), ("decoder", model["decoder_layers"])):
-        if depth:
-            rows.append(
-                TensorMapping(f"{room}.position_embedding.weight", f"{room}/position_embedding")
-            )
-            rows += tables.norm(f"{room}.norm", f"{room}/norm")
-            rows += (
-                [TensorMapping(f"{room}.relative_bias.weight", f"{room}/relative_bias/table")]
-                if relative[room]
-                else []
-            )
-            rows += tables.blocks(f"{room}.blocks.", room, depth, _PARTS)
+FORMAT = "maelm_jax"  # the value of `format` in config.json
+
+
+def _mappings(model: typing.Mapping[str, typing.Any]) -> list[TensorMapping]:
+    mappings = [
+        TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding"),
+        *_stack("encoder", model["layers"], model["relative_buckets"] != "none"),
+    ]
+    if model["decoder_layers"]:
+        mappings += _stack("decoder", model["decoder_layers"], model["decoder_relative_bias"])
     return [
-        *rows,
+        *mappings,
         *tables.linear("head.dense", "head/dense"),
         *tables.norm("head.norm", "head/norm"),
         TensorMapping("head.bias", "head/bias"),
     ]
 
 
-def give(
+def _stack(module: str, layers: int, relative: bool) -> list[TensorMapping]:
+    """Returns the mappings of the encoder or the decoder, without the token table."""
+    mappings = [
+        TensorMapping(f"{module}.position_embedding.weight", f"{module}/position_embedding"),
+        *tables.norm(f"{module}.norm", f"{module}/norm"),
+        *tables.blocks(f"{module}.blocks.", module, layers, _PARTS),
+    ]
+    if relative:
+        name, path = f"{module}.relative_bias.weight", f"{module}/relative_bias/table"
+        mappings.append(TensorMapping(name, path))
+    return mappings
+
+
+def state_dict(
     params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int
 ) -> dict[str, np.ndarray]:
     """Returns the parameters {path: array} as the state dict of maelm_torch.MaeLm."""
-    return tables.give(
-        params, _rows({name: getattr(model, name) for name in FIELDS}), vocabulary_size
-    )
+    mappings = _mappings({name: getattr(model, name) for name in FIELDS})
+    return tables.export_tensors(params, mappings, vocabulary_size)
 
 
 def check(model: config.Model):
@@ -96,51 +101,51 @@ def write(
     settings = {name: getattr(model, name) for name in FIELDS}
     ids = {name: getattr(special, name) for name in ("bos", "pad", "eos", "unk", "mask")}
     content = {
-        "format": "maelm_jax",
+        "format": FORMAT,
         "model": settings,
         "vocabulary_size": vocabulary_size,
         "special_ids": ids,
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-    given = give(params, model, vocabulary_size)
-    tables.write_safetensors(folder / "model.safetensors", given)
+    tensors = state_dict(params, model, vocabulary_size)
+    weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
     shutil.copyfile(MODULE, folder / "maelm.py")
-    return sum(value.size for value in given.values())
+    return sum(value.size for value in tensors.values())
 
 
-def settings(content: dict, names: typing.Iterable[str], where: str) -> dict[str, typing.Any]:
+def settings(content: dict, names: typing.Iterable[str], path: str) -> dict[str, typing.Any]:
     """Returns the fields `names` of config.Model from the content of a config.json.
 
     Raises:
-        ConfigError: A field is missing, or the vocabulary size is wrong. `where` names the file in
+        ConfigError: A field is missing, or the vocabulary size is wrong. `path` names the file in
             the message.
     """
     model, size = content.get("model"), content.get("vocabulary_size")
     if not isinstance(model, dict):
-        raise config.ConfigError(f"{where} has no settings under `model`. Export the run again")
-    wrong = [f"{name} is missing" for name in names if name not in model]
+        raise config.ConfigError(f"{path} has no settings under `model`. Export the run again")
+    faults = [f"{name} is missing" for name in names if name not in model]
     if not json_files.is_integer(size, 1, json_files.LARGEST):
-        wrong.append(
+        faults.append(
             f"vocabulary_size is {json_files.shown(size)}, not an integer from 1 to "
             f"{json_files.LARGEST}"
         )
-    if wrong:
-        raise config.ConfigError(f"{where}: {'; '.join(wrong)}. Export the run again")
+    if faults:
+        raise config.ConfigError(f"{path}: {'; '.join(faults)}. Export the run again")
     return {name: model[name] for name in names}
 
 
 def read(
-    content: dict, weights: tables.Tensors, shapes: dict[str, tuple[int, ...]], where: str
+    content: dict, tensors: tables.Tensors, shapes: dict[str, tuple[int, ...]], folder: str
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a folder to {parameter path: float32 array}.
 
     Args:
         content: The content of config.json.
-        weights: {state dict name: array}.
+        tensors: {state dict name: array}.
         shapes: {parameter path: shape} of the model.
-        where: The folder, for error messages.
+        folder: The folder, for error messages.
 
     Raises:
-        ConfigError: As `tensors.take`.
+        ConfigError: As `tensors.import_tensors`.
     """
-    return tables.take(weights, _rows(content["model"]), shapes, where)
+    return tables.import_tensors(tensors, _mappings(content["model"]), shapes, folder)

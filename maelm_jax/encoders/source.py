@@ -1,4 +1,4 @@
-"""Finds and loads the pretrained encoders that train, finetune, export and embed start from.
+"""Finds and reads the pretrained encoders that the commands start from.
 
 A source is one of:
 
@@ -7,11 +7,12 @@ A source is one of:
 - a stock MPNet or RoBERTa folder with its tokenizer.json,
 - a checkpoint of the reference implementation (.pt, or a .npz test case).
 
-`find` reads the settings of the model. `Pretrained.read` reads its weights.
+`find` reads the settings of the model. `EncoderSource.read` reads its weights.
 """
 
 import collections.abc
 import dataclasses
+import functools
 import pathlib
 import typing
 
@@ -21,22 +22,21 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import huggingface, published, pytorch
+from maelm_jax.encoders import fine_tuned_head, huggingface, published, pytorch, weight_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
-ENCODER = (
+ENCODER_FIELDS = (
     "layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets",
     "max_distance", "layer_norm_eps",
 )  # fmt: skip
-DECODER = ("decoder_layers", "decoder_relative_bias")
-TUNED = {"classifier", "span"}  # the heads of fine-tuned runs
+DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
 
 
 @dataclasses.dataclass(frozen=True)
-class Pretrained:
+class EncoderSource:
     """A pretrained encoder on disk, with the decoder and the head if the source has them.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pretrained:
     kind: str
     settings: dict[str, typing.Any]
     vocabulary: str | None
-    _weights: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
+    _read_params: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
     step: int | None = None
 
     def model(self, base: config.Model) -> config.Model:
@@ -82,21 +82,19 @@ class Pretrained:
         Raises:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
-        values = self._weights(self.model(base))
-        if "encoder/token_embedding" not in values:
-            raise config.ConfigError(
-                f"{self.path} holds no encoder, only "
-                f"{', '.join(sorted({path.split('/')[0] for path in values}))}"
-            )
+        params = self._read_params(self.model(base))
+        if "encoder/token_embedding" not in params:
+            modules = ", ".join(sorted(_modules(params)))
+            raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
         if self.vocabulary:
             size = vocabularies.load(self.vocabulary).size
-            if len(values["encoder/token_embedding"]) < size:
+            rows = len(params["encoder/token_embedding"])
+            if rows < size:
                 raise config.ConfigError(
-                    f"{self.path}: {len(values['encoder/token_embedding'])} rows of tokens, but "
-                    f"its vocabulary has {size} ids"
+                    f"{self.path}: {rows} rows of tokens, but its vocabulary has {size} ids"
                 )
-            values |= {path: values[path][:size] for path in tables.VOCABULARY if path in values}
-        return values
+            params |= {path: params[path][:size] for path in tables.VOCABULARY if path in params}
+        return params
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
         """Checks that `vocabulary` has the same ids as the weights of the source.
@@ -104,17 +102,16 @@ class Pretrained:
         Raises:
             ConfigError: The source has another vocabulary.
         """
-        if (
-            self.vocabulary
-            and vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint
-        ):
+        if not self.vocabulary:
+            return
+        if vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint:
             raise config.ConfigError(
                 f"Vocabulary.file is not the vocabulary of {self.path}, whose weights are for its "
                 "own ids: leave it out"
             )
 
 
-def find(path: str, step: int | None = None) -> Pretrained:
+def find(path: str, step: int | None = None) -> EncoderSource:
     """Finds the pretrained encoder at `path`.
 
     Args:
@@ -125,252 +122,146 @@ def find(path: str, step: int | None = None) -> Pretrained:
         ConfigError: `path` does not exist, or a run cannot start from it.
     """
     storage.require_local(path)
-    place = pathlib.Path(path)
-    if place.is_file():
-        return _reference(place, None)
-    if (place / "config.gin").is_file():
-        return _workdir(place, step)
-    if (place / "model.pt").is_file():
-        return _reference(place / "model.pt", str(place))
-    if (place / "config.json").is_file():
-        return _folder(place)
-    if not place.exists():
+    folder = pathlib.Path(path)
+    if folder.is_file():
+        return _published_checkpoint(folder, None)
+    if (folder / "config.gin").is_file():
+        return _workdir(folder, step)
+    if (folder / "model.pt").is_file():
+        return _published_checkpoint(folder / "model.pt", str(folder))
+    if (folder / "config.json").is_file():
+        return _weight_folder(folder)
+    if not folder.exists():
         raise config.ConfigError(f"{path}: no such file or folder{workdirs.near(path)}")
-    held = ", ".join(sorted(item.name for item in place.iterdir())[:6]) or "nothing"
+    names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
     raise config.ConfigError(
         f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
-        f"a checkpoint; it holds {held}{workdirs.near(path)}"
+        f"a checkpoint; it holds {names}{workdirs.near(path)}"
     )
 
 
-def _workdir(place: pathlib.Path, step: int | None) -> Pretrained:
-    model, step = (
-        gin_files.load([str(place / "config.gin")]).model,
-        checkpoint_params.pick_step(str(place), step),
-    )
+def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
+    model = gin_files.load([str(folder / "config.gin")]).model
+    step = checkpoint_params.pick_step(str(folder), step)
 
-    def weights(_):
-        values = flat(checkpoint_params.read_params(str(place), step))
-        _check_shapes(
-            values,
-            _shapes(model, vocabularies.load(place / "vocabulary").size),
-            f"{place}, step {step}",
-        )
-        return values
+    def read_params(_):
+        tree = checkpoint_params.read_params(str(folder), step)
+        params = traverse_util.flatten_dict(tree, sep="/")
+        shapes = parameter_shapes(model, vocabularies.load(folder / "vocabulary").size)
+        _check_shapes(params, shapes, f"{folder}, step {step}")
+        return params
 
-    settings = {name: getattr(model, name) for name in (*ENCODER, *DECODER)}
-    return Pretrained(str(place), "workdir", settings, str(place / "vocabulary"), weights, step)
+    settings = {name: getattr(model, name) for name in (*ENCODER_FIELDS, *DECODER_FIELDS)}
+    vocabulary = str(folder / "vocabulary")
+    return EncoderSource(str(folder), "workdir", settings, vocabulary, read_params, step)
 
 
-def _folder(place: pathlib.Path) -> Pretrained:
-    content = json_files.read_object(place / "config.json")
-    if not vocabularies.files_in(place):
+def _weight_folder(folder: pathlib.Path) -> EncoderSource:
+    """Returns the source in a folder of config.json, safetensors and a vocabulary."""
+    content = json_files.read_object(folder / "config.json")
+    if not vocabularies.files_in(folder):
         raise config.ConfigError(
-            f"{place} has no tokenizer.json; transformers makes it: "
-            f"AutoTokenizer.from_pretrained('{place}').save_pretrained('{place}')"
+            f"{folder} has no tokenizer.json; transformers makes it: "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    ours = content.get("format") == "maelm_jax"
-    if ours:
-        settings = pytorch.settings(content, (*ENCODER, *DECODER), str(place / "config.json"))
-    else:
-        settings = huggingface.settings(content, str(place)) | {
-            "decoder_layers": 0,
-            "decoder_relative_bias": False,
-        }
-    reader = pytorch.read if ours else huggingface.read
-
-    def weights(model):
-        shapes = _shapes(model, content["vocabulary_size" if ours else "vocab_size"])
-        return reader(content, huggingface.weights_of(place), shapes, str(place))
-
-    _check_settings(settings, str(place))
-    return Pretrained(
-        str(place),
-        "folder of ours" if ours else f"{content['model_type']} folder",
-        settings,
-        str(place),
-        weights,
-    )
+    if content.get("format") == pytorch.FORMAT:
+        return _exported_pytorch(folder, content)
+    return _stock_folder(folder, content)
 
 
-def _reference(file: pathlib.Path, vocabulary: str | None) -> Pretrained:
-    settings, tensors = published.read(file)
-    _check_settings(settings, str(file))
+def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
+    fields = (*ENCODER_FIELDS, *DECODER_FIELDS)
+    settings = pytorch.settings(content, fields, str(folder / "config.json"))
+    _check_settings(settings, str(folder))
 
-    def weights(model):
-        return published.take(
-            tensors, _shapes(model, tensors[published.TOKENS].shape[0]), str(file)
-        )
+    def read_params(model):
+        shapes = parameter_shapes(model, content["vocabulary_size"])
+        return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
-    return Pretrained(str(file), "checkpoint of the reference", settings, vocabulary, weights)
+    return EncoderSource(str(folder), "folder of ours", settings, str(folder), read_params)
 
 
-def _check_settings(settings: dict[str, typing.Any], where: str):
+def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
+    settings = huggingface.settings(content, str(folder))
+    settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
+    _check_settings(settings, str(folder))
+
+    def read_params(model):
+        shapes = parameter_shapes(model, content["vocab_size"])
+        tensors = weight_files.open_folder(folder)
+        return huggingface.read(content, tensors, model, shapes, str(folder))
+
+    kind = f"{content['model_type']} folder"
+    return EncoderSource(str(folder), kind, settings, str(folder), read_params)
+
+
+def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
+    stored = published.read(file)
+    _check_settings(stored.settings, str(file))
+
+    def read_params(model):
+        shapes = parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
+        return published.import_params(stored.tensors, shapes, str(file))
+
+    kind = "checkpoint of the reference"
+    return EncoderSource(str(file), kind, stored.settings, vocabulary, read_params)
+
+
+def _check_settings(settings: dict[str, typing.Any], path: str):
     """Raises a one-line ConfigError if no model can have the settings of a source."""
     for name, value in settings.items():
-        most = (
-            json_files.MOST_LAYERS
-            if name in ("layers", "decoder_layers")
-            else json_files.LARGEST
-        )
+        is_depth = name in ("layers", "decoder_layers")
+        most = json_files.MOST_LAYERS if is_depth else json_files.LARGEST
         if isinstance(value, (int, float)) and not 0 <= value <= most:  # true for NaN as well
-            raise config.ConfigError(
-                f"{where}: {name} is {json_files.shown(value)}, not a number from 0 to {most}"
-            )
-    not_told = {
+            shown = json_files.shown(value)
+            raise config.ConfigError(f"{path}: {name} is {shown}, not a number from 0 to {most}")
+    unknown = {
         "heads": 1,
         "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0),
     }
     try:
-        dataclasses.replace(config.Model(), **(not_told | settings))
+        dataclasses.replace(config.Model(), **(unknown | settings))
     except (config.ConfigError, TypeError) as error:  # gin appends lines to the message
         raise config.ConfigError(
-            f"{where}: not an encoder that a run can start from: {str(error).splitlines()[0]}"
+            f"{path}: not an encoder that a run can start from: {str(error).splitlines()[0]}"
         ) from error
 
 
-def _check_shapes(values: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], where: str):
+def _check_shapes(
+    params: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], checkpoint_name: str
+):
     """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
     A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
-    rooms = {path.split("/")[0] for path in values}
-    wanted = {"encoder"} if rooms & TUNED else {path.split("/")[0] for path in shapes}
-    wrong = []
-    for path in sorted({*values, *shapes}):
-        if path.split("/")[0] not in (rooms | wanted) - TUNED:
+    heads = set(fine_tuned_head.MODULES)
+    is_fine_tuned = bool(_modules(params) & heads)
+    expected = {"encoder"} if is_fine_tuned else _modules(shapes)
+    compared = (_modules(params) | expected) - heads
+    faults = []
+    for path in sorted({*params, *shapes}):
+        if path.split("/")[0] not in compared:
             continue
-        there, asked = (
-            values[path].shape if path in values else "missing",
-            shapes.get(path, "no parameter"),
-        )
-        if there != asked:
-            wrong.append(f"{path} is {there} in the checkpoint, {asked} by the settings")
-    if wrong:
+        stored = params[path].shape if path in params else "missing"
+        configured = shapes.get(path, "no parameter")
+        if stored != configured:
+            faults.append(f"{path} is {stored} in the checkpoint, {configured} by the settings")
+    if faults:
         raise config.ConfigError(
-            f"{where}: config.gin or vocabulary/ contradicts the checkpoint: {tables.listed(wrong)}"
+            f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
+            f"{tables.listed(faults)}"
         )
 
 
-def _shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+def _modules(params: collections.abc.Iterable[str]) -> set[str]:
+    """Returns the top-level modules of parameter paths."""
+    return {path.split("/")[0] for path in params}
+
+
+@functools.lru_cache(maxsize=4)
+def parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
     """Returns {path: shape} of the parameters of a model."""
-    init = maelm.create(
-        model, vocabulary_size, config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1)
-    )[1]
-    return {path: leaf.shape for path, leaf in flat(jax.eval_shape(init, keys.of_seed(0))).items()}
-
-
-def nested(values: dict[str, typing.Any]) -> dict:
-    """Returns {path: leaf} as a parameter tree: a dict for each part of the paths."""
-    return traverse_util.unflatten_dict(values, sep="/")
-
-
-def flat(params: dict) -> dict[str, typing.Any]:
-    """Returns a parameter tree as {path: leaf}, with paths such as encoder/norm/scale."""
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {"/".join(str(key.key) for key in keys): leaf for keys, leaf in leaves}
-
-
-def adopt(
-    experiment: config.Experiment, encoder_source: Pretrained
-) -> tuple[config.Experiment, list[str]]:
-    """Adapts the settings of a run to the source that it starts from.
-
-    The run takes the vocabulary of the source unless Vocabulary.file is set. It takes the encoder
-    settings of a source that is not a workdir, and the decoder settings if both have a decoder.
-    The settings of a workdir must equal those of the run, because the user can pass its config.gin.
-
-    Returns:
-        The new settings, and the changes in words.
-
-    Raises:
-        ConfigError: The settings of a workdir differ from those of the run.
-    """
-    before = experiment.model
-    wanted = {
-        name: value
-        for name, value in encoder_source.settings.items()
-        if name in (*ENCODER, *DECODER)
-    }
-    if not (before.decoder_layers and wanted.get("decoder_layers")):
-        wanted = {name: value for name, value in wanted.items() if name not in DECODER}
-    if wanted.get("relative_buckets") == "none":
-        wanted["decoder_relative_bias"] = False
-    changed = {name: value for name, value in wanted.items() if getattr(before, name) != value}
-    if changed and encoder_source.step is not None:
-        listed = "; ".join(
-            f"Model.{name} is {value!r} there, {getattr(before, name)!r} here"
-            for name, value in changed.items()
-        )
-        path = encoder_source.path
-        raise config.ConfigError(
-            f"Run.init_from {path} does not fit this model: {listed} (its settings: "
-            f"{path}/config.gin)"
-        )
-    said = [
-        f"Model.{name}: {getattr(before, name)!r} -> {value!r}" for name, value in changed.items()
-    ]
-    vocabulary = experiment.vocabulary
-    if encoder_source.vocabulary and vocabulary.file is None:
-        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
-        said.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
-    return dataclasses.replace(
-        experiment, model=dataclasses.replace(before, **changed), vocabulary=vocabulary
-    ), said
-
-
-def load_params(
-    values: dict[str, np.ndarray], params: dict, vocabulary_size: int, where: str
-) -> tuple[dict, list[str], list[str]]:
-    """Loads the weights of a source into the parameters of a run.
-
-    A top-level module (encoder, decoder or head) is loaded completely or not at all. The encoder is
-    always loaded.
-
-    Args:
-        values: {parameter path: array} of the source, from `Pretrained.read`.
-        params: The parameter tree of the run; its arrays give the shapes and the shardings.
-        vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
-        where: The source, for error messages.
-
-    Returns:
-        The new parameter tree, the modules that keep the values of `params`, and the modules of
-        `values` that the run does not have.
-
-    Raises:
-        ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
-    """
-    ours = flat(params)
-    rooms = {path.split("/")[0] for path in values}
-    unused = sorted(rooms - {path.split("/")[0] for path in ours})
-    wrong = [
-        f"{path} is not a parameter of this model"
-        for path in values
-        if path not in ours and path.split("/")[0] not in unused
-    ]
-    fresh = set()
-
-    def leaf(keys, old):
-        path = "/".join(str(key.key) for key in keys)
-        room = path.split("/")[0]
-        if room not in rooms and room != "encoder":
-            fresh.add(room)
-            return old
-        if path not in values:
-            wrong.append(f"{path} is missing")
-            return old
-        value = values[path]
-        rows = (vocabulary_size,) if path in tables.VOCABULARY else old.shape[:1]
-        if value.shape != (*rows, *old.shape[1:]):
-            wrong.append(f"{path} has shape {value.shape}, expected {(*rows, *old.shape[1:])}")
-            return old
-        if len(value) < len(old):
-            value = np.concatenate(
-                [value, np.zeros((len(old) - len(value), *old.shape[1:]), np.float32)]
-            )
-        return jax.make_array_from_callback(old.shape, old.sharding, lambda index: value[index])
-
-    result = jax.tree_util.tree_map_with_path(leaf, params)
-    if wrong:
-        raise config.ConfigError(f"{where} does not fit this model: " + "; ".join(wrong))
-    return result, sorted(fresh), unused
+    special = config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1)
+    _, init = maelm.create(model, vocabulary_size, special)
+    tree = jax.eval_shape(init, keys.of_seed(0))
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

@@ -10,172 +10,42 @@ import json
 import pathlib
 import typing
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders import inference, published, torch_checkpoint
 from maelm_jax.encoders import tokenizer as tokenizers
-from maelm_jax.encoders import torch_file
-from maelm_jax.model import maelm, masking
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
-INSTALL = "pip install torch==2.13.0 transformers==5.23.0 (or pip install -e '.[torch]')"
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
+HEAD_LINES = 8  # lines whose logits are compared
 Report = dict[str, typing.Any]
 
 
-def installed(format: str) -> bool:
+def is_installed(format: str) -> bool:
     """Returns whether the libraries that verify an export format are installed."""
-    return all(
-        importlib.util.find_spec(name)
-        for name in (["torch", "transformers"] if format == "huggingface" else ["torch"])
-    )
+    has_transformers = importlib.util.find_spec("transformers") is not None
+    return torch_checkpoint.is_installed() and (format != "huggingface" or has_transformers)
 
 
-def lines(count: int = 60) -> list[str]:
+def sample_lines(count: int = 60) -> list[str]:
     """Returns the texts of the comparison, with `count` or a few more lines of growing length.
 
     The last two are long enough to be cut at the last position.
     """
     from pydoc_data import topics
 
-    text = [
+    lines = [
         line.strip()
         for topic in sorted(topics.topics)
         for line in topics.topics[topic].splitlines()
         if line.strip()
     ]
-    paragraphs = " ".join(text)
-    sample = [
-        paragraphs[start : start + 12 * number]
-        for number, start in enumerate(range(0, len(paragraphs), len(paragraphs) // count))
-    ]
-    return [
-        SENTENCE,
-        *tokenizers.ODD_LINES,
-        *sample,
-        paragraphs[:40_000],
-        paragraphs[50_000:90_000],
-    ]
-
-
-def batch(texts: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> np.ndarray:
-    """Encodes texts as `<s>` ids `</s>`, cut to `length` ids and padded on the right.
-
-    Returns:
-        int32 [lines, ids of the longest line].
-    """
-    rows = [
-        [vocabulary.bos, *ids[: length - 2], vocabulary.eos]
-        for ids in vocabulary.encode_batch(texts)
-    ]
-    result = np.full((len(rows), max(map(len, rows))), vocabulary.pad, np.int32)
-    for row, ids in zip(result, rows, strict=True):
-        row[: len(ids)] = ids
-    return result
-
-
-def in_parts(
-    states: typing.Callable[[np.ndarray], np.ndarray], ids: np.ndarray, pad: int, width: int
-) -> np.ndarray:
-    """Computes hidden states of 8 lines at a time, so that little memory is needed.
-
-    Each part is cut to its longest line, rounded up to a multiple of 64 so that JAX compiles few
-    shapes.
-
-    Args:
-        states: Maps ids [lines, length] to hidden states [lines, length, width].
-        ids: int32 [lines, length], padded with `pad`.
-        pad: The id of `<pad>`.
-        width: The width of the states.
-
-    Returns:
-        float32 [lines, length, width], 0 after the cut.
-    """
-    result = np.zeros((*ids.shape, width), np.float32)
-    for start in range(0, len(ids), 8):
-        part = ids[start : start + 8]
-        length = -(-int((part != pad).sum(1).max()) // 64) * 64
-        result[start : start + 8, :length] = states(part[:, :length])
-    return result
-
-
-def hidden_states(
-    params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary, ids: np.ndarray
-) -> np.ndarray:
-    """Computes the last hidden states of the encoder with JAX.
-
-    Returns:
-        float32 [lines, length, width], meaningless at padding.
-    """
-    graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
-
-    @jax.jit
-    def states(parameters, ids):
-        positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-        return maelm.apply(graph, parameters)(
-            ids, positions, (ids != vocabulary.pad).astype(jnp.int32)
-        )
-
-    return in_parts(
-        lambda part: np.asarray(states(params["encoder"], part)), ids, vocabulary.pad, model.width
-    )
-
-
-def logits(
-    params: dict,
-    model: config.Model,
-    vocabulary: vocabularies.Vocabulary,
-    ids: np.ndarray,
-    masked: np.ndarray,
-) -> np.ndarray:
-    """Computes the logits at the masked positions with JAX.
-
-    The encoder reads `<mask>` at these positions only if the model has no decoder.
-
-    Args:
-        params: The parameter tree.
-        model: The settings of the model.
-        vocabulary: The vocabulary of the run.
-        ids: int32 [lines, length].
-        masked: bool [lines, length].
-
-    Returns:
-        float32 [masked positions, vocabulary].
-    """
-    graph, _ = maelm.create(model, vocabulary.size, vocabulary.special)
-    segments = (ids != vocabulary.pad).astype(np.int32)
-    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    visible_to_encoder = masked if model.decoder_layers == 0 else np.zeros_like(masked)
-    sizes = masking.Budget(ids.shape[1], int(masked.sum(1).max()))
-    inputs = masking.split(
-        *map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)),
-        sizes,
-        vocabulary.mask,
-    )
-    found = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(params, inputs))
-    return np.concatenate([row[: mask.sum()] for row, mask in zip(found, masked, strict=True)])[
-        :, : vocabulary.size
-    ]
-
-
-def tuned_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Computes the logits of a fine-tuned head (finetuning/heads.py) in NumPy.
-
-    Args:
-        params: The parameter tree, with `classifier` or `span`.
-        states: float32 [lines, length, width], the last hidden states.
-        real: bool [lines, length], False at padding.
-
-    Returns:
-        [lines, classes] of a classifier; [positions that are not padding, 2] of a span head.
-    """
-    if "span" in params:
-        return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
-    dense, out = params["classifier"]["dense"], params["classifier"]["out"]
-    return np.tanh(states[:, 0] @ dense["kernel"] + dense["bias"]) @ out["kernel"] + out["bias"]
+    text = " ".join(lines)
+    starts = range(0, len(text), len(text) // count)
+    growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
+    return [SENTENCE, *tokenizers.ODD_LINES, *growing, text[:40_000], text[50_000:90_000]]
 
 
 def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
@@ -201,7 +71,7 @@ def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
     return report
 
 
-def pick(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
+def every_seventh(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
     """Returns bool, the shape of `ids`: True at the text tokens of every seventh position."""
     return (
         ~np.isin(ids, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
@@ -220,91 +90,130 @@ def huggingface(
     Raises:
         RunError: Ids, hidden states or logits differ.
     """
-    import torch
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    texts = lines()
-    ids = batch(texts, vocabulary, model.max_positions)
+    ids = inference.batch(sample_lines(), vocabulary, model.max_positions)
+    _compare_tokenizer(folder, ids, vocabulary)
+    states = inference.hidden_states(params, model, vocabulary, ids)
+    reports = [_compare_states(folder, ids, states, vocabulary)]
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    [name] = content["architectures"]
+    head = getattr(transformers, name)
+    ids, states = ids[:HEAD_LINES], states[:HEAD_LINES]
+    if name.endswith("MaskedLM"):
+        reports.append(_compare_language_model(folder, head, ids, params, model, vocabulary))
+    elif not name.endswith("Model"):
+        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary))
+    return reports
+
+
+def _compare_tokenizer(
+    folder: pathlib.Path, ids: np.ndarray, vocabulary: vocabularies.Vocabulary
+):
+    """Raises RunError unless the stock tokenizer gives `ids` for the sample lines."""
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    as_text = {"split_special_tokens": True}  # a literal <mask> in a text is text, as in training
     encoded = tokenizer(
-        texts,
+        sample_lines(),
         padding=True,
         truncation=True,
-        max_length=model.max_positions,
-        return_tensors="pt",
-        **as_text,
+        max_length=ids.shape[1],
+        return_tensors="np",
+        split_special_tokens=True,  # a literal <mask> in a text is text, as in training
     )
-    real = ids != vocabulary.pad
     if not (
-        np.array_equal(encoded["input_ids"].numpy(), ids)
-        and np.array_equal(encoded["attention_mask"].numpy(), real)
+        np.array_equal(encoded["input_ids"], ids)
+        and np.array_equal(encoded["attention_mask"], ids != vocabulary.pad)
     ):
         raise config.RunError(
             "verification failed: the stock tokenizer gives other ids than the vocabulary; nothing "
             "was written"
         )
-    if tokenizer(tokenizer.mask_token)["input_ids"] != [
-        vocabulary.bos,
-        vocabulary.mask,
-        vocabulary.eos,
-    ]:
+    of_mask = [vocabulary.bos, vocabulary.mask, vocabulary.eos]
+    if tokenizer(tokenizer.mask_token)["input_ids"] != of_mask:
         raise config.RunError(
             f"verification failed: the stock tokenizer does not know {tokenizer.mask_token}; "
             "nothing was written"
         )
+
+
+def _stock_inputs(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> dict[str, typing.Any]:
+    """Returns ids as the arguments of a stock model."""
+    import torch
+
+    input_ids = torch.tensor(ids).long()
+    return {"input_ids": input_ids, "attention_mask": (input_ids != vocabulary.pad).long()}
+
+
+def _compare_states(
+    folder: pathlib.Path,
+    ids: np.ndarray,
+    states: np.ndarray,
+    vocabulary: vocabularies.Vocabulary,
+) -> Report:
+    """Compares the hidden states of the stock encoder with `states`."""
+    import torch
+    import transformers
+
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
     @torch.no_grad()
-    def states(part):
-        ids = torch.tensor(part).long()
-        return stock(
-            input_ids=ids, attention_mask=(ids != vocabulary.pad).long()
-        ).last_hidden_state.numpy()
+    def stock_states(part):
+        return stock(**_stock_inputs(part, vocabulary)).last_hidden_state.numpy()
 
-    theirs = in_parts(states, ids, vocabulary.pad, model.width)
-    ours = hidden_states(params, model, vocabulary, ids)
-    first = [round(float(value), 6) for value in theirs[0, 0, :4]]
-    size = int(real[0].sum())
-    reports = [difference(f"hidden states of {type(stock).__name__}", theirs[real], ours[real])]
-    reports[0] |= {
+    theirs = inference.in_parts(stock_states, ids, vocabulary.pad, states.shape[2])
+    real = ids != vocabulary.pad
+    return {
+        **difference(f"hidden states of {type(stock).__name__}", theirs[real], states[real]),
         "sentence": SENTENCE,
-        "input_ids": ids[0, :size].tolist(),
-        "hidden_state_of_<s>": first,
+        "input_ids": ids[0, real[0]].tolist(),
+        "hidden_state_of_<s>": [round(float(value), 6) for value in theirs[0, 0, :4]],
     }
-    [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    if "classifier" in params or "span" in params:
-        head = getattr(transformers, name).from_pretrained(folder).eval()
-        with torch.no_grad():
-            found = head(
-                input_ids=encoded["input_ids"][:8], attention_mask=encoded["attention_mask"][:8]
-            )
-        found = (
-            torch.stack([found.start_logits, found.end_logits], 2)[torch.tensor(real[:8])]
-            if "span" in params
-            else found.logits
-        )
-        reports.append(
-            difference(f"logits of {name}", found.numpy(), tuned_logits(params, ours[:8], real[:8]))
-        )
-    elif name.endswith("MaskedLM"):
-        masked = pick(ids[:8], vocabulary)
-        seen = torch.where(torch.tensor(masked), vocabulary.mask, encoded["input_ids"][:8])
-        head = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
-        with torch.no_grad():
-            found = head(
-                input_ids=seen, attention_mask=encoded["attention_mask"][:8]
-            ).logits.numpy()[masked]
-        reports.append(
-            difference(
-                f"logits of {type(head).__name__}",
-                found,
-                logits(params, model, vocabulary, ids[:8], masked),
-            )
-        )
-    return reports
+
+
+def _compare_task_head(
+    folder: pathlib.Path,
+    stock_class: type,
+    ids: np.ndarray,
+    states: np.ndarray,
+    params: dict,
+    vocabulary: vocabularies.Vocabulary,
+) -> Report:
+    """Compares the logits of a fine-tuned head."""
+    import torch
+
+    stock, real = stock_class.from_pretrained(folder).eval(), ids != vocabulary.pad
+    with torch.no_grad():
+        outputs = stock(**_stock_inputs(ids, vocabulary))
+    if "span" in params:
+        theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)[real]
+    else:
+        theirs = outputs.logits.numpy()
+    ours = inference.task_logits(params, states, real)
+    return difference(f"logits of {stock_class.__name__}", theirs, ours)
+
+
+def _compare_language_model(
+    folder: pathlib.Path,
+    stock_class: type,
+    ids: np.ndarray,
+    params: dict,
+    model: config.Model,
+    vocabulary: vocabularies.Vocabulary,
+) -> Report:
+    """Compares the logits of an MLM run at positions that hold `<mask>`."""
+    import torch
+
+    stock, masked = stock_class.from_pretrained(folder).eval(), every_seventh(ids, vocabulary)
+    inputs = _stock_inputs(ids, vocabulary)
+    inputs["input_ids"][torch.tensor(masked)] = vocabulary.mask
+    with torch.no_grad():
+        theirs = stock(**inputs).logits.numpy()[masked]
+    ours = inference.logits(params, model, vocabulary, ids, masked)
+    return difference(f"logits of {stock_class.__name__}", theirs, ours)
 
 
 def pytorch(
@@ -320,59 +229,37 @@ def pytorch(
     spec = importlib.util.spec_from_file_location("maelm_exported", folder / "maelm.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    theirs = module.MaeLm.from_folder(folder).eval()
-    ids = batch(lines(), vocabulary, model.max_positions)
+    exported = module.MaeLm.from_folder(folder).eval()
+    ids = inference.batch(sample_lines(), vocabulary, model.max_positions)
     real = ids != vocabulary.pad
-    states = in_parts(
-        torch.no_grad()(lambda part: theirs(torch.tensor(part)).numpy()),
-        ids,
-        vocabulary.pad,
-        model.width,
-    )
-    reports = [
-        difference(
-            "hidden states of maelm.MaeLm",
-            states[real],
-            hidden_states(params, model, vocabulary, ids)[real],
-        )
-    ]
-    masked = pick(ids[:8], vocabulary)
     with torch.no_grad():
-        found = theirs.predict(torch.tensor(ids[:8]), torch.tensor(masked)).numpy()[masked]
-    return [
-        *reports,
-        difference(
-            "logits of maelm.MaeLm", found, logits(params, model, vocabulary, ids[:8], masked)
-        ),
-    ]
+        theirs = inference.in_parts(
+            lambda part: exported(torch.tensor(part)).numpy(), ids, vocabulary.pad, model.width
+        )
+    ours = inference.hidden_states(params, model, vocabulary, ids)
+    reports = [difference("hidden states of maelm.MaeLm", theirs[real], ours[real])]
+    ids = ids[:HEAD_LINES]
+    masked = every_seventh(ids, vocabulary)
+    with torch.no_grad():
+        theirs = exported.predict(torch.tensor(ids), torch.tensor(masked)).numpy()[masked]
+    ours = inference.logits(params, model, vocabulary, ids, masked)
+    return [*reports, difference("logits of maelm.MaeLm", theirs, ours)]
 
 
-def reference(folder: pathlib.Path) -> list[Report]:
-    """Compares the tensors that torch.load reads from model.pt with those of `torch_file.read`.
+def reference(folder: pathlib.Path, params: dict, vocabulary_size: int) -> list[Report]:
+    """Compares the tensors of model.pt with the parameters {path: array} that were written.
 
     The code of the reference implementation is not run.
 
     Raises:
         RunError: The tensors differ.
     """
-    import argparse
-
-    import torch
-
-    with torch.serialization.safe_globals([argparse.Namespace]):
-        theirs = torch.load(folder / "model.pt", weights_only=True)["model"]
-    ours = torch_file.read(folder / "model.pt")["model"]
-    if set(theirs) != set(ours) or not all(
-        np.array_equal(theirs[name].numpy(), ours[name]) for name in ours
-    ):
+    stored = torch_checkpoint.read(folder / "model.pt")["model"]
+    written = published.to_reference(params, vocabulary_size)
+    if not all(np.array_equal(stored.get(name), value) for name, value in written.items()):
         raise config.RunError(
             "verification failed: torch.load reads other tensors than were written; nothing was "
             "written"
         )
-    return [
-        {
-            "of": f"the {len(ours)} tensors that torch.load reads",
-            "largest_difference": 0.0,
-            "largest_value": 0.0,
-        }
-    ]
+    what = f"the {len(stored)} tensors that torch.load reads"
+    return [{"of": what, "largest_difference": 0.0, "largest_value": 0.0}]

@@ -2,14 +2,16 @@
 
 import collections.abc
 import dataclasses
+import functools
 import pathlib
 
 import jax
+import numpy as np
 
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders import source
+from maelm_jax.encoders import adoption, source
 
 # Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
 # the control of an experiment.
@@ -70,44 +72,34 @@ def load(name: str) -> EncoderSource:
             "with its vocabulary's file beside it"
         )
     vocabulary = vocabularies.load(encoder_source.vocabulary)
-    own = pathlib.Path(encoder_source.path) / "config.gin"
-    gin_file = str(own) if own.is_file() else OTHERS
+    config_file = pathlib.Path(encoder_source.path) / "config.gin"
+    gin_file = str(config_file) if config_file.is_file() else OTHERS
 
     def fit(experiment: config.Experiment) -> config.Experiment:
         if encoder_source.step is not None:  # its config.gin has the shape already
             return experiment
-        told = {
+        shape = {
             field: encoder_source.settings[field]
-            for field in source.ENCODER
+            for field in source.ENCODER_FIELDS
             if field in encoder_source.settings
         }
-        model = dataclasses.replace(experiment.model, **told)
+        model = dataclasses.replace(experiment.model, **shape)
         length = min(experiment.corpus.sequence_length, model.max_positions)
-        return dataclasses.replace(
-            experiment,
-            model=model,
-            corpus=dataclasses.replace(experiment.corpus, sequence_length=length),
-        )
+        corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
+        return dataclasses.replace(experiment, model=model, corpus=corpus)
 
-    restored: list[dict] = []  # the weights, once they are read: a grid needs them for every run
+    @functools.lru_cache(maxsize=1)  # a grid needs the weights for every run
+    def stored_params() -> dict[str, np.ndarray]:
+        return encoder_source.read(gin_files.load([gin_file]).model)
 
     def encoder(fresh: dict) -> dict:
         if name.startswith(RANDOM):
             return fresh
-        if not restored:
-            values = encoder_source.read(gin_files.load([gin_file]).model)
-            restored.append(
-                source.load_params(
-                    values, {"encoder": fresh}, vocabulary.size, encoder_source.path
-                )[0]["encoder"]
-            )
-        return jax.tree.map(jax.numpy.copy, restored[0])
+        loaded = adoption.load_params(
+            stored_params(), {"encoder": fresh}, vocabulary.size, encoder_source.path
+        )
+        # The training step donates its state: the run must not share memory with stored_params.
+        return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
-    return EncoderSource(
-        name,
-        gin_file,
-        fit,
-        vocabulary,
-        None if name.startswith(RANDOM) else encoder_source.step,
-        encoder,
-    )
+    step = None if name.startswith(RANDOM) else encoder_source.step
+    return EncoderSource(name, gin_file, fit, vocabulary, step, encoder)

@@ -56,7 +56,7 @@ class Setup(typing.NamedTuple):
 
 
 def pretrain(
-    options: Options, experiment: config.Experiment, encoder_source: source.Pretrained | None
+    options: Options, experiment: config.Experiment, encoder_source: source.EncoderSource | None
 ) -> int:
     """Trains until `Run.train_steps`, on one process or as one of several.
 
@@ -116,7 +116,7 @@ def pretrain(
 def set_up(
     options: Options,
     experiment: config.Experiment,
-    encoder_source: source.Pretrained | None,
+    encoder_source: source.EncoderSource | None,
     mesh: jax.sharding.Mesh,
 ) -> Setup:
     """Loads or makes the vocabulary and the rows, and creates the model.

@@ -6,7 +6,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, gin_files
-from maelm_jax.encoders import source
+from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, resume, step
 
 
@@ -19,11 +19,13 @@ class StartingState(typing.NamedTuple):
 
 
 class ResolvedSource(typing.NamedTuple):
-    """The source that `Run.init_from` names, and the settings of a run that starts from it."""
+    """The settings of a run, and what `Run.init_from` names.
+
+    The source is None if `Run.init_from` is not set, or if the source is gone and not needed.
+    """
 
     experiment: config.Experiment
-    # None: `Run.init_from` is not set, or the source is gone and not needed.
-    encoder_source: source.Pretrained | None
+    encoder_source: source.EncoderSource | None
 
 
 def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSource:
@@ -40,22 +42,23 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     if not path:
         return ResolvedSource(experiment, None)
     if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
-        return ResolvedSource(_with_settings_of_workdir(experiment, workdir), None)
+        return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
     encoder_source = source.find(path)
-    experiment, changes = source.adopt(experiment, encoder_source)
-    if changes:
-        print(f"taken over from {path}: {'; '.join(changes)}")
-    return ResolvedSource(experiment, encoder_source)
+    adopted = adoption.adopt(experiment, encoder_source)
+    if adopted.changes:
+        print(f"taken over from {path}: {'; '.join(adopted.changes)}")
+    return ResolvedSource(adopted.experiment, encoder_source)
 
 
-def _with_settings_of_workdir(experiment: config.Experiment, workdir: str) -> config.Experiment:
-    """Returns the settings with the encoder, the decoder and the vocabulary of the workdir."""
-    before = gin_files.load([os.path.join(workdir, "config.gin")])
-    adopted = {name: getattr(before.model, name) for name in (*source.ENCODER, *source.DECODER)}
-    file = experiment.vocabulary.file or before.vocabulary.file
+def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
+    """Returns the settings with the encoder and the vocabulary that the workdir records."""
+    recorded = gin_files.load([os.path.join(workdir, "config.gin")])
+    fields = (*source.ENCODER_FIELDS, *source.DECODER_FIELDS)
+    encoder = {name: getattr(recorded.model, name) for name in fields}
+    file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
-        model=dataclasses.replace(experiment.model, **adopted),
+        model=dataclasses.replace(experiment.model, **encoder),
         vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
     )
 
@@ -64,7 +67,7 @@ def starting_state(
     fresh: step.State,
     experiment: config.Experiment,
     vocabulary_size: int,
-    encoder_source: source.Pretrained | None,
+    encoder_source: source.EncoderSource | None,
     before: resume.Before | None,
     checkpoints: checkpoint.Checkpoints,
 ) -> StartingState:
@@ -92,12 +95,11 @@ def starting_state(
     if encoder_source is None:
         return StartingState(fresh)
     values = encoder_source.read(experiment.model)
-    params, untouched, unused = source.load_params(
-        values, fresh.params, vocabulary_size, encoder_source.path
-    )
-    with_fresh, left_out = (" and ".join(names) or "nothing" for names in (untouched, unused))
+    loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)
+    with_fresh = " and ".join(loaded.fresh) or "nothing"
+    left_out = " and ".join(loaded.unused) or "nothing"
     print(
         f"starting from {encoder_source.path} ({encoder_source.kind}); "
         f"with fresh weights: {with_fresh}; left out of it: {left_out}"
     )
-    return StartingState(fresh._replace(params=params), has_head="head" not in untouched)
+    return StartingState(fresh._replace(params=loaded.params), has_head="head" not in loaded.fresh)

@@ -6,14 +6,15 @@ import pathlib
 import subprocess
 import sys
 import tracemalloc
-import types
 
 import jax
 import numpy as np
 import pytest
+from testing import flatten, unflatten
 
 from maelm_jax import config, embed, export, gin_files
-from maelm_jax.encoders import huggingface, source, verify
+from maelm_jax.encoders import encoder as encoders
+from maelm_jax.encoders import export_formats, huggingface, inference, source, verify
 from maelm_jax.model import maelm
 
 
@@ -82,33 +83,31 @@ def test_what_fails_half_way_leaves_the_old_folder(workdirs, tmp_path, monkeypat
 
 
 def test_verification_without_pytorch_says_how_to_get_it(workdirs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(verify, "installed", lambda _: False)
+    monkeypatch.setattr(verify, "is_installed", lambda _: False)
     with pytest.raises(config.ConfigError, match="pip install torch"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
     assert "unverified: PyTorch is not installed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("format", export.FORMATS)
+@pytest.mark.parametrize("format", ["huggingface", "pytorch"])
 def test_writing_streams(tmp_path, vocabulary, format):
     """Beside the parameters themselves, less than half of them is in memory while they are written."""
-    buckets = "reference" if format == "reference" else "t5"
     bindings = [
         "Model.width=512",
         "Model.feed_forward=512",
         "Model.layers=6",
         "Model.decoder_relative_bias=False",
-        f"Model.relative_buckets={buckets}",
     ]
     experiment = gin_files.load(["tiny.gin"], bindings)
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
-    params = {path: np.ones(leaf.shape, np.float32) for path, leaf in source.flat(jax.eval_shape(init, jax.random.key(0))).items()}
+    params = {path: np.ones(leaf.shape, np.float32) for path, leaf in flatten(jax.eval_shape(init, jax.random.key(0))).items()}
     params |= {path: params[path][: vocabulary.size] for path in ("encoder/token_embedding", "head/bias")}
     size = sum(value.nbytes for value in params.values())
     assert size > 30e6
     tracemalloc.start()
     try:
-        export.write(tmp_path, format, params, experiment.model, vocabulary, 64)
+        export_formats.write(format, tmp_path, export_formats.Exported(params, experiment.model, vocabulary, 64))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -163,15 +162,15 @@ LINES = ["a short line", "", "The encoder reads the visible tokens only; the par
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pooling, monkeypatch, capsys):
     (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    monkeypatch.setattr(embed, "TOKENS", 64)  # several batches, the last one not full
+    monkeypatch.setattr(encoders, "TOKENS", 64)  # several batches, the last one not full
     argv = [f"--workdir={workdirs['mpnet']}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'vectors.npy'}", f"--pooling={pooling}"]
     assert embed.main(argv) == 0
     assert "1 lines cut to 48 tokens" in capsys.readouterr().out
     vectors = np.load(tmp_path / "vectors.npy")
     assert vectors.dtype == np.float32 and vectors.shape == (6, 32)
     encoder_source = source.find(str(workdirs["mpnet"]))
-    ids = verify.batch(LINES, vocabulary, 48)
-    states = verify.hidden_states(source.nested(encoder_source.read(config.Model())), encoder_source.model(config.Model()), vocabulary, ids)
+    ids = inference.batch(LINES, vocabulary, 48)
+    states = inference.hidden_states(unflatten(encoder_source.read(config.Model())), encoder_source.model(config.Model()), vocabulary, ids)
     for row, state, vector in zip(ids, states, vectors, strict=True):
         state = state[row != vocabulary.pad]
         assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5
@@ -201,10 +200,10 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
 
 @pytest.mark.parametrize("format,message", [("pytorch", "only the paper's decoder"), ("reference", "one of the ablations")])
 def test_a_decoder_of_the_ablations_is_left_out_or_refused(format, message):
-    vocabulary = types.SimpleNamespace(special=config.SpecialIds.of_size(1000))
+    special = config.SpecialIds.of_size(1000)
     usual = config.Model(relative_buckets="t5" if format == "pytorch" else "reference")
-    export.check_fits(format, usual, vocabulary)
+    export_formats.check(format, usual, special)
     for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 512}):
         with pytest.raises(config.ConfigError, match=message):
-            export.check_fits(format, dataclasses.replace(usual, **change), vocabulary)
-    export.check_fits("huggingface", config.Model(decoder_causal=True), vocabulary)
+            export_formats.check(format, dataclasses.replace(usual, **change), special)
+    export_formats.check("huggingface", config.Model(decoder_causal=True), special)

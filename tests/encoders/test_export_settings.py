@@ -107,3 +107,28 @@ def test_results_that_are_whole_are_taken(edited, tmp_path):
         )
     )
     assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
+
+
+@pytest.mark.parametrize("start,vocabulary,said,length", [
+    (None, None, None, 48), ("stock", "stock", None, 160), ("stock", "stock", 128, 128), ("stock", "stock", 10**30, 160),
+    ("stock", "stock", 20, 48), ("stock", "stock", "long", 160), ("gone", "gone", None, 160), ("runs/tiny", "runs/tiny/vocabulary", None, 48),
+    ("model.pt", None, None, 160),
+])  # fmt: skip
+def test_the_longest_input_is_that_of_the_encoder_it_started_from(
+    tmp_path, monkeypatch, start, vocabulary, said, length
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stock").mkdir()
+    if said is not None:
+        (tmp_path / "stock" / "tokenizer_config.json").write_text(
+            json.dumps({"model_max_length": said})
+        )
+    bindings = [
+        f"Run.init_from={start!r}",
+        f"Vocabulary.file={vocabulary!r}",
+        "SEQUENCE_LENGTH=48",
+        "Model.max_positions=160",
+    ]
+    experiment = gin_files.load(["tiny.gin"], bindings)
+    assert export.longest_input(experiment, {}) == length
+    assert export.longest_input(experiment, {"max_length": 96}) == 96, "a fine-tuned run's own"

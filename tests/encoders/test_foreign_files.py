@@ -1,13 +1,8 @@
 """Files of other programs: whatever they hold, reading them ends in success or in one ConfigError."""
 
-import functools
-import io
 import json
 import pathlib
-import pickle
-import pickletools
 import shutil
-import zipfile
 
 import numpy as np
 import pytest
@@ -15,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from maelm_jax import config, export
-from maelm_jax.encoders import huggingface, published, source, torch_file
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import roberta, source, weight_files
 
 CASE = next((pathlib.Path(__file__).parents[1] / "data" / "reference").glob("*.npz"))
 QUICK = settings(
@@ -57,17 +51,11 @@ def folders(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
         ("mpnet", "mpnet", "huggingface"),
         ("roberta", "roberta-mlm", "huggingface"),
         ("ours", "mpnet", "pytorch"),
-        ("reference", "reference", "reference"),
     ):
         argv = [f"--workdir={workdirs[workdir]}", f"--output={root / kind}", f"--format={form}"]
         export.main([*argv, "--no-verify"])
         assert outcome(root / kind) == "read"
     return {path.name: path for path in root.iterdir()}
-
-
-@pytest.fixture(autouse=True)
-def _shapes_are_found_once(monkeypatch):
-    monkeypatch.setattr(source, "_shapes", functools.lru_cache(source._shapes))
 
 
 @pytest.fixture
@@ -146,7 +134,7 @@ def test_a_size_that_no_model_has_is_named_in_one_line(folder, kind, change, mes
 def split(folder: pathlib.Path) -> pathlib.Path:
     """The index of a folder whose weights are in a file that it names."""
     weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
-    names = {name: weights.name for name in tables.Safetensors(weights)}
+    names = {name: weights.name for name in weight_files.Safetensors(weights)}
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
     assert outcome(folder) == "read"
@@ -206,7 +194,7 @@ def test_a_weight_that_is_no_number_is_named(folder, value, message):
     import safetensors.numpy
 
     path = folder("mpnet") / "model.safetensors"
-    found = {name: np.array(tensor) for name, tensor in tables.Safetensors(path).items()}
+    found = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
     safetensors.numpy.save_file(found | {"embeddings.LayerNorm.bias": np.asarray(value)}, path)
     line = outcome(path.parent)
     assert "embeddings.LayerNorm.bias" in line and message in line
@@ -215,125 +203,11 @@ def test_a_weight_that_is_no_number_is_named(folder, value, message):
 @pytest.mark.parametrize("shape", [(1, 31), (32,), (), (0, 32), (1, 1)])
 def test_a_token_type_table_of_another_shape_is_one_line(folder, shape):
     path = folder("roberta") / "model.safetensors"
-    found = {name: np.array(tensor) for name, tensor in tables.Safetensors(path).items()}
-    tables.write_safetensors(
-        path, found | {"roberta." + huggingface.TYPES: np.zeros(shape, np.float32)}
+    found = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
+    weight_files.write_safetensors(
+        path, found | {"roberta." + roberta.TYPES: np.zeros(shape, np.float32)}
     )
     assert "token_type_embeddings" in outcome(path.parent)
-
-
-def test_any_pickle_ends_in_one_line_or_is_read(folder):
-    path = folder("reference") / "model.pt"
-    with zipfile.ZipFile(path) as archive:
-        parts = {item.filename: archive.read(item) for item in archive.infolist()}
-    pickled = parts["checkpoint/data.pkl"]
-
-    @QUICK
-    @given(st.data())
-    def check(data):
-        changed = bytearray(pickled)
-        for _ in range(data.draw(st.integers(1, 3))):
-            place = data.draw(st.integers(0, len(changed) - 1))
-            replacement = st.binary(max_size=3) | st.sampled_from(OPCODES)
-            changed[place : place + data.draw(st.integers(0, 3))] = data.draw(replacement)
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, part in (parts | {"checkpoint/data.pkl": bytes(changed)}).items():
-                archive.writestr(name, part)
-        outcome(path)
-
-    check()
-
-
-OPCODES = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]
-
-
-def legacy(tensor_arguments: tuple = (0, (2, 2), (2, 1)), count: int = 4, key: str = "0") -> bytes:
-    """A checkpoint in the older stream of pickles, of one tensor."""
-
-    class Storage:
-        pass
-
-    class Pickler(pickle._Pickler):
-        def persistent_id(self, item):
-            if isinstance(item, Storage):
-                return ("storage", Named("FloatStorage"), key, "cpu", count, None)
-            return None
-
-        def save(self, item, save_persistent_id=True):
-            if isinstance(item, Named):
-                return self.write(f"ctorch\n{item}\n".encode())
-            return super().save(item, save_persistent_id)
-
-    class Named(str):
-        pass
-
-    stream = io.BytesIO()
-    for item in (torch_file.LEGACY_MAGIC, 1001, {}):
-        pickle.dump(item, stream, 2)
-    body = io.BytesIO()
-    Pickler(body, 2).dump([Storage(), *tensor_arguments])
-    stream.write(body.getvalue())
-    pickle.dump([key], stream, 2)
-    return (
-        stream.getvalue()
-        + count.to_bytes(8, "little", signed=True)
-        + bytes(4 * min(max(count, 0), 100))
-    )
-
-
-@pytest.mark.parametrize("content", [
-    legacy(count=2**60), legacy(count=-1), legacy()[:-10], b"", b"PK\x03\x04", b"\x80\x02" + b"r\xff\xff\xff\xff" + b".",
-    b"\x80\x05\x96" + (2**36).to_bytes(8, "little"), b"\x80\x02" + b"(" * 100_000, b"\x80\x02]" + b"]" * 100_000 + b"a" * 100_000 + b".",
-], ids=of_type)  # fmt: skip
-def test_a_pickle_that_is_none_is_one_line(tmp_path, content):
-    (tmp_path / "model.pt").write_bytes(content)
-    assert outcome(tmp_path / "model.pt") != "read"
-
-
-@pytest.mark.parametrize(
-    "size,stride", [((2**40,), (0,)), ((3, 3), (0, 1)), ((5,), (1,)), ((2,), (-1,))]
-)
-def test_a_tensor_larger_than_its_storage_is_refused(size, stride):
-    with pytest.raises(config.ConfigError, match="outside its storage"):
-        torch_file._tensor(np.zeros(4, np.float32), 0, size, stride)
-
-
-def test_a_compressed_checkpoint_is_refused_unread(folder):
-    path = folder("reference") / "model.pt"
-    with zipfile.ZipFile(path) as archive:
-        parts = {item.filename: archive.read(item) for item in archive.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, part in parts.items():
-            archive.writestr(name, part)
-    assert "compressed" in outcome(path)
-
-
-@pytest.mark.parametrize("content", [
-    {"model": {3: np.zeros(2, np.float32)}}, {"model": 3}, {}, [], None, {"model": {}}, {"model": {published.TOKENS: None}},
-])  # fmt: skip
-def test_a_checkpoint_without_tensors_by_name_is_one_line(tmp_path, monkeypatch, content):
-    (tmp_path / "model.pt").write_bytes(b"x")
-    monkeypatch.setattr(torch_file, "read", lambda _: content)
-    assert "no tensors" in outcome(tmp_path / "model.pt") or "missing" in outcome(
-        tmp_path / "model.pt"
-    )
-
-
-@pytest.mark.parametrize("args", [
-    {"max_rel_pos": "128"}, {"max_rel_pos": -1}, {"max_rel_pos": 10**400}, {"encoder_attention_heads": None}, {"encoder_attention_heads": []},
-])  # fmt: skip
-def test_settings_of_another_type_in_a_checkpoint_are_one_line(folder, tmp_path, args):
-    tensors = {
-        name: np.array(value)
-        for name, value in torch_file.read(folder("reference") / "model.pt")["model"].items()
-    }
-    torch_file.write(
-        tmp_path / "changed.pt",
-        tensors,
-        {},
-        {"encoder_attention_heads": 4, "max_rel_pos": 128} | args,
-    )
-    assert outcome(tmp_path / "changed.pt") != "read"
 
 
 def test_any_npz_ends_in_one_line_or_is_read(tmp_path):

@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from testing import unflatten
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 from maelm_jax import config, embed, export  # noqa: E402
 from maelm_jax.encoders import (  # noqa: E402
+    fine_tuned_head,
     huggingface,
-    source,  # noqa: E402
+    inference,
+    mpnet,
+    source,
     verify,
 )
 from maelm_jax.encoders import tensors as tables  # noqa: E402
@@ -71,7 +75,7 @@ def test_the_stock_tokenizer(exported, vocabulary):
 def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
     """A classification loss on the first state, through the whole encoder, in both; then one step of Adam."""
     draw = np.random.default_rng(0)
-    ids = verify.batch(verify.lines()[:12], vocabulary, 40)
+    ids = inference.batch(verify.sample_lines()[:12], vocabulary, 40)
     weight, labels = draw.normal(size=(32, 3)).astype(np.float32), draw.integers(0, 3, len(ids))
     encoder_source = source.find(str(workdirs["mpnet"]))
     model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
@@ -80,7 +84,7 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
 
     def loss(params):
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-        encoder = maelm.apply(graph, source.nested(params)["encoder"])
+        encoder = maelm.apply(graph, unflatten(params)["encoder"])
         states = encoder(jnp.asarray(ids), positions, jnp.asarray((ids != vocabulary.pad).astype(np.int32)))
         return optax.softmax_cross_entropy_with_integer_labels(states[:, 0] @ weight, jnp.asarray(labels)).mean()
 
@@ -97,8 +101,8 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
     their_loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
     their_loss.backward()
     assert abs(their_loss.item() - float(value)) < 1e-5 * float(value)
-    rows = huggingface._encoder_rows("mpnet", 2, 2, "")
-    expected = tables.give({path: np.asarray(value) for path, value in gradient.items()}, rows, vocabulary.size)
+    rows = mpnet.MPNET.encoder_mappings(model, vocabulary.pad, "")
+    expected = tables.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, rows, vocabulary.size)
     for name, ours in expected.items():
         found = stock.get_parameter(name).grad.numpy()
         if name.endswith(".k.bias"):  # analytically zero
@@ -106,7 +110,7 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
         else:
             assert np.abs(found - ours).max() < 1e-4 * np.abs(ours).max(), name
     theirs.step()
-    for name, ours in tables.give(stepped, rows, vocabulary.size).items():
+    for name, ours in tables.export_tensors(stepped, rows, vocabulary.size).items():
         found = stock.get_parameter(name).detach().numpy()
         # Adam divides by the gradient's size: where that is noise about 0, so is the step.
         settled = np.abs(expected[name]) > 1e-5 * np.abs(expected[name]).max()
@@ -121,14 +125,14 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     encoder_source = source.find(str(workdirs[name]))
     model = encoder_source.model(config.Model(dropout=0.1))
     params = {path: value for path, value in encoder_source.read(model).items() if path.startswith("encoder/")}
-    ids = verify.batch(verify.lines()[:9], vocabulary, 40)
-    states = verify.hidden_states(source.nested(params), model, vocabulary, ids)
+    ids = inference.batch(verify.sample_lines()[:9], vocabulary, 40)
+    states = inference.hidden_states(unflatten(params), model, vocabulary, ids)
     batch = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(ids != vocabulary.pad).long()}
     array = lambda *shape: draw.normal(size=shape).astype(np.float32)  # noqa: E731
 
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
-    tuned = huggingface.Tuned.of(params | classifier, ["no", "maybe", "yes"])
+    tuned = fine_tuned_head.FineTunedHead.of(params | classifier, ["no", "maybe", "yes"])
     tokenizers.write(tmp_path, vocabulary, 48)
     huggingface.write(tmp_path, params | classifier, model, vocabulary.size, vocabulary.special, tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
@@ -137,11 +141,11 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     expected = hidden @ classifier["classifier/out/kernel"] + classifier["classifier/out/bias"]
     with torch.no_grad():
         assert np.abs(stock.eval()(**batch).logits.numpy() - expected).max() < 1e-5 * np.abs(expected).max()
-    reports = verify.huggingface(tmp_path, source.nested(params | classifier), model, vocabulary)
+    reports = verify.huggingface(tmp_path, unflatten(params | classifier), model, vocabulary)
     assert reports[1]["of"].endswith("ForSequenceClassification")
 
     span = {"span/kernel": array(32, 2), "span/bias": array(2)}
-    huggingface.write(tmp_path, params | span, model, vocabulary.size, vocabulary.special, huggingface.Tuned.of(params | span, ()))
+    huggingface.write(tmp_path, params | span, model, vocabulary.size, vocabulary.special, fine_tuned_head.FineTunedHead.of(params | span, ()))
     stock, info = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():
@@ -150,14 +154,12 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     real = ids != vocabulary.pad
     for side, logits in enumerate((found.start_logits, found.end_logits)):
         assert np.abs(logits.numpy() - expected[:, :, side])[real].max() < 1e-5 * np.abs(expected).max()
-    assert verify.huggingface(tmp_path, source.nested(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
+    assert verify.huggingface(tmp_path, unflatten(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
-    original = huggingface._encoder_rows
     swapped = {"attention/key": "attention.attn.q", "attention/query": "attention.attn.k"}
-    monkeypatch.setitem(huggingface._PARTS, "mpnet", huggingface._PARTS["mpnet"] | swapped)
-    assert original is huggingface._encoder_rows
+    monkeypatch.setattr(mpnet.Mpnet, "part_names", mpnet.Mpnet.part_names | swapped)
     with pytest.raises(config.RunError, match="verification failed: hidden states of MPNetModel differ by"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"])
     assert list(tmp_path.iterdir()) == []
@@ -165,7 +167,7 @@ def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, m
 
 def test_stock_folders_come_in_as_transformers_computes_them(workdirs, tmp_path, vocabulary):
     """Random stock models with other epsilons, a token-type row that is not 0: our encoder on their weights has their hidden states."""
-    ids = verify.batch(verify.lines()[:9], vocabulary, 40)
+    ids = inference.batch(verify.sample_lines()[:9], vocabulary, 40)
     batch = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(ids != vocabulary.pad).long()}
     shared = {
         "vocab_size": 600,
@@ -192,7 +194,7 @@ def test_stock_folders_come_in_as_transformers_computes_them(workdirs, tmp_path,
                 torch.save(stock.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
             encoder_source = source.find(str(folder))
             model = encoder_source.model(config.Model(decoder_layers=1))
-            ours = verify.hidden_states(source.nested(encoder_source.read(model)), model, vocabulary, ids)
+            ours = inference.hidden_states(unflatten(encoder_source.read(model)), model, vocabulary, ids)
             with torch.no_grad():
                 theirs = stock(**batch).last_hidden_state.numpy()
             assert np.abs(ours - theirs)[ids != vocabulary.pad].max() < 1e-5
@@ -216,7 +218,7 @@ def test_a_trainer_step(exported, tmp_path):
     torch.manual_seed(0)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(exported["mpnet"], num_labels=2)
     before = model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().clone()
-    rows = [{"labels": number % 2, **tokenizer(line, truncation=True)} for number, line in enumerate(verify.lines()[:8])]
+    rows = [{"labels": number % 2, **tokenizer(line, truncation=True)} for number, line in enumerate(verify.sample_lines()[:8])]
     settings = transformers.TrainingArguments(
         output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, learning_rate=1e-3, use_cpu=True, report_to=[], save_strategy="no",
         disable_tqdm=True, dataloader_pin_memory=False,

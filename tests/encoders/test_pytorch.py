@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import unflatten
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 
 from maelm_jax import config, export, gin_files  # noqa: E402
 from maelm_jax.encoders import (  # noqa: E402
+    inference,
     maelm_torch,
     pytorch,
     source,  # noqa: E402
@@ -64,9 +66,9 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary):
     params = encoder_source.read(model)
     content = {"model": {name: getattr(model, name) for name in pytorch.FIELDS}, "vocabulary_size": 600, "special_ids": {"pad": 1, "mask": 599}}
     theirs = maelm_torch.MaeLm(content).eval()
-    theirs.load_state_dict({row: torch.tensor(value) for row, value in pytorch.give(params, model, 600).items()})
-    ids = verify.batch(verify.lines()[-10:], vocabulary, 40)
-    masked = verify.pick(ids, vocabulary)
+    theirs.load_state_dict({row: torch.tensor(value) for row, value in pytorch.state_dict(params, model, 600).items()})
+    ids = inference.batch(verify.sample_lines()[-10:], vocabulary, 40)
+    masked = verify.every_seventh(ids, vocabulary)
     visible_to_encoder = masked & (np.arange(40) % 2 == 0)[None]
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(40, dtype=np.int32), ids.shape)
@@ -74,7 +76,7 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary):
         *map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), masking.Budget(40, int(masked.sum(1).max())), 599
     )
     graph, _ = maelm.create(model, 600, vocabulary.special)
-    ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(source.nested(params), inputs))
+    ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(unflatten(params), inputs))
     with torch.no_grad():
         found = theirs.predict(torch.tensor(ids), torch.tensor(masked), visible_to_encoder=torch.tensor(visible_to_encoder)).numpy()
         default = theirs.predict(torch.tensor(ids), torch.tensor(masked)).numpy()

@@ -43,7 +43,7 @@ def test_reference(path, full_length):
     graph, init = maelm.create(settings, case["vocab_size"], special)
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    taken = published.take(weights, {path: value.shape for path, value in ours.items()}, path.name)
+    taken = published.import_params(weights, {path: value.shape for path, value in ours.items()}, path.name)
     padded = {name: np.concatenate([value, ours[name][len(value) :]]) if name in tables.VOCABULARY else value for name, value in taken.items()}
     parameters = traverse_util.unflatten_dict(padded, sep="/")
 
@@ -94,6 +94,6 @@ def test_mismatched_weights_are_listed():
     ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
     weights["surplus"] = weights.pop("encoder.sentence_encoder.emb_layer_norm.weight")
     with pytest.raises(config.ConfigError) as error:
-        published.take(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)
+        published.import_params(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)
     for what in ("emb_layer_norm.weight is missing", "surplus is not a tensor", "embed_positions.weight has shape"):
         assert what in str(error.value)

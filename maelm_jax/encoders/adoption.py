@@ -1,0 +1,140 @@
+"""Takes over the settings and the weights of a pretrained encoder into a run."""
+
+import dataclasses
+import typing
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from maelm_jax import config
+from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders.source import DECODER_FIELDS, ENCODER_FIELDS, EncoderSource
+
+
+class Adopted(typing.NamedTuple):
+    """The settings of a run after those of a source were taken over."""
+
+    experiment: config.Experiment
+    changes: list[str]  # each change in words
+
+
+class LoadedParams(typing.NamedTuple):
+    """The parameters of a run after those of a source were loaded."""
+
+    params: dict
+    fresh: list[str]  # the top-level modules that keep the values of the run
+    unused: list[str]  # the top-level modules of the source that the run does not have
+
+
+def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
+    """Adapts the settings of a run to the source that it starts from.
+
+    The run takes the vocabulary of the source unless Vocabulary.file is set. It takes the encoder
+    settings of a source that is not a workdir, and the decoder settings if both have a decoder.
+    The settings of a workdir must equal those of the run, because the user can pass its config.gin.
+
+    Raises:
+        ConfigError: The settings of a workdir differ from those of the run.
+    """
+    model = experiment.model
+    changed = {
+        name: value
+        for name, value in _adopted_fields(model, encoder_source).items()
+        if getattr(model, name) != value
+    }
+    if changed and encoder_source.step is not None:
+        path = encoder_source.path
+        differences = "; ".join(
+            f"Model.{name} is {value!r} there, {getattr(model, name)!r} here"
+            for name, value in changed.items()
+        )
+        raise config.ConfigError(
+            f"Run.init_from {path} does not fit this model: {differences} (its settings: "
+            f"{path}/config.gin)"
+        )
+    changes = [
+        f"Model.{name}: {getattr(model, name)!r} -> {value!r}" for name, value in changed.items()
+    ]
+    vocabulary = experiment.vocabulary
+    if encoder_source.vocabulary and vocabulary.file is None:
+        vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
+        changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
+    model = dataclasses.replace(model, **changed)
+    return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
+
+
+def _adopted_fields(model: config.Model, encoder_source: EncoderSource) -> dict[str, typing.Any]:
+    """Returns the fields of `model` that the source determines, with the values of the source."""
+    settings = encoder_source.settings
+    fields = ENCODER_FIELDS
+    if model.decoder_layers and settings.get("decoder_layers"):
+        fields = (*ENCODER_FIELDS, *DECODER_FIELDS)
+    adopted = {name: value for name, value in settings.items() if name in fields}
+    if adopted.get("relative_buckets") == "none":
+        adopted["decoder_relative_bias"] = False
+    return adopted
+
+
+def load_params(
+    values: dict[str, np.ndarray], params: dict, vocabulary_size: int, source_path: str
+) -> LoadedParams:
+    """Loads the weights of a source into the parameters of a run.
+
+    A top-level module (encoder, decoder or head) is loaded completely or not at all. The encoder is
+    always loaded.
+
+    Args:
+        values: {parameter path: array} of the source, from `EncoderSource.read`.
+        params: The parameter tree of the run; its arrays give the shapes and the shardings.
+        vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
+        source_path: The source, for error messages.
+
+    Raises:
+        ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
+    """
+    fresh_params = traverse_util.flatten_dict(params, sep="/")
+    modules = {path.split("/")[0] for path in fresh_params}
+    stored = {path.split("/")[0] for path in values}
+    loaded = modules & stored | {"encoder"}
+    faults = [
+        f"{path} is not a parameter of this model"
+        for path in values
+        if path not in fresh_params and path.split("/")[0] in modules
+    ]
+    result = {}
+    for path, parameter in fresh_params.items():
+        result[path] = parameter
+        if path.split("/")[0] not in loaded:
+            continue
+        if fault := _fault_of(path, values, parameter.shape, vocabulary_size):
+            faults.append(f"{path} {fault}")
+        else:
+            result[path] = _shard_like(parameter, values[path])
+    if faults:
+        raise config.ConfigError(f"{source_path} does not fit this model: " + "; ".join(faults))
+    tree = traverse_util.unflatten_dict(result, sep="/")
+    return LoadedParams(tree, sorted(modules - loaded), sorted(stored - modules))
+
+
+def _fault_of(
+    path: str, values: dict[str, np.ndarray], shape: tuple[int, ...], vocabulary_size: int
+) -> str:
+    """Returns why the value of a parameter of `shape` cannot be loaded, in words, or ""."""
+    if path not in values:
+        return "is missing"
+    if path in tables.VOCABULARY:
+        shape = (vocabulary_size, *shape[1:])
+    stored = values[path].shape
+    return "" if stored == shape else f"has shape {stored}, expected {shape}"
+
+
+def _shard_like(parameter: jax.Array, value: np.ndarray) -> jax.Array:
+    """Returns `value`, padded with zero rows, with the shape and the sharding of `parameter`."""
+    missing_rows = len(parameter) - len(value)
+    if missing_rows:
+        zeros = np.zeros((missing_rows, *parameter.shape[1:]), np.float32)
+        value = np.concatenate([value, zeros])
+    return jax.make_array_from_callback(
+        parameter.shape, parameter.sharding, lambda index: value[index]
+    )

@@ -1,0 +1,92 @@
+"""The formats of `maelm_jax.export`: what each can hold, its files, and its comparison with JAX."""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import numpy as np
+from flax import traverse_util
+
+from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders import families, huggingface, published, pytorch, tokenizer, verify
+from maelm_jax.encoders.fine_tuned_head import FineTunedHead
+
+VERIFICATION = "verification.json"
+
+
+class Exported(typing.NamedTuple):
+    """What an export holds.
+
+    Attributes:
+        params: {parameter path: array}.
+        model: The settings of the model.
+        vocabulary: The vocabulary of the model.
+        length: The longest input in tokens, with `<s>` and `</s>`.
+        head: The head of a fine-tuned run, or None.
+    """
+
+    params: dict[str, np.ndarray]
+    model: config.Model
+    vocabulary: vocabularies.Vocabulary
+    length: int
+    head: FineTunedHead | None = None
+
+
+class Written(typing.NamedTuple):
+    """What an export wrote."""
+
+    architecture: str  # the class or layout that loads the folder
+    parameters: int
+
+
+def check(format: str, model: config.Model, special: config.SpecialIds):
+    """Raises ConfigError if the format cannot hold the model. Call it before reading weights."""
+    if format == "huggingface":
+        families.of_model(model, special)
+    elif format == "pytorch":
+        pytorch.check(model)
+    else:
+        published.check(model)
+
+
+def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
+    """Writes every file of the export except the model card."""
+    params, model, vocabulary, length, head = exported
+    if format == "huggingface":
+        tokenizer.write(folder, vocabulary, length)
+        architecture = huggingface.architecture(model, vocabulary.special, head)
+        parameters = huggingface.write(
+            folder, params, model, vocabulary.size, vocabulary.special, head
+        )
+        return Written(architecture, parameters)
+    if format == "pytorch":
+        try:
+            tokenizer.write(folder, vocabulary, length)
+        except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
+            print(f"no tokenizer.json: {error}")
+            vocabulary.save(folder)
+        parameters = pytorch.write(folder, params, model, vocabulary.size, vocabulary.special)
+        return Written("maelm.MaeLm", parameters)
+    vocabulary.save(folder)
+    parameters = published.write(folder / "model.pt", params, model, vocabulary.size)
+    return Written("the reference's layout", parameters)
+
+
+def verify_folder(format: str, folder: pathlib.Path, exported: Exported) -> list[verify.Report]:
+    """Reads the folder back, compares it with JAX and writes the reports into the folder.
+
+    Raises:
+        RunError: The folder does not compute what JAX computes.
+    """
+    params, model, vocabulary, _, _ = exported
+    if format == "reference":
+        reports = verify.reference(folder, params, vocabulary.size)
+    else:
+        compare = verify.huggingface if format == "huggingface" else verify.pytorch
+        tree = traverse_util.unflatten_dict(params, sep="/")
+        reports = compare(folder, tree, dataclasses.replace(model, dtype="float32"), vocabulary)
+    content = json.dumps(reports, indent=2, ensure_ascii=False)
+    (folder / VERIFICATION).write_text(content + "\n", encoding="utf-8")
+    return reports

@@ -1,0 +1,46 @@
+"""The families of stock encoders, and which of them an encoder belongs to."""
+
+import typing
+
+from maelm_jax import config, json_files
+from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.mpnet import MPNET
+from maelm_jax.encoders.roberta import ROBERTA
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (MPNET, ROBERTA)}
+
+
+def of_model(model: config.Model, special: config.SpecialIds) -> Family:
+    """Returns the family whose stock models compute the encoder of `model`.
+
+    Raises:
+        ConfigError: There is none. The message names an export format that holds the model.
+    """
+    family = ROBERTA if model.relative_buckets == "none" else MPNET
+    if misfits := family.misfits(model, special):
+        raise config.ConfigError(
+            f"no stock transformers model computes this encoder: {'; '.join(misfits)}. "
+            "--format=pytorch holds any model"
+        )
+    return family
+
+
+def of_config(content: dict[str, typing.Any], folder: str) -> Family:
+    """Returns the family of a stock folder from the content of its config.json.
+
+    Raises:
+        ConfigError: The encoder is of no family here, or of a kind that is not computed here.
+            `folder` begins the message.
+    """
+    model_type = content.get("model_type")
+    if isinstance(model_type, str) and model_type in FAMILIES:
+        family = FAMILIES[model_type]
+        faults = family.faults(content)
+    else:
+        supported = ", ".join(map(repr, FAMILIES))
+        faults = [f"model_type {json_files.shown(model_type)} (only {supported})"]
+    if faults:
+        raise config.ConfigError(
+            f"{folder}: not an encoder that a run can start from: {'; '.join(faults)}"
+        )
+    return family

@@ -1,0 +1,64 @@
+"""The head of a fine-tuned run, as a stock task model names it."""
+
+import dataclasses
+import typing
+
+import numpy as np
+
+from maelm_jax.config import ConfigError
+
+SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
+QUESTION_ANSWERING = "ForQuestionAnswering"
+MODULES = ("classifier", "span")  # the top-level modules of the parameters of heads
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTunedHead:
+    """The head of a fine-tuned run.
+
+    The parameters are `classifier` (dense, out) or `span` (one linear map to start and end).
+
+    Attributes:
+        task_class: The end of the name of the stock class.
+        labels: The names of the classes in order; empty for regression and question answering.
+    """
+
+    task_class: str
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, params: dict[str, np.ndarray], labels: typing.Sequence[str]
+    ) -> "FineTunedHead | None":
+        """Returns the head among the parameters {path: array}; None for a pretraining run.
+
+        Raises:
+            ConfigError: `labels` does not hold one name for each class.
+        """
+        if "span/kernel" in params:
+            return cls(QUESTION_ANSWERING)
+        if "classifier/out/bias" not in params:
+            return None
+        classes = len(params["classifier/out/bias"])
+        if classes > 1 and len(labels) != classes:
+            raise ConfigError(
+                f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
+                f"{', '.join(labels) or 'none'}"
+            )
+        return cls(SEQUENCE_CLASSIFICATION, tuple(labels) if classes > 1 else ())
+
+    def config_entries(self) -> dict[str, typing.Any]:
+        """Returns the entries of config.json that describe the head."""
+        if self.task_class == QUESTION_ANSWERING:
+            return {}
+        if not self.labels:
+            return {
+                "id2label": {"0": "score"},
+                "label2id": {"score": 0},
+                "problem_type": "regression",
+            }
+        return {
+            "id2label": {str(index): label for index, label in enumerate(self.labels)},
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+            "problem_type": "single_label_classification",
+        }

@@ -1,0 +1,64 @@
+"""MPNet (arXiv 2004.09297): t5 relative buckets beside the position table, no token types."""
+
+import typing
+
+from maelm_jax import config
+from maelm_jax.encoders import family
+from maelm_jax.encoders.tensors import TensorMapping
+
+BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance
+PAD = 1  # the stock class numbers positions from the padding id 1, whatever config.json says
+
+
+class Mpnet(family.Family):
+    model_type = "mpnet"
+    class_name = "MPNet"
+    part_names: typing.ClassVar = {
+        "attention/query": "attention.attn.q", "attention/key": "attention.attn.k",
+        "attention/value": "attention.attn.v", "attention/out": "attention.attn.o",
+        "attention_norm": "attention.LayerNorm", "feed_forward/up": "intermediate.dense",
+        "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
+    }  # fmt: skip
+    supported: typing.ClassVar = {
+        **family.Family.supported,
+        "relative_attention_num_buckets": BUCKETS,
+        "position_embedding_type": "absolute",
+    }
+
+    def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
+        misfits = []
+        buckets = (model.relative_buckets, model.num_buckets, model.max_distance)
+        if buckets != ("t5", BUCKETS, MAX_DISTANCE):
+            misfits.append(
+                f"the stock MPNet has t5 buckets {BUCKETS}/{MAX_DISTANCE}, this model "
+                f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
+            )
+        if special.pad != PAD:
+            misfits.append(
+                f"the stock MPNet has its <pad> at id {PAD}, this vocabulary at {special.pad}"
+            )
+        return misfits
+
+    def position_settings(self) -> dict[str, typing.Any]:
+        return {"relative_buckets": "t5", "num_buckets": BUCKETS, "max_distance": MAX_DISTANCE}
+
+    def position_entries(self) -> dict[str, typing.Any]:
+        return {"relative_attention_num_buckets": BUCKETS}
+
+    def unused_positions(self, pad: int) -> int:
+        return pad + 1
+
+    def faults(self, content: dict) -> list[str]:
+        pad = content.get("pad_token_id", PAD)
+        wrong_pad = [f"pad_token_id {family.json_files.shown(pad)} (only {PAD})"]
+        return super().faults(content) + (wrong_pad if pad != PAD else [])
+
+    def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
+        name = f"{prefix}encoder.relative_attention_bias.weight"
+        return [
+            *super().encoder_mappings(model, pad, prefix),
+            TensorMapping(name, "encoder/relative_bias/table"),
+        ]
+
+
+MPNET = Mpnet()

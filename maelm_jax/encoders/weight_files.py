@@ -1,0 +1,116 @@
+"""Reads and writes files of tensors: .safetensors, and (with PyTorch) pytorch_model.bin."""
+
+import collections.abc
+import contextlib
+import json
+import os
+import pathlib
+import typing
+
+import numpy as np
+
+from maelm_jax import json_files
+from maelm_jax.config import ConfigError
+from maelm_jax.encoders import torch_checkpoint
+from maelm_jax.encoders.tensors import Tensors
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"  # names the files of weights that are in several files
+PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors
+
+
+def open_folder(folder: pathlib.Path) -> Tensors:
+    """Opens the tensors of a folder that transformers saved.
+
+    The folder holds one .safetensors file, several with an index, or an older pytorch_model.bin.
+
+    Raises:
+        ConfigError: There is no such file, or a file is damaged.
+    """
+    if (folder / INDEX).is_file():
+        parts = [Safetensors(folder / name) for name in _indexed_files(folder / INDEX)]
+        return {name: part[name] for part in parts for name in part}
+    if (folder / WEIGHTS).is_file():
+        return Safetensors(folder / WEIGHTS)
+    if (folder / PYTORCH_WEIGHTS).is_file():
+        return _pytorch_weights(folder / PYTORCH_WEIGHTS)
+    raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
+
+
+def _indexed_files(index: pathlib.Path) -> list[str]:
+    """Returns the file names that a model.safetensors.index.json lists."""
+    files = json_files.read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not json_files.is_texts(list(files.values())):
+        raise ConfigError(
+            f"{index} has no weight_map of file names. Download or save the folder again"
+        )
+    for name in files.values():
+        if not name or "\0" in name or pathlib.PurePath(name).name != name:
+            raise ConfigError(
+                f"{index} names {json_files.shown(name)}, which is no file of its folder"
+            )
+    return sorted(set(files.values()))
+
+
+def _pytorch_weights(path: pathlib.Path) -> Tensors:
+    content = torch_checkpoint.read(path)
+    if not isinstance(content, dict) or not json_files.is_texts(list(content)):
+        raise ConfigError(f"{path} holds no tensors by name: it is no model of transformers")
+    return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+
+
+class Safetensors(collections.abc.Mapping):
+    """The tensors of a .safetensors file: a mapping that reads a tensor when it is looked up.
+
+    Raises:
+        ConfigError: The file is damaged or is not a .safetensors file.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+        import safetensors
+
+        self._path = path
+        with self._reading():
+            self._file = safetensors.safe_open(str(path), framework="np")
+            self._names = list(self._file.keys())
+
+    @contextlib.contextmanager
+    def _reading(self):
+        try:
+            yield
+        except Exception as error:  # SafetensorError, OSError, others for a type NumPy lacks
+            reason = " ".join(str(error).split())[:200]
+            raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
+
+    def __getitem__(self, name):
+        if name not in self._names:
+            raise KeyError(name)
+        with self._reading():
+            return self._file.get_tensor(name)
+
+    def __iter__(self):
+        return iter(self._names)
+
+    def __len__(self):
+        return len(self._names)
+
+
+def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]):
+    """Writes a .safetensors file of float32 tensors, in the order of `tensors`.
+
+    Besides `tensors`, only one tensor is in memory at a time. safetensors.numpy.save_file would
+    need a contiguous copy of every tensor at once. The file holds the length of the header
+    (8 bytes), a JSON header and the numbers.
+    """
+    header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, value in tensors.items():
+        start, end = end, end + 4 * value.size
+        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for value in tensors.values():
+            file.write(np.ascontiguousarray(value, "<f4").data)
