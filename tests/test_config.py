@@ -9,13 +9,15 @@ import pytest
 from maelm_jax import config, gin_files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMPLETE = [path for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
+PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
+PUBLISHED = ["published/base.gin", "published/base_plus.gin", "published/large_plus.gin"]
+COMPLETE = [*PRESETS, *PUBLISHED]
 MACROS = ("TRAIN_STEPS=7", "BATCH_SIZE=8", "SEQUENCE_LENGTH=64", "SEED=3", "TEXT_FILES=some/*.txt")
 
 
-@pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.stem)
-def test_every_config_loads_with_every_macro(path):
-    for files in ([path.name], [path.name, "mlm.gin"]):
+@pytest.mark.parametrize("name", COMPLETE)
+def test_every_config_loads_with_every_macro(name):
+    for files in ([name], [name, "mlm.gin"]):
         experiment = gin_files.load(files, MACROS)
         assert (experiment.run.train_steps, experiment.run.batch_size, experiment.run.seed) == (7, 8, 3)
         assert experiment.corpus.sequence_length == 64
@@ -25,14 +27,14 @@ def test_every_config_loads_with_every_macro(path):
 
 def test_every_ablation_loads_over_every_size():
     for ablation in sorted((gin_files.CONFIGS / "ablations").glob("*.gin")):
-        for path in COMPLETE:
-            experiment = gin_files.load([path.name, f"ablations/{ablation.name}"], MACROS)
+        for name in COMPLETE:
+            experiment = gin_files.load([name, f"ablations/{ablation.name}"], MACROS)
             assert experiment.model.decoder_layers > 0 or experiment.masking.encoder_mask_fraction == 1, ablation
 
 
-@pytest.mark.parametrize("path", COMPLETE, ids=lambda path: path.stem)
-def test_what_is_written_down_reads_back(path, tmp_path):
-    experiment = gin_files.load([path.name], ["TEXT_FILES=it's a [glob]*.txt"])
+@pytest.mark.parametrize("name", COMPLETE)
+def test_what_is_written_down_reads_back(name, tmp_path):
+    experiment = gin_files.load([name], ["TEXT_FILES=it's a [glob]*.txt"])
     (tmp_path / "config.gin").write_text(gin_files.render(experiment))
     assert gin_files.load([str(tmp_path / "config.gin")]) == experiment
 
@@ -44,6 +46,17 @@ def test_the_paper_s_presets():
     assert (base.optimizer.b2, base.optimizer.eps, base.optimizer.clip_norm, base.optimizer.weight_decay) == (0.98, 1e-6, 2.0, 0.01)
     assert (plus.run.train_steps, plus.optimizer.learning_rate, plus.vocabulary.cased) == (2_000_000, 2e-4, True)
     assert (large.model.layers, large.model.width, large.model.heads) == (24, 1024, 16)
+
+
+@pytest.mark.parametrize("name,buckets", [("base", (32, 128)), ("base_plus", (64, 128)), ("large_plus", (128, 256))])
+def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_only(name, buckets):
+    preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
+    assert (published.model.num_buckets, published.model.max_distance) == buckets
+    assert published.model.relative_buckets == "reference" and published.masking.mask_special_tokens
+    assert {line.partition(":")[0] for line in config.differences(preset, published)} == {
+        "Model.relative_buckets", "Masking.mask_special_tokens",
+        *(["Model.num_buckets"] if buckets[0] != 32 else []), *(["Model.max_distance"] if buckets[1] != 128 else []),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("bindings,message", [
