@@ -91,7 +91,7 @@ def contenders(experiment: config.Experiment, setup, device: str) -> dict[str, S
 
 
 def draw_masks(experiment: config.Experiment, setup, count: int) -> list:
-    """Draws masks for the batch, `count` times. Each result is a `masking.Inputs`."""
+    """Draws masks for the batch, `count` times. Each result is a `model_inputs.Inputs`."""
     import jax
 
     from maelm_jax.model import masking
@@ -107,7 +107,7 @@ def draw_masks(experiment: config.Experiment, setup, count: int) -> list:
 
 
 def as_tensors(inputs, device: str) -> dict:
-    """The fields of `masking.Inputs` as tensors."""
+    """The fields of `model_inputs.Inputs` as tensors."""
     import numpy as np
     import torch
 

@@ -1,6 +1,6 @@
 """The model in PyTorch, twice: the same computation, and with masked positions only hidden.
 
-forward(inputs) of both is the mean loss. `inputs` has the fields of `masking.Inputs` as tensors.
+forward(inputs) of both is the mean loss. `inputs` has the fields of model_inputs.Inputs as tensors.
 """
 
 import functools

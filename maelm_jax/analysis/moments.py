@@ -25,7 +25,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from maelm_jax import config
-from maelm_jax.model import maelm, masking
+from maelm_jax.model import keys, maelm, masking
 
 SETS = ("plain", "real", "mask")  # the measured sets; "all" is the sum of the last two
 # Slots of a batch. Each slot is encoded twice, with and without [MASK]. This bounds the device
@@ -86,8 +86,7 @@ def measure(
     def batch(
         params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
     ) -> dict[str, Moments]:
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
-        inputs = masking.draw(keys, rows, settings, sizes, special)
+        inputs = masking.draw(keys.of_rows(key, numbers), rows, settings, sizes, special)
         visible = inputs.encoder_slots < length
         is_mask = visible & (inputs.encoder_ids == special.mask)
         visible_segments = jnp.where(visible, inputs.segments, 0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.model import maelm, masking
+from maelm_jax.model import maelm, model_inputs
 
 LINES_AT_A_TIME = 8
 LENGTH_STEP = 64  # batches are cut to a multiple of this length, so that JAX compiles few shapes
@@ -108,9 +108,9 @@ def logits(
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
     visible_to_encoder = masked if model.decoder_layers == 0 else np.zeros_like(masked)
-    sizes = masking.Budget(ids.shape[1], int(masked.sum(1).max()))
+    sizes = model_inputs.Budget(ids.shape[1], int(masked.sum(1).max()))
     arrays = map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder))
-    inputs = masking.split(*arrays, sizes, vocabulary.mask)
+    inputs = model_inputs.split(*arrays, sizes, vocabulary.mask)
     by_line = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(params, inputs))
     return np.concatenate(
         [line[: mask.sum(), : vocabulary.size] for line, mask in zip(by_line, masked, strict=True)]

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.finetuning.batches import Batch
 from maelm_jax.finetuning.squad import BEST, Spans
-from maelm_jax.model import layers, loss, maelm, ops
+from maelm_jax.model import keys, layers, loss, maelm, ops
 from maelm_jax.model.positions import MASKED_OUT
 
 
@@ -115,9 +115,9 @@ def loss_of(graph: nnx.GraphDef):
     def loss_fn(
         params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool
     ) -> loss.Sums:
-        fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-        keys = fold_in(jax.random.fold_in(key, batch.seed[0]), numbers) if train else None
-        scores, target = maelm.apply(graph, params)(batch, keys), batch.targets
+        run_key = jax.random.fold_in(key, batch.seed[0])
+        dropout_keys = keys.of_rows(run_key, numbers) if train else None
+        scores, target = maelm.apply(graph, params)(batch, dropout_keys), batch.targets
         if scores.ndim == 3:
             each = 0.5 * (
                 _nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1])

@@ -79,7 +79,7 @@ class FinetuneSession:
 
     def fresh_state(self, start: EncoderSource, seed: int) -> State:
         """The state before the first step: the encoder of `start`, and a head drawn with `seed`."""
-        params = self.fresh_params(jax.random.fold_in(keys.of_seed(seed), 0))
+        params = self.fresh_params(keys.of_stream(seed, keys.INIT_STREAM))
         params |= {"encoder": start.encoder(params["encoder"])}
         # The training step donates the buffers of its state: no two fields may share a buffer.
         copy = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key
 from maelm_jax import config
 from maelm_jax.model import layers, ops
 from maelm_jax.model.loss import Prediction
-from maelm_jax.model.masking import Inputs, at_slots
+from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
 from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment
 
 
@@ -34,13 +34,6 @@ def _embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
 
 def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
-
-
-class SlotInfo(typing.NamedTuple):
-    """Position and segment of each slot. Segment 0 means empty."""
-
-    positions: Int[Array, "B T"]
-    segments: Int[Array, "B T"]
 
 
 class Encoder(nnx.Module):
@@ -244,27 +237,34 @@ class MaeLm(nnx.Module):
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
         mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
         x = jnp.where((masked & ~known)[:, :, None], mask_row[None, None], x)
-        where = SlotInfo(inputs.positions, jnp.where(known | masked, inputs.segments, 0))
+        where = SlotInfo(jnp.where(known | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
             where = SlotInfo(*(at_slots(values, inputs.masked_slots) for values in where))
         read = SlotInfo(
             *(
                 at_slots(values, inputs.encoder_slots)
-                for values in (inputs.positions, inputs.segments)
+                for values in (inputs.segments, inputs.positions)
             )
         )
         return self.decoder(x, where, encoded, read)
 
 
-def create(
-    settings: config.Model, vocabulary_size: int, special: config.SpecialIds
-) -> tuple[nnx.GraphDef, collections.abc.Callable]:
-    """Returns (graph, init): the model's graph and its initialiser.
+class Definition(typing.NamedTuple):
+    """A model without parameters.
 
     `init(key)` returns the parameters as a dict of float32 arrays. `apply(graph, parameters)`
     returns the model. init is pure: it can run under jax.jit or jax.eval_shape.
     """
+
+    graph: nnx.GraphDef
+    init: collections.abc.Callable[..., dict]
+
+
+def create(
+    settings: config.Model, vocabulary_size: int, special: config.SpecialIds
+) -> Definition:
+    """Returns the definition of the whole model."""
 
     def init(key):
         return nnx.to_pure_dict(
@@ -274,7 +274,7 @@ def create(
     graph = nnx.graphdef(
         nnx.eval_shape(lambda: MaeLm(settings, vocabulary_size, special, nnx.Rngs(0)))
     )
-    return graph, init
+    return Definition(graph, init)
 
 
 def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:

@@ -1,13 +1,11 @@
-"""Draws masks: which slots the encoder reads and which are predicted, in static shapes.
+"""Draws masks: which slots the encoder reads and which are predicted.
 
 Source: paper section 3. Section 4.3 adds delta, the share of masked tokens that the encoder sees.
 
-Axis letters, here and in the rest of model/: B rows, L slots of a row, V visible slots (the
-encoder's budget), M masked slots (the head's budget). A slot index equal to the axis's length
-means "empty".
+Axis letters as in model_inputs.py: B rows, L slots of a row.
 """
 
-import dataclasses
+import functools
 import math
 import typing
 
@@ -16,39 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
 from maelm_jax import config
+from maelm_jax.model import keys, model_inputs
+from maelm_jax.model.model_inputs import Budget, Inputs, segments_and_positions
 
 # Tokens. A longer word or span is cut. Source: the longest span of SpanBERT (Joshi et al. 2020).
 UNIT_LIMIT = 10
 # Probability that a span ends after a token: lengths are geometric, as in SpanBERT.
 SPAN_ENDS = 0.2
-
-
-class Inputs(typing.NamedTuple):
-    """All that the model reads.
-
-    `split` makes it from any mask pattern, also one from outside.
-    """
-
-    ids: Int[Array, "B L"]  # the original tokens
-    # 1, 2, ... within a row; 0 at padding. Attention stays within a segment.
-    segments: Int[Array, "B L"]
-    positions: Int[Array, "B L"]  # from 0 in each segment
-    encoder_slots: Int[Array, "B V"]  # the row's slot that the encoder reads at v; L where empty
-    encoder_index: Int[Array, "B L"]  # inverse of encoder_slots: v of a slot; V where not read
-    # The token at v. At a selected slot that the encoder sees, the id that replaces the token.
-    encoder_ids: Int[Array, "B V"]
-    # The position of the slot, unless `Masking.renumber` counts visible tokens only.
-    encoder_positions: Int[Array, "B V"]
-    masked_slots: Int[Array, "B M"]  # slots to predict, ascending; L where empty
-    masked_index: Int[Array, "B L"]  # inverse of masked_slots: m of a slot; M where not predicted
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """Static sizes: V visible and M masked slots of a row."""
-
-    visible: int
-    masked: int
 
 
 def budget(masking: config.Masking, length: int) -> Budget:
@@ -75,104 +47,6 @@ def budget(masking: config.Masking, length: int) -> Budget:
         + math.ceil(masking.encoder_mask_fraction * masked)
     )
     return Budget(min(length, -(-visible // 8) * 8), masked)
-
-
-def segments_and_positions(
-    ids: Int[Array, "B L"], bos: int, pad: int
-) -> tuple[Int[Array, "B L"], Int[Array, "B L"]]:
-    """Returns segments and positions of packed rows.
-
-    Each <s> (`bos`) starts a segment. Segments count from 1, and 0 is padding. Positions count
-    from 0 in each segment.
-    """
-    slots = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-    starts = ids == bos
-    segments = jnp.where(ids == pad, 0, jnp.cumsum(starts, axis=1, dtype=jnp.int32))
-    first = jax.lax.cummax(jnp.where(starts, slots, 0), axis=1)
-    return segments, jnp.where(segments > 0, slots - first, 0)
-
-
-def _rank(chosen: Bool[Array, "B L"], size: int) -> tuple[Int[Array, "B S"], Int[Array, "B L"]]:
-    """Chosen slots, ascending (L where empty), and their inverse (`size` where not chosen).
-
-    Slots beyond the first `size` chosen ones count as not chosen.
-    """
-    length = chosen.shape[1]
-    index = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, size)
-    slots = jnp.where(chosen, jnp.arange(length, dtype=jnp.int32), length)
-    return jnp.sort(slots, axis=1)[:, :size], jnp.minimum(index, size)
-
-
-def at_slots(values: Int[Array, "B L"], slots: Int[Array, "B S"]) -> Int[Array, "B S"]:
-    """Returns `values` at `slots`; 0 where a slot is empty."""
-    length = values.shape[1]
-    return jnp.where(
-        slots < length, jnp.take_along_axis(values, jnp.minimum(slots, length - 1), axis=1), 0
-    )
-
-
-def _count_visible(
-    positions: Int[Array, "B L"], segments: Int[Array, "B L"], visible: Bool[Array, "B L"]
-) -> Int[Array, "B L"]:
-    """The number of visible slots of the same segment before each slot."""
-    before = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - visible.astype(jnp.int32)
-    return before - jax.lax.cummax(jnp.where((positions == 0) & (segments > 0), before, 0), axis=1)
-
-
-def split(
-    ids: Int[Array, "B L"],
-    segments: Int[Array, "B L"],
-    positions: Int[Array, "B L"],
-    selected: Bool[Array, "B L"],
-    visible_to_encoder: Bool[Array, "B L"],
-    sizes: Budget,
-    shown: int | Int[Array, "B L"],
-    renumber: bool = False,
-) -> Inputs:
-    """Makes Inputs from a given mask pattern.
-
-    With `sizes.visible` = L, slot i of the encoder is slot i of the row, and the attention mask
-    hides dropped slots. With a smaller number the visible slots are gathered.
-
-    Args:
-        ids: Tokens.
-        segments: Segments, 0 at padding.
-        positions: Positions in each segment.
-        selected: Slots to predict. Those beyond the first M are visible and not predicted.
-        visible_to_encoder: Selected slots that the encoder reads, with the id in `shown`.
-        sizes: Sizes of the result.
-        shown: Ids that replace selected tokens: <mask>, or an id for each slot.
-        renumber: True gives the encoder positions that count the visible slots of a segment.
-
-    Returns:
-        What the model reads.
-    """
-    length = ids.shape[1]
-    masked_slots, masked_index = _rank(selected, sizes.masked)
-    selected = masked_index < sizes.masked
-    visible = (segments > 0) & (~selected | visible_to_encoder)
-    if sizes.visible < length:
-        encoder_slots, encoder_index = _rank(visible, sizes.visible)
-    else:
-        slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
-        encoder_slots = encoder_index = jnp.where(visible, slots, length)
-    encoder_ids = jnp.take_along_axis(
-        jnp.where(selected, shown, ids), jnp.minimum(encoder_slots, length - 1), axis=1
-    )
-    encoder_positions = at_slots(
-        _count_visible(positions, segments, visible) if renumber else positions, encoder_slots
-    )
-    return Inputs(
-        ids,
-        segments,
-        positions,
-        encoder_slots,
-        encoder_index,
-        encoder_ids,
-        encoder_positions,
-        masked_slots,
-        masked_index,
-    )
 
 
 def _first_of_unit(
@@ -203,7 +77,7 @@ def _of_every_id(special: config.SpecialIds) -> Bool[Array, " W"]:
     return jnp.asarray(special.continues_word)
 
 
-def _shown(
+def _replacement_ids(
     key: Key[Array, ""], ids: Int[Array, " L"], masking: config.Masking, special: config.SpecialIds
 ) -> Int[Array, " L"]:
     """The replacement id of each slot: <mask>, a uniformly random text token, or its token."""
@@ -211,26 +85,77 @@ def _shown(
     if not (masking.random_fraction or masking.keep_fraction):
         return mask
     reserved = sorted({special.bos, special.pad, special.eos, special.unk, special.mask})
-    other = jax.random.randint(
-        jax.random.fold_in(key, 0),
-        ids.shape,
-        0,
-        _of_every_id(special).size - len(reserved),
-        dtype=ids.dtype,
-    )
-    # `other` is n; the n-th id that is text is found by stepping over each smaller special id.
-    for taken in reserved:
-        other = other + (other >= taken).astype(ids.dtype)
-    which = jax.random.uniform(jax.random.fold_in(key, 1), ids.shape)
+    text_ids = _of_every_id(special).size - len(reserved)
+    token_key = jax.random.fold_in(key, keys.TOKEN_STREAM)
+    token = jax.random.randint(token_key, ids.shape, 0, text_ids, dtype=ids.dtype)
+    # `token` is n; the n-th id that is text is found by stepping over each smaller special id.
+    for reserved_id in reserved:
+        token = token + (token >= reserved_id).astype(ids.dtype)
+    kind = jax.random.uniform(jax.random.fold_in(key, keys.KIND_STREAM), ids.shape)
     return jnp.where(
-        which < masking.random_fraction,
-        other,
-        jnp.where(which < masking.random_fraction + masking.keep_fraction, ids, mask),
+        kind < masking.random_fraction,
+        token,
+        jnp.where(kind < masking.random_fraction + masking.keep_fraction, ids, mask),
     )
+
+
+class RowMask(typing.NamedTuple):
+    """The mask of one row, or of all rows with a leading axis B."""
+
+    selected: Bool[Array, "*B L"]
+    visible_to_encoder: Bool[Array, "*B L"]  # selected slots that the encoder reads
+    replacement_ids: Int[Array, "*B L"]
+
+
+def _rank_in_random_order(
+    key: Key[Array, ""], eligible: Bool[Array, " L"], first: Int[Array, " L"]
+) -> Int[Array, " L"]:
+    """Each slot's place in a random order of units. Ineligible slots come last.
+
+    `first` is the slot at which the unit begins.
+    """
+    # 31 random bits. Bit 32 is set at ineligible slots, which sorts them to the end.
+    noise = jax.random.bits(key, first.shape)[first] >> 1
+    # argsort is stable, so a unit's slots stay together.
+    order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
+    places = jnp.arange(order.size, dtype=order.dtype)
+    return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+
+
+def _draw_row(
+    key: Key[Array, ""],
+    ids: Int[Array, " L"],
+    tokens: Bool[Array, " L"],
+    eligible: Bool[Array, " L"],
+    masking: config.Masking,
+    largest_count: int,
+    special: config.SpecialIds,
+) -> RowMask:
+    """Draws the mask of one row. `tokens` are the slots that are not padding."""
+
+    def stream(number: int) -> Key[Array, ""]:
+        return jax.random.fold_in(key, number)
+
+    u, v = jax.random.uniform(stream(keys.NUMBERS_STREAM), (2,))
+    count = jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32)
+    count = jnp.minimum(count, largest_count)
+    first = _first_of_unit(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
+    rank = _rank_in_random_order(stream(keys.ORDER_STREAM), eligible, first)
+    unit_size = jnp.zeros_like(first).at[first].add(1)[first]
+    remaining = count - rank[first]  # tokens still to be selected when the unit's turn comes
+    chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
+    selected = eligible & (
+        chance * unit_size.astype(jnp.float32) < remaining.astype(jnp.float32)
+    )
+    visible_count = jnp.floor(
+        masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v
+    ).astype(jnp.int32)
+    replacement_ids = _replacement_ids(stream(keys.REPLACEMENT_STREAM), ids, masking, special)
+    return RowMask(selected, selected & (rank < visible_count), replacement_ids)
 
 
 def draw(
-    keys: Key[Array, " B"],
+    row_keys: Key[Array, " B"],
     ids: Int[Array, "B L"],
     masking: config.Masking,
     sizes: Budget,
@@ -250,7 +175,7 @@ def draw(
     BERT (Devlin et al. 2019).
 
     Args:
-        keys: One key for each row.
+        row_keys: One key for each row.
         ids: Tokens of packed rows.
         masking: The settings of masking.
         sizes: Result of `budget` for these settings and L.
@@ -264,37 +189,18 @@ def draw(
     eligible = tokens
     if not masking.mask_special_tokens:
         eligible = tokens & ~jnp.isin(ids, jnp.asarray(special.never_masked, dtype=ids.dtype))
-    most = sizes.masked if masking.unit == "token" else sizes.masked - UNIT_LIMIT + 1
-
-    def row(key, ids, tokens, eligible):
-        u, v = jax.random.uniform(jax.random.fold_in(key, 0), (2,))
-        count = jnp.minimum(
-            jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32), most
-        )
-        first = _first_of_unit(jax.random.fold_in(key, 2), ids, eligible, masking.unit, special)
-        # 31 random bits. Bit 32 is set at ineligible slots, which sorts them to the end.
-        noise = jax.random.bits(jax.random.fold_in(key, 1), tokens.shape)[first] >> 1
-        # argsort is stable, so a unit's slots stay together.
-        order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
-        rank = (
-            jnp.zeros_like(order)
-            .at[order]
-            .set(jnp.arange(order.size, dtype=order.dtype), unique_indices=True)
-        )
-        size = jnp.zeros_like(first).at[first].add(1)[first]
-        left = count - rank[first]  # tokens still to be selected when the unit's turn comes
-        chance = jax.random.uniform(jax.random.fold_in(key, 3))
-        selected = eligible & (chance * size.astype(jnp.float32) < left.astype(jnp.float32))
-        visible_to_encoder = rank < jnp.floor(
-            masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v
-        ).astype(jnp.int32)
-        return (
-            selected,
-            selected & visible_to_encoder,
-            _shown(jax.random.fold_in(key, 4), ids, masking, special),
-        )
-
-    selected, visible_to_encoder, shown = jax.vmap(row)(keys, ids, tokens, eligible)
-    return split(
-        ids, segments, positions, selected, visible_to_encoder, sizes, shown, masking.renumber
+    slack = 0 if masking.unit == "token" else UNIT_LIMIT - 1
+    draw_row = functools.partial(
+        _draw_row, masking=masking, largest_count=sizes.masked - slack, special=special
+    )
+    mask: RowMask = jax.vmap(draw_row)(row_keys, ids, tokens, eligible)
+    return model_inputs.split(
+        ids,
+        segments,
+        positions,
+        mask.selected,
+        mask.visible_to_encoder,
+        sizes,
+        mask.replacement_ids,
+        masking.renumber,
     )

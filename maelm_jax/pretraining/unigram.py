@@ -118,12 +118,11 @@ def cross_entropy(
         special: Ids of the special tokens.
     """
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-    evaluation_key = jax.random.fold_in(keys.of_seed(experiment.run.seed), 2)
-    mask_key = jax.random.split(evaluation_key)[0]
+    mask_key = keys.of_step(keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)).masks
 
     @jax.jit
     def targets(part, numbers):
-        mask_keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(mask_key, numbers)
+        mask_keys = keys.of_rows(mask_key, numbers)
         return loss.targets(masking.draw(mask_keys, part, experiment.masking, sizes, special))
 
     total = count = 0.0

@@ -82,12 +82,12 @@ def each_device(
 
 def specs(params: dict) -> dict:
     """Returns each parameter's sharding over `fsdp`, without that over `tensor`."""
-    alone = lambda spec: PartitionSpec(  # noqa: E731
-        *("fsdp" if axis == "fsdp" else None for axis in spec)
-    )
-    return jax.tree_util.tree_map_with_path(
-        lambda keys, _: alone(sharding.partition_spec(sharding.parameter_path(keys))), params
-    )
+
+    def leaf(keys, _):
+        spec = sharding.partition_spec(sharding.parameter_path(keys))
+        return PartitionSpec(*("fsdp" if axis == "fsdp" else None for axis in spec))
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def variables(params: dict) -> dict:
@@ -98,7 +98,7 @@ def variables(params: dict) -> dict:
     """
 
     def leaf(keys, part):
-        axis, stacked, spec = _cut(keys)
+        axis, stacked, spec = _layout(keys)
         if axis is None:
             return part
         if not stacked:
@@ -117,7 +117,7 @@ def parameters(variables: dict, params: dict) -> dict:
     """Returns the model's parameters, whole or `Scattered`, as a function of `variables`."""
 
     def leaf(keys, variable, part):
-        axis, stacked, _ = _cut(keys)
+        axis, stacked, _ = _layout(keys)
         return Scattered(part, variable, axis - 1) if stacked and axis is not None else variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)
@@ -131,7 +131,7 @@ def reduced(gradient: dict) -> dict:
     """
 
     def leaf(keys, g):
-        axis, _, _ = _cut(keys)
+        axis = _layout(keys).axis
         if axis is None:
             return summed(g)
         return summed(
@@ -148,9 +148,16 @@ def summed(tree, over: tuple[str, ...] = AXES):
     return jax.lax.psum(tree, several) if several else tree
 
 
-def _cut(keys) -> tuple[int | None, bool, PartitionSpec]:
-    """(axis sharded over `fsdp` or None, whether the parameter is stacked, its rule)."""
+class _Layout(typing.NamedTuple):
+    """How a parameter is sharded inside `each_device`."""
+
+    axis: int | None  # the axis sharded over `fsdp`
+    stacked: bool  # whether the first axis counts layers
+    spec: PartitionSpec
+
+
+def _layout(keys) -> _Layout:
     path = sharding.parameter_path(keys)
     spec = sharding.partition_spec(path)
     axis = tuple(spec).index("fsdp") if "fsdp" in spec and jax.lax.axis_size("fsdp") > 1 else None
-    return axis, "/blocks/" in path, spec
+    return _Layout(axis, "/blocks/" in path, spec)

@@ -4,6 +4,7 @@ All random numbers of a step are a function of (seed, step). All shapes are stat
 """
 
 import collections.abc
+import functools
 import typing
 
 import jax
@@ -50,10 +51,7 @@ def pretraining_loss(experiment: config.Experiment, graph, special: config.Speci
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
-        mask_keys, dropout_keys = (
-            jax.vmap(jax.random.fold_in, in_axes=(None, 0))(k, numbers)
-            for k in jax.random.split(key)
-        )
+        mask_keys, dropout_keys = (keys.of_rows(k, numbers) for k in keys.of_step(key))
         inputs = masking.draw(mask_keys, rows, experiment.masking, sizes, special)
         prediction = maelm.apply(graph, params).predict(inputs, dropout_keys if train else None)
         return loss.masked_cross_entropy(prediction, inputs, experiment.model.logit_tile)
@@ -77,10 +75,58 @@ def create_state(
     """
 
     def fresh():
-        params = init(jax.random.fold_in(keys.of_seed(seed), 0))
+        params = init(keys.of_stream(seed, keys.INIT_STREAM))
         return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
     return jax.jit(fresh, out_shardings=sharding.shardings_of(jax.eval_shape(fresh), mesh))()
+
+
+class _GradientAndSums(typing.NamedTuple):
+    """The gradient of a loss that is a sum over rows, and the sums."""
+
+    gradient: dict
+    sums: loss.Sums
+
+
+def _gradient_on_device(
+    loss_fn: LossFn, accumulate: int, params: dict, key: Key[Array, ""], batch, row_numbers
+) -> _GradientAndSums:
+    """Returns this device's part of the gradient, and the loss sums of all devices.
+
+    The device adds up the gradient of its own rows over the microbatches. Then the devices' sums
+    are added, once.
+    """
+
+    def loss_and_sums(variables, batch, row_numbers):
+        sums = loss_fn(fsdp.parameters(variables, params), batch, row_numbers, key, True)
+        return sums.loss, sums
+
+    gradient_of = jax.grad(loss_and_sums, has_aux=True)
+    variables = fsdp.variables(params)
+    if accumulate == 1:
+        gradient, sums = gradient_of(variables, batch, row_numbers)
+    else:
+        parts = _microbatches((batch, row_numbers), accumulate)
+
+        def add(total, part):
+            return jax.tree.map(jnp.add, total, gradient_of(variables, *part)), None
+
+        shapes = jax.eval_shape(gradient_of, variables, *jax.tree.map(lambda x: x[0], parts))
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        (gradient, sums), _ = jax.lax.scan(add, zero, parts)
+    return _GradientAndSums(fsdp.reduced(gradient), fsdp.summed(sums))
+
+
+def _microbatches(rows, count: int):
+    """Divides the rows of a tree of arrays: a new first axis counts the microbatches."""
+    return jax.tree.map(
+        lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), rows
+    )
+
+
+def _row_numbers(batch) -> UInt32[Array, " B"]:
+    """The numbers of the rows in the global batch."""
+    return jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
 
 
 def make_train_step(
@@ -94,8 +140,7 @@ def make_train_step(
     """Returns the training step: (state, batch) -> (state, metrics), one optimiser step.
 
     The gradient is that of the loss summed over the whole batch, all devices and microbatches
-    included. It is divided once by the number of predicted tokens. Each device adds up the gradient
-    of its own rows over the microbatches. Then the devices' sums are added, once.
+    included. It is divided once by the number of predicted tokens.
 
     Args:
         loss_fn: Sums of the loss over a batch.
@@ -111,66 +156,53 @@ def make_train_step(
         scalars: loss (nats per predicted token), accuracy, grad_norm (before clipping), count
         (predicted tokens).
     """
-
-    def gradient_and_sums(params, key, batch, numbers):
-        """This device's part of the gradient, and the loss sums of all devices."""
-
-        def sums(variables, batch, numbers):
-            total = loss_fn(fsdp.parameters(variables, params), batch, numbers, key, True)
-            return total.loss, total
-
-        gradient_of = jax.grad(sums, has_aux=True)
-        variables, rows = fsdp.variables(params), len(numbers)
-        if accumulate == 1:
-            gradient, total = gradient_of(variables, batch, numbers)
-        else:
-            parts = jax.tree.map(
-                lambda x: x.reshape(rows // accumulate, accumulate, *x.shape[1:]).swapaxes(0, 1),
-                (batch, numbers),
-            )
-
-            def add(carry, part):
-                return jax.tree.map(jnp.add, carry, gradient_of(variables, *part)), None
-
-            shapes = jax.eval_shape(gradient_of, variables, *jax.tree.map(lambda x: x[0], parts))
-            zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            (gradient, total), _ = jax.lax.scan(add, zero, parts)
-        return fsdp.reduced(gradient), fsdp.summed(total)
+    specs = fsdp.specs(state.params)
+    gradient_of_batch = fsdp.each_device(
+        functools.partial(_gradient_on_device, loss_fn, accumulate),
+        mesh,
+        specs,
+        _GradientAndSums(specs, PartitionSpec()),
+    )
 
     def train_step(state, batch):
-        key = jax.random.fold_in(jax.random.fold_in(keys.of_seed(seed), 1), state.step)
-        numbers = jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
-        specs = fsdp.specs(state.params)
-        gradient, total = fsdp.each_device(
-            gradient_and_sums, mesh, specs, (specs, PartitionSpec())
-        )(state.params, key, batch, numbers)
-        gradient = jax.tree.map(lambda g: g / jnp.maximum(total.count, 1.0), gradient)
+        key = jax.random.fold_in(keys.of_stream(seed, keys.TRAIN_STREAM), state.step)
+        gradient, sums = gradient_of_batch(state.params, key, batch, _row_numbers(batch))
+        count = jnp.maximum(sums.count, 1.0)
+        gradient = jax.tree.map(lambda g: g / count, gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        metrics = {
-            "loss": total.loss / jnp.maximum(total.count, 1.0),
-            "accuracy": total.correct / jnp.maximum(total.count, 1.0),
-            "grad_norm": optax.tree.norm(gradient),
-            "count": total.count,
-        }
         params = optax.apply_updates(state.params, updates)
+        metrics = {
+            "loss": sums.loss / count,
+            "accuracy": sums.correct / count,
+            "grad_norm": optax.tree.norm(gradient),
+            "count": sums.count,
+        }
         return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     shardings = sharding.shardings_of(state, mesh)
-    rows = NamedSharding(mesh, sharding.BATCH)
-    everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
         train_step,
-        in_shardings=(shardings, rows),
-        out_shardings=(shardings, everywhere),
+        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH)),
+        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
         donate_argnums=0,
     )
 
 
-def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Returns (train step, state, batch) of an experiment, without allocating anything.
+class AbstractStep(typing.NamedTuple):
+    """A training step, and the shapes and shardings of its arguments.
 
-    State and batch are shapes with shardings, for `train_step.lower(state, batch).compile()`. The
-    devices of the mesh need not exist on this machine. The vocabulary is assumed to have
+    `train_step.lower(state, batch).compile()` compiles it.
+    """
+
+    train_step: collections.abc.Callable
+    state: State
+    batch: jax.ShapeDtypeStruct
+
+
+def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> AbstractStep:
+    """Returns the training step of an experiment, without allocating anything.
+
+    The devices of the mesh need not exist on this machine. The vocabulary is assumed to have
     `Vocabulary.size` ids.
     """
     size, run = experiment.vocabulary.size, experiment.run
@@ -192,18 +224,9 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     batch = jax.ShapeDtypeStruct(
         (run.batch_size, experiment.corpus.sequence_length), jnp.int32, sharding=rows
     )
-    return (
-        make_train_step(
-            pretraining_loss(experiment, graph, special),
-            updates,
-            state,
-            run.seed,
-            run.accumulate,
-            mesh,
-        ),
-        state,
-        batch,
-    )
+    loss_fn = pretraining_loss(experiment, graph, special)
+    train_step = make_train_step(loss_fn, updates, state, run.seed, run.accumulate, mesh)
+    return AbstractStep(train_step, state, batch)
 
 
 def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.Mesh):
@@ -217,8 +240,8 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
         return fsdp.summed(total)
 
     def eval_step(params: dict, batch, first):
-        key = jax.random.fold_in(keys.of_seed(seed), 2)
-        numbers = first + jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
+        key = keys.of_stream(seed, keys.EVALUATION_STREAM)
+        numbers = first + _row_numbers(batch)
         return fsdp.each_device(sums, mesh, fsdp.specs(params), PartitionSpec())(
             params, key, batch, numbers
         )

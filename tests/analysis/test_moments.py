@@ -7,7 +7,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, monitor, ranks
-from maelm_jax.model import maelm, masking
+from maelm_jax.model import maelm, masking, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
@@ -52,7 +52,7 @@ def states(encoder, settings):
     inputs = masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
     run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, every=True))
     read = np.asarray(inputs.encoder_slots) < LENGTH
-    masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, masking.at_slots(inputs.segments, inputs.encoder_slots)))
+    masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, model_inputs.at_slots(inputs.segments, inputs.encoder_slots)))
     plain = np.asarray(run(params, ids, inputs.positions, inputs.segments))
     is_mask = read & (np.asarray(inputs.encoder_ids) == SPECIAL.mask)
     chosen = {"plain": (plain, np.asarray(ids) != SPECIAL.pad), "real": (masked, read & ~is_mask), "mask": (masked, is_mask)}
@@ -104,7 +104,7 @@ def test_the_watch_measures_what_the_analysis_does(encoder):
     used = rows()[: len(eye._rows)]
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
     run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(MODEL, 100, 1), p)(i, where, segments, every=True))
-    segments, positions = masking.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
+    segments, positions = model_inputs.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
     every = np.asarray(run_encoder(params, jnp.asarray(used), positions, segments))
     assert min(found.values()) > 1
     for layer, name in ((1, "middle"), (2, "last")):

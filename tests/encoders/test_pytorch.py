@@ -20,7 +20,7 @@ from maelm_jax.encoders import (  # noqa: E402
     source,  # noqa: E402
     verify,
 )
-from maelm_jax.model import maelm, masking  # noqa: E402
+from maelm_jax.model import maelm, model_inputs  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 
@@ -72,8 +72,8 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary):
     visible_to_encoder = masked & (np.arange(40) % 2 == 0)[None]
     segments = (ids != vocabulary.pad).astype(np.int32)
     positions = np.broadcast_to(np.arange(40, dtype=np.int32), ids.shape)
-    inputs = masking.split(
-        *map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), masking.Budget(40, int(masked.sum(1).max())), 599
+    inputs = model_inputs.split(
+        *map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder)), model_inputs.Budget(40, int(masked.sum(1).max())), 599
     )
     graph, _ = maelm.create(model, 600, vocabulary.special)
     ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(unflatten(params), inputs))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.model import maelm, masking
+from maelm_jax.model import maelm, masking, model_inputs
 from maelm_jax.training import flops, optimizer, sharding, step
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -39,7 +39,7 @@ def some_rows(rows=ROWS, length=LENGTH):
     return jnp.asarray(ids)
 
 
-def draw(settings: config.Masking, ids) -> masking.Inputs:
+def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
     keys = jax.random.split(jax.random.key(0), ids.shape[0])
     sizes = masking.budget(settings, ids.shape[1])
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
@@ -54,7 +54,7 @@ def make(name: str, *more: str):
     return experiment, graph, jax.tree.map(random, jax.eval_shape(init, jax.random.key(0))), draw(experiment.masking, some_rows())
 
 
-def selected(inputs: masking.Inputs) -> np.ndarray:
+def selected(inputs: model_inputs.Inputs) -> np.ndarray:
     return np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
 
 
@@ -142,10 +142,10 @@ def test_renumbered_positions_hide_where_tokens_were_dropped():
         experiment, graph, params, _ = make(name)
         for dropped in ([3, 4, 5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26, 27]):
             ids, chosen = row(dropped)
-            segments, positions = masking.segments_and_positions(ids, SPECIAL.bos, SPECIAL.pad)
-            sizes = masking.Budget(LENGTH - 8, 8)
+            segments, positions = model_inputs.segments_and_positions(ids, SPECIAL.bos, SPECIAL.pad)
+            sizes = model_inputs.Budget(LENGTH - 8, 8)
             nothing = jnp.zeros_like(chosen)
-            inputs = masking.split(ids, segments, positions, chosen, nothing, sizes, SPECIAL.mask, experiment.masking.renumber)
+            inputs = model_inputs.split(ids, segments, positions, chosen, nothing, sizes, SPECIAL.mask, experiment.masking.renumber)
             results[name, dropped[0]] = encoded(graph, params, inputs)
     assert np.array_equal(results["renumbered", 3], results["renumbered", 20])
     assert np.abs(results["delta_0", 3] - results["delta_0", 20]).max() > 0.1
@@ -197,8 +197,8 @@ def test_without_relative_positions_only_the_position_table_orders_tokens(name):
 def test_what_the_decoder_attends_to(name, before, after, cross):
     experiment, graph, params, inputs = make(name, "Model.decoder_layers=2")
     width, slots = experiment.model.width, 8
-    where = maelm.SlotInfo(inputs.positions[:1, :slots], jnp.ones((1, slots), jnp.int32))
-    read = maelm.SlotInfo(inputs.positions[:1, :5], jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32))
+    where = model_inputs.SlotInfo(jnp.ones((1, slots), jnp.int32), inputs.positions[:1, :slots])
+    read = model_inputs.SlotInfo(jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32), inputs.positions[:1, :5])
     x, states = (jax.random.normal(jax.random.key(i), (1, n, width)) for i, n in ((0, slots), (1, 5)))
 
     def decode(x, states):

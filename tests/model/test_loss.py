@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import loss, masking
+from maelm_jax.model import loss, masking, model_inputs
 
 SPECIAL = config.SpecialIds.of_size(300)
 RATE = config.Masking()
 
 
 @functools.cache
-def case(dtype: str) -> tuple[loss.Prediction, masking.Inputs]:
+def case(dtype: str) -> tuple[loss.Prediction, model_inputs.Inputs]:
     """Random states for three rows, one of them half padding (so that some masked slots are empty)."""
     rng = np.random.default_rng(0)
     ids = rng.integers(4, 299, (3, 64)).astype(np.int32)
@@ -27,7 +27,7 @@ def case(dtype: str) -> tuple[loss.Prediction, masking.Inputs]:
     return loss.Prediction(normal(3, inputs.masked_slots.shape[1], 32).astype(dtype), normal(384, 32), bias), inputs
 
 
-def defined(prediction: loss.Prediction, inputs: masking.Inputs) -> jax.Array:
+def defined(prediction: loss.Prediction, inputs: model_inputs.Inputs) -> jax.Array:
     """-log softmax of all the logits, one array."""
     wanted, weights = loss.targets(inputs)
     return -(jnp.take_along_axis(jax.nn.log_softmax(prediction.logits), wanted[:, :, None], axis=2)[:, :, 0] * weights).sum()

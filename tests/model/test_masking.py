@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import masking
+from maelm_jax.model import masking, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
@@ -30,7 +30,7 @@ def draw(ids, seed=0, **settings):
 
 def test_segments_and_positions():
     ids = jnp.asarray([[0, 9, 9, 2, 0, 9, 2, 1, 1], [1] * 9])
-    segments, positions = masking.segments_and_positions(ids, bos=0, pad=1)
+    segments, positions = model_inputs.segments_and_positions(ids, bos=0, pad=1)
     assert segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [0] * 9]
     assert positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 0], [0] * 9]
 
@@ -103,8 +103,8 @@ def test_a_row_has_the_same_mask_alone_and_in_a_batch():
 
 def test_what_overflows_the_budget_stays_visible():
     ids = rows_of_two_segments(rows=1)
-    segments, positions = masking.segments_and_positions(ids, 0, 1)
+    segments, positions = model_inputs.segments_and_positions(ids, 0, 1)
     selected = (ids > 3) & (jnp.arange(LENGTH) < 30)[None]
-    inputs = masking.split(ids, segments, positions, selected, jnp.zeros_like(selected), masking.Budget(60, 10), SPECIAL.mask)
+    inputs = model_inputs.split(ids, segments, positions, selected, jnp.zeros_like(selected), model_inputs.Budget(60, 10), SPECIAL.mask)
     assert int((inputs.masked_index < 10).sum()) == 10
     assert int((inputs.encoder_index < 60).sum()) == int((ids != 1).sum()) - 10

@@ -16,7 +16,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.encoders import published
 from maelm_jax.encoders import tensors as tables
-from maelm_jax.model import loss, maelm, masking
+from maelm_jax.model import loss, maelm, model_inputs
 
 FOLDERS = [pathlib.Path(__file__).parents[1] / "data" / "reference"] + [pathlib.Path(d) for d in [os.environ.get("MAELM_REFERENCE_DIR")] if d]
 CASES = sorted(path for folder in FOLDERS for path in folder.glob("*.npz"))
@@ -53,9 +53,9 @@ def test_reference(path, full_length):
     positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
     visible = segments.astype(bool) & (plain_mlm | ~masked)
     tight = ids.shape[1] if full_length else int(visible.sum(1).max())
-    sizes = masking.Budget(tight, int(masked.sum(1).max()))
+    sizes = model_inputs.Budget(tight, int(masked.sum(1).max()))
     visible_to_encoder = masked if plain_mlm else jnp.zeros_like(masked)
-    inputs = masking.split(ids, segments, positions, masked, visible_to_encoder, sizes, special.mask)
+    inputs = model_inputs.split(ids, segments, positions, masked, visible_to_encoder, sizes, special.mask)
 
     def mean_loss(parameters):
         model = maelm.apply(graph, parameters)
