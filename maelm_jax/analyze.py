@@ -16,7 +16,7 @@ number into the workdir. Exit status: 0 done, 2 wrong input, 1 anything else.
 import argparse
 import logging
 
-from maelm_jax import cli, config, outputs
+from maelm_jax import cli, config, paths
 from maelm_jax.analysis import ranks
 
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     ranks.check_tau(args.tau)
-    outputs.check_folder("--workdir", args.workdir)
+    paths.check_output_folder("--workdir", args.workdir)
     workdirs = [path for path in args.runs.split(",") if path]
     if not workdirs:
         raise config.ConfigError(f"--runs={args.runs} names no workdir. Give at least one")

@@ -2,46 +2,16 @@
 
 import argparse
 import collections.abc
-import errno
-import glob
 import hashlib
 import os
 import pathlib
 import platform
-import stat
 import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, stopping, storage, workdirs
+from maelm_jax import config, gin_files, huge_pages, paths, stopping, workdirs
 from maelm_jax.settings import LARGEST, closest, shown
-
-# Errors of a path that the user can correct, and how (exit status 2).
-WRONG_PATH = {
-    errno.ENOENT: "is the path right?",
-    errno.ENOTDIR: "a part of the path is a file; give a folder",
-    errno.EISDIR: "give a file instead of a folder",
-    errno.EEXIST: "give another name, or remove it",
-    errno.ENOTEMPTY: "give another name, or empty it",
-    errno.EACCES: "give a path with permission, or change its permissions",
-    errno.EPERM: "give a path with permission, or change its permissions",
-    errno.EROFS: "give a path on a disk that can be written",
-    errno.ENAMETOOLONG: "give a shorter name",
-    errno.ELOOP: "its symbolic links form a circle; remove one",
-    errno.EINVAL: "give another name",
-}
-# Errors of a disk or system that fails (exit status 1). They may have no path.
-FAILING = {
-    errno.ENOSPC: "free some space; what was whole stays whole",
-    errno.EDQUOT: "free some space; what was whole stays whole",
-    errno.EIO: "check the disk, then give the same command again",
-    errno.ESTALE: "check the network file system, then give the same command again",
-    errno.ENXIO: "check the disk, then give the same command again",
-    errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "close other programs, then give the same command again",
-    errno.ENOMEM: "free some memory, then give the same command again",
-}
-
 
 DAY = 86_400  # seconds
 
@@ -127,7 +97,7 @@ def arguments(
     if args.workdir is None and args.gin_file:
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
     if args.workdir is not None:
-        check_folder("--workdir", args.workdir)
+        paths.check_folder("--workdir", args.workdir)
     return args, bindings
 
 
@@ -145,30 +115,6 @@ def _printable(text: str) -> str:
     """Returns `text` on one line, with escapes for characters that UTF-8 cannot encode."""
     line = " ".join(text.split()).replace("\0", "\\0")
     return line.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def check_folder(name: str, path: str):
-    """Checks that `path` is a folder or can become one. Accepts every path in a bucket.
-
-    Args:
-        name: The flag or setting that holds the path, for the message.
-        path: The path of the folder.
-
-    Raises:
-        ConfigError: A part of the path is a file, or the path cannot be looked up.
-    """
-    if storage.in_bucket(path):
-        return
-    for place in (pathlib.Path(path), *pathlib.Path(path).parents):
-        try:
-            mode = place.stat().st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise config.ConfigError(f"{name}={shown(path)}: {_line_of(error)}") from error
-        if not stat.S_ISDIR(mode):
-            raise config.ConfigError(f"{name}={path}: {place} is a file; give a folder")
-        return
 
 
 def parse(
@@ -194,7 +140,7 @@ def parse(
             )
         args.gin_file = [str(saved)]
     experiment = gin_files.load(args.gin_file, bindings)
-    check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
+    paths.check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
     deterministic_operations(experiment.run.deterministic)
     return args, experiment
 
@@ -218,59 +164,6 @@ def compilation_cache() -> pathlib.Path:
     return home / "maelm_jax" / f"compiled-{digest}"
 
 
-def use_huge_pages(argv: typing.Sequence[str]):
-    """Starts this process again with huge pages, if it trains on CPU.
-
-    glibc reads the option of its allocator (GLIBC_TUNABLES) only when a process starts. A training
-    step on CPU allocates and frees gigabytes. With pages of 4 KiB, the kernel takes 10% of the step
-    for that (docs/notes/performance.md).
-
-    The process is not started again if the kernel does not let programs ask for huge pages, if
-    GLIBC_TUNABLES is set, under a debugger, or with MAELM_HUGE_PAGES=0.
-    """
-    if (
-        os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ
-        or not _trains_on_cpu(argv) or _debugged()
-    ):  # fmt: skip
-        return
-    try:
-        choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return
-    if "[madvise]" in choice and platform.libc_ver()[0] == "glibc":
-        os.execve(
-            sys.executable, [sys.executable, *sys.orig_argv[1:]],
-            os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-        )  # fmt: skip
-
-
-def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
-    """Returns whether a training command trains on CPU. JAX is not imported yet."""
-    if any(
-        argument.partition("=")[0] in ("-h", "--help", "--dry_run", "--predict")
-        for argument in argv
-    ):
-        return False
-    if platforms := os.environ.get("JAX_PLATFORMS"):
-        return platforms.split(",")[0] == "cpu"
-    return not any(
-        glob.glob(f"/dev/{pattern}")
-        for pattern in ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")
-    )
-
-
-def _debugged() -> bool:
-    """Returns whether a debugger watches this process. It would lose a process that restarts."""
-    try:
-        status = pathlib.Path("/proc/self/status").read_text()
-    except OSError:
-        status = ""
-    traced = any(
-        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines()
-    )
-    return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules
-
-
 def deterministic_operations(wanted: bool):
     """Makes XLA add in a fixed order on GPU if `wanted`. Call it before a device is used."""
     if not wanted:
@@ -278,18 +171,6 @@ def deterministic_operations(wanted: bool):
     os.environ["XLA_FLAGS"] = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
     )
-
-
-def check_workdir(workdir: str, experiment: config.Experiment):
-    """Raises ConfigError, with the differences, if the run in the workdir has other settings."""
-    saved = storage.local_path(workdir) / "config.gin"
-    if saved.exists():
-        changed = config.differences(gin_files.load([str(saved)]), experiment)
-        if changed:
-            raise config.ConfigError(
-                f"{workdir} holds a run with other settings ({'; '.join(changed)}): "
-                "give another --workdir, or the same settings"
-            )
 
 
 class Ending(typing.NamedTuple):
@@ -306,22 +187,18 @@ def ending(error: BaseException) -> Ending | None:
     if isinstance(error, MemoryError):
         advice = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
         return Ending(f"this machine has too little memory; {advice}", 1)
-    if not isinstance(error, OSError) or error.errno not in (*WRONG_PATH, *FAILING):
+    if not isinstance(error, OSError):
         return None
-    if error.errno in FAILING:
-        return Ending(f"{_path_of(error)}: {_line_of(error)}", 1)
-    return Ending(f"{_path_of(error)}: {_line_of(error)}", 2) if error.filename else None
+    line = f"{_path_of(error)}: {paths.describe(error)}"
+    if error.errno in paths.FAILING:
+        return Ending(line, 1)
+    return Ending(line, 2) if error.errno in paths.WRONG_PATH and error.filename else None
 
 
 def _path_of(error: OSError) -> str:
     """Returns the path of an error. If it has two paths (a moved file), the second."""
     path = error.filename2 or error.filename
     return os.fsdecode(path) if isinstance(path, (str, bytes)) else "a file"
-
-
-def _line_of(error: OSError) -> str:
-    advice = (WRONG_PATH | FAILING).get(error.errno, "is the path right?")
-    return f"{os.strerror(error.errno)}; {advice}"
 
 
 def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: list[str]) -> int:
@@ -351,10 +228,10 @@ def run(
 
     Args:
         main: The command. It takes the list of arguments.
-        trains: Whether the process may start again to get huge pages (`use_huge_pages`).
+        trains: Whether the process may start again to get huge pages (huge_pages.py).
     """
     if trains:
-        use_huge_pages(sys.argv[1:])
+        huge_pages.use_huge_pages(sys.argv[1:])
     stopping.exit_on_sigterm()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     # JAX's default is 1 s. Several programs of each start compile faster than that.

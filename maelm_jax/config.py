@@ -363,54 +363,6 @@ class SpecialIds:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-# Settings that may differ when a workdir is resumed. They change no past step. `train_steps`
-# changes the schedule of the coming steps. The settings of mesh, memory and microbatches change
-# the rounding of the coming steps. training/resume.py describes and records the differences.
-FREE_ON_RESUME = (
-    "Mesh.",
-    "Model.rematerialise",
-    "Model.logit_tile",
-    "Run.train_steps",
-    "Run.accumulate",
-    "Run.log_every",
-    "Run.eval_every",
-    "Run.rank_every",
-    "Run.checkpoint_",
-    "Run.keep_",
-    "Corpus.processes",
-    "Corpus.rows_dir",
-    "Run.init_from",
-    "Finetune.data_dir",
-    "Finetune.train_file",
-    "Finetune.dev_file",
-    "Finetune.eval_batch_size",
-)
-
-
-def differences(
-    old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
-) -> list[str]:
-    """The settings that differ, as lines `Section.field: old -> new`.
-
-    Args:
-        old: The recorded settings.
-        new: The current settings.
-        free: Beginnings of names that are left out.
-    """
-    lines = []
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before is None or after is None:
-            if before != after:
-                words = ["there" if section else "not there" for section in (before, after)]
-                lines.append(f"{field.name}: {' -> '.join(words)}")
-            continue
-        for item in dataclasses.fields(before):
-            name = f"{type(before).__name__}.{item.name}"
-            a, b = getattr(before, item.name), getattr(after, item.name)
-            if a != b and not name.startswith(free):
-                lines.append(f"{name}: {a!r} -> {b!r}")
-    return lines
 
 
 if __name__ == "__main__":

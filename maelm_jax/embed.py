@@ -15,7 +15,7 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import cli, config, outputs, storage
+from maelm_jax import cli, config, paths, storage
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
     )
     args, experiment = cli.parse(flags, argv)
     lines = read_lines(args.input)
-    outputs.check_file("--output", args.output)
+    paths.check_output_file("--output", args.output)
     if not args.output.endswith(".npy"):
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
 
@@ -78,7 +78,7 @@ def read_lines(path: str) -> list[str]:
 
 def save(path: str, vectors: np.ndarray):
     """Writes a .npy file atomically. Makes its folder if there is none."""
-    with outputs.writing("--output", path):
+    with paths.writing("--output", path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         with storage.atomic_file(path) as file:
             np.save(file, vectors)

@@ -16,7 +16,7 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 import argparse
 import pathlib
 
-from maelm_jax import cli, config, json_files
+from maelm_jax import cli, config, json_files, setting_changes
 from maelm_jax.encoders import export_folder as folders
 
 FORMATS = ("huggingface", "pytorch", "reference")
@@ -24,7 +24,7 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 def main(argv: list[str]) -> int:
     args, experiment = cli.parse(_flags(), argv)
-    cli.check_workdir(args.workdir, experiment)
+    setting_changes.check_workdir(args.workdir, experiment)
     folders.check(args.output, args.workdir, args.overwrite)
 
     import jax

@@ -32,7 +32,7 @@ import sys
 import time
 import typing
 
-from maelm_jax import cli, config, gin_files, storage, tables
+from maelm_jax import cli, config, gin_files, paths, storage, tables
 
 BASE = "finetune/base.gin"
 
@@ -70,10 +70,9 @@ def main(argv: list[str]) -> int:
 
     storage.require_local(args.workdir)
 
-    from maelm_jax.finetuning import files
     from maelm_jax.training import workdir_lock
 
-    files.check_folder(args.workdir, "--workdir")
+    paths.check_folder("--workdir", args.workdir)
     planned, as_table = plan_runs(args, bindings)
     with workdir_lock.held(args.workdir):
         return tune(pathlib.Path(args.workdir), planned, as_table)
@@ -144,7 +143,7 @@ def tune(folder: pathlib.Path, planned: list[Planned], as_table: bool) -> int:
     pairs task by task. The caller holds the lock of `folder`.
     """
     from maelm_jax.encoders import source
-    from maelm_jax.finetuning import files, grid, session, table, task_data
+    from maelm_jax.finetuning import grid, session, table, task_data
     from maelm_jax.training import run_record
 
     began = time.perf_counter()
@@ -172,14 +171,14 @@ def tune(folder: pathlib.Path, planned: list[Planned], as_table: bool) -> int:
         def describe(where, settings, vocabulary=start.vocabulary):
             run_record.write(pathlib.Path(where), settings, vocabulary)
 
-        with files.writing_to(folder, "--workdir"):
+        with paths.writing("--workdir", folder):
             report = grid.run_all(tuners[key], start, experiment, place, describe, alone)
         if report is None:
             print("stopped by SIGTERM; the same command goes on from there")
             return session.STOPPED
         reports[label][task] = report
         if not alone:
-            with files.writing_to(folder, "--workdir"):
+            with paths.writing("--workdir", folder):
                 # After every task, so that a stopped command leaves the table of what is done.
                 table.write(reports, folder, dict.fromkeys(one.task for one in planned))
     shown = summary_of_run(folder) if alone else table.markdown(reports) + f"\n{folder}/table.md"
@@ -272,7 +271,7 @@ def predict(args, bindings: list[str]) -> int:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
 
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.finetuning import batches, files, session, task_data
+    from maelm_jax.finetuning import batches, session, task_data
 
     task, length = results["task"], session.length_of(experiment)
     vocabulary = vocabularies.load(folder / "vocabulary")
@@ -286,7 +285,7 @@ def predict(args, bindings: list[str]) -> int:
         str(folder), experiment, task_data.classes_of(task, experiment.finetune)[0], vocabulary
     )
     outputs = predictor.outputs(params, dev, batches.padded_lengths(dev.features.lengths, length))
-    with files.writing_to(target, flag):
+    with paths.writing(flag, target):
         prediction.replace(target, stem, dev.endings, source_record)
         path = dev.write(outputs, target, stem)
     print("\n".join([*notes, f"{len(dev.features.ids):,} rows predicted: {path}"]))

@@ -211,6 +211,6 @@ def page(sections: collections.abc.Sequence[type]) -> str:
         "  values that it takes and the value given.",
         "- A wrong name ends it in the same way. The line names the nearest setting.",
         "- A resumed run keeps its settings, except those that change no number of a step",
-        "  (`FREE_ON_RESUME` in `maelm_jax/config.py`). Other changes are refused.",
+        "  (`FREE_ON_RESUME` in `maelm_jax/setting_changes.py`). Other changes are refused.",
     ]
     return "\n".join(lines) + "\n"

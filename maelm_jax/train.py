@@ -17,7 +17,7 @@ checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoin
 import logging
 import time
 
-from maelm_jax import cli, storage
+from maelm_jax import cli, setting_changes, storage
 
 # Files that a resumed run reads at its start. They are fetched if the workdir is in a bucket.
 RECORDS = ("config.gin", "environment.txt", "changes.txt", "rows.json")
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     if storage.in_bucket(args.workdir):
         storage.fetch_files(args.workdir, RECORDS)
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)
-    cli.check_workdir(args.workdir, experiment)
+    setting_changes.check_workdir(args.workdir, experiment)
     options = run.Options(args.workdir, args.dry_run, args.accept_new_data, began)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         if args.dry_run:

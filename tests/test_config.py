@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, setting_changes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
@@ -53,7 +53,7 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
     assert (published.model.num_buckets, published.model.max_distance) == buckets
     assert published.model.relative_buckets == "reference" and published.masking.mask_special_tokens
-    assert {line.partition(":")[0] for line in config.differences(preset, published)} == {
+    assert {line.partition(":")[0] for line in setting_changes.differences(preset, published)} == {
         "Model.relative_buckets", "Masking.mask_special_tokens",
         *(["Model.num_buckets"] if buckets[0] != 32 else []), *(["Model.max_distance"] if buckets[1] != 128 else []),
     }  # fmt: skip
@@ -101,8 +101,8 @@ def test_a_gin_file_that_is_not_there():
 
 def test_differences():
     old = gin_files.load(["tiny.gin"])
-    assert config.differences(old, gin_files.load(["tiny.gin"], ["SEED=1"])) == ["Run.seed: 0 -> 1"]
-    assert config.differences(old, gin_files.load(["tiny.gin"], ["Run.log_every=1", "Mesh.fsdp=2"])) == []
+    assert setting_changes.differences(old, gin_files.load(["tiny.gin"], ["SEED=1"])) == ["Run.seed: 0 -> 1"]
+    assert setting_changes.differences(old, gin_files.load(["tiny.gin"], ["Run.log_every=1", "Mesh.fsdp=2"])) == []
 
 
 def test_a_wrong_setting_is_one_line_and_status_2(tmp_path):

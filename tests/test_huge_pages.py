@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from maelm_jax import cli
+from maelm_jax import huge_pages
 
 TRAINING = ["--gin_file=tiny.gin"]
 MADVISE = "always [madvise] never\n"
@@ -23,7 +23,7 @@ def restarted(monkeypatch):
     monkeypatch.setattr(pathlib.Path, "read_text", lambda path, *rest: files.get(str(path)) or real(path, *rest))
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr(sys, "gettrace", lambda: None)
-    monkeypatch.setattr(cli.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(huge_pages.glob, "glob", lambda pattern: [])
     for name in ("bdb", "pydevd"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("GLIBC_TUNABLES", "MAELM_HUGE_PAGES", "JAX_PLATFORMS"):
@@ -34,7 +34,7 @@ def restarted(monkeypatch):
     def decide(argv: list[str], **changed: str) -> bool:
         files.update({name.replace("__", "/"): text for name, text in changed.items()})
         starts.clear()
-        cli.use_huge_pages(argv)
+        huge_pages.use_huge_pages(argv)
         return bool(starts)
 
     return decide
@@ -45,7 +45,7 @@ def test_training_on_cpu_starts_again_with_the_same_arguments(restarted, monkeyp
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "maelm_jax.train", *TRAINING])
     assert restarted(TRAINING)
     monkeypatch.setattr(os, "execve", lambda *arguments: seen.append(arguments))
-    cli.use_huge_pages(TRAINING)
+    huge_pages.use_huge_pages(TRAINING)
     ((program, arguments, environment),) = seen
     assert program == sys.executable and arguments == [sys.executable, "-m", "maelm_jax.train", *TRAINING]
     assert environment["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
@@ -67,7 +67,7 @@ def test_the_environment_decides(restarted, monkeypatch, name, value, expected):
 
 @pytest.mark.parametrize("device", ["/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd"])
 def test_a_machine_with_an_accelerator_stays_as_it_is_unless_it_is_told_cpu(restarted, monkeypatch, device):
-    monkeypatch.setattr(cli.glob, "glob", lambda pattern: [device] if pathlib.PurePath(device).match(pattern) else [])
+    monkeypatch.setattr(huge_pages.glob, "glob", lambda pattern: [device] if pathlib.PurePath(device).match(pattern) else [])
     assert not restarted(TRAINING)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert restarted(TRAINING)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from maelm_jax import cli, config, stopping
+from maelm_jax import cli, config, huge_pages, stopping
 from maelm_jax.training import step_log
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -81,7 +81,7 @@ def test_each_error_has_its_exit_status_and_one_line(monkeypatch, capsys, error,
     def main(argv):
         raise error
 
-    monkeypatch.setattr(cli, "use_huge_pages", lambda: None)
+    monkeypatch.setattr(huge_pages, "use_huge_pages", lambda: None)
     monkeypatch.setattr(stopping, "exit_on_sigterm", lambda: None)
     with pytest.raises(SystemExit) as end:
         cli.run(main)

@@ -20,7 +20,7 @@ import jax
 import pytest
 from flax import traverse_util
 
-from maelm_jax import cli
+from maelm_jax import cli, huge_pages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Parameter trees to {path: leaf} and back.
@@ -48,7 +48,7 @@ def call(command: str, *argv, devices: int = 1) -> Done:
         stack.enter_context(unittest.mock.patch.dict(os.environ))
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(sys, "argv", [f"maelm_jax.{command}", *map(str, argv)])
-        patch.setattr(cli, "use_huge_pages", _nothing)
+        patch.setattr(huge_pages, "use_huge_pages", _nothing)
         for logger in (root, ours):
             stack.callback(logger.setLevel, logger.level)
         patch.setattr(root, "handlers", [])

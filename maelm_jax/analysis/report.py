@@ -5,7 +5,7 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import outputs, storage, tables
+from maelm_jax import paths, storage, tables
 from maelm_jax.analysis import figures, ranks
 from maelm_jax.analysis.figures import SETS
 
@@ -23,7 +23,7 @@ def write(results: dict, workdir: str) -> str:
         The main tables and the path of the report, as text to print.
     """
     folder = pathlib.Path(workdir)
-    with outputs.writing("--workdir", workdir):
+    with paths.writing("--workdir", workdir):
         folder.mkdir(parents=True, exist_ok=True)
         files = figures.draw(results, folder)
         storage.write(folder / "ranks.json", json.dumps(_rounded(results)) + "\n")

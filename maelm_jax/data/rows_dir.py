@@ -1,14 +1,12 @@
 """The folder Corpus.rows_dir, which holds prepared rows and records that save work."""
 
 import contextlib
-import errno
 import json
 import logging
-import os
 import pathlib
 import typing
 
-from maelm_jax import config, storage
+from maelm_jax import config, paths, storage
 
 log = logging.getLogger(__name__)
 
@@ -20,29 +18,13 @@ def local_folder(corpus: config.Corpus) -> pathlib.Path:
         ConfigError: The path cannot be a folder.
     """
     folder = storage.local_path(corpus.rows_dir)
-    nearest = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not nearest.is_dir():
-        raise config.ConfigError(
-            f"Corpus.rows_dir: {corpus.rows_dir} cannot be a folder: {nearest} is none; "
-            "name another folder")
+    paths.check_folder("Corpus.rows_dir", folder)
     return folder
 
 
-@contextlib.contextmanager
-def writing(corpus: config.Corpus) -> typing.Iterator[None]:
-    """Context manager that turns failed writes under `corpus.rows_dir` into ConfigError.
-
-    A full disk stays an OSError, because the setting is not wrong.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        reason = f"{error.strerror or error}: {error.filename or corpus.rows_dir}"
-        raise config.ConfigError(
-            f"Corpus.rows_dir: {corpus.rows_dir} cannot be written to ({reason}); "
-            "name another folder") from error
+def writing(corpus: config.Corpus) -> contextlib.AbstractContextManager[None]:
+    """Context manager that turns an OSError about `corpus.rows_dir` into ConfigError."""
+    return paths.writing("Corpus.rows_dir", storage.local_path(corpus.rows_dir))
 
 
 def remember(path: pathlib.Path, value: typing.Any):

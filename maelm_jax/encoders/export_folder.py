@@ -16,7 +16,7 @@ import shutil
 import time
 import typing
 
-from maelm_jax import outputs
+from maelm_jax import paths
 from maelm_jax.config import ConfigError
 
 MARKER = "maelm_jax_export.json"  # lists the files that export wrote
@@ -38,14 +38,14 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
     Raises:
         ConfigError: The export may not write `output`.
     """
-    outputs.check_folder("--output", str(output))
+    paths.check_output_folder("--output", str(output))
     place = resolved(output)
     if workdir is not None and resolved(workdir).is_relative_to(place):
         raise ConfigError(
             f"--output={output} is or holds the run that is exported, {workdir}. "
             "Give another --output"
         )
-    with outputs.writing("--output", str(output)):
+    with paths.writing("--output", str(output)):
         if not place.exists():
             return
         if not overwrite:
@@ -101,7 +101,7 @@ def written(
     folder, retired = (
         place.with_name(f"{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
     )
-    with outputs.writing("--output", str(output)), contextlib.ExitStack() as locks:
+    with paths.writing("--output", str(output)), contextlib.ExitStack() as locks:
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(place)
         check(output, workdir, overwrite)

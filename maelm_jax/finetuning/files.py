@@ -3,11 +3,8 @@
 Each file can be compressed (.xz or .gz).
 """
 
-import contextlib
-import errno
 import os
 import pathlib
-import tempfile
 import typing
 
 from maelm_jax import config, json_files
@@ -15,11 +12,6 @@ from maelm_jax.data import text_files
 from maelm_jax.data.documents import Unavailable
 
 PACKINGS = ("", ".xz", ".gz")
-# Errors that another path avoids. Errors of a full or failing disk are not among them.
-UNUSABLE = {
-    errno.EACCES, errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG,
-    errno.ENOENT, errno.ENOTDIR, errno.ENOTSUP, errno.EPERM, errno.EROFS,
-}  # fmt: skip
 
 
 def locate(data_dir: str, *names: str) -> pathlib.Path | None:
@@ -130,46 +122,3 @@ def _decoded(value):
     if isinstance(value, bytes):
         return value.decode("utf-8")
     return [_decoded(item) for item in value.tolist()] if getattr(value, "ndim", 0) else value
-
-
-def check_folder(path: str | os.PathLike, flag: str):
-    """Raises ConfigError when `path` is a file or lies under one. Creates nothing."""
-    nearest = pathlib.Path(os.path.abspath(path))
-    while not os.path.lexists(nearest) and nearest != nearest.parent:
-        nearest = nearest.parent
-    if not os.path.isdir(nearest):
-        raise config.ConfigError(f"{flag}={path}: {nearest} is not a folder. Name another folder.")
-
-
-def make_folder(path: str | os.PathLike, flag: str):
-    """Makes a folder and tries to write into it. Raises ConfigError when this fails."""
-    with writing_to(path, flag):
-        os.makedirs(path, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-
-
-@contextlib.contextmanager
-def writing_to(path: str | os.PathLike, flag: str) -> typing.Iterator[None]:
-    """Context manager that turns an OSError about `path` into a ConfigError that names `flag`.
-
-    The error can be about a folder above `path` or anything under it. Errors of a full or failing
-    disk pass through.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNUSABLE or not _concerns(error, pathlib.Path(os.path.abspath(path))):
-            raise
-        reason = f"{error.strerror}: {error.filename}"
-        raise config.ConfigError(
-            f"{flag}={path}: cannot be written to ({reason}). Name another folder."
-        ) from error
-
-
-def _concerns(error: OSError, folder: pathlib.Path) -> bool:
-    """Whether the error is about `folder`, something in it or a folder above it."""
-    if not isinstance(error.filename, str):
-        return False
-    place = pathlib.Path(os.path.abspath(error.filename))
-    return place.is_relative_to(folder) or folder.is_relative_to(place)

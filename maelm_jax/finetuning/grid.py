@@ -12,7 +12,7 @@ import shutil
 
 import numpy as np
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, setting_changes
 from maelm_jax.finetuning import files, session
 from maelm_jax.finetuning.encoder_source import EncoderSource
 from maelm_jax.finetuning.task_data import TaskData
@@ -131,14 +131,7 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    saved = place / "config.gin"
-    if saved.exists():
-        changed = config.differences(gin_files.load([str(saved)]), experiment)
-        if changed:
-            raise config.ConfigError(
-                f"{place} holds a run with other settings ({'; '.join(changed)}): "
-                "give another --workdir, or the same settings"
-            )
+    setting_changes.check_workdir(place, experiment)
     if (place / INPUTS).exists():
         before = files.read_record(place / INPUTS, f"Remove {place} and run again.")
         changed = [

@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 
-from maelm_jax import config, storage
+from maelm_jax import config, paths, storage
 from maelm_jax.finetuning import files
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
@@ -60,14 +60,14 @@ def check_target(
         ConfigError: The folder cannot be written to; or one of the files exists, and --predict did
             not write it or wrote it for another input.
     """
-    paths = [folder / (stem + ending) for ending in endings]
-    record = folder / (paths[0].name + RECORD)
+    targets = [folder / (stem + ending) for ending in endings]
+    record = folder / (targets[0].name + RECORD)
     source = {"input": os.path.abspath(input_file), "sha256": _digest(input_file)}
-    files.check_folder(folder, flag)
-    in_the_way = [path for path in (*paths, record) if os.path.lexists(path)]
-    if in_the_way:
-        _check_record(record, in_the_way[0], source)
-    files.make_folder(folder, flag)
+    paths.check_folder(flag, folder)
+    existing = [path for path in (*targets, record) if os.path.lexists(path)]
+    if existing:
+        _check_record(record, existing[0], source)
+    paths.make_folder(flag, folder)
     return source
 
 

@@ -3,7 +3,6 @@
 import collections.abc
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 import time
@@ -16,7 +15,7 @@ import optax
 import tqdm
 from jax.sharding import NamedSharding
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import batches as batching
 from maelm_jax.finetuning import files, heads
@@ -277,9 +276,7 @@ def cell_of(settings: config.Finetune) -> dict:
 
 def write_json(path: pathlib.Path, content):
     """Writes a JSON file. Under its name it is always complete."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    storage.write(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_results(folder: pathlib.Path) -> dict:

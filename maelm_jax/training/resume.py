@@ -12,7 +12,7 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, gin_files, setting_changes, storage
 from maelm_jax.training import optimizer
 
 HISTORY = "changes.txt"
@@ -51,7 +51,7 @@ def check_length(workdir: str, done: int, train_steps: int):
 
 def changes(before: config.Experiment, now: config.Experiment) -> list[str]:
     """Returns every setting that differs, as `Section.field: old -> new`."""
-    return config.differences(before, now, free=())
+    return setting_changes.differences(before, now, free=())
 
 
 def effects(before: Before, now: config.Experiment, step: int) -> list[str]:

@@ -157,7 +157,7 @@ def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeyp
 def test_a_read_only_disk_without_rows_is_one_line(corpus, vocabulary, tmp_path, monkeypatch):
     read_only(monkeypatch, tmp_path)
     for work in (lambda: rows.prepare(corpus, vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
-        with pytest.raises(config.ConfigError, match="Corpus.rows_dir: .* cannot be written to .*Read-only") as caught:
+        with pytest.raises(config.ConfigError, match="Corpus.rows_dir=.*: cannot be written to .*Read-only") as caught:
             work()
         one_line(caught)
 

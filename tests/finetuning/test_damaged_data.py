@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from maelm_jax import config, finetune
+from maelm_jax import config, finetune, paths
 from maelm_jax.finetuning import files, glue, squad, task_data
 
 OWN = config.Finetune(
@@ -374,7 +374,7 @@ def test_a_read_only_workdir(tmp_path, data_dir, pretrained):
     (errno.ENOSPC, "out/metrics.jsonl", OSError), (errno.EIO, "out/metrics.jsonl", OSError), (errno.EACCES, "elsewhere", OSError),
 ])  # fmt: skip
 def test_only_a_path_that_cannot_be_written_is_the_user_s_mistake(tmp_path, number, name, kind):
-    with pytest.raises(kind) as error, files.writing_to(tmp_path / "out", "--workdir"):
+    with pytest.raises(kind) as error, paths.writing("--workdir", tmp_path / "out"):
         raise OSError(number, os.strerror(number), str(tmp_path / name))
     assert (os.strerror(number) in str(error.value)) and str(tmp_path / name) in str(error.value)
 

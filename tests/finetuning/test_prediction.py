@@ -113,8 +113,8 @@ def test_a_kill_between_record_and_predictions_is_made_good(tmp_path):
 
 @pytest.mark.parametrize("output,message", [
     ("labels.csv", r"--output=.*labels.csv: the predictions of this task are a .tsv file"),
-    ("file/x.tsv", r"--output=.*: .*/file is not a folder"),
-    ("file/deeper/x.tsv", r"--output=.*: .*/file is not a folder"),
+    ("file/x.tsv", r"--output=.*: .*/file is a file"),
+    ("file/deeper/x.tsv", r"--output=.*: .*/file is a file"),
     ("folder.tsv", "folder.tsv is there already"),
     ("x" * 300 + ".tsv", "cannot be written to .*File name too long"),
     ("/proc/nowhere/x.tsv", "--output=/proc/nowhere: cannot be written to"),
@@ -148,7 +148,7 @@ def test_an_input_that_is_no_file(workdir, tmp_path, path):
     (b"", "results.json: the file is empty"),
     (b"[1]", "results.json: damaged"),
     (b"\xff", "results.json: not UTF-8"),
-    (b"[" * 100_000, "results.json: the JSON is nested too deeply"),
+    (b"[" * 100_000, "results.json: not JSON .nested too deeply"),
     (b'{"task": 5, "cell": {}, "seed": 1}', "results.json: damaged, task is not what was written there"),
 ])  # fmt: skip
 def test_a_damaged_results_file_ends_with_its_name(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from maelm_jax import config, gin_files, train
+from maelm_jax import config, gin_files, setting_changes, train
 from maelm_jax.training import optimizer, resume
 
 
@@ -14,8 +14,8 @@ def settings(*bindings: str) -> config.Experiment:
 
 
 def test_a_longer_run_and_other_microbatches_are_no_other_run():
-    assert config.differences(settings("TRAIN_STEPS=10"), settings("TRAIN_STEPS=20", "Run.accumulate=2")) == []
-    assert config.differences(settings(), settings("BATCH_SIZE=64")) != []
+    assert setting_changes.differences(settings("TRAIN_STEPS=10"), settings("TRAIN_STEPS=20", "Run.accumulate=2")) == []
+    assert setting_changes.differences(settings(), settings("BATCH_SIZE=64")) != []
 
 
 def test_what_a_change_does_to_the_coming_steps_is_said():

@@ -1,0 +1,57 @@
+"""Starts a training command on CPU again, with an allocator that asks for huge pages.
+
+glibc reads the option of its allocator (GLIBC_TUNABLES) only when a process starts. A training step
+on CPU allocates and frees gigabytes. With pages of 4 KiB, the kernel takes 10% of the step for that
+(docs/notes/performance.md).
+"""
+
+import glob
+import os
+import pathlib
+import platform
+import sys
+import typing
+
+NOT_TRAINING = ("-h", "--help", "--dry_run", "--predict")  # flags
+ACCELERATORS = ("nvidia[0-9]*", "kfd", "accel*", "vfio/[0-9]*")  # files under /dev
+
+
+def use_huge_pages(argv: typing.Sequence[str]):
+    """Starts this process again with huge pages, if it trains on CPU.
+
+    The process is not started again if the kernel does not let programs ask for huge pages, if
+    GLIBC_TUNABLES is set, under a debugger, or with MAELM_HUGE_PAGES=0.
+    """
+    if os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ:
+        return
+    if not _trains_on_cpu(argv) or _is_debugged():
+        return
+    try:
+        choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return
+    if "[madvise]" in choice and platform.libc_ver()[0] == "glibc":
+        os.execve(
+            sys.executable, [sys.executable, *sys.orig_argv[1:]],
+            os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+        )  # fmt: skip
+
+
+def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
+    """Returns whether a training command trains on CPU. JAX is not imported yet."""
+    if any(argument.partition("=")[0] in NOT_TRAINING for argument in argv):
+        return False
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms.split(",")[0] == "cpu"
+    return not any(glob.glob(f"/dev/{pattern}") for pattern in ACCELERATORS)
+
+
+def _is_debugged() -> bool:
+    """Returns whether a debugger watches this process. It would lose a process that restarts."""
+    try:
+        status = pathlib.Path("/proc/self/status").read_text()
+    except OSError:
+        status = ""
+    traced = any(
+        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
+    return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules

@@ -1,0 +1,68 @@
+"""How the settings of two starts of a run differ, and which settings may differ."""
+
+import dataclasses
+import pathlib
+
+from maelm_jax import config, gin_files, storage
+from maelm_jax.config import Experiment
+
+# Settings that may differ when a workdir is resumed. They change no past step. `train_steps`
+# changes the schedule of the coming steps. The settings of mesh, memory and microbatches change
+# the rounding of the coming steps. training/resume.py describes and records the differences.
+FREE_ON_RESUME = (
+    "Mesh.",
+    "Model.rematerialise",
+    "Model.logit_tile",
+    "Run.train_steps",
+    "Run.accumulate",
+    "Run.log_every",
+    "Run.eval_every",
+    "Run.rank_every",
+    "Run.checkpoint_",
+    "Run.keep_",
+    "Corpus.processes",
+    "Corpus.rows_dir",
+    "Run.init_from",
+    "Finetune.data_dir",
+    "Finetune.train_file",
+    "Finetune.dev_file",
+    "Finetune.eval_batch_size",
+)
+
+
+def differences(
+    old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
+) -> list[str]:
+    """The settings that differ, as lines `Section.field: old -> new`.
+
+    Args:
+        old: The recorded settings.
+        new: The current settings.
+        free: Beginnings of names that are left out.
+    """
+    lines = []
+    for field in dataclasses.fields(old):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if before is None or after is None:
+            if before != after:
+                words = ["absent" if section is None else "set" for section in (before, after)]
+                lines.append(f"{field.name}: {' -> '.join(words)}")
+            continue
+        for item in dataclasses.fields(before):
+            name = f"{type(before).__name__}.{item.name}"
+            old_value, new_value = getattr(before, item.name), getattr(after, item.name)
+            if old_value != new_value and not name.startswith(free):
+                lines.append(f"{name}: {old_value!r} -> {new_value!r}")
+    return lines
+
+
+def check_workdir(workdir: str | pathlib.Path, experiment: Experiment):
+    """Raises ConfigError, with the differences, if the run in the workdir has other settings."""
+    saved = storage.local_path(str(workdir)) / "config.gin"
+    if not saved.exists():
+        return
+    changes = differences(gin_files.load([str(saved)]), experiment)
+    if changes:
+        raise config.ConfigError(
+            f"{workdir} holds a run with other settings ({'; '.join(changes)}): "
+            "give another --workdir, or the same settings")
