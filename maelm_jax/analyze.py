@@ -5,12 +5,14 @@ The report has the effective rank of every layer, the spectra, and the dimension
     python -m maelm_jax.analyze --runs=runs/tiny,runs/tiny-mlm --workdir=runs/report
     python -m maelm_jax.analyze --runs=runs/tiny,runs/rte --tau=0.99 --tokens=5000000 --sets=10
     python -m maelm_jax.analyze --runs=runs/tiny --gin.Corpus.text_files='other/*.txt'
+    python -m maelm_jax.analyze --runs=runs/tiny,runs/tiny-mlm --all_steps
 
 RUN is the workdir of a pretrained or a fine-tuned run. Each run is measured on held-out rows of its
-own corpus, with masks drawn as in its own pretraining. --gin.NAME=VALUE and --gin_file change
-settings of every run's config.gin: Corpus.text_files selects other text, and Corpus.rows_dir is
-needed where rows were moved. The command writes report.md, its figures, and ranks.json with every
-number into the workdir. Exit status: 0 done, 2 wrong input, 1 anything else.
+own corpus, with masks drawn as in its own pretraining. --step measures another checkpoint than the
+newest. --all_steps also measures the last layer at every checkpoint. --gin.NAME=VALUE and
+--gin_file change settings of every run's config.gin: Corpus.text_files selects other text, and
+Corpus.rows_dir is needed where rows were moved. The command writes report.md, its figures, and
+ranks.json with every number into the workdir. Exit status: 0 done, 2 wrong input, 1 anything else.
 """
 
 import argparse
@@ -33,7 +35,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.analysis import measurement, report, runs
 
     # Open every run before measuring any, so that a bad run is reported at once.
-    opened = [runs.open_run(path, args.gin_file, bindings) for path in workdirs]
+    opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
     trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
     rows = [runs.heldout_rows(run, args.tokens) for run in trained]
     notes = runs.differences(trained)
@@ -44,6 +46,11 @@ def main(argv: list[str]) -> int:
         measurement.measure(run, heldout, args.tau, args.sets, args.seed)
         for run, heldout in zip(trained, rows, strict=True)
     ]
+    if args.all_steps:
+        for result, run, heldout in zip(results["runs"], trained, rows, strict=True):
+            result["by_step"] = measurement.ranks_by_step(
+                run, heldout, args.tau, result["sets"], args.seed
+            )
     print(report.write(results, args.workdir))
     return 0
 
@@ -58,6 +65,10 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help=tokens)
     sets = "disjoint sets of tokens for the confidence intervals, at most"
     flags.add_argument("--sets", type=cli.whole_number(1, 1000), default=5, help=sets)
+    step = "step of the checkpoints to measure; default: the newest of each run"
+    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
+    all_steps = "also measure the last layer at every checkpoint of each run"
+    flags.add_argument("--all_steps", action="store_true", help=all_steps)
     seed = cli.whole_number(0, 2**32 - 1)
     flags.add_argument("--seed", type=seed, default=0, help="of the masks")
     flags.set_defaults(workdir="runs/report")

@@ -15,7 +15,7 @@ from maelm_jax import analyze, config, gin_files
 from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
-from maelm_jax.training import checkpoint
+from maelm_jax.training import checkpoint, checkpoint_params
 
 WIDTH = 16  # of the models here
 
@@ -54,13 +54,16 @@ def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder",
     vocabulary.save(path / "vocabulary")
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     params = random_parameters(jax.eval_shape(init, jax.random.key(0)), seed)
-    store = checkpoint.Checkpoints(str(path))
-    store.save(7, {"step": jnp.asarray(7), "params": {module: params[module] for module in keep if module in params}})
-    store.wait()
-    store.close()
+    save(path, 7, {module: params[module] for module in keep if module in params})
     lines = [{"step": 5, "loss": 6.0, "tokens_per_second": 256.0}, {"step": 7, "tokens_per_second": 512.0, "eval_loss": 5.5, "unigram": 5.9}]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
+
+
+def save(path: pathlib.Path, step: int, params: dict):
+    store = checkpoint.Checkpoints(str(path))
+    store.save(step, {"step": jnp.asarray(step), "params": params})
+    store.close()
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,30 @@ def test_tau_changes_the_rank(runs, report, tmp_path):
     assert analyze.main([f"--runs={runs['mae']}", f"--workdir={tmp_path}", "--tokens=6000", "--sets=3", "--tau=0.5"]) == 0
     ours, theirs = (json.loads((folder / "ranks.json").read_text())["runs"][0]["layers"][-1]["plain"] for folder in (tmp_path, report))
     assert ours["rank"] < theirs["rank"] and ours["spectrum"] == theirs["spectrum"]
+
+
+def test_every_checkpoint_is_measured_with_its_own_weights(text, report, tmp_path):
+    """--all_steps gives for each step the ranks that --step gives, and those of the newest as without it."""
+    path = tmp_path / "mae"
+    run = workdir(text, path)
+    params = checkpoint_params.read_params(run, 7)
+    params["encoder"]["blocks"]["feed_forward_norm"]["scale"][:, 4:] = 0  # four dimensions are left
+    save(path, 3, params)
+    flags = [f"--runs={run}", "--tokens=6000", "--sets=3"]
+    assert analyze.main([*flags, "--all_steps", f"--workdir={tmp_path / 'all'}"]) == 0
+    assert analyze.main([*flags, "--step=3", f"--workdir={tmp_path / 'three'}"]) == 0
+    every, three = (json.loads((tmp_path / name / "ranks.json").read_text())["runs"][0] for name in ("all", "three"))
+    assert [entry["step"] for entry in every["by_step"]] == [3, 7] and (every["step"], three["step"]) == (7, 3)
+    for entry, run_then in zip(every["by_step"], (three, every), strict=True):
+        for tokens in ("plain", "real"):
+            for figure in ("tokens", "rank", "rank_by_set", "centred_rank"):
+                assert entry[tokens][figure] == run_then["layers"][-1][tokens][figure], (entry["step"], tokens, figure)
+    assert every["by_step"][0]["plain"]["rank"] < every["by_step"][1]["plain"]["rank"]
+    said = (tmp_path / "all" / "report.md").read_text()
+    assert "](rank_by_step.png)" in said and (tmp_path / "all" / "rank_by_step.png").is_file() and "## Every checkpoint" in said
+    assert "Every checkpoint" not in (tmp_path / "three" / "report.md").read_text()
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 5; it holds 3, 7"):
+        analyze.main([*flags, "--step=5", f"--workdir={tmp_path / 'five'}"])
 
 
 def test_runs_that_differ_are_each_analysed_on_their_own_text(text, runs, tmp_path, capsys):

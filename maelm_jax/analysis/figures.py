@@ -19,6 +19,7 @@ SETS = {
 COLUMNS = 3  # panels side by side, at most
 PANEL = (4.2, 3.6)  # width and height, inches
 LEGEND_WIDTH = 2.2  # inches, of a legend beside the panels
+RANK_LABEL = f"effective rank\n(mean of disjoint sets, {ranks.CONFIDENCE:.0%} interval)"
 
 
 class Line(typing.NamedTuple):
@@ -53,6 +54,7 @@ def _figures(results: dict) -> list[Figure]:
     pairs = before_and_after_pairs(runs)
     pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
     masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
+    stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
     evaluated = [run for run in pretrained if run["curve"]["steps"]]
 
     def ranks_of(runs: list[dict], tokens: str) -> list[Line]:
@@ -76,6 +78,12 @@ def _figures(results: dict) -> list[Figure]:
             "rank_without_mask_of_every_run.png",
             1,
             lambda panels: by_layer(panels[0], ranks_of(pretrained, "plain")),
+        ),
+        Figure(
+            "How does the rank of the last layer change with training?",
+            "rank_by_step.png",
+            2 if stepped else 0,
+            lambda panels: by_step(panels, stepped, style),
         ),
         Figure(
             "Does fine-tuning lower the rank?",
@@ -140,12 +148,26 @@ def by_layer(axes, lines: collections.abc.Iterable[Line]):
             means = [interval["mean"] for interval in intervals]
             bars = [interval["half"] or 0.0 for interval in intervals]
             axes.errorbar(layers, means, yerr=bars, label=line.label, capsize=3, **line.style)
-    axes.set(
-        xlabel="layer",
-        ylabel=f"effective rank\n(mean of disjoint sets, {ranks.CONFIDENCE:.0%} interval)",
-    )
+    axes.set(xlabel="layer", ylabel=RANK_LABEL)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def by_step(panels: list, runs: list[dict], style: dict[str, dict]):
+    """Plots the ranks of the last layer against the step, with and without [MASK]."""
+    for panel, tokens in zip(panels, ("plain", "real"), strict=True):
+        for run in runs:
+            known = [entry for entry in run["by_step"] if "rank" in entry[tokens]]
+            intervals = [entry[tokens]["rank_by_set"] for entry in known]
+            panel.errorbar(
+                [entry["step"] for entry in known],
+                [interval["mean"] for interval in intervals],
+                yerr=[interval["half"] or 0.0 for interval in intervals],
+                label=run["name"], capsize=3, **style[run["name"]],
+            )  # fmt: skip
+        panel.set_title(SETS[tokens], fontsize="medium")
+        panel.set(xlabel="step", ylabel=RANK_LABEL)
+    same_scale(panels)
 
 
 def with_and_without(panels: list, runs: list[dict]):

@@ -1,5 +1,6 @@
 """Measures one run: moments of disjoint sets of tokens, and the ranks of every layer."""
 
+import collections.abc
 import dataclasses
 
 import jax
@@ -9,6 +10,7 @@ import tqdm
 from maelm_jax.analysis import curves, moments, ranks
 from maelm_jax.analysis import runs as trained_runs
 from maelm_jax.model import keys, maelm
+from maelm_jax.training import checkpoint_params
 
 MOST_SETS = 100  # more sets take more batches and narrow the intervals little
 
@@ -33,7 +35,8 @@ def measure(
     possible_sets = number_of_sets(sets, len(rows), visible, experiment.model.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
-    moments_by_set = _moments_of_sets(run, rows, possible_sets, seed)
+    measure_batch = _compiled(run, rows.shape[1])
+    moments_by_set = _moments_of_sets(run, measure_batch, rows, possible_sets, seed)
     layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
     return {
         "name": run.name,
@@ -63,18 +66,52 @@ def number_of_sets(requested: int, rows: int, visible: int, width: int) -> int:
     return max(1, min(requested, MOST_SETS, rows, with_enough_tokens))
 
 
-def _moments_of_sets(
-    run: trained_runs.TrainedRun, rows: np.ndarray, sets: int, seed: int
-) -> list[dict[str, moments.Moments]]:
-    """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
+def ranks_by_step(
+    run: trained_runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+) -> list[dict]:
+    """Measures the ranks of the last layer at every checkpoint of a run.
+
+    Args:
+        run: The run.
+        rows: Held-out rows, int32 [R, L].
+        tau: Share of the squared length that the effective rank holds.
+        sets: Disjoint sets of tokens for the confidence intervals.
+        seed: Seed of the masks.
+
+    Returns:
+        For each checkpoint {"step": its step, name of a set of tokens: its ranks}, ready for JSON.
+    """
+    measure_batch = _compiled(run, rows.shape[1], layers=(run.experiment.model.layers,))
+    result = []
+    for step in checkpoint_params.all_steps(run.workdir):
+        checkpoint = trained_runs.at_step(run, step)
+        moments_by_set = _moments_of_sets(checkpoint, measure_batch, rows, sets, seed)
+        result.append({"step": step} | ranks.without_spectra(moments_by_set, 0, tau))
+    return result
+
+
+def _compiled(
+    run: trained_runs.TrainedRun, length: int, layers: tuple[int, ...] | None = None
+) -> collections.abc.Callable:
+    """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
     graph = maelm.encoder_graph(run.experiment.model, run.vocabulary.size, special.pad)
-    measure_batch = jax.jit(moments.measure(graph, run.experiment.masking, rows.shape[1], special))
+    return jax.jit(moments.measure(graph, run.experiment.masking, length, special, layers))
+
+
+def _moments_of_sets(
+    run: trained_runs.TrainedRun,
+    measure_batch: collections.abc.Callable,
+    rows: np.ndarray,
+    sets: int,
+    seed: int,
+) -> list[dict[str, moments.Moments]]:
+    """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
     key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
-    with tqdm.tqdm(total=len(rows), unit="row", desc=run.name) as bar:
+    with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(
-                measure_batch, run.params, rows[start:end], int(start), key, special.pad,
+                measure_batch, run.params, rows[start:end], int(start), key, run.vocabulary.pad,
                 progress=bar.update,
             )
             for start, end in zip(bounds[:-1], bounds[1:], strict=True)

@@ -149,6 +149,16 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
     return result
 
 
+def without_spectra(sets: list[dict], layer: int, tau: float) -> dict[str, dict]:
+    """The tokens and ranks of `describe`, without spectra: {name of a set: its ranks}."""
+    described = describe(sets, layer, tau)
+    kept = ("tokens", "rank", "rank_by_set", "centred_rank")
+    return {
+        name: {key: described[name][key] for key in kept if key in described[name]}
+        for name in (*sets[0], "all")
+    }
+
+
 def _describe_tokens(moments, parts: list, layer: int, tau: float) -> dict:
     """Ranks, spectra and use of dimensions of one layer's states, ready for JSON.
 

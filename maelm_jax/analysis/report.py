@@ -113,6 +113,17 @@ def rank_cell(figures_of_set: dict | None) -> str:
     return f"{figures_of_set['rank']} ({interval['mean']:.1f} ± {interval['half']:.1f})"
 
 
+def step_table(results: dict) -> str | None:
+    """Table of the ranks of the last layer at every checkpoint, or None if none was measured."""
+    rows = [
+        (run["name"], entry["step"], *(rank_cell(entry[name]) for name in SETS))
+        for run in results["runs"]
+        for entry in run.get("by_step", ())
+    ]
+    header = ("last layer", "step", *SETS.values())
+    return f"## Every checkpoint\n\n{tables.markdown(header, rows)}" if rows else None
+
+
 def mask_table(results: dict) -> str | None:
     """Table of what the encoders keep for [MASK], or None if no run has a rank of [MASK].
 
@@ -158,6 +169,7 @@ def markdown(results: dict, files: dict[str, str]) -> str:
         mask_table(results),
         _definition_of_mask_table(results) if mask_table(results) else None,
         *pictures,
+        step_table(results),
         "## Every layer",
         *(_layers_of(run) for run in results["runs"]),
     ]

@@ -26,19 +26,20 @@ class TrainedRun(typing.NamedTuple):
     params: dict  # of the encoder
 
 
-def open_run(workdir: str, files: list[str], bindings: list[str]) -> TrainedRun:
+def open_run(
+    workdir: str, files: list[str], bindings: list[str], step: int | None = None
+) -> TrainedRun:
     """Reads the run in a workdir. The name of the folder is the name of the run.
 
     Args:
         workdir: Local path of the workdir.
         files: Gin files to read after the run's config.gin.
         bindings: Gin bindings to apply last.
-
-    Returns:
-        The run with the parameters of its newest checkpoint.
+        step: Step of the checkpoint to read. None: the newest.
 
     Raises:
-        ConfigError: The folder is no workdir, or no checkpoint fits its config.gin.
+        ConfigError: The folder is no workdir, it has no checkpoint of `step`, or the checkpoint
+            does not fit its config.gin.
     """
     storage.require_local(workdir)
     gin_file = pathlib.Path(workdir) / "config.gin"
@@ -46,14 +47,20 @@ def open_run(workdir: str, files: list[str], bindings: list[str]) -> TrainedRun:
         raise config.ConfigError(workdirs.no_run(workdir))
     experiment = gin_files.load([str(gin_file), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
-    shapes = maelm.encoder_shapes(experiment.model, vocabulary.size, vocabulary.pad)
+    step = checkpoint_params.pick_step(workdir, step)
+    name = pathlib.Path(workdir).name
+    return at_step(TrainedRun(name, workdir, experiment, vocabulary, step, {}), step)
+
+
+def at_step(run: TrainedRun, step: int) -> TrainedRun:
+    """Returns the run with the parameters of the checkpoint of `step`."""
+    shapes = maelm.encoder_shapes(run.experiment.model, run.vocabulary.size, run.vocabulary.pad)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
     )
-    step, params = checkpoint_params.restore_params(workdir, {"encoder": abstract})
-    name = pathlib.Path(workdir).name
-    return TrainedRun(name, workdir, experiment, vocabulary, step, params["encoder"])
+    restored = checkpoint_params.restore_params(run.workdir, {"encoder": abstract}, step)
+    return run._replace(step=step, params=restored.state["encoder"])
 
 
 def started_from(experiment: config.Experiment) -> str | None:
