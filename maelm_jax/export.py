@@ -3,6 +3,7 @@
     python -m maelm_jax.export --workdir=runs/tiny --output=exported
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=pytorch
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=reference
+    python -m maelm_jax.export --workdir=runs/tiny --output=exported --all_steps
 
 The first command writes a folder for AutoModel.from_pretrained("exported"). --format=pytorch also
 holds the decoder and the prediction head, and any bucket function. --format=reference writes
@@ -24,18 +25,46 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 def main(argv: list[str]) -> int:
     args, experiment = cli.parse(_flags(), argv)
+    if args.all_steps and args.step is not None:
+        raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
     setting_changes.check_workdir(args.workdir, experiment)
-    folders.check(args.output, args.workdir, args.overwrite)
+    if not args.all_steps:
+        folders.check(args.output, args.workdir, args.overwrite)
 
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
+    for step, output in _outputs(args).items():
+        _export(args, experiment, step, output)
+    return 0
+
+
+def _outputs(args: argparse.Namespace) -> dict[int | None, str]:
+    """Returns {step: folder to write}. With --all_steps, checks all folders before any is written.
+
+    A step of None is the newest.
+    """
+    if not args.all_steps:
+        return {args.step: args.output}
+    from maelm_jax.training import checkpoint_params
+
+    steps = checkpoint_params.all_steps(args.workdir)
+    outputs: dict[int | None, str] = {step: f"{args.output}/step-{step}" for step in steps}
+    for output in outputs.values():
+        folders.check(output, args.workdir, args.overwrite)
+    return outputs
+
+
+def _export(
+    args: argparse.Namespace, experiment: config.Experiment, step: int | None, output: str
+):
+    """Writes one checkpoint to one folder."""
     from maelm_jax.data import vocabulary as vocabularies
     from maelm_jax.encoders import card, export_formats, source
     from maelm_jax.encoders.fine_tuned_head import FineTunedHead
     from maelm_jax.training import metrics
 
-    encoder_source = source.find(args.workdir, args.step)
+    encoder_source = source.find(args.workdir, step)
     vocabulary = vocabularies.load(encoder_source.vocabulary)
     export_formats.check(args.format, experiment.model, vocabulary.special)
     verifying = _is_verifying(args.verify, args.format)
@@ -50,13 +79,13 @@ def main(argv: list[str]) -> int:
     length = longest_input(experiment, results)
     exported = export_formats.Exported(params, experiment.model, vocabulary, length, head)
 
-    with folders.written(args.output, args.workdir, args.overwrite) as folder:
+    with folders.written(output, args.workdir, args.overwrite) as folder:
         written = export_formats.write(args.format, folder, exported)
         reports = None
         if verifying:
             reports = export_formats.verify_folder(args.format, folder, exported)
         about = card.About(
-            name=folders.resolved(args.output).name,
+            name=folders.resolved(output).name,
             format=args.format,
             architecture=written.architecture,
             parameters=written.parameters,
@@ -69,9 +98,8 @@ def main(argv: list[str]) -> int:
         )
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     size = f"{written.parameters:,} parameters"
-    print(f"{args.output}: {written.architecture} of step {encoder_source.step}, {size}")
+    print(f"{output}: {written.architecture} of step {encoder_source.step}, {size}")
     _print_reports(reports, args.verify)
-    return 0
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -83,6 +111,9 @@ def _flags() -> argparse.ArgumentParser:
         type=cli.whole_number(0),
         metavar="N",
         help="the checkpoint's step; default the newest",
+    )
+    flags.add_argument(
+        "--all_steps", action="store_true", help="write every checkpoint, to DIR/step-N"
     )
     flags.add_argument(
         "--verify",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -57,6 +58,23 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_pa
         export.main([f"--workdir={workdirs[name]}", f"--output={tmp_path / 'out'}", "--no-verify", f"--gin_file={workdirs[name]}/config.gin", *more])
     assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_checkpoint_has_a_folder_of_its_own(workdirs, tmp_path, capsys):
+    flags = [f"--workdir={workdirs['mpnet']}", "--no-verify"]
+    assert export.main([*flags, f"--output={tmp_path / 'all'}", "--all_steps"]) == 0
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["step-12", "step-6"]
+    assert "step-6: MPNetModel of step 6" in capsys.readouterr().out
+    for step in (6, 12):
+        assert export.main([*flags, f"--output={tmp_path / str(step)}", f"--step={step}"]) == 0
+        alone, one_of_all = ((path / "model.safetensors").read_bytes() for path in (tmp_path / str(step), tmp_path / "all" / f"step-{step}"))
+        assert alone == one_of_all
+    shutil.rmtree(tmp_path / "all" / "step-6")
+    with pytest.raises(config.ConfigError, match="step-12 exists"):
+        export.main([*flags, f"--output={tmp_path / 'all'}", "--all_steps"])
+    assert not (tmp_path / "all" / "step-6").exists(), "all folders are checked before any is written"
+    with pytest.raises(config.ConfigError, match="--step and --all_steps contradict each other"):
+        export.main([*flags, f"--output={tmp_path / 'both'}", "--all_steps", "--step=6"])
 
 
 def test_a_workdir_without_a_checkpoint(workdirs, tmp_path):
