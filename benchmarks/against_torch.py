@@ -1,8 +1,8 @@
-"""Compare the training step with two PyTorch implementations, interleaved in one process.
+r"""Compare the training step with two PyTorch implementations, interleaved in one process.
 
 Prints the tokens/s of each implementation, and their ratios to ours. Needs the extra [torch].
 
-    python benchmarks/against_torch.py --gin_file=tiny.gin --gin.Model.dtype=float32 \\
+    python benchmarks/against_torch.py --gin_file=tiny.gin --gin.Model.dtype=float32 \
         --gin.Model.attention_dropout=0.0
 
 hidden    The code that a user of transformers would write. RobertaModel reads the whole row, and
@@ -34,7 +34,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the device is
 # PyTorch's threads must not spin while ours work.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from maelm_jax import cli, config, tables  # noqa: E402
+from maelm_jax import cli, config, tables
 
 PATTERNS = 4  # masks that PyTorch's steps take in turn
 LOSS_TOLERANCE = {"float32": 1e-4}  # relative, by dtype
@@ -45,6 +45,7 @@ Starter = typing.Callable[[], typing.Callable[[], typing.Any]]
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
     flags.add_argument("--rounds", type=int, default=5, help="times that every step gets its turn")
     flags.add_argument("--steps", type=int, default=3, help="steps timed in a turn")

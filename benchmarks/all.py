@@ -55,6 +55,7 @@ PEAK_MEMORY = r"peak memory\s+(.+)"
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     flags = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -22,9 +22,9 @@ import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import cli, config, gin_files, tables  # noqa: E402
-from maelm_jax.finetuning import batches, encoder_source, features, heads  # noqa: E402
-from maelm_jax.training import optimizer, sharding, step  # noqa: E402
+from maelm_jax import cli, config, gin_files, tables
+from maelm_jax.finetuning import batches, encoder_source, features, heads
+from maelm_jax.training import optimizer, sharding, step
 
 CLASSES = 3
 
@@ -37,6 +37,7 @@ class Way(typing.NamedTuple):
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -60,6 +61,7 @@ def main(argv: list[str]):
 
 
 def seconds_of(function: typing.Callable[[], None]) -> float:
+    """Wall-clock seconds of one call."""
     began = time.perf_counter()
     function()
     return time.perf_counter() - began

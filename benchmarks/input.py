@@ -1,6 +1,6 @@
-"""Measure the rows/s from the row store to device memory, without training.
+r"""Measure the rows/s from the row store to device memory, without training.
 
-    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 \\
+    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 \
         --gin.TEXT_FILES='books/*.txt'
 
 The rows are prepared first if they do not exist yet. Batches have the size and order of training.
@@ -14,11 +14,12 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import cli  # noqa: E402
+from maelm_jax import cli
 from maelm_jax.data import vocabulary_training
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
     flags.add_argument(
         "--batches", type=int, default=100, help="batches timed, after two that are not"

@@ -1,8 +1,8 @@
-"""Measure the rate at which text becomes rows, compared with bare SentencePiece.
+r"""Measure the rate at which text becomes rows, compared with bare SentencePiece.
 
 Bare SentencePiece encodes the same documents with as many processes and does nothing else.
 
-    python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' \\
+    python benchmarks/prepare.py --gin_file=base.gin --gin.TEXT_FILES='books/*.txt' \
         --gin.Corpus.processes=2
 
 Rows are made in a temporary folder. The vocabulary comes from Corpus.rows_dir; if there is none, it
@@ -22,13 +22,14 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import cli, config  # noqa: E402
+from maelm_jax import cli, config
 from maelm_jax.data import vocabulary_training
 
 MEGABYTES = 4.0  # of text that a process gets at once
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
     flags.add_argument("--rounds", type=int, default=3)
     args, experiment = cli.parse(flags, argv)
@@ -94,7 +95,7 @@ def main(argv: list[str]):
 
 def _load(path: str):
     """Loads the SentencePiece model in a worker process."""
-    global model
+    global model  # noqa: PLW0603  (each worker loads it once)
     import sentencepiece
 
     model = sentencepiece.SentencePieceProcessor(model_file=path)

@@ -1,8 +1,8 @@
-"""Measure the seconds from the start of a command to the end of its first training step.
+r"""Measure the seconds from the start of a command to the end of its first training step.
 
 The compilation cache is cold for the first measurement and warm for the second.
 
-    python benchmarks/startup.py --gin_file=base.gin --gin.BATCH_SIZE=2 \\
+    python benchmarks/startup.py --gin_file=base.gin --gin.BATCH_SIZE=2 \
         --gin.Model.dtype=float32 --gin.TEXT_FILES='books/*.txt'
 
 Starts `python -m maelm_jax.train` with the same flags and ends it after its first step. Workdir and
@@ -23,6 +23,7 @@ from maelm_jax import cli, config  # noqa: E402
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
     cli.parse(flags, argv)
     flag = [argument for argument in argv if not argument.startswith("--workdir")]

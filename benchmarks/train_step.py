@@ -19,7 +19,7 @@ import typing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import cli, config  # noqa: E402
+from maelm_jax import cli, config
 
 
 class Timing(typing.NamedTuple):
@@ -31,6 +31,7 @@ class Timing(typing.NamedTuple):
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
     flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
     args, experiment = cli.parse(flags, argv)

@@ -26,6 +26,7 @@ def newest_step(workdir: str) -> int:
 
 
 def main(argv: list[str]):
+    """Runs the command with these arguments."""
     layout = argparse.RawDescriptionHelpFormatter
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
     flags.add_argument("--workdir")

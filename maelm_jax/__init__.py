@@ -1,0 +1,1 @@
+"""Pretrain text encoders in JAX whose encoder never reads [MASK] (MAE-LM)."""

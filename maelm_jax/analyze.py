@@ -23,6 +23,7 @@ from maelm_jax.analysis import ranks
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     args, bindings = cli.arguments(_flags(), argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)

@@ -13,28 +13,35 @@ def _run(name: str, **options: bool) -> typing.NoReturn:
 
 
 def train():
+    """Runs `maelm-train`."""
     _run("train", trains=True)
 
 
 def prepare():
+    """Runs `maelm-prepare`."""
     _run("prepare")
 
 
 def finetune():
+    """Runs `maelm-finetune`."""
     _run("finetune", trains=True)
 
 
 def export():
+    """Runs `maelm-export`."""
     _run("export")
 
 
 def embed():
+    """Runs `maelm-embed`."""
     _run("embed")
 
 
 def analyze():
+    """Runs `maelm-analyze`."""
     _run("analyze")
 
 
 def plan():
+    """Runs `maelm-plan`."""
     _run("plan")

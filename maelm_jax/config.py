@@ -70,7 +70,8 @@ class Corpus(Settings):
         self.require(len(self.sources) > 0, "sources must name at least one source")
         for source in self.sources:
             kind, _, name = source.partition(":")
-            known = source == "installed_docs" or kind in ("files", "tfds", "seqio") and name != ""
+            named = kind in ("files", "tfds", "seqio") and name != ""
+            known = source == "installed_docs" or named
             kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
             self.require(known, f"sources: {source!r} is none of {kinds}")
 

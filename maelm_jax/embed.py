@@ -19,6 +19,7 @@ from maelm_jax import cli, config, paths, storage
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     flags = cli.parser(__doc__)
     flags.add_argument(
         "--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding"

@@ -24,6 +24,7 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     args, experiment = cli.parse(_flags(), argv)
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")

@@ -1,13 +1,13 @@
-"""Fine-tune a pretrained encoder on GLUE or SQuAD: one run, a grid, or a table of tasks.
+r"""Fine-tune a pretrained encoder on GLUE or SQuAD: one run, a grid, or a table of tasks.
 
     # One run.
-    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny \\
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny \
         --workdir=runs/rte --gin.DATA_DIR=glue_data
     # A grid: the hyperparameters of the paper, five seeds each.
-    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin \\
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin \
         --init_from=runs/tiny
     # A table: every task of glue.gin with two encoders.
-    python -m maelm_jax.finetune --gin_file=finetune/glue.gin \\
+    python -m maelm_jax.finetune --gin_file=finetune/glue.gin \
         --init_from=runs/tiny,runs/tiny-mlm --workdir=runs/table
     # Labels for an unlabelled file. --output writes them to another file.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv

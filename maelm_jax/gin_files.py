@@ -2,6 +2,7 @@
 
 import ast
 import collections.abc
+import contextlib
 import dataclasses
 import importlib
 import pathlib
@@ -137,7 +138,7 @@ class _Reader:
             text: The binding.
             names: The gin files, for messages.
         """
-        name, equals, value = text.partition("=")
+        name, _, value = text.partition("=")
         where = f"--gin.{shown(name)[1:-1]}"
         if not value or not NAME.fullmatch(name):
             raise ConfigError(f"--gin.{shown(text)[1:-1]}: expected --gin.NAME=VALUE")
@@ -149,10 +150,8 @@ class _Reader:
                 raise ConfigError(f"{where}={shown(value)}: expected one value")
             self.read_text(f"{name} = {value}", f"{where}={shown(value)[1:-1]}")
             return
-        try:
+        with contextlib.suppress(UNREADABLE):  # the value stays a string
             value = ast.literal_eval(value)
-        except UNREADABLE:
-            pass  # the value stays a string
         try:
             self.bind(name, value)
         except _Wrong as error:

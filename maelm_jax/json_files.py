@@ -6,7 +6,7 @@ import os
 import pathlib
 import typing
 
-from maelm_jax.config import ConfigError
+from maelm_jax.settings import ConfigError
 
 # Limits of the sizes that a config.json of other programs states.
 LARGEST = 1 << 24

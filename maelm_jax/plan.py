@@ -20,6 +20,7 @@ from maelm_jax.planning import topologies
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     flags = cli.parser(__doc__)
     topology_help = "as in v5e:16x16, v5p:4x4x8, or cpu:8; a wrong one lists those there are"
     flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)

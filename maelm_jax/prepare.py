@@ -1,7 +1,7 @@
-"""Prepares the rows of a config's corpus: trains its vocabulary, then tokenises and packs its text.
+r"""Prepares the rows of a corpus: trains its vocabulary, then tokenises and packs its text.
 
     python -m maelm_jax.prepare --gin_file=tiny.gin
-    python -m maelm_jax.prepare --gin_file=base.gin --gin.TEXT_FILES='/data/*.jsonl.gz' \\
+    python -m maelm_jax.prepare --gin_file=base.gin --gin.TEXT_FILES='/data/*.jsonl.gz' \
         --host=0 --hosts=4
 
 The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An

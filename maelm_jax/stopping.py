@@ -43,7 +43,7 @@ def exit_by(exit_process: collections.abc.Callable[[int], None]):
 
     A multi-process run sets a function that ends the other processes too.
     """
-    global _exit
+    global _exit  # noqa: PLW0603  (one process has one way to end)
     _exit = exit_process
 
 

@@ -24,6 +24,7 @@ RECORDS = ("config.gin", "environment.txt", "changes.txt", "rows.json")
 
 
 def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
     began = time.perf_counter()
     flags = cli.parser(__doc__)
     flags.add_argument(

@@ -20,7 +20,7 @@ SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("s
 def test_every_module_that_is_a_command_has_an_entry_point_of_its_name():
     modules = sorted((ROOT / "maelm_jax").glob("*.py"))
     names = [path.stem for path in modules if "cli.run(main" in path.read_text() and path.stem != "commands"]
-    assert SCRIPTS == {f"maelm-{name}": f"maelm_jax.commands:{name}" for name in names} and "train" in names
+    assert {f"maelm-{name}": f"maelm_jax.commands:{name}" for name in names} == SCRIPTS and "train" in names
 
 
 @pytest.mark.parametrize("target", SCRIPTS.values())

@@ -1,6 +1,6 @@
 """Draws docs/figures/what_encoders_read.png: what the encoder reads in MLM and in MAE-LM.
 
-    python docs/figures/what_encoders_read.py
+python docs/figures/what_encoders_read.py
 """
 
 import pathlib
@@ -33,6 +33,7 @@ def tokens(axes, y: float, show: dict[int, str], masked_as: str = "[MASK]"):
 
 
 def arrow(axes, x: float, low: float, high: float):
+    """Draws an arrow upwards at `x`."""
     axes.annotate("", (x, high), (x, low), arrowprops={"arrowstyle": "-|>", "color": "0.3"})
 
 
@@ -67,6 +68,7 @@ def mae_lm(axes):
 
 
 def main():
+    """Draws the figure."""
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     titles = ("MLM (BERT, RoBERTa): the encoder reads [MASK]", "MAE-LM: it does not")
     for axes, draw, title in zip(panels, (mlm, mae_lm), titles, strict=True):

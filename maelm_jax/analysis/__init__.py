@@ -1,0 +1,1 @@
+"""Ranks and spectra of hidden states, with and without [MASK]."""

@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -114,5 +115,5 @@ def _moments_of_sets(
                 measure_batch, run.params, rows[start:end], int(start), key, run.vocabulary.pad,
                 progress=bar.update,
             )
-            for start, end in zip(bounds[:-1], bounds[1:], strict=True)
+            for start, end in itertools.pairwise(bounds)
         ]  # fmt: skip

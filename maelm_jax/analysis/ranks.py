@@ -57,7 +57,7 @@ def span(moment: np.ndarray, tau: float) -> np.ndarray:
 
     Its span holds at least tau of the squared length.
     """
-    values, vectors = np.linalg.eigh(moment)
+    _, vectors = np.linalg.eigh(moment)
     return vectors[:, ::-1][:, : effective_rank(spectrum(moment), tau)]
 
 

@@ -1,0 +1,1 @@
+"""From text to rows on disk, and from rows to batches."""

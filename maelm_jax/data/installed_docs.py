@@ -8,6 +8,7 @@ kept as a file under Corpus.rows_dir, because extracting it takes a while.
 
 import ast
 import concurrent.futures
+import contextlib
 import gc
 import hashlib
 import importlib.metadata
@@ -53,10 +54,8 @@ def versions() -> dict[str, str]:
     """{distribution: version} of those that are installed, with `python` first."""
     result = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             result[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
     return result
 
 

@@ -151,10 +151,11 @@ def differences(then: dict[str, dict[str, str]], now: dict[str, dict[str, str]])
     changes = []
     for source in sorted({*then, *now}):
         before, after = then.get(source, {}), now.get(source, {})
-        for part in sorted({*before, *after}):
-            if before.get(part) != after.get(part):
-                changes.append(
-                    f"{part} {before.get(part, 'absent')} -> {after.get(part, 'absent')}")
+        changes += [
+            f"{part} {before.get(part, 'absent')} -> {after.get(part, 'absent')}"
+            for part in sorted({*before, *after})
+            if before.get(part) != after.get(part)
+        ]
     if not changes:
         return "nothing that is recorded"
     text = ", ".join(changes[:DIFFERENCES_SHOWN])

@@ -102,7 +102,7 @@ class Rows:
     def _verify(self, numbers: np.ndarray):
         """Checks the files that hold these rows, each file once."""
         shards = np.unique(numbers // self.shard_rows).tolist()
-        names = [name for name in (_shard_name(self._split, shard) for shard in shards)]
+        names = [_shard_name(self._split, shard) for shard in shards]
         due = {name: self._unverified[name] for name in names if name in self._unverified}
         if due:
             with concurrent.futures.ThreadPoolExecutor(min(VERIFY_THREADS, len(due))) as pool:

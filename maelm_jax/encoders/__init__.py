@@ -1,0 +1,1 @@
+"""Every form of weights that comes in or goes out."""

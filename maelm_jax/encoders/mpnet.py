@@ -11,6 +11,8 @@ PAD = 1  # the stock class numbers positions from the padding id 1, whatever con
 
 
 class Mpnet(family.Family):
+    """MPNet of transformers."""
+
     model_type = "mpnet"
     class_name = "MPNet"
     part_names: typing.ClassVar = {

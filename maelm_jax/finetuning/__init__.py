@@ -1,0 +1,1 @@
+"""Fine-tuning on GLUE, SQuAD and tasks of one's own."""

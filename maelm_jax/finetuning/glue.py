@@ -154,7 +154,7 @@ def read_file(task: Task, path: str | pathlib.Path, labelled: bool) -> Examples:
     exact = headless or task.name == OWN  # rows of GLUE's other files can have extra cells
     sentences, labels, hints, broken = [], [], set(), 0
     for number, cells in lines:
-        if len(cells) <= max(columns) or exact and len(cells) != len(header):
+        if len(cells) <= max(columns) or (exact and len(cells) != len(header)):
             if task.broken_rows and labelled:
                 broken += 1
                 continue

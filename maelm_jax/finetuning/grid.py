@@ -251,8 +251,8 @@ def summary(problem: TaskData, found: dict[str, list[dict]]) -> dict:
     ]
     lost = len(found[chosen]) - len(good)
     unsaid = [
-        f"{found[chosen][0]['init_from']}: {lost} of {len(found[chosen])} seeds diverged; "
-        "the figures are those of the others"
+        (f"{found[chosen][0]['init_from']}: {lost} of {len(found[chosen])} seeds diverged; "
+        "the figures are those of the others")
     ] if lost else []  # fmt: skip
     # A cell that was not the best with fewer seeds has lost the models of those seeds.
     middle = kept[len(kept) // 2]["workdir"] if kept else None

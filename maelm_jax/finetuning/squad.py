@@ -71,7 +71,7 @@ def locate(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
 
 
 def _require(task: str, train, dev, settings: config.Finetune):
-    if dev is None or train is None and not settings.dev_share:
+    if dev is None or (train is None and not settings.dev_share):
         where, absent = (settings.data_dir or f"TFDS dataset {TFDS[task]}",
                          FILES[task][0 if dev else 1])
         part = ("; --gin.Finetune.dev_share=0.25 trains on three quarters of the dev file's "
@@ -133,7 +133,7 @@ def _field(path, place: str, record, name: str, kind: type, default=None) -> typ
 
 def _typed(path, place: str, value: typing.Any, kind: type) -> typing.Any:
     """Returns `value`. Raises ConfigError for another type (bool is no int) or half a surrogate."""
-    if not isinstance(value, kind) or kind is int and isinstance(value, bool):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise config.ConfigError(
             f"{path}: {place}: expected {kind.__name__}, got {type(value).__name__}; "
             "SQuAD's JSON is data > paragraphs > qas")
@@ -246,6 +246,8 @@ class Spans(typing.NamedTuple):
 
 
 class Answer(typing.NamedTuple):
+    """The answer to one question."""
+
     text: str  # the best span, however low its score is
     null_margin: float  # null score minus score of the span; high where an answer is unlikely
 

@@ -1,0 +1,1 @@
+"""Masking, the model and its loss: pure functions of arrays."""

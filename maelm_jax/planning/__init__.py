@@ -1,0 +1,1 @@
+"""Memory, communication and time of a step, from the compiler, without the device."""

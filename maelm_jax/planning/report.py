@@ -78,10 +78,10 @@ def _time(plan: Plan, topology: Topology) -> list[str]:
     peak, steps = topology.peak_flops, plan.experiment.run.train_steps
     days = plan.seconds * steps / SECONDS_A_DAY
     lines = [
-        f"estimated step: {1e3 * plan.compute.seconds:.1f} ms computing ({plan.compute.method}) + "
-        f"{1e3 * plan.sending:.1f} ms sending (bytes / link speed)",
-        f"that is {plan.tokens / plan.seconds:,.0f} tokens/s, MFU "
-        f"{plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s",
+        (f"estimated step: {1e3 * plan.compute.seconds:.1f} ms computing ({plan.compute.method}) + "
+        f"{1e3 * plan.sending:.1f} ms sending (bytes / link speed)"),
+        (f"that is {plan.tokens / plan.seconds:,.0f} tokens/s, MFU "
+        f"{plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s"),
         f"{steps:,} steps: {days:.2f} days, {24 * days * topology.chips:,.0f} chip-hours",
     ]
     unknown = plan.compute.unknown

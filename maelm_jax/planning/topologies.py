@@ -188,9 +188,9 @@ def parse(name: str) -> Topology:
         ConfigError: The topology does not exist. The message lists those that do.
     """
     kind, _, shape = name.partition(":")
-    if kind == "cpu" and re.fullmatch(r"[1-9][0-9]{0,5}", shape):
-        if int(shape) <= MOST_CPU_DEVICES:
-            return CpuDevices(name, int(shape))
+    count = int(shape) if re.fullmatch(r"[1-9][0-9]{0,5}", shape) else 0
+    if kind == "cpu" and 0 < count <= MOST_CPU_DEVICES:
+        return CpuDevices(name, count)
     if kind in TPUS and shape in TPUS[kind].slices:
         return TpuSlice(name, TPUS[kind], math.prod(map(int, shape.split("x"))))
     known = "; ".join(f"{kind}: {' '.join(chip.slices)}" for kind, chip in TPUS.items())

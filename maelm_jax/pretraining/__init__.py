@@ -1,0 +1,1 @@
+"""Pretraining, as a story of named steps."""

@@ -1,0 +1,1 @@
+"""The loop, the step, checkpoints and processes, for pretraining and fine-tuning."""

@@ -45,7 +45,7 @@ class Scattered(layers.Scattered):
 
 @jax.custom_vjp
 def _at(whole, offset):
-    """whole + offset, for offset 0. `offset` is not read: it only receives the gradient."""
+    """Returns `whole + offset` for offset 0. Only the gradient of `offset` is used."""
     return whole
 
 

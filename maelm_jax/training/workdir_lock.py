@@ -224,11 +224,9 @@ class Lease:
     def _create(self, number: int) -> bool:
         """Creates the lease `number`. Returns whether this process now holds the newest lease."""
         self._renewals = 0
-        try:
+        # It exists where another process was faster, or the answer to the first attempt was lost.
+        with contextlib.suppress(FileExistsError):
             self._files.pipe_file(self._path(number), self._content(), mode="create")
-        # Another process was faster, or the answer to this process's first attempt was lost.
-        except FileExistsError:
-            pass
         newest = self._newest()
         lease = newest.content
         if newest.number != number or lease is None or lease["id"] != self.holder["id"]:

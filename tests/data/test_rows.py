@@ -204,7 +204,7 @@ def test_killed_preparation_looks_unfinished_and_goes_on(corpus, vocabulary, tmp
     resumed = prepared(corpus, vocabulary)
     for split in whole:
         np.testing.assert_array_equal(resumed[split], whole[split])
-    assert 3 <= done and len(written) > 0
+    assert done >= 3 and len(written) > 0
     written_whole = len(written)
     prepared(corpus, vocabulary)
     assert len(written) == written_whole, "a whole store is used as it is"

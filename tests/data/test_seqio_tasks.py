@@ -128,7 +128,7 @@ def test_a_task_module_that_is_not_there(tmp_path):
 
 def test_the_seqio_vocabulary_keeps_our_padding_and_reads_on_after_the_end_of_a_line(vocabulary):
     ours = seqio_mixture.seqio_vocabulary(vocabulary)
-    ids = vocabulary.encode("document") + [vocabulary.eos] + vocabulary.encode("number")
+    ids = [*vocabulary.encode("document"), vocabulary.eos, *vocabulary.encode("number")]
     assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 320)
     assert ours.decode(ids) == vocabulary.decode(ids) and "number" in ours.decode(ids)
     assert ours.encode_tf("a document").numpy().tolist() == vocabulary.encode("a document") == ours.encode("a document")

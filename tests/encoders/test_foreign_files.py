@@ -134,7 +134,7 @@ def test_a_size_that_no_model_has_is_named_in_one_line(folder, kind, change, mes
 def split(folder: pathlib.Path) -> pathlib.Path:
     """The index of a folder whose weights are in a file that it names."""
     weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
-    names = {name: weights.name for name in weight_files.Safetensors(weights)}
+    names = dict.fromkeys(weight_files.Safetensors(weights), weights.name)
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": names}))
     assert outcome(folder) == "read"

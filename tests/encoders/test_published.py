@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 
-from maelm_jax import config, export, gin_files  # noqa: E402
-from maelm_jax.encoders import published, source, torch_checkpoint  # noqa: E402
+from maelm_jax import config, export, gin_files
+from maelm_jax.encoders import published, source, torch_checkpoint
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 OPCODES = [opcode.code.encode("latin1") for opcode in pickletools.opcodes]

@@ -17,7 +17,7 @@ from maelm_jax.encoders import (  # noqa: E402
     inference,
     maelm_torch,
     pytorch,
-    source,  # noqa: E402
+    source,
     verify,
 )
 from maelm_jax.model import maelm, model_inputs  # noqa: E402

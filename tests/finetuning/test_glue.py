@@ -148,7 +148,7 @@ def test_the_submission_format(tmp_path):
     assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500\n1\t5.000\n"
 
 
-OWN = dict(tasks="own", columns=("question", "answer"), label="good", labels=("no", "yes", "unclear"))
+OWN = {"tasks": "own", "columns": ("question", "answer"), "label": "good", "labels": ("no", "yes", "unclear")}
 
 
 def test_a_task_of_ones_own(tmp_path):

@@ -14,7 +14,8 @@ from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH = 32
-TINY = dict(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.2, dropout=0.0, attention_dropout=0.0)
+TINY = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 64, "decoder_layers": 1, "max_positions": LENGTH, "init_std": 0.2,
+        "dropout": 0.0, "attention_dropout": 0.0}
 
 
 def make(masking_settings=None, **changes):
@@ -74,7 +75,7 @@ def test_changing_a_dropped_token_changes_nothing_but_its_target():
 
 def test_segments_do_not_see_each_other():
     graph, params, inputs = make()
-    model = jax.jit(lambda x: maelm.apply(graph, params)(x))
+    model = jax.jit(maelm.apply(graph, params))
     second = np.asarray(inputs.segments) == 2
     other = inputs_of(jnp.where(second & (np.asarray(inputs.ids) > 3), 50, inputs.ids), config.Masking())
     slots = np.asarray(inputs.masked_slots)
@@ -197,7 +198,7 @@ def test_bfloat16_follows_float32():
 
 
 def test_in_bfloat16_every_product_is_of_bfloat16():
-    graph, params, inputs = make()
+    _graph, params, inputs = make()
     half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
 
     def mean_loss(params):

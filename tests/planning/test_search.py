@@ -34,7 +34,7 @@ def test_the_largest_microbatch_is_found_in_few_compilations(monkeypatch, rows, 
     start = compile_step(search.one_microbatch(EXPERIMENT, rows, SLICE.count), SLICE, [])
     largest = search.largest_microbatch(start, SLICE, []).rows
     assert len(tried) <= 7
-    assert largest <= best and fixed + each * largest <= 16 or largest == 0
+    assert (largest <= best and fixed + each * largest <= 16) or largest == 0
     assert largest >= 0.85 * best - 1, tried
 
 

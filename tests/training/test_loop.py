@@ -4,6 +4,7 @@ import io
 import os
 import signal
 import types
+import typing
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ class Saves(checkpoint.Checkpoints):
 
 
 class State(tuple):
-    params: dict = {}
+    params: typing.ClassVar[dict] = {}
 
 
 def rank(params: dict) -> dict[str, float]:

@@ -114,7 +114,7 @@ def test_new_data_is_accepted_when_told_to_and_recorded(workdir, corpus, vocabul
     before = row_record.read(workdir)
     (tmp_path / "b.txt").write_text("Another text, and a short one.")
     chosen = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True)
-    assert len(table(chosen)) < list(before["sources"].values())[0]["rows"]["train"]
+    assert len(table(chosen)) < next(iter(before["sources"].values()))["rows"]["train"]
     row_record.write(workdir, chosen, 10)
     assert "new data after step 10" in capsys.readouterr().out
     after = row_record.read(workdir)

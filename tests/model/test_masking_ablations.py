@@ -113,7 +113,7 @@ def test_random_tokens_stand_where_masks_would():
 
 
 def test_80_10_10():
-    experiment, graph, params, _ = make("mlm_80_10_10")
+    experiment, _graph, params, _ = make("mlm_80_10_10")
     drawn = draw(experiment.masking, some_rows(8000))
     chosen = selected(drawn)
     stands, was = np.asarray(drawn.encoder_ids)[chosen], np.asarray(drawn.ids)[chosen]
