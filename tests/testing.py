@@ -17,10 +17,12 @@ import typing
 import unittest.mock
 
 import jax
+import numpy as np
 import pytest
 from flax import traverse_util
 
 from maelm_jax import cli, huge_pages
+from maelm_jax.data import rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Parameter trees to {path: leaf} and back.
@@ -159,3 +161,30 @@ def repeated(workdir: pathlib.Path) -> list[tuple]:
 def flat_lines(axes) -> list[str]:
     """The labels of the lines that cross the whole figure at one height."""
     return [line.get_label() for line in axes.lines if list(line.get_xdata()) == [0, 1] and len(set(line.get_ydata())) == 1]
+
+
+# Content of a JSON file of this program that is damaged, by the kind of damage.
+DAMAGED_JSON = {
+    "empty": b"",
+    "text": b"no JSON",
+    "list": b"[1, 2]",
+    "null": b"null",
+    "binary": b"\x80\xff",
+    "number": b'{"a": 3}',
+    "deep": b"[" * 100_000,
+    "digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "short hash": b'{"a": "12ab"}',
+}
+
+
+def one_line(caught) -> str:
+    """The message of a caught error, which is one printable line."""
+    message = str(caught.value)
+    assert "\n" not in message and message.isprintable()
+    return message
+
+
+def prepared_rows(corpus, vocabulary, **kwargs) -> dict[str, np.ndarray]:
+    """{split: rows} of a corpus of one source."""
+    (splits,) = rows.prepare(corpus, vocabulary, **kwargs).values()
+    return {split: store[np.arange(len(store))] for split, store in splits.items()}

@@ -2,15 +2,15 @@
 
 import sys
 
-import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import rows, seqio_mixture, seqio_tasks, sources, vocabulary_training
+from maelm_jax.data import rows, seqio_tasks, sources, vocabulary_training
 from maelm_jax.data.documents import Unavailable
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
+
 
 TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]
 
@@ -124,27 +124,3 @@ def test_a_mixture_is_known_where_seqio_is_not(task_module, tmp_path, monkeypatc
 def test_a_task_module_that_is_not_there(tmp_path):
     with pytest.raises(config.ConfigError, match="Corpus.task_modules: 'nowhere_at_all' cannot be imported"):
         sources.rates(corpus_of("seqio:x", tmp_path, task_modules=("nowhere_at_all",)))
-
-
-def test_the_seqio_vocabulary_keeps_our_padding_and_reads_on_after_the_end_of_a_line(vocabulary):
-    ours = seqio_mixture.seqio_vocabulary(vocabulary)
-    ids = [*vocabulary.encode("document"), vocabulary.eos, *vocabulary.encode("number")]
-    assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 320)
-    assert ours.decode(ids) == vocabulary.decode(ids) and "number" in ours.decode(ids)
-    assert ours.encode_tf("a document").numpy().tolist() == vocabulary.encode("a document") == ours.encode("a document")
-    assert ours.decode_tf(np.array(ids, np.int32)).numpy().decode() == vocabulary.decode(ids)
-    assert ours == seqio_mixture.seqio_vocabulary(vocabulary)
-
-
-def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
-    import seqio
-
-    for name in "ab":
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Text {name} {number}." for number in range(20)))
-    corpus = config.Corpus(sources={f"files:{tmp_path}/a.txt": 3.0, f"files:{tmp_path}/b.txt": 1.0}, rows_dir=str(tmp_path))
-    mixture = seqio.get_mixture_or_task(seqio_mixture.register(corpus, vocabulary))
-    of_a, of_b = sorted(mixture.tasks, key=mixture.get_rate, reverse=True)
-    assert [mixture.get_rate(task) for task in (of_a, of_b)] == [0.75, 0.25]
-    examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
-    assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
-    assert seqio_mixture.register(corpus, vocabulary) == mixture.name

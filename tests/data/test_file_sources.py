@@ -1,0 +1,88 @@
+"""The files of a glob: their order, their identity, and files that cannot be read."""
+
+import errno
+import os
+
+import pytest
+from testing import DAMAGED_JSON, one_line
+
+from maelm_jax import config
+from maelm_jax.data import rows, sources, vocabulary_training
+
+
+def read(pattern, **settings):
+    return list(sources.documents_of(f"files:{pattern}", config.Corpus(**settings)))
+
+
+def test_files_come_in_the_order_of_their_names(tmp_path):
+    for name in ("b", "a", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"document {name}")
+    assert read(tmp_path / "*.txt") == ["document a", "document b", "document c"]
+
+
+def test_no_match_says_the_pattern():
+    with pytest.raises(config.ConfigError, match=r"no text file matches '/nowhere/\*\.txt'"):
+        read("/nowhere/*.txt")
+
+
+def test_identity_is_of_the_bytes(tmp_path):
+    corpus = config.Corpus(rows_dir=str(tmp_path / "rows"))
+    source = f"files:{tmp_path}/*.txt"
+    (tmp_path / "a.txt").write_text("one")
+    first = sources.identity(source, corpus)
+    (tmp_path / "a.txt").touch()
+    assert sources.identity(source, corpus) == first
+    (tmp_path / "a.txt").write_text("two")
+    assert sources.identity(source, corpus) != first
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    from pydoc_data import topics
+
+    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
+    return config.Corpus(
+        text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
+    )
+
+
+def test_a_file_whose_name_is_not_utf8_is_read(corpus, vocabulary, tmp_path):
+    os.rename(tmp_path / "a.txt", os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    (splits,) = rows.prepare(corpus, vocabulary).values()
+    assert len(splits["train"]) > 0
+
+
+@pytest.mark.parametrize("name", DAMAGED_JSON)
+def test_damaged_hashes_of_files_are_one_line(corpus, tmp_path, name):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "file_hashes.json").write_bytes(DAMAGED_JSON[name])
+    with pytest.raises(config.ConfigError, match=r"file_hashes\.json: damaged.*remove") as caught:
+        sources.identity(f"files:{corpus.text_files}", corpus)
+    one_line(caught)
+
+
+def refusing(original, paths, number):
+    """`open` or `os.stat` that fails on some files, as the system does for want of permission (tests may run as root)."""
+
+    def refuse(path, *args, **kwargs):
+        if any(str(path).endswith(end) for end in paths):
+            raise OSError(number, os.strerror(number), str(path))
+        return original(path, *args, **kwargs)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_is_one_line(corpus, tmp_path, monkeypatch, number):
+    import builtins
+
+    monkeypatch.setattr(builtins, "open", refusing(open, ["a.txt"], number))
+    for read in (sources.identity, lambda *args: list(sources.documents_of(*args))):
+        with pytest.raises(config.ConfigError, match=r"a\.txt: cannot be read") as caught:
+            read(f"files:{corpus.text_files}", corpus)
+        one_line(caught)

@@ -1,0 +1,82 @@
+""".txt and .jsonl files: read from every packing; what is wrong in one is a line with its place."""
+
+import gzip
+import json
+import lzma
+
+import pytest
+from testing import one_line
+
+from maelm_jax import config
+from maelm_jax.data import sources
+
+TEXTS = ["One paragraph.\nAnother, naïve one.", "A second document.", "Third: a < b."]
+
+
+PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+
+
+def read(pattern, **settings):
+    return list(sources.documents_of(f"files:{pattern}", config.Corpus(**settings)))
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_text_files_of_every_packing(tmp_path, packing, ending):
+    content = "\ufeff" + "\n \n\n".join(TEXTS) + "\n\n"
+    with PACK[packing](tmp_path / f"a.txt{packing}", "wb") as file:
+        file.write(content.replace("\n", ending).encode())
+    assert read(tmp_path / "*") == TEXTS
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_json_files_of_every_packing(tmp_path, packing):
+    with PACK[packing](tmp_path / f"a.jsonl{packing}", "wb") as file:
+        file.write("\n".join(json.dumps({"body": text, "id": 1}) for text in [*TEXTS, "", "  \n"]).encode())
+    assert read(tmp_path / "*.jsonl*", json_field="body") == TEXTS
+
+
+BAD = {
+    "latin.txt": (b"one\n\nna\xefve", r"latin\.txt: not UTF-8 at byte 7 "),
+    "empty.txt": (b"", r"empty\.txt: the file is empty"),
+    "empty.txt.gz": (gzip.compress(b""), r"the file is empty"),
+    "cut.txt.gz": (gzip.compress(bytes(range(256)) * 50)[:60], r"cut\.txt\.gz: corrupt gzip data"),
+    "no.txt.gz": (b"plain text", r"corrupt gzip data"),
+    "cut.txt.xz": (lzma.compress(b"x y" * 5000)[:-20], r"cut\.txt\.xz: corrupt xz data"),
+    "no.jsonl.xz": (b"plain text", r"corrupt xz data"),
+    "field.jsonl": (b'{"text": "a"}\n{"txt": "b"}', r"field\.jsonl:2: no text field 'text' in the record \(txt\)"),
+    "number.jsonl": (b'{"text": 3}', r"number\.jsonl:1: no text field"),
+    "broken.jsonl": (b'{"text": "a"}\n\n{"text"', r"broken\.jsonl:3: not JSON"),
+    "table.csv": (b"a,b", r"table\.csv: not a \.txt or \.jsonl"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_line_with_its_place(tmp_path, name):
+    content, message = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(config.ConfigError, match=message) as caught:
+        read(tmp_path / "*")
+    assert "\n" not in str(caught.value)
+
+
+RECORDS = {
+    "deep": b'{"text": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+    "digits": b'{"text": "a", "id": ' + b"7" * 5000 + b"}",
+    "surrogate in a name": b'{"\\ud800": "a"}',
+    "line in a name": b'{"a\\nb": "c"}',
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_bad_record_is_one_line_with_its_place(tmp_path, name):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "good"}\n' + RECORDS[name])
+    with pytest.raises(config.ConfigError, match=r"a\.jsonl:2: ") as caught:
+        list(sources.documents_of(f"files:{tmp_path}/a.jsonl", config.Corpus()))
+    one_line(caught)
+
+
+def test_a_lone_surrogate_in_the_text_is_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a \ud800 b"}))
+    assert list(sources.documents_of(f"files:{tmp_path}/a.jsonl", config.Corpus())) == ["a ? b"]
