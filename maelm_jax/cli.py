@@ -139,6 +139,9 @@ def parse(
                 "or --workdir=RUN of a run that was started before"
             )
         args.gin_file = [str(saved)]
+    elif args.workdir:  # an older run that is resumed keeps the values that it does not record
+        record = pathlib.Path(args.workdir) / gin_files.RECORD
+        bindings = [*gin_files.values_of_older_run(record), *bindings]
     experiment = gin_files.load(args.gin_file, bindings)
     paths.check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
     deterministic_operations(experiment.run.deterministic)

@@ -129,6 +129,8 @@ class Model(Settings):
     decoder_causal: bool = setting(False, "True hides later slots from its self-attention.")
     decoder_slots: typing.Literal["all", "masked"] = setting(
         "all", "Slots that the decoder computes. `masked` needs cross-attention.")
+    decoder_refills_mask: bool = setting(
+        True, "True gives the decoder [MASK] also where the encoder saw a selected slot.")
     max_positions: int = setting(
         512, "Rows of the position tables, the longest row that fits.", "tokens", ge=1, le=2**20)
     relative_buckets: typing.Literal["t5", "reference", "none"] = setting(

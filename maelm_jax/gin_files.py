@@ -23,6 +23,9 @@ PACKAGE = pathlib.Path(__file__).resolve().parent
 INSTALLED_CONFIGS = PACKAGE / "configs"
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 SECTIONS = {cls.__name__: cls for cls in (*config.SECTIONS, config.Finetune)}
+RECORD = "config.gin"  # in a workdir: every setting of the run
+# Settings that records of older runs lack, with the values that those runs had.
+UNRECORDED = {"Model.decoder_refills_mask": False}
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 # The exceptions of the Python and gin parsers for text that is not a literal.
@@ -199,6 +202,17 @@ def _syntax_message(error: Exception, where: str, line: int) -> str:
     return f"{where}, line {line}: {' '.join(text.split())[:200]}; is it gin (NAME = VALUE)?"
 
 
+def values_of_older_run(record: pathlib.Path) -> list[str]:
+    """Returns what a workdir's config.gin does not record, as `NAME=VALUE`.
+
+    The values are those that the run had. The list is empty if the file does not exist.
+    """
+    if not record.is_file():
+        return []
+    text = record.read_text(errors="replace")
+    return [f"{name}={value}" for name, value in UNRECORDED.items() if f"{name} = " not in text]
+
+
 def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Experiment:
     """Reads gin files, then bindings, and builds the settings.
 
@@ -218,6 +232,9 @@ def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Ex
             warnings.simplefilter("ignore")  # of Python, about unusual literals
             for name in names:
                 reader.read_file(name)
+                if pathlib.Path(name).name == RECORD:
+                    for text in values_of_older_run(pathlib.Path(name)):
+                        reader.bind_text(text, names)
             for text in bindings:
                 reader.bind_text(text, names)
         _check_macros(reader)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import cli, config, gin_files
 
 
 @pytest.mark.parametrize("binding,of", [
@@ -93,3 +93,15 @@ def test_a_file_that_cannot_be_read(tmp_path):
         with pytest.raises(config.ConfigError) as error:
             gin_files.load([str(name)])
         assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_record_that_lacks_a_setting_has_the_value_of_its_run(tmp_path):
+    new = gin_files.load(["tiny.gin"])
+    record = tmp_path / "config.gin"
+    record.write_text(gin_files.render(new))
+    assert new.model.decoder_refills_mask and gin_files.load([str(record)]) == new
+    record.write_text(record.read_text().replace("Model.decoder_refills_mask = True\n", ""))
+    assert not gin_files.load([str(record)]).model.decoder_refills_mask
+    flags = cli.parser("")
+    resumed = cli.parse(flags, ["--gin_file=tiny.gin", f"--workdir={tmp_path}"])[1]
+    assert not resumed.model.decoder_refills_mask, "the same command goes on with an older run"

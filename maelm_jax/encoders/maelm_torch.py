@@ -185,6 +185,7 @@ class MaeLm(nn.Module):
         self.encoder = Encoder(settings, size)
         depth, relative = settings["decoder_layers"], settings["decoder_relative_bias"]
         self.decoder = Stack(settings, depth, relative, 0.0, 0.0) if depth else None
+        self.refills_mask = settings.get("decoder_refills_mask", False)
         self.head = Head(settings, size)
 
     @classmethod
@@ -247,8 +248,6 @@ class MaeLm(nn.Module):
             present & (~masked | visible_to_encoder),
         )
         if self.decoder is not None:
-            x = self.decoder(
-                torch.where((masked & ~visible_to_encoder)[:, :, None], table[self.mask], x),
-                present,
-            )
+            refilled = masked if self.refills_mask else masked & ~visible_to_encoder
+            x = self.decoder(torch.where(refilled[:, :, None], table[self.mask], x), present)
         return self.head(x, table)

@@ -26,7 +26,7 @@ _PARTS = {
 FIELDS = (
     "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions",
     "relative_buckets", "num_buckets", "max_distance", "decoder_relative_bias", "layer_norm_eps",
-    "dropout", "attention_dropout",
+    "dropout", "attention_dropout", "decoder_refills_mask",
 )  # fmt: skip
 
 

@@ -232,11 +232,16 @@ class MaeLm(nnx.Module):
     def _decode(
         self, x: Float[Array, "B L D"], encoded: Float[Array, "B V D"], inputs: Inputs
     ) -> Float[Array, "B L E"] | Float[Array, "B M E"]:
-        """The decoder's states. It reads [MASK] at masked slots that the encoder does not read."""
+        """Returns the decoder's states.
+
+        It reads [MASK] at masked slots. Without `decoder_refills_mask` it reads the encoder's
+        states at those masked slots that the encoder saw.
+        """
         known = inputs.encoder_index < encoded.shape[1]
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
+        refilled = masked if self.settings.decoder_refills_mask else masked & ~known
         mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
-        x = jnp.where((masked & ~known)[:, :, None], mask_row[None, None], x)
+        x = jnp.where(refilled[:, :, None], mask_row[None, None], x)
         where = SlotInfo(jnp.where(known | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)

@@ -59,10 +59,11 @@ def test_every_kind_of_run_verifies(workdirs, tmp_path, name, capsys):
     assert "verified: hidden states" in capsys.readouterr().out
 
 
-def test_masks_let_into_the_encoder(workdirs, vocabulary):
+@pytest.mark.parametrize("refills", [True, False])
+def test_masks_let_into_the_encoder(workdirs, vocabulary, refills):
     """Between MAE-LM and MLM: some [MASK]s in the encoder's input, the others put back by the decoder."""
     encoder_source = source.find(str(workdirs["reference"]))
-    model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
+    model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0, decoder_refills_mask=refills))
     params = encoder_source.read(model)
     content = {"model": {name: getattr(model, name) for name in pytorch.FIELDS}, "vocabulary_size": 600, "special_ids": {"pad": 1, "mask": 599}}
     theirs = maelm_torch.MaeLm(content).eval()

@@ -104,6 +104,20 @@ def test_compact_is_full_length(delta, decoder, buckets):
         np.testing.assert_allclose(a, b, atol=2e-6 * max(float(jnp.abs(b).max()), 1e-3) + 1e-8, rtol=2e-4)
 
 
+@pytest.mark.parametrize("refills", [True, False])
+def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(refills):
+    graph, params, inputs = make(config.Masking(encoder_mask_fraction=0.5), decoder_refills_mask=refills)
+    model = maelm.apply(graph, params)
+    encoded = model.encode(inputs)
+    by_slot = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
+    gradient = jax.grad(lambda x: (model._decode(x, encoded, inputs) ** 2).sum())(by_slot)
+    size = np.abs(np.asarray(gradient)).sum(-1)
+    visible = np.asarray(inputs.encoder_index) < inputs.encoder_slots.shape[1]
+    masked = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
+    assert (size[visible & ~masked] > 0).all() and (visible & masked).any()
+    assert ((size[visible & masked] > 0) == (not refills)).all()
+
+
 def test_t5_buckets_are_those_of_stock_mpnet():
     bucket = bucket_of_distance(config.Model())
     distances = np.arange(-511, 512)
