@@ -1,18 +1,22 @@
-"""Estimate memory, step time and communication of a run on a TPU slice; no TPU needed.
+"""Estimate memory, step time and communication on TPUs or GPUs that are not at hand.
 
-The command compiles the training step with the TPU compiler (libtpu, the extra [plan]).
+The command compiles the training step with the compiler of the device: libtpu (the extra [plan]) or
+XLA for CUDA (the extra [cuda]). It needs neither a TPU nor a GPU.
 
     python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16
+    python -m maelm_jax.plan --gin_file=base.gin --topology=h100:8
+    python -m maelm_jax.plan --gin_file=base.gin --topology=h200:4x8
 Try microbatches, rematerialisation and meshes, and recommend one:
     python -m maelm_jax.plan --gin_file=base.gin --topology=v5e:16x16 --sweep
 Show memory and collectives on 8 simulated CPU devices:
     python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8
 
-The compiler reports memory and collectives of the program that a slice would run. Step time is an
-estimate: the compiler's cycles, with each loop counted as often as it runs, plus the time to send
-the bytes over one axis of links, without overlap. The estimate leaves out waiting for data and
-other work, so a real run can be slower. Exit status: 0 done, 1 the step does not fit or anything
-else, 2 wrong input.
+h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are those of the compiled
+program. Step time is an estimate: of the kernels, each counted as often as it runs, plus the time
+to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. On a GPU it
+is a sum of rooflines and of the compiler's cost model (planning/gpu_cost.py). The estimate leaves
+out waiting for data and other work, so a real run can be slower. Exit status: 0 done, 1 the step
+does not fit or anything else, 2 wrong input.
 """
 
 from maelm_jax import cli
@@ -22,7 +26,7 @@ from maelm_jax.planning import topologies
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
     flags = cli.parser(__doc__)
-    topology_help = "as in v5e:16x16, v5p:4x4x8, or cpu:8; a wrong one lists those there are"
+    topology_help = "as in v5e:16x16, h100:8, h200:4x8 or cpu:8; a wrong one lists those there are"
     flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)
     sweep_help = "try microbatches, rematerialisation and meshes, and recommend one"
     flags.add_argument("--sweep", action="store_true", help=sweep_help)
@@ -31,24 +35,24 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument("--no_largest", action="store_true", help=largest_help)
     args, experiment = cli.parse(flags, argv)
-    topology = topologies.parse(args.topology)
-    devices = topology.devices()
-    print(topology.title, flush=True)
+    target = topologies.parse(args.topology)
+    devices = target.devices()
+    print(target.title, flush=True)
 
-    # These import JAX, which `topology.devices` configures.
+    # These import JAX, which `target.devices` configures.
     from maelm_jax.planning import estimate, report, search
 
     if args.sweep:
-        plans = search.sweep(experiment, topology, devices)
+        plans = search.sweep(experiment, target, devices)
         print(report.of_sweep(plans))
         fastest = search.fastest(plans)
         if fastest:
             print(report.recommendation(fastest))
         return 0
-    plan = estimate.compile_step(experiment, topology, devices)
-    print(report.of_plan(plan, topology), flush=True)
-    if not args.no_largest and topology.memory:
-        largest = search.largest_microbatch(plan, topology, devices)
+    plan = estimate.compile_step(experiment, target, devices)
+    print(report.of_plan(plan, target), flush=True)
+    if not args.no_largest and target.memory:
+        largest = search.largest_microbatch(plan, target, devices)
         print(
             f"largest microbatch that fits: {largest.rows or 'none'} rows a device, in eights "
             f"above 16 (compiled: {', '.join(map(str, sorted(largest.compiled)))})"

@@ -1,4 +1,4 @@
-"""Compiles the training step of an experiment for a topology, and reads memory and time from it."""
+"""Compiles the training step of an experiment for a target, and reads memory and time from it."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
-from maelm_jax.planning.topologies import GIB, Compute, Topology
+from maelm_jax.planning.target import GIB, Compute, Target
 from maelm_jax.training import flops, sharding, step
 
 BYTES_OF_A_VALUE = 4  # every value of the state and of a batch
@@ -18,7 +18,7 @@ UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One experiment compiled for one topology. Bytes are per device, seconds are per step."""
+    """One experiment compiled for one target. Bytes are per device, seconds are per step."""
 
     experiment: config.Experiment
     mesh: sharding.MeshSizes
@@ -44,13 +44,13 @@ class Plan:
         return self.experiment.run.batch_size * self.experiment.corpus.sequence_length
 
 
-def compile_step(experiment: config.Experiment, topology: Topology, devices: list) -> Plan:
+def compile_step(experiment: config.Experiment, target: Target, devices: list) -> Plan:
     """Compiles the training step of an experiment.
 
     Args:
         experiment: The settings.
-        topology: What to compile for.
-        devices: Its devices, as `topology.devices()` returns them.
+        target: What to compile for.
+        devices: Its devices, as `target.devices()` returns them.
 
     Returns:
         The plan. If the step does not fit, `fits` is False and `needed` is what the compiler says
@@ -83,7 +83,7 @@ def compile_step(experiment: config.Experiment, topology: Topology, devices: lis
             raise
         return dataclasses.replace(plan, needed=needed, fits=False)
     gradient = sum(x.size for x in jax.tree.leaves(state.params)) * BYTES_OF_A_VALUE / sizes.tensor
-    return _with_program(plan, program, gradient, topology)
+    return _with_program(plan, program, gradient, target)
 
 
 def _bytes_of_a_device(tree) -> float:
@@ -114,14 +114,14 @@ def needed_bytes(message: str, arguments: float) -> float | None:
     return used if match[1] == "Used " else used + arguments
 
 
-def _with_program(plan: Plan, program, gradient: float, topology: Topology) -> Plan:
+def _with_program(plan: Plan, program, gradient: float, target: Target) -> Plan:
     """Adds to a plan what the compiled program says.
 
     Args:
         plan: The plan.
         program: The compiled step.
         gradient: Bytes of the gradient of one device's rows.
-        topology: What the program was compiled for.
+        target: What the program was compiled for.
     """
     analysis, text = program.memory_analysis(), program.as_text()
     memory = plan.memory | {
@@ -136,8 +136,8 @@ def _with_program(plan: Plan, program, gradient: float, topology: Topology) -> P
         compiled=True,
         memory=memory,
         needed=needed,
-        fits=None if topology.memory is None else needed <= topology.memory,
+        fits=None if target.memory is None else needed <= target.memory,
         collectives=collectives,
-        compute=topology.compute(text),
-        sending=topology.sending(collectives),
+        compute=target.compute(text),
+        sending=target.sending(collectives),
     )

@@ -9,6 +9,8 @@ import math
 import re
 import typing
 
+import numpy as np
+
 BYTES = {  # of one value
     "pred": 1,
     "s8": 1,
@@ -24,6 +26,9 @@ BYTES = {  # of one value
     "u64": 8,
     "f64": 8,
 }
+# Operations that run the instructions of other computations one by one.
+CONTROL_FLOW = ("while", "conditional", "call", "async-start")
+_OPCODE = re.compile(r"(?<= )([a-z][\w\-]*)\(")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
@@ -40,9 +45,14 @@ class Collective(typing.NamedTuple):
 
     kind: str  # all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute
     array_bytes: int  # of the whole array on one device: the summed array, or the gathered one
-    group: int  # devices that exchange data with each other
+    members: tuple[int, ...]  # devices of one group, which exchange data with each other
     times: int  # runs in a step
     name: str  # JAX operation that it comes from
+
+    @property
+    def group(self) -> int:
+        """Number of devices that exchange data with each other."""
+        return len(self.members)
 
     @property
     def total_bytes(self) -> int:
@@ -85,14 +95,14 @@ def _collective(instruction: "Instruction") -> Collective | None:
     match = _COLLECTIVE.search(instruction.line)
     if match is None:
         return None
-    sizes, kind, group = array_bytes(match[1]), match[2], _group(instruction.line)
+    sizes, kind, members = array_bytes(match[1]), match[2], _members(instruction.line)
     asynchronous = match[3] is not None
     if asynchronous and kind == "collective-permute":  # (input, output, ...)
         sizes = sizes[1:2]
     elif asynchronous and kind != "all-reduce":  # (inputs, outputs)
         sizes = sizes[len(sizes) // 2 :]
-    size = sum(sizes) * (group if kind == "reduce-scatter" else 1)
-    return Collective(kind, size, group, instruction.times, operation_name(instruction.line))
+    size = sum(sizes) * (len(members) if kind == "reduce-scatter" else 1)
+    return Collective(kind, size, members, instruction.times, operation_name(instruction.line))
 
 
 def array_bytes(shapes: str) -> list[int]:
@@ -143,16 +153,32 @@ def estimated_cycles(text: str) -> CycleEstimate | None:
     return CycleEstimate(total, sorted(unknown)) if estimated else None
 
 
-def _group(line: str) -> int:
-    """Number of devices that take part in a collective."""
-    if iota := re.search(r"replica_groups=\[(\d+),(\d+)\]", line):
-        return int(iota[2])
-    if first := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        return len(first[1].split(","))
-    if axes := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line):
-        sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
-        return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", axes[2]))
-    return 2 if "source_target_pairs={{" in line else 1
+def _members(line: str) -> tuple[int, ...]:
+    """Numbers of the devices of a collective's first group."""
+    if explicit := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return tuple(map(int, explicit[1].split(",")))
+    if iota := re.search(r"replica_groups=(\[\d+,\d+\])<=(\[[\d,]+\])(T\([\d,]+\))?", line):
+        groups = _iota(iota[2], iota[3]).reshape(_integers(iota[1]))
+        return tuple(groups[0].tolist())
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        ids = np.arange(math.prod(sizes.values()))
+        if order := re.search(r"device_ids=\((\[[\d,]+\])(T\([\d,]+\))?\)", mesh[2]):
+            ids = _iota(order[1], order[2])
+        axes = re.findall(r"'(\w+)'", mesh[3])
+        first_group = tuple(slice(None) if axis in axes else 0 for axis in sizes)
+        return tuple(ids.reshape(tuple(sizes.values()))[first_group].flatten().tolist())
+    return (0, 1) if "source_target_pairs={{" in line else (0,)
+
+
+def _iota(shape: str, permutation: str | None) -> np.ndarray:
+    """Device numbers of the form "[2,4]T(1,0)": counted in a shape, then transposed."""
+    numbers = np.arange(math.prod(_integers(shape))).reshape(_integers(shape))
+    return numbers.transpose(_integers(permutation)) if permutation else numbers
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 class Instruction(typing.NamedTuple):
@@ -160,11 +186,31 @@ class Instruction(typing.NamedTuple):
 
     line: str
     times: int  # runs in a step
-    fused: bool  # inside a fusion, which is one kernel
+    fused: bool  # inside another operation, as a fusion, which is one kernel
 
     @property
     def name(self) -> str:
-        return self.line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
+        return name_of(self.line)
+
+    @property
+    def opcode(self) -> str:
+        """The operation, as "fusion" or "all-reduce-start"."""
+        match = _OPCODE.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def output(self) -> str:
+        """Text of the output's shape."""
+        match = _OPCODE.search(self.line)
+        return self.line[self.line.index(" = ") + 3 : match.start() - 1] if match else ""
+
+    @property
+    def operands(self) -> list[str]:
+        """Names of the operands."""
+        match = _OPCODE.search(self.line)
+        return re.findall(
+            r"%([\w.\-]+)", self.line[match.end() : self.line.index(")", match.end())]
+        )
 
 
 class Program(typing.NamedTuple):
@@ -184,10 +230,16 @@ def executed(text: str) -> collections.abc.Iterator[Instruction]:
             if "(" not in line:
                 continue
             trips = _trips(line, program) if " while(" in line else 1
+            inside = Instruction(line, times, fused).opcode not in CONTROL_FLOW
             for called in _called(line):
-                yield from walk(called, times * trips, fused or " fusion(" in line)
+                yield from walk(called, times * trips, fused or inside)
 
     yield from walk(program.entry, 1, False)
+
+
+def name_of(line: str) -> str:
+    """Name of an instruction."""
+    return line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
 
 
 def _called(line: str) -> list[str]:

@@ -5,14 +5,14 @@ import collections
 from maelm_jax import tables
 from maelm_jax.planning import hlo
 from maelm_jax.planning.estimate import Plan
-from maelm_jax.planning.topologies import GIB, Topology
+from maelm_jax.planning.target import GIB, Compute, Target
 
 SECONDS_A_DAY = 86_400
 MOST_NAMED = 4  # operations without an estimate that are named
 DEPTHS = ("outside the loops", "one loop", "loop in a loop")
 
 
-def of_plan(plan: Plan, topology: Topology) -> str:
+def of_plan(plan: Plan, target: Target) -> str:
     """Describes one plan: memory, collectives and, if it is estimated, time."""
     run, length = plan.experiment.run, plan.experiment.corpus.sequence_length
     head = (
@@ -21,30 +21,30 @@ def of_plan(plan: Plan, topology: Topology) -> str:
         f"rematerialise {plan.experiment.model.rematerialise}"
     )
     if not plan.compiled:
-        return f"{head}\n\n{_refusal(plan, topology)}"
-    parts = [head, _memory(plan, topology)]
+        return f"{head}\n\n{_refusal(plan, target)}"
+    parts = [head, _memory(plan, target)]
     if plan.collectives:
         parts.append(_collectives(plan.collectives))
-    a_device = plan.model_flops / topology.count
+    a_device = plan.model_flops / target.count
     flops = f"model FLOPs a step: {plan.model_flops:.4g}; {a_device:.4g} a device"
-    parts.append("\n".join([flops, *_time(plan, topology)]))
+    parts.append("\n".join([flops, *_time(plan, target)]))
     return "\n\n".join(parts)
 
 
-def _refusal(plan: Plan, topology: Topology) -> str:
-    needed, limit = plan.needed / GIB, topology.memory / GIB
+def _refusal(plan: Plan, target: Target) -> str:
+    needed, limit = plan.needed / GIB, target.memory / GIB
     return f"does not fit: the compiler needs {needed:.2f} GiB a device of {limit:.2f}"
 
 
-def _memory(plan: Plan, topology: Topology) -> str:
+def _memory(plan: Plan, target: Target) -> str:
     rows = [(name, f"{value / GIB:.3f}") for name, value in plan.memory.items()]
     rows.append(("all", f"{plan.needed / GIB:.3f}"))
     lines = tables.plain(("memory", "GiB a device"), rows)
-    if topology.memory is None:
+    if target.memory is None:
         return lines
     if not plan.fits:
-        return f"{lines}\n{_refusal(plan, topology)}"
-    return f"{lines}\nfits in {topology.memory / GIB:.2f} GiB a device"
+        return f"{lines}\n{_refusal(plan, target)}"
+    return f"{lines}\nfits in {target.memory / GIB:.2f} GiB a device"
 
 
 def _collectives(collectives: list[hlo.Collective]) -> str:
@@ -68,22 +68,28 @@ def origin_of(name: str) -> str:
     """Describes where in the step a JAX operation is: in how many loops, and in which pass."""
     backward = "backward " if "transpose" in name else ""
     depth = DEPTHS[min(name.count("while/body"), len(DEPTHS) - 1)]
-    return f"{backward}{depth}: {name.rsplit('/', 1)[-1]}"
+    return f"{backward}{depth}: {name.rsplit('/', 1)[-1] or 'unnamed'}"
 
 
-def _time(plan: Plan, topology: Topology) -> list[str]:
+def _time(plan: Plan, target: Target) -> list[str]:
     """Lines about the estimated time; none without an estimate."""
     if plan.seconds is None:
         return []
-    peak, steps = topology.peak_flops, plan.experiment.run.train_steps
+    peak, steps = target.peak_flops, plan.experiment.run.train_steps
     days = plan.seconds * steps / SECONDS_A_DAY
     lines = [
-        (f"estimated step: {1e3 * plan.compute.seconds:.1f} ms computing ({plan.compute.method}) + "
-        f"{1e3 * plan.sending:.1f} ms sending (bytes / link speed)"),
-        (f"that is {plan.tokens / plan.seconds:,.0f} tokens/s, MFU "
-        f"{plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s"),
-        f"{steps:,} steps: {days:.2f} days, {24 * days * topology.chips:,.0f} chip-hours",
+        (
+            f"estimated step: {1e3 * plan.compute.seconds:.1f} ms computing "
+            f"({plan.compute.method}) + {1e3 * plan.sending:.1f} ms sending (bytes / link speed)"
+        ),
+        (
+            f"that is {plan.tokens / plan.seconds:,.0f} tokens/s, MFU "
+            f"{plan.model_flops / plan.seconds / peak:.1%} of {peak / 1e15:.2f} PFLOP/s"
+        ),
+        f"{steps:,} steps: {days:.2f} days, {24 * days * target.chips:,.0f} chip-hours",
     ]
+    if plan.compute.groups:
+        lines += ["", _kernels(plan.compute)]
     unknown = plan.compute.unknown
     if unknown:
         names = ", ".join(unknown[:MOST_NAMED])
@@ -91,6 +97,17 @@ def _time(plan: Plan, topology: Topology) -> list[str]:
             f"left out, for the compiler has no estimate: {len(unknown)} operation(s), {names}"
         )
     return lines
+
+
+def _kernels(compute: Compute) -> str:
+    """Table of the kernels by kind."""
+    rows = [
+        (group.kind, f"{group.launches:,}", f"{1e3 * group.seconds:.2f}")
+        for group in compute.groups
+    ]
+    launches = sum(group.launches for group in compute.groups)
+    rows.append(("all", f"{launches:,}", f"{1e3 * compute.seconds:.2f}"))
+    return tables.plain(("kernels", "launches a step", "estimated ms a step"), rows)
 
 
 def of_sweep(plans: list[Plan]) -> str:

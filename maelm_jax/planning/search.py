@@ -8,7 +8,7 @@ import tqdm
 
 from maelm_jax import config
 from maelm_jax.planning import estimate
-from maelm_jax.planning.topologies import Topology
+from maelm_jax.planning.target import Target
 
 MOST_COMPILATIONS = 6  # of one search for the largest microbatch
 USABLE = 0.99  # share of the memory that the search aims at
@@ -50,7 +50,7 @@ def one_microbatch(experiment: config.Experiment, rows: int, row_devices: int) -
     return dataclasses.replace(experiment, run=run)
 
 
-def largest_microbatch(plan: estimate.Plan, topology: Topology, devices: list) -> LargestMicrobatch:
+def largest_microbatch(plan: estimate.Plan, target: Target, devices: list) -> LargestMicrobatch:
     """Finds the largest microbatch that fits.
 
     Memory grows almost linearly with the rows. Interpolation between the compiled microbatches
@@ -62,12 +62,12 @@ def largest_microbatch(plan: estimate.Plan, topology: Topology, devices: list) -
     rows = 2 * plan.rows if plan.fits else max(plan.rows // 2, 1)
     while rows and rows not in needed and len(needed) < MOST_COMPILATIONS:
         attempt = estimate.compile_step(
-            one_microbatch(plan.experiment, rows, row_devices), topology, devices
+            one_microbatch(plan.experiment, rows, row_devices), target, devices
         )
         needed[rows] = attempt.needed
         if attempt.fits:
             fitting.add(rows)
-        rows = _next_rows(needed, fitting, USABLE * topology.memory)
+        rows = _next_rows(needed, fitting, USABLE * target.memory)
         if fitting and rows <= max(fitting):
             break
     return LargestMicrobatch(max(fitting, default=0), list(needed))
@@ -110,7 +110,7 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     return result
 
 
-def sweep(experiment: config.Experiment, topology: Topology, devices: list) -> list[estimate.Plan]:
+def sweep(experiment: config.Experiment, target: Target, devices: list) -> list[estimate.Plan]:
     """Compiles all of `choices`."""
     bar = tqdm.tqdm(
         choices(experiment, len(devices)),
@@ -119,7 +119,7 @@ def sweep(experiment: config.Experiment, topology: Topology, devices: list) -> l
         disable=None,
         file=sys.stderr,
     )
-    return [estimate.compile_step(choice, topology, devices) for choice in bar]
+    return [estimate.compile_step(choice, target, devices) for choice in bar]
 
 
 def fastest(plans: list[estimate.Plan]) -> estimate.Plan | None:

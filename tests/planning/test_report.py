@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 
 from maelm_jax import config
-from maelm_jax.planning import estimate, hlo, report, topologies
+from maelm_jax.planning import estimate, hlo, report, target, topologies
 from maelm_jax.training import sharding
 
 SLICE = topologies.parse("v5e:2x2")
 PLAN = estimate.Plan(
     config.Experiment(*(section() for section in config.SECTIONS)), sharding.MeshSizes(4, 1, 1), 8,
-    memory={"parameters": topologies.GIB, "batch": topologies.GIB / 2}, needed=1.5 * topologies.GIB, fits=True, model_flops=8e12, compiled=True,
-    collectives=[hlo.Collective("all-reduce", 4_000_000, 4, 1, "jit(step)/transpose/while/body/psum")] * 2,
-    compute=topologies.Compute(0.2, "the compiler's estimate"), sending=0.05,
+    memory={"parameters": target.GIB, "batch": target.GIB / 2}, needed=1.5 * target.GIB, fits=True, model_flops=8e12, compiled=True,
+    collectives=[hlo.Collective("all-reduce", 4_000_000, (0, 1, 2, 3), 1, "jit(step)/transpose/while/body/psum")] * 2,
+    compute=target.Compute(0.2, "the compiler's estimate"), sending=0.05,
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def test_a_plan_shows_memory_collectives_and_time():
 
 
 def test_a_refused_step_shows_what_it_needs():
-    refused = dataclasses.replace(PLAN, compiled=False, fits=False, needed=20 * topologies.GIB)
+    refused = dataclasses.replace(PLAN, compiled=False, fits=False, needed=20 * target.GIB)
     assert report.of_plan(refused, SLICE).endswith("does not fit: the compiler needs 20.00 GiB a device of 16.00")
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from maelm_jax import config
-from maelm_jax.planning import estimate, search, topologies
+from maelm_jax.planning import estimate, search, target, topologies
 from maelm_jax.training import sharding
 
 EXPERIMENT = config.Experiment(*(section() for section in config.SECTIONS))
@@ -15,8 +15,8 @@ SLICE = topologies.parse("v5e:16x16")
 def plan_of(rows: int, needed: float, **settings) -> estimate.Plan:
     """A plan of one microbatch of `rows` rows a device that needs so many GiB."""
     experiment = search.one_microbatch(EXPERIMENT, rows, SLICE.count)
-    mesh, limit = sharding.MeshSizes(SLICE.count, 1, 1), SLICE.memory / topologies.GIB
-    plan = estimate.Plan(experiment, mesh, rows, {}, needed * topologies.GIB, needed <= limit, model_flops=0.0)
+    mesh, limit = sharding.MeshSizes(SLICE.count, 1, 1), SLICE.memory / target.GIB
+    plan = estimate.Plan(experiment, mesh, rows, {}, needed * target.GIB, needed <= limit, model_flops=0.0)
     return dataclasses.replace(plan, **settings)
 
 
@@ -25,7 +25,7 @@ def plan_of(rows: int, needed: float, **settings) -> estimate.Plan:
 def test_the_largest_microbatch_is_found_in_few_compilations(monkeypatch, rows, fixed, each, best):
     tried = []
 
-    def compile_step(experiment, topology, devices):
+    def compile_step(experiment, target, devices):
         rows = experiment.run.batch_size // SLICE.count
         tried.append(rows)
         return plan_of(rows, fixed + each * rows)
@@ -49,7 +49,7 @@ def test_every_choice_of_a_sweep_has_the_same_batch_size():
 
 def test_the_fastest_plan_fits_and_has_an_estimate():
     def timed(seconds, **settings):
-        return plan_of(8, 1.0, compute=topologies.Compute(seconds, ""), sending=0.0, **settings)
+        return plan_of(8, 1.0, compute=target.Compute(seconds, ""), sending=0.0, **settings)
 
     slow, fast = timed(2.0), timed(1.0)
     assert search.fastest([slow, fast, timed(0.5, fits=False), plan_of(8, 1.0)]) is fast
