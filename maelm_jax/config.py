@@ -149,6 +149,8 @@ class Model(Settings):
         1e-5, "Added to the variance in layer normalisation.", ge=1e-30, le=1)
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32.")
+    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
+        "auto", "What computes attention. `auto` is a fused kernel where the device has one.")
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")
     logit_tile: Positive | None = setting(
         None, "Predicted tokens whose logits exist at a time. None is all of them.", "tokens")

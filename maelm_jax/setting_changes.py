@@ -11,6 +11,7 @@ from maelm_jax.config import Experiment
 # the rounding of the coming steps. training/resume.py describes and records the differences.
 FREE_ON_RESUME = (
     "Mesh.",
+    "Model.attention_backend",
     "Model.rematerialise",
     "Model.logit_tile",
     "Run.train_steps",

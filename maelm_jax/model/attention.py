@@ -1,13 +1,206 @@
-"""Attention weights with a hand-written gradient.
+"""Multi-head attention: one function, computed by one of several backends.
 
-Axis letters: B rows, H heads, T queries, S keys, K size of a head, G heads of the bias.
+`xla` is the reference for the others. attention_choice.py says which backend a call takes.
+
+Axis letters: B rows, H heads, T queries, S keys, D width, K size of a head (D / H), G heads of the
+bias (H, or 1 for a bias that all heads share).
 """
+
+import functools
+import typing
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, Key
 
+from maelm_jax.model import attention_choice, attention_gpu, attention_tpu, ops
+from maelm_jax.model.attention_choice import Call as Call
 from maelm_jax.model.ops import save_for_backward
+from maelm_jax.model.positions import within_segment
+
+
+class Mask(typing.NamedTuple):
+    """Which keys a query sees: those of its own segment. Keys of segment 0 are empty."""
+
+    queries: Int[Array, "B T"]  # segments
+    keys: Int[Array, "B S"]  # segments
+    causal: bool = False  # True also hides the keys at later slots than the query's
+
+    def as_bias(self, dtype: jnp.dtype) -> Float[Array, "B 1 T S"]:
+        """Returns the mask as a term of the scores."""
+        return within_segment(self.queries, dtype, self.keys, self.causal)
+
+
+class ScoreTerms(typing.NamedTuple):
+    """What attention adds to its scores."""
+
+    bias: Float[Array, "B G T S"] | None = None  # receives a gradient
+    mask: Mask | Float[Array, "B 1 T S"] | None = None  # receives none
+    # Collects the gradient of `bias` over the layers that share it, in place. Its value is never
+    # read. See attention_tpu.attention_that_sums_bias_gradients.
+    carrier: Float[Array, "B H T S"] | None = None
+
+
+class Attended(typing.NamedTuple):
+    """The result of `attention`."""
+
+    states: Float[Array, "B T D"]
+    carrier: Float[Array, "B H T S"] | None  # for the next layer
+
+
+class Dropout(typing.NamedTuple):
+    """Dropout of the attention weights."""
+
+    rate: float = 0.0
+    keys: Key[Array, " B"] | None = None  # one for each row; None: no dropout
+
+    @property
+    def active_rate(self) -> float:
+        """The rate, or 0 without keys."""
+        return 0.0 if self.keys is None else self.rate
+
+
+NO_TERMS, NO_DROPOUT = ScoreTerms(), Dropout()
+
+
+def attention(
+    q: Float[Array, "B T D"],
+    k: Float[Array, "B S D"],
+    v: Float[Array, "B S D"],
+    *,
+    heads: int,
+    terms: ScoreTerms = NO_TERMS,
+    dropout: Dropout = NO_DROPOUT,
+    backend: str = "auto",
+) -> Attended:
+    """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
+
+    Args:
+        q: Queries, with the heads side by side.
+        k: Keys.
+        v: Values.
+        heads: Number of heads.
+        terms: What is added to the scores.
+        dropout: Dropout of the weights.
+        backend: `Model.attention_backend`.
+
+    Returns:
+        The sums, in the dtype of q, and the carrier of the bias' gradient if `terms` has one.
+    """
+    target = attention_choice.current_target()
+    call = Call(
+        heads, q.shape[2] // heads, q.shape[1], k.shape[1], q.dtype, dropout.active_rate,
+        terms.bias is not None,
+    )  # fmt: skip
+    chosen = attention_choice.choose(backend, call, target).backend
+    by = {"xla": _by_xla, "cudnn": _by_cudnn, "pallas_tpu": _by_tpu_kernel}[chosen]
+    return by(q, k, v, heads, terms, dropout)
+
+
+def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> ScoreTerms:
+    """Computes once what all layers of a stack add to their scores.
+
+    The mask becomes a part of the bias, or an array. Only the TPU kernel keeps a mask that stands
+    alone as segments: it compares them itself.
+
+    Args:
+        terms: What each layer adds.
+        call: Shapes and dtype of each layer's attention.
+        backend: `Model.attention_backend`.
+    """
+    chosen = attention_choice.choose(backend, call, attention_choice.current_target()).backend
+    if chosen == "pallas_tpu" and terms.bias is None:
+        return terms
+    terms = _with_dense_mask(terms, call.dtype)
+    if chosen == "pallas_tpu" and terms.bias.shape[1] == call.heads:
+        return terms._replace(carrier=terms.bias)
+    return terms
+
+
+def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
+    """Makes the mask an array, and adds it to the bias if there is one."""
+    if not isinstance(terms.mask, Mask):
+        return terms
+    mask = terms.mask.as_bias(dtype)
+    if terms.bias is None:
+        return terms._replace(mask=mask)
+    return terms._replace(bias=mask + terms.bias, mask=None)
+
+
+def _by_xla(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
+    shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
+    q, k, v = (save_for_backward(y.swapaxes(1, 2)) for y in split)
+    bias, mask, carrier = _with_dense_mask(terms, q.dtype)
+    added = mask if bias is None else bias
+    if added is None:
+        added = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
+    weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, added)
+    weights = ops.dropout(weights, dropout.rate, dropout.keys)
+    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
+    return Attended(save_for_backward(y.swapaxes(1, 2).reshape(shape)), carrier)
+
+
+def _by_cudnn(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
+    shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
+    q, k, v = (save_for_backward(y) for y in split)
+    bias, mask, carrier = _with_dense_mask(terms, q.dtype)
+    added = mask if bias is None else bias
+    y = attention_gpu.attention(q, k, v, added, bias_has_gradient=bias is not None)
+    return Attended(y.reshape(shape), carrier)
+
+
+def _by_tpu_kernel(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
+    """Runs the kernel, inside a `shard_map` over heads where the devices divide them."""
+    target = attention_choice.current_target()
+    q, k, v = (save_for_backward(y) for y in (q, k, v))
+    settings = attention_tpu.Settings(
+        heads // target.tensor,
+        dropout.active_rate,
+        causal=terms.mask is not None and terms.mask.causal,
+        interpret=target.platform != "tpu",
+    )
+    operands = _kernel_operands(terms.mask, dropout, heads)
+    if terms.carrier is None:
+        arrays, kernel = (q, k, v, terms.bias, operands), attention_tpu.attention
+    else:
+        arrays = (q, k, v, terms.bias, terms.carrier, operands)
+        kernel = attention_tpu.attention_that_sums_bias_gradients
+    run = functools.partial(kernel, settings)
+    if target.sharded_rows:
+        run = _over_heads(run, arrays)
+    result = run(*arrays)
+    return Attended(result, None) if terms.carrier is None else Attended(*result)
+
+
+def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attention_tpu.Operands:
+    """Segments as rows of float32, and the words of the dropout hash for each row and head."""
+    operands = attention_tpu.Operands()
+    if mask is not None:
+        queries, keys = (x.astype(jnp.float32)[:, None] for x in (mask.queries, mask.keys))
+        operands = operands._replace(query_segments=queries, key_segments=keys)
+    if dropout.active_rate > 0:
+        words = ops.key_words(dropout.keys)
+        head_words = ops.scramble(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
+        operands = operands._replace(head_words=head_words, row_words=words[:, 1])
+    return operands
+
+
+def _over_heads(run, arrays: tuple):
+    """Wraps the kernel in a `shard_map` over heads. XLA cannot partition a kernel."""
+    heads_last, heads_second = PartitionSpec(None, None, "tensor"), PartitionSpec(None, "tensor")
+    *biases, operands = arrays[3:]
+    whole = jax.tree.map(lambda _: PartitionSpec(), operands)
+    if operands.head_words is not None:
+        whole = whole._replace(head_words=heads_second)
+    bias_specs = jax.tree.map(
+        lambda x: heads_second if x.shape[1] > 1 else PartitionSpec(), tuple(biases)
+    )
+    specs = (heads_last, heads_last, heads_last, *bias_specs, whole)
+    results = heads_last if len(biases) == 1 else (heads_last, heads_second)
+    return jax.shard_map(
+        run, in_specs=specs, out_specs=results, axis_names={"tensor"}, check_vma=False
+    )
 
 
 @jax.custom_vjp

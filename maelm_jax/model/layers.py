@@ -16,7 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model.attention import attention_weights
+from maelm_jax.model import attention
 from maelm_jax.model.ops import dropout, gelu, layer_norm, save_for_backward, split_keys
 
 
@@ -65,7 +65,7 @@ class LayerNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Multi-head attention: W_out (softmax(q k^T / sqrt(K) + bias) v)."""
+    """Multi-head attention between linear maps: W_out attention(W_q x, W_k y, W_v y)."""
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         width = settings.width
@@ -75,36 +75,55 @@ class Attention(nnx.Module):
         self.out = Linear(width, width, settings, rngs)
         self.heads = settings.heads
         self.dropout = settings.attention_dropout
+        self.backend = settings.attention_backend
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         context: Float[Array, "B S D"],
-        bias: Float[Array, "B G T S"],
+        terms: attention.ScoreTerms,
         keys: Key[Array, " B"] | None = None,
-    ) -> Float[Array, "B T D"]:
+    ) -> attention.Attended:
         """Lets each token of `x` attend to the tokens of `context`.
 
         Args:
             x: States that the queries are computed from.
             context: States that keys and values are computed from.
-            bias: Added to the scores.
+            terms: What is added to the scores.
             keys: Keys of the dropout of the attention weights, one for each row. None: no dropout.
 
         Returns:
-            The output, without the residual connection.
+            The output, without the residual connection, and the carrier of `terms`.
         """
-        q, k, v = (
-            save_for_backward(self._split_heads(y))
-            for y in (self.query(x), self.key(context), self.value(context))
+        attended = attention.attention(
+            self.query(x),
+            self.key(context),
+            self.value(context),
+            heads=self.heads,
+            terms=terms,
+            dropout=attention.Dropout(self.dropout, keys),
+            backend=self.backend,
         )
-        weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
-        weights = dropout(weights, self.dropout, keys)
-        y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
-        return self.out(save_for_backward(y.swapaxes(1, 2).reshape(x.shape)))
+        return attended._replace(states=self.out(attended.states))
 
-    def _split_heads(self, y: Float[Array, "B S D"]) -> Float[Array, "B H S K"]:
-        return y.reshape(*y.shape[:2], self.heads, -1).swapaxes(1, 2)
+    def prepare_terms(
+        self,
+        terms: attention.ScoreTerms,
+        x: Float[Array, "B T D"],
+        context: Float[Array, "B S D"],
+        has_dropout: bool,
+    ) -> attention.ScoreTerms:
+        """Computes once what each layer of a stack adds to its scores."""
+        call = attention.Call(
+            self.heads,
+            x.shape[2] // self.heads,
+            x.shape[1],
+            context.shape[1],
+            x.dtype,
+            self.dropout if has_dropout else 0.0,
+            terms.bias is not None,
+        )
+        return attention.prepare_terms(terms, call, self.backend)
 
 
 class FeedForward(nnx.Module):
@@ -119,10 +138,10 @@ class FeedForward(nnx.Module):
 
 
 class CrossAttentionInputs(typing.NamedTuple):
-    """What cross-attention reads: the encoder's states, at the decoder's width, and a bias."""
+    """What cross-attention reads: the encoder's states, at the decoder's width."""
 
     states: Float[Array, "B S D"]
-    bias: Float[Array, "B G T S"]
+    terms: attention.ScoreTerms
 
 
 # What a block attends to: its own states, these and then the encoder's, or the encoder's only.
@@ -150,30 +169,31 @@ class Block(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "B T D"],
-        bias: Float[Array, "B G T T"],
+        terms: attention.ScoreTerms,
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
-    ) -> Float[Array, "B T D"]:
+    ) -> attention.Attended:
         """Applies the layer.
 
         Args:
             x: States of the previous layer.
-            bias: Added to the scores of self-attention.
+            terms: What is added to the scores of self-attention.
             keys: Keys of dropout, one for each row. None: no dropout. Cross-attention that follows
                 self-attention has none.
             cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:
-            The new states.
+            The new states, and the carrier of `terms`.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
-        context, context_bias = cross if self.attends_to == "cross" else (x, bias)
-        y = self.attention(x, context, context_bias, weight_keys)
+        context, context_terms = cross if self.attends_to == "cross" else (x, terms)
+        y, carrier = self.attention(x, context, context_terms, weight_keys)
         x = self.attention_norm(x + dropout(y, self.dropout, attention_keys))
         if self.attends_to == "self+cross":
-            x = self.cross_attention_norm(x + self.cross_attention(x, *cross))
+            x = self.cross_attention_norm(x + self.cross_attention(x, *cross).states)
         y = self.feed_forward(x)
-        return self.feed_forward_norm(x + dropout(y, self.dropout, feed_forward_keys))
+        x = self.feed_forward_norm(x + dropout(y, self.dropout, feed_forward_keys))
+        return attention.Attended(x, carrier)
 
 
 class Scattered(abc.ABC):
@@ -206,7 +226,7 @@ def stack(settings: config.Model, rngs: nnx.Rngs, attends_to: AttendsTo = "self"
 def run_stack(
     blocks: Block,
     x: Float[Array, "B T D"],
-    bias: Float[Array, "B G T T"],
+    terms: attention.ScoreTerms,
     keys: Key[Array, " B"] | None = None,
     rematerialise: bool = False,
     cross: CrossAttentionInputs | None = None,
@@ -220,7 +240,7 @@ def run_stack(
         blocks: A result of `stack`. Parameters that are `Scattered` are gathered one layer at a
             time, in the forward pass and again in the backward pass.
         x: States that enter the first layer.
-        bias: Added to the scores of self-attention in every layer.
+        terms: What every layer adds to the scores of self-attention.
         keys: Keys of dropout, one for each row. None: no dropout.
         rematerialise: True keeps only the layers' inputs for the backward pass.
         cross: What cross-attention reads. None: there is no cross-attention.
@@ -231,17 +251,21 @@ def run_stack(
     """
     graph, state = nnx.split(blocks)
     layers = jax.tree.leaves(state)[0].shape[0]
+    if blocks.attends_to != "cross":
+        terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
+    cross = _prepare_cross_attention(blocks, x, cross, keys is not None)
 
-    def body(x, layer):
-        index, parameters = layer
+    def body(carry, layer):
+        (x, carrier), (index, parameters) = carry, layer
         parameters = jax.tree.map(
             lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
         )
         layer_keys = (
             None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         )
-        x = nnx.merge(graph, parameters)(x, bias, layer_keys, cross)
-        return x, x if every else None
+        block = nnx.merge(graph, parameters)
+        carry = block(x, terms._replace(carrier=carrier), layer_keys, cross)
+        return carry, carry.states if every else None
 
     policy = (
         jax.checkpoint_policies.nothing_saveable
@@ -249,5 +273,24 @@ def run_stack(
         else jax.checkpoint_policies.save_only_these_names("kept")
     )
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
-    last, states = jax.lax.scan(body, x, (jnp.arange(layers, dtype=jnp.uint32), state))
-    return states if every else last
+    start = attention.Attended(x, terms.carrier)
+    last, states = jax.lax.scan(body, start, (jnp.arange(layers, dtype=jnp.uint32), state))
+    return states if every else last.states
+
+
+def _prepare_cross_attention(
+    blocks: Block,
+    x: Float[Array, "B T D"],
+    cross: CrossAttentionInputs | None,
+    has_dropout: bool,
+) -> CrossAttentionInputs | None:
+    """Computes once what every layer adds to the scores of cross-attention.
+
+    It has no carrier: the gradients of its bias are left to XLA to sum.
+    """
+    if cross is None:
+        return None
+    is_only = blocks.attends_to == "cross"
+    module = blocks.attention if is_only else blocks.cross_attention
+    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout and is_only)
+    return cross._replace(terms=terms._replace(carrier=None))

@@ -14,9 +14,10 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import layers, ops
+from maelm_jax.model.attention import Mask, ScoreTerms
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -79,13 +80,13 @@ class Encoder(nnx.Module):
         ).astype(dtype)
         keys = ops.split_keys(keys, 2)
         x = _zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
-        bias = within_segment(segments, dtype)
+        terms = ScoreTerms(mask=Mask(segments, segments))
         if settings.relative_buckets != "none":
-            bias = bias + self.relative_bias(positions, dtype)
+            terms = terms._replace(bias=self.relative_bias(positions, dtype))
         states = layers.run_stack(
             self.blocks,
             x,
-            bias,
+            terms,
             keys[1],
             settings.rematerialise,
             every=every,
@@ -132,24 +133,25 @@ class Decoder(nnx.Module):
             resize(x)
             + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype)
         )
-        bias = self._bias(x.dtype, where, where, settings.decoder_causal)
+        terms = self._terms(x.dtype, where, where, settings.decoder_causal)
         cross = (
-            layers.CrossAttentionInputs(resize(encoded), self._bias(x.dtype, where, read))
+            layers.CrossAttentionInputs(resize(encoded), self._terms(x.dtype, where, read))
             if "cross" in settings.decoder_attention
             else None
         )
         x = _zero_at_empty(x, where.segments)
         return layers.run_stack(
-            self.blocks, x, bias, rematerialise=settings.rematerialise, cross=cross
+            self.blocks, x, terms, rematerialise=settings.rematerialise, cross=cross
         )
 
-    def _bias(
+    def _terms(
         self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
-    ) -> Float[Array, "B G T S"]:
-        bias = within_segment(queries.segments, dtype, keys.segments, causal)
+    ) -> ScoreTerms:
+        terms = ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
         if self.settings.decoder_relative_bias:
-            bias = bias + self.relative_bias(queries.positions, dtype, keys.positions)
-        return bias
+            bias = self.relative_bias(queries.positions, dtype, keys.positions)
+            terms = terms._replace(bias=bias)
+        return terms
 
 
 class Head(nnx.Module):

@@ -76,7 +76,11 @@ def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * jnp.float32(math.sqrt(0.5))))).astype(x.dtype)
 
 
-def _scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
+# The hash of `dropout` multiplies the number of an element by this odd number near 2^32 / 1.618.
+ELEMENT_FACTOR = 0x9E3779B9
+
+
+def scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
     """Maps 32-bit words one to one. One changed input bit changes about half of the output bits.
 
     Source: "lowbias32" of C. Wellons (github.com/skeeto/hash-prospector).
@@ -93,6 +97,16 @@ def split_keys(keys: Key[Array, " B"] | None, count: int) -> tuple[Key[Array, " 
         if keys is None
         else tuple(jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys))
     )
+
+
+def key_words(keys: Key[Array, " B"]) -> UInt32[Array, "B 2"]:
+    """Returns the two words of each key."""
+    return jax.random.key_data(keys).astype(jnp.uint32)
+
+
+def dropout_threshold(rate: float) -> int:
+    """Returns the smallest hash, of 32 bits, of an element that `dropout` keeps."""
+    return min(round(rate * 2**32), 2**32 - 1)
 
 
 def dropout(
@@ -118,9 +132,7 @@ def dropout(
     """
     if keys is None or rate == 0.0:
         return x
-    words = (
-        jax.random.key_data(keys).astype(jnp.uint32).reshape(x.shape[0], 2, *(1,) * (x.ndim - 1))
-    )
+    words = key_words(keys).reshape(x.shape[0], 2, *(1,) * (x.ndim - 1))
     shape = (1, *x.shape[1:])
     matrix, element = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     # One counter numbers the matrices of a row, one the elements of a matrix. A single counter of
@@ -131,10 +143,10 @@ def dropout(
             matrix = matrix * jnp.uint32(x.shape[axis]) + index
         else:
             element = element * jnp.uint32(x.shape[axis]) + index
-    bits = _scramble(
-        _scramble(matrix + words[:, 0]) ^ (element + words[:, 1]) * jnp.uint32(0x9E3779B9)
+    bits = scramble(
+        scramble(matrix + words[:, 0]) ^ (element + words[:, 1]) * jnp.uint32(ELEMENT_FACTOR)
     )
-    kept = bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+    kept = bits >= jnp.uint32(dropout_threshold(rate))
     scaled = (x.astype(jnp.float32) * jnp.float32(1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(kept, scaled, jnp.zeros((), x.dtype))
 

@@ -10,7 +10,7 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.planning.target import GIB, Compute, Target
-from maelm_jax.training import flops, sharding, step
+from maelm_jax.training import attention_report, flops, sharding, step
 
 BYTES_OF_A_VALUE = 4  # every value of the state and of a batch
 UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
@@ -27,6 +27,7 @@ class Plan:
     needed: float  # bytes in all
     fits: bool | None  # None: no limit is known
     model_flops: float  # of a step on all devices
+    attention: str = ""  # the attention backend and why
     compiled: bool = False  # False: the compiler refused, because the step does not fit
     collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
     compute: Compute | None = None  # None: no estimate
@@ -74,6 +75,7 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
         needed=0.0,
         fits=None,
         model_flops=sum(flops.flops_terms(experiment, experiment.vocabulary.size).values()),
+        attention=attention_report.describe(experiment, mesh),
     )
     try:
         program = train_step.lower(state, batch).compile()

@@ -18,7 +18,7 @@ def of_plan(plan: Plan, target: Target) -> str:
     head = (
         f"mesh {plan.mesh._asdict()}; {run.batch_size} rows of {length} a step: {plan.rows} a "
         f"device in each of {run.accumulate} part(s); "
-        f"rematerialise {plan.experiment.model.rematerialise}"
+        f"rematerialise {plan.experiment.model.rematerialise}\n{plan.attention}"
     )
     if not plan.compiled:
         return f"{head}\n\n{_refusal(plan, target)}"

@@ -8,7 +8,7 @@ import jax
 from maelm_jax import config, tables
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
-from maelm_jax.training import flops, sharding, step
+from maelm_jax.training import attention_report, flops, sharding, step
 
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
@@ -38,7 +38,7 @@ def _show_parameters(params: dict) -> int:
 
 
 def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the mesh, the rows and slots of a step, and the mask rate."""
+    """Prints the mesh, the rows and slots of a step, the mask rate and the attention backend."""
     run, length = experiment.run, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     print(
@@ -47,6 +47,7 @@ def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
     print(mask_rate.of_length(experiment.masking, length))
+    print(attention_report.describe(experiment, mesh))
 
 
 def _show_flops(experiment: config.Experiment):

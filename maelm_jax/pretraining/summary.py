@@ -7,7 +7,7 @@ import jax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.training import flops, metrics
+from maelm_jax.training import attention_report, flops, metrics
 
 
 class StepCost(typing.NamedTuple):
@@ -35,10 +35,11 @@ def print_expectations(cost: StepCost, unigram_loss: float):
 
 
 def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
-    """Prints the number of parameters, the steps, the tokens of a step and the mesh."""
+    """Prints the number of parameters, steps and tokens, the mesh, and the attention backend."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     run = experiment.run
     tokens = run.batch_size * experiment.corpus.sequence_length
+    print(attention_report.describe(experiment, mesh))
     print(
         f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh "
         f"{dict(mesh.shape)}",

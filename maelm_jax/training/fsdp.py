@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from maelm_jax.model import layers
+from maelm_jax.model import attention_choice, layers
 from maelm_jax.training import sharding
 
 AXES = ("data", "fsdp")  # rows are sharded over these
@@ -70,8 +70,13 @@ def each_device(
     """
     rows = PartitionSpec(AXES)
     in_specs = (params_specs, PartitionSpec(), rows, rows)
+
+    def traced_for_mesh(*arguments):
+        with attention_choice.traced_for(attention_choice.target_of(mesh)):
+            return function(*arguments)
+
     return jax.shard_map(
-        function,
+        traced_for_mesh,
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,

@@ -9,6 +9,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.model import layers, loss, maelm, masking, ops
+from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of_distance, within_segment
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -49,7 +50,7 @@ def test_the_encoder_sees_visible_tokens_only(compact):
         x = jnp.take(table, inputs.encoder_ids, axis=0) + jnp.take(encoder.position_embedding[...], positions, axis=0) + by_slot
         x = maelm._zero_at_empty(encoder.norm(x), segments)
         bias = within_segment(segments, x.dtype) + encoder.relative_bias(positions, x.dtype)
-        states = layers.run_stack(encoder.blocks, x, bias)
+        states = layers.run_stack(encoder.blocks, x, ScoreTerms(bias))
         weight = jax.random.normal(jax.random.key(3), states.shape) * (segments > 0)[:, :, None].astype(jnp.float32)
         return (states * weight).sum()
 

@@ -1,5 +1,7 @@
 """Invariant 4: the same losses and gradients on every mesh and in any number of parts; every parameter has exactly one rule."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +69,21 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
     assert shard == (2, 32 // mesh[1], 64 // mesh[2]), "the parameter lies on the mesh as the table says"
     moment = state.opt_state[1][0].mu["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
+
+
+@pytest.mark.slow
+def test_the_tpu_kernels_give_the_losses_of_xla_on_any_mesh():
+    """In Pallas' interpreter, with dropout, a bias of the decoder's own and cross-attention. `tensor` divides the heads of each kernel."""
+    wide = dataclasses.replace(MODEL, width=256, decoder_attention="self+cross", decoder_relative_bias=True)
+
+    def losses(backend, mesh):
+        model = dataclasses.replace(wide, attention_backend=backend)
+        return run(dataclasses.replace(experiment(mesh), model=model), steps=2)[0]
+
+    expected = losses("xla", (1, 1, 1))
+    for mesh in ((1, 1, 1), (2, 2, 2)):
+        for a, b in zip(losses("pallas_tpu", mesh), expected, strict=True):
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
 
 
 def test_accumulation_is_the_whole_batch():

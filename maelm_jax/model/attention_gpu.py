@@ -1,0 +1,90 @@
+"""Fused attention for NVIDIA GPUs by cuDNN, with a backward pass that keeps the softmax statistics.
+
+`jax.nn.dot_product_attention` does not let `jax.checkpoint` keep the statistics by name, so the
+forward kernel would run twice. The primitives that it binds are bound here, in a `custom_vjp` that
+names them.
+
+Axis letters: B rows, T queries, S keys, H heads, K size of a head, G heads of the bias (H or 1).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from maelm_jax.model.ops import save_for_backward
+
+
+def attention(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    bias_has_gradient: bool,
+) -> Float[Array, "B T H K"]:
+    """Computes softmax(q k^T / sqrt(K) + bias) v for each head, without dropout.
+
+    Args:
+        q: Queries, in bfloat16. T and S are even. K is a multiple of 8, at most 128.
+        k: Keys.
+        v: Values.
+        bias: Added to the scores, or None.
+        bias_has_gradient: False if the bias is only a mask.
+
+    Returns:
+        The sums, in the dtype of q.
+    """
+    return _attention(bias is not None and bias_has_gradient, q, k, v, bias)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(bias_has_gradient, q, k, v, bias):
+    return _attention_forward(bias_has_gradient, q, k, v, bias)[0]
+
+
+def _attention_forward(bias_has_gradient, q, k, v, bias):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    settings = _settings(cudnn, q, bias, bias_has_gradient)
+    out, statistics = cudnn._dot_product_attention_fwd_p_wrapper.bind(
+        *_operands(q, k, v, bias), is_training=True, **settings
+    )
+    out, statistics = save_for_backward(out), save_for_backward(statistics)
+    return out, (q, k, v, bias, statistics, out)
+
+
+def _attention_backward(bias_has_gradient, saved, d_out):
+    from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+    q, k, v, bias, statistics, out = saved
+    gradients = cudnn._dot_product_attention_bwd_p_wrapper.bind(
+        *_operands(q, k, v, bias),
+        statistics,
+        out,
+        d_out,
+        **_settings(cudnn, q, bias, bias_has_gradient),
+    )
+    return *gradients[:3], gradients[3] if bias_has_gradient else None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _operands(q, k, v, bias) -> tuple[Array, ...]:
+    """The operands of both primitives; the last six are of variants that are not used here."""
+    unused = jnp.zeros(0, q.dtype)
+    return q, k, v, unused if bias is None else bias, *(unused,) * 6
+
+
+def _settings(cudnn, q, bias, bias_has_gradient: bool) -> dict:
+    """The parameters of both primitives."""
+    return {
+        "scale": q.shape[-1] ** -0.5,
+        "seed": 0,
+        "dropout_rate": 0.0,
+        "variadic_args": (bias is not None, bias_has_gradient),
+        "mask_type": cudnn.MaskType.NO_MASK,
+        "layout": cudnn.AttentionLayout.BTNH.value,
+        "sliding_window_length": None,
+    }

@@ -1,0 +1,228 @@
+"""Fused attention for TPU in Pallas: scores and weights never leave the chip's fast memory (VMEM).
+
+Each grid step computes the heads of one row that fill 128 lanes, read straight from [B, T, D]. The
+forward kernel saves the output and two statistics of each query: its largest score, and the sum of
+exp(score - largest). The backward kernel computes the weights again from them. The log-sum-exp
+alone would not do for a query that sees no key: its scores are near -1e9, and float32 loses the
+logarithm beside them.
+
+Axis letters: B rows, T queries, S keys, D = H K width, H heads, K size of a head, G heads of the
+bias (H, or 1 for a bias that all heads share).
+"""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from maelm_jax.model import attention_tpu_kernels, ops
+from maelm_jax.model.attention_tpu_kernels import Operands, Settings
+
+LANES = 128  # width of a vector register
+MOST_MEMORY_BY_DEFAULT = 16 * 2**20  # bytes of VMEM that a kernel gets without asking
+
+
+def heads_per_step(head_size: int) -> int:
+    """Returns the number of heads that fill the lanes, or 0 for a size that does not fit them."""
+    return {32: 4, 64: 2, 128: 1}.get(head_size, 0)
+
+
+def memory_needed(queries: int, keys: int, head_size: int, itemsize: int, bias: bool) -> int:
+    """Returns the bytes of VMEM that the backward kernel, the larger one, needs.
+
+    Blocks count twice, because the next one is loaded while one is used. The scores' intermediate
+    values are float32 [T, S] of one head, four at a time.
+    """
+    heads = heads_per_step(head_size)
+    scores = queries * -(-keys // LANES) * LANES  # of one head
+    blocks = (5 * queries + 4 * keys) * LANES * itemsize
+    if bias:  # read, and its gradient read and written
+        blocks += 3 * heads * scores * itemsize
+    return 2 * blocks + (4 + heads) * scores * 4
+
+
+def attention(
+    settings: Settings,
+    q: Float[Array, "B T D"],
+    k: Float[Array, "B S D"],
+    v: Float[Array, "B S D"],
+    bias: Float[Array, "B G T S"] | None,
+    operands: Operands,
+) -> Float[Array, "B T D"]:
+    """Computes softmax(q k^T / sqrt(K) + bias) v for each head, with dropout of the weights.
+
+    Scores, softmax and sums are float32. Matrix products take the dtype of q.
+
+    Args:
+        settings: Heads, dropout and masks.
+        q: Queries. T and S are multiples of 8.
+        k: Keys.
+        v: Values.
+        bias: Added to the scores, or None.
+        operands: Segments, and words of the dropout hash.
+
+    Returns:
+        The sums, in the dtype of q, with the heads side by side.
+    """
+    return _attention(settings, q, k, v, bias, None, operands)[0]
+
+
+class StatesAndCarrier(typing.NamedTuple):
+    """The result of `attention_that_sums_bias_gradients`."""
+
+    states: Float[Array, "B T D"]
+    carrier: Float[Array, "B H T S"]  # for the next layer
+
+
+def attention_that_sums_bias_gradients(
+    settings: Settings,
+    q: Float[Array, "B T D"],
+    k: Float[Array, "B S D"],
+    v: Float[Array, "B S D"],
+    bias: Float[Array, "B H T S"],
+    carrier: Float[Array, "B H T S"],
+    operands: Operands,
+) -> StatesAndCarrier:
+    """Computes `attention`, and hands the gradient of the bias on through `carrier`.
+
+    Layers that share a bias pass one carrier from each to the next, and start it with the bias. The
+    carrier's value is never read. Its gradient is that of the bias: each backward kernel adds its
+    own to it in place. `bias` itself receives no gradient.
+
+    Returns:
+        The sums, and the carrier for the next layer.
+    """
+    bias = jax.lax.stop_gradient(bias)
+    return StatesAndCarrier(*_attention(settings, q, k, v, bias, carrier, operands))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(settings, q, k, v, bias, carrier, operands):
+    return _attention_forward(settings, q, k, v, bias, carrier, operands)[0]
+
+
+def _attention_forward(settings, q, k, v, bias, carrier, operands):
+    out, statistics = _call_forward(settings, q, k, v, bias, operands)
+    out, statistics = ops.save_for_backward(out), ops.save_for_backward(statistics)
+    return (out, carrier), (q, k, v, out, statistics, bias, operands)
+
+
+def _attention_backward(settings, saved, gradients):
+    q, k, v, out, statistics, bias, operands = saved
+    d_out, d_carrier = gradients
+    dq, dk, dv, d_bias = _call_backward(
+        settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out
+    )
+    if d_carrier is None:
+        return dq, dk, dv, d_bias, None, None
+    return dq, dk, dv, None, d_bias, None
+
+
+_attention.defvjp(_attention_forward, _attention_backward)
+
+
+class _Specs(typing.NamedTuple):
+    """How arrays are cut into the blocks of a grid step: row i, group of heads j."""
+
+    queries: pl.BlockSpec
+    keys: pl.BlockSpec
+    bias: pl.BlockSpec | None
+    statistics: pl.BlockSpec
+    operands: Operands
+
+
+def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
+    """The blocks of each operand."""
+    (_, queries, width), keys = q.shape, k.shape[1]
+    group = heads_per_step(width // settings.heads)
+    lanes = width // settings.heads * group
+    operand_specs = Operands()
+    if operands.query_segments is not None:
+        query_segments = pl.BlockSpec((1, 1, queries), lambda i, j: (i, 0, 0))
+        key_segments = pl.BlockSpec((1, 1, keys), lambda i, j: (i, 0, 0))
+        operand_specs = Operands(query_segments, key_segments)
+    if operands.head_words is not None:
+        words = pl.BlockSpec(memory_space=pltpu.SMEM)
+        operand_specs = operand_specs._replace(head_words=words, row_words=words)
+    bias_spec = None
+    if bias is not None and bias.shape[1] == 1:
+        bias_spec = pl.BlockSpec((1, 1, queries, keys), lambda i, j: (i, 0, 0, 0))
+    elif bias is not None:
+        bias_spec = pl.BlockSpec((1, group, queries, keys), lambda i, j: (i, j, 0, 0))
+    return _Specs(
+        pl.BlockSpec((1, queries, lanes), lambda i, j: (i, 0, j)),
+        pl.BlockSpec((1, keys, lanes), lambda i, j: (i, 0, j)),
+        bias_spec,
+        pl.BlockSpec((1, 1, 2 * group, queries), lambda i, j: (i, j, 0, 0)),
+        operand_specs,
+    )
+
+
+def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs, shapes, aliases):
+    """The Pallas call of a kernel, over the grid (rows, groups of heads)."""
+    rows, queries, width = q.shape
+    head_size = width // settings.heads
+    needed = memory_needed(queries, k.shape[1], head_size, q.dtype.itemsize, bias is not None)
+    return pl.pallas_call(
+        functools.partial(kernel, settings, head_size),
+        grid=(rows, settings.heads // heads_per_step(head_size)),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        out_shape=shapes,
+        input_output_aliases=aliases,
+        interpret=settings.interpret,
+        name=f"attention_{name}",
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"),
+            vmem_limit_bytes=max(needed, MOST_MEMORY_BY_DEFAULT),
+        ),
+    )
+
+
+def _call_forward(settings, q, k, v, bias, operands):
+    specs = _specs(settings, q, k, bias, operands)
+    group = heads_per_step(q.shape[2] // settings.heads)
+    shape = (q.shape[0], settings.heads // group, 2 * group, q.shape[1])
+    statistics = jax.ShapeDtypeStruct(shape, jnp.float32)
+    return _call(
+        "forward",
+        attention_tpu_kernels.forward,
+        settings,
+        q,
+        k,
+        bias,
+        in_specs=(specs.queries, specs.keys, specs.keys, specs.bias, specs.operands),
+        out_specs=(specs.queries, specs.statistics),
+        shapes=(jax.ShapeDtypeStruct(q.shape, q.dtype), statistics),
+        aliases={},
+    )(q, k, v, bias, operands)
+
+
+def _call_backward(settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out):
+    specs = _specs(settings, q, k, bias, operands)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
+    d_bias_shape = None if bias is None else jax.ShapeDtypeStruct(bias.shape, bias.dtype)
+    bias_is_shared = bias is not None and bias.shape[1] == 1 and settings.heads > 1
+    if bias_is_shared:  # its gradient is a sum over heads
+        d_bias_shape = jax.ShapeDtypeStruct(bias.shape, jnp.float32)
+    carrier_spec = None if d_carrier is None else specs.bias
+    *gradients, d_bias = _call(
+        "backward",
+        functools.partial(attention_tpu_kernels.backward, bias_is_shared),
+        settings,
+        q,
+        k,
+        bias,
+        in_specs=(
+            *(carrier_spec, specs.bias, specs.queries, specs.keys, specs.keys),
+            *(specs.operands, specs.queries, specs.statistics, specs.queries),
+        ),
+        out_specs=(specs.queries, specs.keys, specs.keys, specs.bias),
+        shapes=(*shapes, d_bias_shape),
+        aliases={} if d_carrier is None else {0: 3},
+    )(d_carrier, bias, q, k, v, operands, out, statistics, d_out)
+    return *gradients, None if bias is None else d_bias.astype(bias.dtype)

@@ -1,0 +1,54 @@
+"""Describes which attention backend each part of a model takes on a mesh, and why."""
+
+import jax
+import jax.numpy as jnp
+
+from maelm_jax import config
+from maelm_jax.model import attention_choice, masking
+
+
+def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
+    """Returns one line: the backend of the encoder and of the decoder, with the reason.
+
+    Raises:
+        ConfigError: `Model.attention_backend` cannot compute one of them.
+    """
+    target, backend = attention_choice.target_of(mesh), experiment.model.attention_backend
+    choices = {
+        part: attention_choice.choose(backend, call, target)
+        for part, call in _calls(experiment).items()
+    }
+    if len(set(choices.values())) == 1:
+        choices = {", ".join(choices): next(iter(choices.values()))}
+    parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
+    return f"attention: {'; '.join(parts)}"
+
+
+def _calls(experiment: config.Experiment) -> dict[str, attention_choice.Call]:
+    """The shapes of the attention of each part of the model in training."""
+    model, length = experiment.model, experiment.corpus.sequence_length
+    sizes = masking.budget(experiment.masking, length)
+    calls = {
+        "encoder": _call(
+            model, sizes.visible, sizes.visible, model.attention_dropout,
+            model.relative_buckets != "none",
+        )
+    }  # fmt: skip
+    if model.decoder_layers:
+        slots = sizes.masked if model.decoder_slots == "masked" else length
+        has_bias = model.decoder_relative_bias
+        if "self" in model.decoder_attention:
+            calls["decoder"] = _call(model.decoder, slots, slots, 0.0, has_bias)
+        if "cross" in model.decoder_attention:
+            calls["cross-attention"] = _call(model.decoder, slots, sizes.visible, 0.0, has_bias)
+    return calls
+
+
+def _call(
+    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
+) -> attention_choice.Call:
+    head_size = model.width // model.heads
+    dtype = jnp.dtype(model.dtype)
+    return attention_choice.Call(
+        model.heads, head_size, queries, keys, dtype, dropout_rate, has_bias
+    )

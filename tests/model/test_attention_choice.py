@@ -1,0 +1,45 @@
+"""Which attention backend `auto` takes, and what it says of it."""
+
+import jax.numpy as jnp
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import attention_choice
+from maelm_jax.model.attention_choice import Call, Target
+
+V5E, V4, H100 = Target("tpu", "TPU v5 lite", 1), Target("tpu", "TPU v4", 1), Target("gpu", "NVIDIA H100", 1)
+CPU = Target("cpu", "cpu", 1)
+BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
+
+
+@pytest.mark.parametrize("target,changes,backend,reason", [
+    (CPU, {}, "xla", "the platform is cpu"),
+    (V5E, {}, "pallas_tpu", "bfloat16 on TPU v5 lite"),
+    (V5E, {"dropout_rate": 0.1}, "pallas_tpu", "bfloat16 on TPU v5 lite"),
+    (V5E, {"dtype": jnp.dtype("float32")}, "xla", "the dtype is float32"),
+    (V5E, {"heads": 11}, "xla", "11 heads are not a multiple of 2"),
+    (V5E, {"head_size": 48}, "xla", "heads have size 48"),
+    (V5E, {"queries": 436}, "xla", "436 queries or 440 keys are not a multiple of 8"),
+    (V5E, {"queries": 2048, "keys": 2048}, "xla", "of fast memory, and a kernel gets 102 MiB"),
+    (V4, {}, "pallas_tpu", "bfloat16 on TPU v4"),
+    (V4, {"queries": 512, "keys": 512}, "xla", "of fast memory, and a kernel gets 13 MiB"),
+    (V5E._replace(tensor=4, sharded_rows=True), {}, "xla", "12 heads are not a multiple of 8"),
+    (V5E._replace(tensor=2, sharded_rows=True), {}, "pallas_tpu", "bfloat16"),
+    (V5E._replace(devices=4), {}, "xla", "XLA shards the arrays over 4 devices"),
+    (H100, {}, "cudnn", "bfloat16 on NVIDIA H100"),
+    (H100, {"dropout_rate": 0.1}, "xla", "Model.attention_dropout=0 makes cuDNN possible"),
+    (H100, {"queries": 441}, "xla", "441 queries or 440 keys are not even"),
+    (H100, {"head_size": 100}, "xla", "heads have size 100"),
+])  # fmt: skip
+def test_auto_says_what_it_takes_and_why(target, changes, backend, reason):
+    choice = attention_choice.choose("auto", BASE._replace(**changes), target)
+    assert choice.backend == backend and reason in choice.reason
+
+
+def test_a_backend_that_cannot_compute_is_refused_in_one_line():
+    refused = "^Model.attention_backend='cudnn' cannot compute this attention: the platform is cpu. Use 'auto' or 'xla'$"
+    with pytest.raises(config.ConfigError, match=refused):
+        attention_choice.choose("cudnn", BASE, CPU)
+    with pytest.raises(config.ConfigError, match="11 heads are not a multiple of 2"):
+        attention_choice.choose("pallas_tpu", BASE._replace(heads=11), CPU)
+    assert attention_choice.choose("pallas_tpu", BASE, CPU).backend == "pallas_tpu", "on other platforms the interpreter runs it"

@@ -1,0 +1,127 @@
+"""The TPU kernels in Pallas' interpreter against the xla backend, in float32: values, all gradients, dropout's bits."""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax.model import attention, ops
+
+NAMES = ("states", "dq", "dk", "dv", "d_bias")
+
+
+class Case(typing.NamedTuple):
+    queries: int
+    keys: int
+    heads: int
+    head_size: int
+    bias_heads: int = 0  # 0: no bias
+    segments: bool = False
+    causal: bool = False
+    dropout: bool = False
+
+
+def inputs_of(case: Case, rows: int = 2) -> dict:
+    numbers = np.random.default_rng(0)
+    width = case.heads * case.head_size
+
+    def normal(*shape):
+        return jnp.asarray(numbers.normal(size=shape), jnp.float32)
+
+    def segments(slots):  # 0 at some, so that there are empty keys, and queries that see no key
+        return jnp.asarray(np.sort(numbers.integers(0, 3, (rows, slots)), axis=1)[:, ::-1], jnp.int32)
+
+    bias = normal(rows, case.bias_heads, case.queries, case.keys) if case.bias_heads else None
+    keys = jax.random.split(jax.random.key(1), rows) if case.dropout else None
+    mask = attention.Mask(segments(case.queries), segments(case.keys), case.causal) if case.segments else None
+    return {
+        "arrays": (normal(rows, case.queries, width), normal(rows, case.keys, width), normal(rows, case.keys, width), bias),
+        "d_states": normal(rows, case.queries, width), "mask": mask, "dropout": attention.Dropout(0.2, keys), "heads": case.heads,
+    }  # fmt: skip
+
+
+def results(backend: str, *, arrays, d_states, mask, dropout, heads) -> dict[str, jax.Array]:
+    """The states, and the gradients of queries, keys, values and bias."""
+
+    def states(q, k, v, bias):
+        terms = attention.ScoreTerms(bias, mask)
+        return attention.attention(q, k, v, heads=heads, terms=terms, dropout=dropout, backend=backend).states
+
+    @jax.jit
+    def states_and_gradients(arrays, d_states):
+        value, pull = jax.vjp(states, *arrays)
+        return value, *pull(d_states)
+
+    values = zip(NAMES, states_and_gradients(arrays, d_states), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+def assert_kernel_agrees_with_xla(case: Case):
+    inputs = inputs_of(case)
+    expected, actual = (results(backend, **inputs) for backend in ("xla", "pallas_tpu"))
+    assert set(expected) == set(actual)
+    for name, value in expected.items():
+        assert float(jnp.linalg.norm(value)) > 0.0, f"{name} is zero, so the comparison shows nothing"
+        error = float(jnp.linalg.norm(actual[name] - value) / jnp.linalg.norm(value))
+        assert error < 2e-6, f"{name} differs by {error:.1e} of its norm"
+
+
+@pytest.mark.parametrize("case", [
+    Case(8, 8, 2, 64), Case(8, 8, 2, 128, 2), Case(40, 8, 4, 32, 4, segments=True, dropout=True), Case(8, 40, 12, 64, 12),
+    Case(40, 40, 2, 128, 1, True, True, True),
+], ids=str)  # fmt: skip
+def test_kernels_agree_with_xla(case):
+    assert_kernel_agrees_with_xla(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [
+    Case(40, 40, 4, 32, 4), Case(40, 440, 12, 64, segments=True, dropout=True), Case(440, 40, 4, 64, 4, segments=True), Case(440, 440, 2, 64, 2),
+    Case(440, 440, 4, 32, dropout=True), Case(440, 440, 2, 64, 2, True, False, True), Case(440, 512, 2, 64, segments=True),
+    Case(512, 440, 4, 64, 1, dropout=True), Case(512, 512, 4, 64, segments=True, causal=True), Case(512, 512, 12, 64, 12, True, False, True),
+], ids=str)  # fmt: skip
+def test_kernels_agree_with_xla_at_every_size(case):
+    assert_kernel_agrees_with_xla(case)
+
+
+def test_the_same_weights_are_dropped_as_by_xla():
+    """With values that are the identity, the states are the weights: 0 exactly where one is dropped."""
+    rows, heads, slots, rate = 2, 2, 64, 0.3
+    keys = jax.random.split(jax.random.key(3), rows)
+    identity = jnp.tile(jnp.eye(slots, dtype=jnp.float32), (rows, 1, heads))
+    zeros = jnp.zeros_like(identity)
+    states = attention.attention(
+        zeros, zeros, identity, heads=heads, dropout=attention.Dropout(rate, keys), backend="pallas_tpu"
+    ).states  # fmt: skip
+    weights = states.reshape(rows, slots, heads, slots).swapaxes(1, 2)
+    expected = ops.dropout(jnp.ones_like(weights), rate, keys)
+    np.testing.assert_array_equal(weights > 0.0, expected > 0.0)
+
+
+def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
+    case = Case(16, 24, 2, 64, 2)
+    inputs = inputs_of(case)
+    layers, (q, k, v, bias) = 3, inputs["arrays"]
+
+    def with_carrier(bias):
+        """The sum over layers, the carrier going from one to the next through the scan, as in the model."""
+
+        def layer(carrier, scale):
+            terms = attention.ScoreTerms(bias, None, carrier)
+            attended = attention.attention(q * scale, k, v, heads=case.heads, terms=terms, backend="pallas_tpu")
+            return attended.carrier, (attended.states * inputs["d_states"]).sum()
+
+        return jax.lax.scan(layer, bias, jnp.arange(1.0, layers + 1.0))[1].sum()
+
+    def by_xla(bias):
+        terms = attention.ScoreTerms(bias)
+        attend = functools.partial(attention.attention, heads=case.heads, terms=terms, backend="xla")
+        states = [attend(q * scale, k, v).states for scale in range(1, layers + 1)]
+        return sum((x * inputs["d_states"]).sum() for x in states)
+
+    expected, actual = jax.jit(jax.grad(by_xla))(bias), jax.jit(jax.grad(with_carrier))(bias)
+    assert float(jnp.linalg.norm(expected)) > 0.0
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)

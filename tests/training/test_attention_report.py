@@ -1,0 +1,30 @@
+"""The line that says which attention backend each part of a model takes."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.training import attention_report
+
+
+@pytest.fixture
+def mesh():
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+
+
+def experiment(**model) -> config.Experiment:
+    return dataclasses.replace(config.Experiment(*(section() for section in config.SECTIONS)), model=config.Model(**model))
+
+
+def test_parts_with_the_same_choice_are_named_together(mesh):
+    assert attention_report.describe(experiment(), mesh) == "attention: xla in encoder, decoder (the platform is cpu)"
+    line = attention_report.describe(experiment(decoder_attention="self+cross", attention_backend="pallas_tpu"), mesh)
+    assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set)"
+
+
+def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
+    with pytest.raises(config.ConfigError, match="heads have size 96"):
+        attention_report.describe(experiment(heads=8, attention_backend="pallas_tpu"), mesh)
