@@ -16,19 +16,32 @@ from maelm_jax import config
 def schedule(settings: config.Optimizer, train_steps: int) -> optax.Schedule:
     """Returns the learning rate as a function of the step.
 
-    It rises linearly from 0 to the peak over `warmup_steps`, then falls linearly to 0 at
-    `train_steps`.
+    It rises linearly from 0 to the peak over `warmup_steps`, and falls linearly to 0 at
+    `train_steps`. With `schedule` "linear" it falls from the peak on. With "wsd" (warm-up, stable,
+    decay) it stays at the peak and falls in the last `decay_share` of the steps only.
     """
-    warmup = min(settings.warmup_steps, train_steps)
-    up = optax.linear_schedule(0.0, settings.learning_rate, max(warmup, 1))
-    down = optax.linear_schedule(settings.learning_rate, 0.0, max(train_steps - warmup, 1))
-    return optax.join_schedules([up, down], [warmup])
+    peak, warmup = settings.learning_rate, min(settings.warmup_steps, train_steps)
+    up = optax.linear_schedule(0.0, peak, max(warmup, 1))
+    if settings.schedule == "linear":
+        down = optax.linear_schedule(peak, 0.0, max(train_steps - warmup, 1))
+        return optax.join_schedules([up, down], [warmup])
+    falling = min(round(settings.decay_share * train_steps), train_steps - warmup)
+    down = optax.linear_schedule(peak, 0.0, max(falling, 1))
+    parts = [up, optax.constant_schedule(peak), down]
+    return optax.join_schedules(parts, [warmup, train_steps - falling])
+
+
+def _decayed(params: dict) -> dict:
+    """Returns for each parameter whether weight decay applies to it: not to biases and scales."""
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, _: keys[-1].key not in ("bias", "scale"), params
+    )
 
 
 def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransformation:
     """Returns the optimiser: clipping by the global norm, then AdamW.
 
-    Weight decay is decoupled and applies to every parameter.
+    Weight decay is decoupled. Without `decay_norms_and_biases` it leaves out biases and scales.
     """
     clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     adamw = optax.adamw(
@@ -37,6 +50,7 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
         settings.b2,
         settings.eps,
         weight_decay=settings.weight_decay,
+        mask=None if settings.decay_norms_and_biases else _decayed,
     )
     chain = optax.chain(clip, adamw)
 
@@ -69,12 +83,14 @@ class Schedule(typing.NamedTuple):
 def create_adjustable(settings: config.Optimizer) -> optax.GradientTransformation:
     """Returns the optimiser of `create` with the schedule as a part of its state.
 
-    `with_schedule` sets the schedule. `settings.learning_rate` and `settings.warmup_steps` have no
-    effect.
+    `with_schedule` sets the schedule, which is linear. The settings of the learning rate and its
+    schedule have no effect.
     """
     clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps)
-    chain = optax.chain(clip, adam, optax.add_decayed_weights(settings.weight_decay))
+    mask = None if settings.decay_norms_and_biases else _decayed
+    decay = optax.add_decayed_weights(settings.weight_decay, mask)
+    chain = optax.chain(clip, adam, decay)
 
     def init(params):
         return chain.init(params), Schedule(*(jnp.zeros((), jnp.float32) for _ in Schedule._fields))
