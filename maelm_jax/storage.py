@@ -18,7 +18,7 @@ import tempfile
 import threading
 import typing
 
-from maelm_jax import config
+from maelm_jax import settings
 
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def in_bucket(place: str | os.PathLike) -> bool:
 def require_local(place: str):
     """Raises ConfigError if `place` is in a bucket, for code that supports local folders only."""
     if in_bucket(place):
-        raise config.ConfigError(
+        raise settings.ConfigError(
             f"{place}: only train and prepare know buckets; "
             "give a folder of this machine (gcloud storage cp -r copies one)"
         )
@@ -187,7 +187,7 @@ def file_system(place: str):
 
         files, root = fsspec.url_to_fs(place, use_listings_cache=False)
     except ImportError as error:
-        raise config.ConfigError(
+        raise settings.ConfigError(
             f"{place}: {error}; pip install '.[bucket]' has what buckets need"
         ) from error
     return files, root.rstrip("/")
