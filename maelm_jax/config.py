@@ -204,7 +204,8 @@ class Optimizer(Settings):
     warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
         "linear", "Linear decay to 0 from the peak on, or only at the end. Of pretraining.")
-    decay_share: ShareBelowOne = setting(0.1, "`wsd`: share of the steps in which the rate falls.")
+    decay_share: ShareBelowOne = setting(
+        0.1, "Share of the steps in which the rate falls. Of `wsd`.")
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
     eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)
