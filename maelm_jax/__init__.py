@@ -1,1 +1,20 @@
-"""Pretrain text encoders in JAX whose encoder never reads [MASK] (MAE-LM)."""
+"""Pretrain text encoders in JAX whose encoder never reads [MASK] (MAE-LM).
+
+`load_encoder` loads any pretrained encoder.
+"""
+
+
+def load_encoder(path, step: int | None = None):
+    """Loads a pretrained encoder (`maelm_jax.encoders.encoder.Encoder`).
+
+    Args:
+        path: A workdir, an export in any format, a folder of stock transformers, or a checkpoint of
+            the published code with its vocabulary beside it.
+        step: The step of a workdir's checkpoint; None for the newest.
+
+    Raises:
+        ConfigError: There is no such encoder, or it cannot be computed here.
+    """
+    from maelm_jax.encoders import encoder  # imports JAX
+
+    return encoder.Encoder.load(path, step)

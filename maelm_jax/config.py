@@ -30,6 +30,7 @@ from maelm_jax.settings import (
 from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
 
+Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet"]
 Task = typing.Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own"
 ]
@@ -133,6 +134,9 @@ class Model(Settings):
         True, "True gives the decoder [MASK] also where the encoder saw a selected slot.")
     max_positions: int = setting(
         512, "Rows of the position tables, the longest row that fits.", "tokens", ge=1, le=2**20)
+    token_types: int = setting(
+        0, "Rows of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
+        "types", ge=0, le=16)
     relative_buckets: typing.Literal["t5", "reference", "none"] = setting(
         "t5", "Relative position bias. `t5` loads into stock MPNet, `none` into stock RoBERTa.")
     num_buckets: int = setting(32, "Buckets of the bias.", "buckets", ge=8, le=2**20, multiple_of=4)
@@ -147,6 +151,9 @@ class Model(Settings):
     attention_dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder's attention weights.")
     layer_norm_eps: float = setting(
         1e-5, "Added to the variance in layer normalisation.", ge=1e-30, le=1)
+    family: Family | None = setting(
+        None, "Stock family of the encoder. It decides sentence pairs, heads and the class of an "
+        "export. None is the first that computes it.")
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32.")
     attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(

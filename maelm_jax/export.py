@@ -15,9 +15,8 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 """
 
 import argparse
-import pathlib
 
-from maelm_jax import cli, config, json_files, setting_changes
+from maelm_jax import cli, config, setting_changes
 from maelm_jax.encoders import export_folder as folders
 
 FORMATS = ("huggingface", "pytorch", "reference")
@@ -61,7 +60,7 @@ def _export(
 ):
     """Writes one checkpoint to one folder."""
     from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.encoders import card, export_formats, source
+    from maelm_jax.encoders import card, export_formats, run_results, source
     from maelm_jax.encoders.fine_tuned_head import FineTunedHead
     from maelm_jax.training import metrics
 
@@ -70,14 +69,14 @@ def _export(
     export_formats.check(args.format, experiment.model, vocabulary.special)
     verifying = _is_verifying(args.verify, args.format)
     params = encoder_source.read(experiment.model)
-    results = read_results(pathlib.Path(args.workdir) / "results.json")
+    results = run_results.read(args.workdir)
     head = FineTunedHead.of(params, results.get("labels", ()))
     if head and args.format != "huggingface":
         raise config.ConfigError(
             f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; "
             f"--format={args.format} does not"
         )
-    length = longest_input(experiment, results)
+    length = run_results.longest_input(experiment, results)
     exported = export_formats.Exported(params, experiment.model, vocabulary, length, head)
 
     with folders.written(output, args.workdir, args.overwrite) as folder:
@@ -161,60 +160,6 @@ def _print_reports(reports: list[dict] | None, verify_flag: bool | None):
                 f"  {report['sentence']!r} -> ids {report['input_ids']}, hidden state of <s> "
                 f"{report['hidden_state_of_<s>']} ..."
             )
-
-
-def read_results(path: pathlib.Path) -> dict:
-    """Reads the results.json of a fine-tuned run.
-
-    Returns:
-        The content of the file; {} if there is no such file.
-
-    Raises:
-        ConfigError: A value is of the wrong type or out of range.
-    """
-    if not path.is_file():
-        return {}
-    results = json_files.read_object(path)
-    is_valid = {
-        "task": isinstance(results.get("task", ""), str),
-        "labels": json_files.is_texts(results.get("labels", [])),
-        "max_length": json_files.is_integer(
-            results.get("max_length", 1), 1, json_files.LARGEST
-        ),
-        "score": results.get("score") is None
-        or json_files.is_number(results["score"], -1000.0, 1000.0),
-        "main_metric": results.get("score") is None or isinstance(results.get("main_metric"), str),
-    }
-    faults = [
-        f"{name} is {json_files.shown(results.get(name))}"
-        for name, valid in is_valid.items()
-        if not valid
-    ]
-    if faults:
-        raise config.ConfigError(f"{path} is damaged: {', '.join(faults)}. Fine-tune the run again")
-    return results
-
-
-def longest_input(experiment: config.Experiment, results: dict) -> int:
-    """Returns the longest input in tokens whose positions are trained, with `<s>` and `</s>`.
-
-    A fine-tuned run states this length in `results`. If a run started from a folder or checkpoint
-    that is not a workdir, the length is the `model_max_length` of its tokenizer_config.json, or
-    else the number of positions, but at least the sequence length of the run. For any other run,
-    it is the sequence length of the run.
-    """
-    length, positions = experiment.corpus.sequence_length, experiment.model.max_positions
-    if "max_length" in results:
-        return results["max_length"]
-    start, vocabulary = experiment.run.init_from, experiment.vocabulary.file
-    if start is None or (pathlib.Path(start) / "config.gin").is_file():
-        return length
-    # The vocabulary lies in a workdir that has been removed since the run started from it.
-    if vocabulary and pathlib.Path(vocabulary) == pathlib.Path(start) / "vocabulary":
-        return length
-    file = pathlib.Path(start) / "tokenizer_config.json"
-    stated = json_files.read_object(file).get("model_max_length") if file.is_file() else None
-    return max(length, stated if json_files.is_integer(stated, 1, positions) else positions)
 
 
 if __name__ == "__main__":

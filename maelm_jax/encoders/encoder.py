@@ -1,6 +1,7 @@
 """A pretrained encoder in memory that turns texts into vectors."""
 
 import dataclasses
+import os
 import sys
 import typing
 
@@ -12,7 +13,8 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import inference
+from maelm_jax.encoders import export_folder, export_formats, inference, source
+from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.model import maelm
 
 Pooling = typing.Literal["mean", "first"]
@@ -29,12 +31,50 @@ class Encoder:
         model: The settings of the model.
         vocabulary: The vocabulary of the encoder.
         length: The longest input in tokens, with `<s>` and `</s>`.
+        head: The head of a fine-tuned run, or None. `encode` does not use it.
     """
 
     params: dict[str, np.ndarray]
     model: config.Model
     vocabulary: vocabularies.Vocabulary
     length: int
+    head: FineTunedHead | None = None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
+        """Loads an encoder.
+
+        Args:
+            path: A workdir, an export in any format, a folder of stock transformers, or a
+                checkpoint of the published code with its vocabulary beside it.
+            step: The step of a workdir's checkpoint; None for the newest.
+
+        Raises:
+            ConfigError: There is no such encoder, or it cannot be computed here.
+        """
+        encoder_source = source.find(os.fspath(path), step)
+        vocabulary = encoder_source.load_vocabulary()
+        model = encoder_source.model(config.Model())
+        params = encoder_source.read(model)
+        head = FineTunedHead.of(params, encoder_source.labels)
+        return cls(params, model, vocabulary, encoder_source.length, head)
+
+    def save_pretrained(self, folder: str | os.PathLike):
+        """Writes a new folder for stock transformers and sentence-transformers.
+
+        Raises:
+            ConfigError: The folder exists, or no stock model computes the encoder.
+        """
+        export_formats.check("huggingface", self.model, self.vocabulary.special)
+        with export_folder.written(folder) as temporary:
+            exported = export_formats.Exported(
+                self.params, self.model, self.vocabulary, self.length, self.head
+            )
+            export_formats.write("huggingface", temporary, exported)
+
+    def tree(self) -> dict:
+        """Returns the parameters of the encoder as a tree, for `maelm.apply`."""
+        return traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
 
     def token_ids(self, texts: list[str]) -> list[list[int]]:
         """Returns the ids of each text, with `<s>` and `</s>`, cut to `length`."""
@@ -78,8 +118,7 @@ class Encoder:
         """Returns a compiled function from ids [texts, length] to vectors [texts, width]."""
         pad = self.vocabulary.pad
         graph = maelm.encoder_graph(self.model, self.vocabulary.size, pad)
-        tree = traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
-        params = jax.device_put(tree)
+        params = jax.device_put(self.tree())
 
         @jax.jit
         def pooled(params, ids):

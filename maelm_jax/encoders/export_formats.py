@@ -55,15 +55,15 @@ def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     """Writes every file of the export except the model card."""
     params, model, vocabulary, length, head = exported
     if format == "huggingface":
-        tokenizer.write(folder, vocabulary, length)
-        architecture = huggingface.architecture(model, vocabulary.special, head)
+        tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
+        architecture = huggingface.architecture(params, model, vocabulary.special, head)
         parameters = huggingface.write(
             folder, params, model, vocabulary.size, vocabulary.special, head
         )
         return Written(architecture, parameters)
     if format == "pytorch":
         try:
-            tokenizer.write(folder, vocabulary, length)
+            tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
         except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)

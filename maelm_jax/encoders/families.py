@@ -3,11 +3,27 @@
 import typing
 
 from maelm_jax import config, json_files
+from maelm_jax.encoders.bert import BERT, DISTILBERT, ELECTRA
 from maelm_jax.encoders.family import Family
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.encoders.roberta import ROBERTA
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (MPNET, ROBERTA)}
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for family in (BERT, DISTILBERT, ELECTRA, MPNET, ROBERTA)
+}
+
+
+def closest(model: config.Model) -> Family:
+    """Returns the family whose sentence pairs and heads the model has.
+
+    It is `Model.family`, or else the first family that computes the encoder. An encoder that no
+    stock model computes (reference buckets) is treated as MPNet.
+    """
+    if model.family:
+        return FAMILIES[model.family]
+    if model.relative_buckets != "none":
+        return MPNET
+    return BERT if model.token_types > 1 else ROBERTA
 
 
 def of_model(model: config.Model, special: config.SpecialIds) -> Family:
@@ -16,7 +32,7 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
     Raises:
         ConfigError: There is none. The message names an export format that holds the model.
     """
-    family = ROBERTA if model.relative_buckets == "none" else MPNET
+    family = closest(model)
     if misfits := family.misfits(model, special):
         raise config.ConfigError(
             f"no stock transformers model computes this encoder: {'; '.join(misfits)}. "

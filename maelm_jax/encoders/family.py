@@ -1,7 +1,7 @@
-"""What a family of stock encoders is: its settings and its tensors, in both directions.
+"""What a family of stock encoders is: its settings, its tensors, its heads and its sentence pairs.
 
-A family is an object of a subclass of `Family`: `mpnet.MPNET`, `roberta.ROBERTA`. families.py lists
-them.
+A family is an object of a subclass of `Family`, such as `mpnet.MPNET`. Each table of it serves
+export and import. families.py lists the families.
 """
 
 import abc
@@ -14,36 +14,107 @@ from maelm_jax.encoders import fine_tuned_head
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.tensors import TensorMapping
 
+POSITIONS = "max_position_embeddings"
+# {part of a block here: its name in a stock layer of BERT, ELECTRA and RoBERTa}.
+BERT_PARTS = {
+    "attention/query": "attention.self.query", "attention/key": "attention.self.key",
+    "attention/value": "attention.self.value", "attention/out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm", "feed_forward/up": "intermediate.dense",
+    "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
+}  # fmt: skip
+
+
+class PairFormat(typing.NamedTuple):
+    """How a model of the family reads two sentences: `<s> A </s> B </s>`.
+
+    Attributes:
+        separators: The number of `</s>` between the sentences.
+        has_types: Whether the tokens of B, and the `</s>` after it, have token type 1.
+    """
+
+    separators: int
+    has_types: bool = False
+
+
+class ClassifierStyle(typing.NamedTuple):
+    """How a classifier of the family scores the first state: dense, activation, norm, out.
+
+    Attributes:
+        activation: "tanh", "relu" or "gelu", after the first linear map.
+        has_input_dropout: Whether dropout comes before the first linear map too.
+    """
+
+    activation: str = "tanh"
+    has_input_dropout: bool = True
+
+
+class LanguageHeadNames(typing.NamedTuple):
+    """The names of the tensors of a stock language-model head.
+
+    Attributes:
+        dense, norm: The start of the names of a linear map and of a LayerNorm.
+        bias: The bias of the logits.
+        tied: Copies of the token table.
+        tied_bias: Copies of `bias`.
+    """
+
+    dense: str
+    norm: str
+    bias: str
+    tied: tuple[str, ...]
+    tied_bias: tuple[str, ...] = ()
+
 
 class Family(abc.ABC):
-    """A family of stock encoders with post-LN blocks and a table of absolute positions.
+    """A family of stock encoders.
 
     Attributes:
         model_type: The Hugging Face model_type.
         class_name: The start of the names of its stock classes.
         part_names: {part of a block here: its name in a stock layer}.
+        layers_name: The name of the stack of layers.
+        language_head: The names of its language-model head.
+        classifier_names: {linear map of a classifier here: its name in the stock classifier}. A
+            name that starts with "." stands inside the encoder.
+        classifier: What its classifiers compute.
+        pair: How it reads two sentences.
         sizes: {field of config.Model: entry of config.json}.
+        dropouts: The same for rates of dropout.
         defaults: The stock class's values of entries that a config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
-        not_encoder: Beginnings of the names of stock tensors that the encoder does not use.
+        left_out: Beginnings of the names of stock tensors that an import leaves out. A name that
+            starts with "." stands inside the encoder.
     """
 
     model_type: str
     class_name: str
-    part_names: dict[str, str]
-    sizes: typing.ClassVar = {
+    part_names: typing.ClassVar[dict[str, str]] = BERT_PARTS
+    layers_name: typing.ClassVar[str] = "encoder.layer."
+    language_head: LanguageHeadNames
+    classifier_names: typing.ClassVar[dict[str, str]] = {
+        "dense": "classifier.dense", "out": "classifier.out_proj",
+    }  # fmt: skip
+    classifier: typing.ClassVar[ClassifierStyle] = ClassifierStyle()
+    pair: PairFormat
+    sizes: typing.ClassVar[dict[str, str]] = {
         "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
         "feed_forward": "intermediate_size",
     }  # fmt: skip
-    defaults: typing.ClassVar = {
-        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-        "intermediate_size": 3072, "max_position_embeddings": 512, "layer_norm_eps": 1e-12,
-        "pad_token_id": 1,
+    dropouts: typing.ClassVar[dict[str, str]] = {
+        "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
     }  # fmt: skip
-    supported: typing.ClassVar = {"hidden_act": "gelu", "tie_word_embeddings": True}
-    not_encoder: typing.ClassVar = ("pooler.", "embeddings.position_ids")
-    token_table: typing.ClassVar = "embeddings.word_embeddings.weight"
+    defaults: typing.ClassVar[dict[str, typing.Any]] = {
+        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+        "intermediate_size": 3072, POSITIONS: 512, "layer_norm_eps": 1e-12, "pad_token_id": 1,
+    }  # fmt: skip
+    supported: typing.ClassVar[dict[str, typing.Any]] = {
+        "hidden_act": "gelu", "tie_word_embeddings": True, "position_embedding_type": "absolute",
+    }  # fmt: skip
+    left_out: typing.ClassVar[tuple[str, ...]] = (
+        ".pooler.", ".embeddings.position_ids", "classifier.", "qa_outputs.",
+    )  # fmt: skip
+    token_table: typing.ClassVar[str] = "embeddings.word_embeddings.weight"
 
     @property
     def prefix(self) -> str:
@@ -56,40 +127,42 @@ class Family(abc.ABC):
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         """Returns the reasons why no stock model of the family computes the encoder of `model`."""
 
-    @abc.abstractmethod
-    def position_settings(self) -> dict[str, typing.Any]:
-        """Returns the fields of config.Model that say how the family knows positions."""
+    def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        """Returns the fields of config.Model that the family or its config.json determine.
 
-    @abc.abstractmethod
-    def position_entries(self) -> dict[str, typing.Any]:
-        """Returns the entries of config.json that say how the family knows positions."""
+        `entries` are those of config.json with defaults. The fields of `sizes`, the positions and
+        epsilon are not among the result.
+        """
+        return {"relative_buckets": "none", "token_types": 0}
 
-    @abc.abstractmethod
+    def own_entries(self, model: config.Model) -> dict[str, typing.Any]:
+        """Returns the entries of config.json that only this family has."""
+        return {}
+
     def unused_positions(self, pad: int) -> int:
         """Returns the number of unused rows at the start of the stock position table."""
+        return 0
 
     def config_entries(
         self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
     ) -> dict[str, typing.Any]:
         """Returns the content of config.json, except for architecture and head."""
-        offset = self.unused_positions(special.pad)
-        return {
+        fields = self.sizes | self.dropouts
+        entries = {
+            **self.supported,
             "model_type": self.model_type,
             "vocab_size": vocabulary_size,
-            **{name: getattr(model, field) for field, name in self.sizes.items()},
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": model.dropout,
-            "attention_probs_dropout_prob": model.attention_dropout,
-            "max_position_embeddings": model.max_positions + offset,
-            "layer_norm_eps": model.layer_norm_eps,
+            **{entry: getattr(model, field) for field, entry in fields.items()},
+            POSITIONS: model.max_positions + self.unused_positions(special.pad),
             "initializer_range": model.init_std,
             "bos_token_id": special.bos,
             "pad_token_id": special.pad,
             "eos_token_id": special.eos,
-            "tie_word_embeddings": True,
             "dtype": "float32",
-            **self.position_entries(),
         }
+        if "layer_norm_eps" in self.defaults:
+            entries["layer_norm_eps"] = model.layer_norm_eps
+        return entries | self.own_entries(model)
 
     def model_settings(self, content: dict) -> dict[str, typing.Any]:
         """Returns the fields of config.Model that the content of a config.json determines.
@@ -99,10 +172,11 @@ class Family(abc.ABC):
         entries = self.defaults | content
         offset = self.unused_positions(entries["pad_token_id"])
         return {
-            **{field: entries[name] for field, name in self.sizes.items()},
-            "max_positions": entries["max_position_embeddings"] - offset,
-            "layer_norm_eps": float(entries["layer_norm_eps"]),
-            **self.position_settings(),
+            "family": self.model_type,
+            **{field: entries[entry] for field, entry in self.sizes.items()},
+            "max_positions": entries[POSITIONS] - offset,
+            "layer_norm_eps": float(entries.get("layer_norm_eps", 1e-12)),
+            **self.own_settings(entries),
         }
 
     def faults(self, content: dict) -> list[str]:
@@ -115,15 +189,19 @@ class Family(abc.ABC):
         ]
         if "vocab_size" not in content:
             faults.append("no vocab_size")
-        faults += _size_faults(entries, [*self.sizes.values(), "max_position_embeddings"])
-        if not json_files.is_number(entries["layer_norm_eps"], 1e-30, 1.0):
+        sizes = [*self.sizes.values(), POSITIONS, "vocab_size", "type_vocab_size"]
+        for name, least in {**dict.fromkeys(sizes, 1), "pad_token_id": 0}.items():
+            most = json_files.MOST_LAYERS if name.endswith("layers") else json_files.LARGEST
+            if name in entries and not json_files.is_integer(entries[name], least, most):
+                shown = json_files.shown(entries[name])
+                faults.append(f"{name} {shown} (an integer from {least} to {most})")
+        if not json_files.is_number(entries.get("layer_norm_eps", 1e-12), 1e-30, 1.0):
             shown = json_files.shown(entries["layer_norm_eps"])
             faults.append(f"layer_norm_eps {shown} (a number from 1e-30 to 1)")
         if not faults:
             offset = self.unused_positions(entries["pad_token_id"])
-            positions = entries["max_position_embeddings"]
-            if positions <= offset:
-                faults.append(f"max_position_embeddings {positions} (above {offset})")
+            if entries[POSITIONS] <= offset:
+                faults.append(f"{POSITIONS} {entries[POSITIONS]} (above {offset})")
         return faults
 
     # Tensors
@@ -133,43 +211,42 @@ class Family(abc.ABC):
 
         `pad` is the id of `<pad>`.
         """
-        return [
+        embeddings = f"{prefix}embeddings."
+        mappings = [
             TensorMapping(prefix + self.token_table, "encoder/token_embedding"),
             TensorMapping(
-                f"{prefix}embeddings.position_embeddings.weight",
+                f"{embeddings}position_embeddings.weight",
                 "encoder/position_embedding",
                 offset=self.unused_positions(pad),
             ),
-            *tables.norm(f"{prefix}embeddings.LayerNorm", "encoder/norm"),
-            *tables.blocks(f"{prefix}encoder.layer.", "encoder", model.layers, self.part_names),
+            *tables.norm(f"{embeddings}LayerNorm", "encoder/norm"),
+            *tables.blocks(prefix + self.layers_name, "encoder", model.layers, self.part_names),
         ]
+        if model.token_types:
+            name = f"{embeddings}token_type_embeddings.weight"
+            mappings.append(TensorMapping(name, "encoder/token_type_embedding"))
+        return mappings
+
+    def pooler_mappings(self, prefix: str) -> list[TensorMapping]:
+        """Returns the mappings of a pooler that is kept beside the encoder."""
+        return []
 
     def language_model_mappings(self) -> list[TensorMapping]:
         """Returns the mappings of the language-model head."""
         return [
-            *tables.linear("lm_head.dense", "head/dense"),
-            *tables.norm("lm_head.layer_norm", "head/norm"),
-            TensorMapping("lm_head.bias", "head/bias"),
+            *tables.linear(self.language_head.dense, "head/dense"),
+            *tables.norm(self.language_head.norm, "head/norm"),
+            TensorMapping(self.language_head.bias, "head/bias"),
         ]
 
-    def tied_tensors(self, prefix: str) -> dict[str, str]:
-        """Returns {name of a tied copy in the language-model head: name of its original}."""
-        return {
-            "lm_head.decoder.weight": prefix + self.token_table,
-            "lm_head.decoder.bias": "lm_head.bias",
-        }
-
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
-        """Returns the mappings of the head of a fine-tuned model.
-
-        The stock heads compute the same as `maelm_jax.finetuning.heads`: dense, tanh and out_proj
-        on the first state, or one linear map of each state.
-        """
+        """Returns the mappings of the head of a fine-tuned model."""
         if task_class == fine_tuned_head.QUESTION_ANSWERING:
             return tables.linear("qa_outputs", "span")
         return [
-            *tables.linear("classifier.dense", "classifier/dense"),
-            *tables.linear("classifier.out_proj", "classifier/out"),
+            mapping
+            for part, name in self.classifier_names.items()
+            for mapping in tables.linear(self._full_name(name, self.prefix), f"classifier/{part}")
         ]
 
     def added_tensors(self, model: config.Model, prefix: str) -> dict[str, np.ndarray]:
@@ -181,17 +258,17 @@ class Family(abc.ABC):
         """
         return {}
 
-    def import_encoder(
+    def import_params(
         self,
-        tensors: dict[str, np.ndarray],
+        tensors: tables.Tensors,
         model: config.Model,
         pad: int,
         shapes: dict[str, tuple[int, ...]],
         folder: str,
     ) -> dict[str, np.ndarray]:
-        """Reads the encoder, and the language-model head if there is one, from stock tensors.
+        """Reads the encoder, and the language-model head and pooler if they are there.
 
-        Heads of fine-tuned models and poolers are left out by name.
+        Heads of fine-tuned models are left out by name.
 
         Args:
             tensors: {stock name: array}.
@@ -207,21 +284,28 @@ class Family(abc.ABC):
             ConfigError: As `tensors.import_tensors`.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
-        left_out = (*(prefix + name for name in self.not_encoder), "classifier.", "qa_outputs.")
-        tensors = {name: tensors[name] for name in tensors if not name.startswith(left_out)}
         mappings, tied = self.encoder_mappings(model, pad, prefix), {}
-        if any(name.startswith("lm_head.") for name in tensors):
-            mappings += self.language_model_mappings()
-            tied = self.tied_tensors(prefix)
+        pooler = self.pooler_mappings(prefix)
+        if any(mapping.name in tensors for mapping in pooler):
+            mappings += pooler
+            shapes = shapes | {
+                "pooler/kernel": (model.width, model.width), "pooler/bias": (model.width,),
+            }  # fmt: skip
+        names, head = self.language_head, self.language_model_mappings()
+        if any(mapping.name in tensors for mapping in head):
+            mappings += head
+            tied = dict.fromkeys(names.tied, prefix + self.token_table)
+            tied |= dict.fromkeys(names.tied_bias, names.bias)
+        kept = {mapping.name for mapping in mappings}
+        left_out = tuple(self._full_name(name, prefix) for name in self.left_out)
+        tensors = {
+            name: tensors[name]
+            for name in tensors
+            if name in kept or not name.startswith(left_out)
+        }
         return tables.import_tensors(tensors, mappings, shapes, folder, tied)
 
-
-def _size_faults(entries: dict[str, typing.Any], sizes: list[str]) -> list[str]:
-    """Returns the faults of the sizes and ids of a config.json."""
-    faults = []
-    for name, least in {**dict.fromkeys(sizes, 1), "vocab_size": 1, "pad_token_id": 0}.items():
-        most = json_files.MOST_LAYERS if name.endswith("layers") else json_files.LARGEST
-        if name in entries and not json_files.is_integer(entries[name], least, most):
-            shown = json_files.shown(entries[name])
-            faults.append(f"{name} {shown} (an integer from {least} to {most})")
-    return faults
+    @staticmethod
+    def _full_name(name: str, prefix: str) -> str:
+        """Returns a name of the tables above; one that starts with "." gets `prefix`."""
+        return prefix + name[1:] if name.startswith(".") else name

@@ -1,7 +1,7 @@
 """Writes and reads encoders as stock transformers models.
 
 The stock class of the encoder's family (families.py) computes the same function without extra code.
-A pooler is not part of the encoder: `write` leaves it out.
+A pooler is not part of the encoder. One that came in with a BERT goes out with it again.
 """
 
 import json
@@ -10,16 +10,19 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, json_files
 from maelm_jax.encoders import families, weight_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 
 
 def architecture(
-    model: config.Model, special: config.SpecialIds, head: FineTunedHead | None = None
+    params: typing.Container[str],
+    model: config.Model,
+    special: config.SpecialIds,
+    head: FineTunedHead | None = None,
 ) -> str:
-    """Returns the name of the stock class that loads the export.
+    """Returns the name of the stock class that loads the export of parameters {path: array}.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
     The prediction head of an MAE-LM run reads the decoder, so its class has no head.
@@ -30,7 +33,8 @@ def architecture(
     class_name = families.of_model(model, special).class_name
     if head:
         return class_name + head.task_class
-    return class_name + ("ForMaskedLM" if model.decoder_layers == 0 else "Model")
+    reads_encoder = model.decoder_layers == 0 and "head/bias" in params
+    return class_name + ("ForMaskedLM" if reads_encoder else "Model")
 
 
 def write(
@@ -53,16 +57,21 @@ def write(
     """
     family, stock_class = (
         families.of_model(model, special),
-        architecture(model, special, head),
+        architecture(params, model, special, head),
     )
     prefix = "" if stock_class.endswith("Model") else family.prefix
-    mappings = family.encoder_mappings(model, special.pad, prefix)
-    if head:
-        mappings += family.task_head_mappings(head.task_class)
-    elif stock_class.endswith("MaskedLM"):
-        mappings += family.language_model_mappings()
-    tensors = tables.export_tensors(params, mappings, vocabulary_size)
+    tensors = tables.export_tensors(
+        params, family.encoder_mappings(model, special.pad, prefix), vocabulary_size
+    )
     tensors |= family.added_tensors(model, prefix)
+    mappings = []
+    if head:
+        mappings = family.task_head_mappings(head.task_class)
+    elif stock_class.endswith("MaskedLM"):
+        mappings = family.language_model_mappings()
+    if "pooler/kernel" in params and not head:
+        mappings += family.pooler_mappings(prefix)
+    tensors |= tables.export_tensors(params, mappings, vocabulary_size)
     content = {
         "architectures": [stock_class],
         **family.config_entries(model, special, vocabulary_size),
@@ -82,6 +91,15 @@ def settings(content: dict, folder: str) -> dict[str, typing.Any]:
         ConfigError: As `families.of_config`.
     """
     return families.of_config(content, folder).model_settings(content)
+
+
+def ignored_head(content: dict) -> str | None:
+    """Returns the stock class that a config.json names, if it has a head that `read` leaves out."""
+    names = content.get("architectures")
+    if not json_files.is_texts(names) or not names:
+        return None
+    has_known_head = names[0].endswith(("Model", "ForMaskedLM"))
+    return None if has_known_head else names[0]
 
 
 def read(
@@ -108,4 +126,4 @@ def read(
     """
     family = families.of_config(content, folder)
     pad = (family.defaults | content)["pad_token_id"]
-    return family.import_encoder(tensors, model, pad, shapes, folder)
+    return family.import_params(tensors, model, pad, shapes, folder)

@@ -11,7 +11,8 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.model import maelm, model_inputs
+from maelm_jax.encoders.family import ClassifierStyle
+from maelm_jax.model import maelm, model_inputs, ops
 
 LINES_AT_A_TIME = 8
 LENGTH_STEP = 64  # batches are cut to a multiple of this length, so that JAX compiles few shapes
@@ -117,13 +118,16 @@ def logits(
     )
 
 
-def task_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarray:
+def task_logits(
+    params: dict, states: np.ndarray, real: np.ndarray, style: ClassifierStyle
+) -> np.ndarray:
     """Computes the logits of a fine-tuned head (finetuning/heads.py) in NumPy.
 
     Args:
         params: The parameter tree, with `classifier` or `span`.
         states: float32 [lines, length, width], the last hidden states.
         real: bool [lines, length], False at padding.
+        style: What a classifier computes.
 
     Returns:
         [lines, classes] of a classifier; [positions that are not padding, 2] of a span head.
@@ -131,4 +135,6 @@ def task_logits(params: dict, states: np.ndarray, real: np.ndarray) -> np.ndarra
     if "span" in params:
         return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
     dense, out = params["classifier"]["dense"], params["classifier"]["out"]
-    return np.tanh(states[:, 0] @ dense["kernel"] + dense["bias"]) @ out["kernel"] + out["bias"]
+    hidden = jnp.asarray(states[:, 0] @ dense["kernel"] + dense["bias"])
+    hidden = np.asarray(ops.ACTIVATIONS[style.activation](hidden))
+    return hidden @ out["kernel"] + out["bias"]

@@ -156,6 +156,15 @@ class Encoder(Stack):
             settings["attention_dropout"],
         )
         self.token_embedding = nn.Embedding(vocabulary_size, settings["width"])
+        if settings["token_types"]:
+            self.token_type_embedding = nn.Embedding(settings["token_types"], settings["width"])
+
+    def embed(self, ids: torch.Tensor, types: torch.Tensor | None = None) -> torch.Tensor:
+        """Returns the embeddings of ids [batch, length], and of their token types (default 0)."""
+        x = self.token_embedding(ids)
+        if hasattr(self, "token_type_embedding"):
+            x = x + self.token_type_embedding(torch.zeros_like(ids) if types is None else types)
+        return x
 
 
 class Head(nn.Module):
@@ -200,19 +209,23 @@ class MaeLm(nn.Module):
         return model
 
     def forward(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the last hidden states of the encoder.
 
         Args:
             ids: int64 [batch, length].
             attention_mask: [batch, length], 0 at padding; by default, 0 where the id is `<pad>`.
+            types: int64 [batch, length], the token types; by default 0.
 
         Returns:
             [batch, length, width].
         """
         visible = ids != self.pad if attention_mask is None else attention_mask.bool()
-        return self.encoder(self.encoder.token_embedding(ids), visible)
+        return self.encoder(self.encoder.embed(ids, types), visible)
 
     def predict(
         self,
@@ -244,7 +257,7 @@ class MaeLm(nn.Module):
             else visible_to_encoder
         )
         x = self.encoder(
-            self.encoder.token_embedding(torch.where(masked, self.mask, ids)),
+            self.encoder.embed(torch.where(masked, self.mask, ids)),
             present & (~masked | visible_to_encoder),
         )
         if self.decoder is not None:

@@ -2,15 +2,15 @@
 
 import typing
 
-from maelm_jax import config
-from maelm_jax.encoders import family
+from maelm_jax import config, json_files
+from maelm_jax.encoders.family import Family, LanguageHeadNames, PairFormat
 from maelm_jax.encoders.tensors import TensorMapping
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance
 PAD = 1  # the stock class numbers positions from the padding id 1, whatever config.json says
 
 
-class Mpnet(family.Family):
+class Mpnet(Family):
     """MPNet of transformers."""
 
     model_type = "mpnet"
@@ -21,11 +21,12 @@ class Mpnet(family.Family):
         "attention_norm": "attention.LayerNorm", "feed_forward/up": "intermediate.dense",
         "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
     }  # fmt: skip
-    supported: typing.ClassVar = {
-        **family.Family.supported,
-        "relative_attention_num_buckets": BUCKETS,
-        "position_embedding_type": "absolute",
-    }
+    language_head = LanguageHeadNames(
+        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
+        ("lm_head.decoder.bias",),
+    )  # fmt: skip
+    pair = PairFormat(separators=2)
+    supported: typing.ClassVar = Family.supported | {"relative_attention_num_buckets": BUCKETS}
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         misfits = []
@@ -35,25 +36,30 @@ class Mpnet(family.Family):
                 f"the stock MPNet has t5 buckets {BUCKETS}/{MAX_DISTANCE}, this model "
                 f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
             )
+        if model.token_types:
+            misfits.append("the stock MPNet has no token types, this model has some")
         if special.pad != PAD:
             misfits.append(
                 f"the stock MPNet has its <pad> at id {PAD}, this vocabulary at {special.pad}"
             )
         return misfits
 
-    def position_settings(self) -> dict[str, typing.Any]:
-        return {"relative_buckets": "t5", "num_buckets": BUCKETS, "max_distance": MAX_DISTANCE}
-
-    def position_entries(self) -> dict[str, typing.Any]:
-        return {"relative_attention_num_buckets": BUCKETS}
+    def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        return {
+            "relative_buckets": "t5",
+            "num_buckets": BUCKETS,
+            "max_distance": MAX_DISTANCE,
+            "token_types": 0,
+        }
 
     def unused_positions(self, pad: int) -> int:
         return pad + 1
 
     def faults(self, content: dict) -> list[str]:
-        pad = content.get("pad_token_id", PAD)
-        wrong_pad = [f"pad_token_id {family.json_files.shown(pad)} (only {PAD})"]
-        return super().faults(content) + (wrong_pad if pad != PAD else [])
+        faults, pad = super().faults(content), content.get("pad_token_id", PAD)
+        if pad != PAD:
+            faults.append(f"pad_token_id {json_files.shown(pad)} (only {PAD})")
+        return faults
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
         name = f"{prefix}encoder.relative_attention_bias.weight"

@@ -22,14 +22,16 @@ _PARTS = {
     "attention/out": "out", "attention_norm": "attention_norm", "feed_forward/up": "up",
     "feed_forward/down": "down", "feed_forward_norm": "output_norm",
 }  # fmt: skip
-# The fields of config.Model that maelm_torch.py needs. The other fields only matter in training.
+# The fields of config.Model that maelm_torch.py needs, and the family. Others matter in training.
 FIELDS = (
-    "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions",
+    "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions", "token_types",
     "relative_buckets", "num_buckets", "max_distance", "decoder_relative_bias", "layer_norm_eps",
-    "dropout", "attention_dropout", "decoder_refills_mask",
+    "dropout", "attention_dropout", "decoder_refills_mask", "family",
 )  # fmt: skip
 
 
+# Fields that folders written by earlier versions lack, with what they meant there.
+LATER_FIELDS = {"token_types": 0, "family": None}
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 
@@ -38,6 +40,9 @@ def _mappings(model: typing.Mapping[str, typing.Any]) -> list[TensorMapping]:
         TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding"),
         *_stack("encoder", model["layers"], model["relative_buckets"] != "none"),
     ]
+    if model["token_types"]:
+        name = "encoder.token_type_embedding.weight"
+        mappings.append(TensorMapping(name, "encoder/token_type_embedding"))
     if model["decoder_layers"]:
         mappings += _stack("decoder", model["decoder_layers"], model["decoder_relative_bias"])
     return [
@@ -123,6 +128,7 @@ def settings(content: dict, names: typing.Iterable[str], path: str) -> dict[str,
     model, size = content.get("model"), content.get("vocabulary_size")
     if not isinstance(model, dict):
         raise config.ConfigError(f"{path} has no settings under `model`. Export the run again")
+    model = LATER_FIELDS | model
     faults = [f"{name} is missing" for name in names if name not in model]
     if not json_files.is_integer(size, 1, json_files.LARGEST):
         faults.append(
@@ -148,4 +154,5 @@ def read(
     Raises:
         ConfigError: As `tensors.import_tensors`.
     """
-    return tables.import_tensors(tensors, _mappings(content["model"]), shapes, folder)
+    mappings = _mappings(LATER_FIELDS | content["model"])
+    return tables.import_tensors(tensors, mappings, shapes, folder)

@@ -22,15 +22,22 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import fine_tuned_head, huggingface, published, pytorch, weight_files
+from maelm_jax.encoders import (
+    fine_tuned_head,
+    huggingface,
+    published,
+    pytorch,
+    run_results,
+    weight_files,
+)
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
 ENCODER_FIELDS = (
-    "layers", "width", "heads", "feed_forward", "max_positions", "relative_buckets", "num_buckets",
-    "max_distance", "layer_norm_eps",
+    "layers", "width", "heads", "feed_forward", "max_positions", "token_types", "relative_buckets",
+    "num_buckets", "max_distance", "layer_norm_eps", "family",
 )  # fmt: skip
 DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
 
@@ -45,15 +52,21 @@ class EncoderSource:
         settings: The fields of config.Model that the source determines. A stock encoder has no
             decoder: its `decoder_layers` is 0.
         vocabulary: The path for data.vocabulary.load; None if the source has no vocabulary.
+        length: The longest input in tokens, with `<s>` and `</s>`.
         step: The step of a workdir's checkpoint; None for every other source.
+        labels: The names of the classes of a fine-tuned run.
+        ignored_head: The stock class whose head is not read, or None.
     """
 
     path: str
     kind: str
     settings: dict[str, typing.Any]
     vocabulary: str | None
+    length: int
     _read_params: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
     step: int | None = None
+    labels: tuple[str, ...] = ()
+    ignored_head: str | None = None
 
     def model(self, base: config.Model) -> config.Model:
         """Returns `base` with the settings of the source.
@@ -82,6 +95,8 @@ class EncoderSource:
         Raises:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
+        if self.ignored_head:
+            print(f"{self.path}: the head of {self.ignored_head} is ignored")
         params = self._read_params(self.model(base))
         if "encoder/token_embedding" not in params:
             modules = ", ".join(sorted(_modules(params)))
@@ -95,6 +110,19 @@ class EncoderSource:
                 )
             params |= {path: params[path][:size] for path in tables.VOCABULARY if path in params}
         return params
+
+    def load_vocabulary(self) -> vocabularies.Vocabulary:
+        """Loads the vocabulary of the source.
+
+        Raises:
+            ConfigError: The source has no vocabulary.
+        """
+        if self.vocabulary is None:
+            raise config.ConfigError(
+                f"{self.path} has no vocabulary; put it into a folder as model.pt, with its "
+                "vocabulary's file beside it"
+            )
+        return vocabularies.load(self.vocabulary)
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
         """Checks that `vocabulary` has the same ids as the weights of the source.
@@ -141,7 +169,8 @@ def find(path: str, step: int | None = None) -> EncoderSource:
 
 
 def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
-    model = gin_files.load([str(folder / "config.gin")]).model
+    experiment = gin_files.load([str(folder / "config.gin")])
+    model, results = experiment.model, run_results.read(folder)
     step = checkpoint_params.pick_step(str(folder), step)
 
     def read_params(_):
@@ -152,8 +181,16 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         return params
 
     settings = {name: getattr(model, name) for name in (*ENCODER_FIELDS, *DECODER_FIELDS)}
-    vocabulary = str(folder / "vocabulary")
-    return EncoderSource(str(folder), "workdir", settings, vocabulary, read_params, step)
+    return EncoderSource(
+        path=str(folder),
+        kind="workdir",
+        settings=settings,
+        vocabulary=str(folder / "vocabulary"),
+        length=run_results.longest_input(experiment, results),
+        _read_params=read_params,
+        step=step,
+        labels=tuple(results.get("labels", ())),
+    )
 
 
 def _weight_folder(folder: pathlib.Path) -> EncoderSource:
@@ -178,7 +215,8 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
         shapes = parameter_shapes(model, content["vocabulary_size"])
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
-    return EncoderSource(str(folder), "folder of ours", settings, str(folder), read_params)
+    length = run_results.stated_length(folder, settings["max_positions"])
+    return EncoderSource(str(folder), "folder of ours", settings, str(folder), length, read_params)
 
 
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
@@ -191,8 +229,15 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
         tensors = weight_files.open_folder(folder)
         return huggingface.read(content, tensors, model, shapes, str(folder))
 
-    kind = f"{content['model_type']} folder"
-    return EncoderSource(str(folder), kind, settings, str(folder), read_params)
+    return EncoderSource(
+        path=str(folder),
+        kind=f"{content['model_type']} folder",
+        settings=settings,
+        vocabulary=str(folder),
+        length=run_results.stated_length(folder, settings["max_positions"]),
+        _read_params=read_params,
+        ignored_head=huggingface.ignored_head(content),
+    )
 
 
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
@@ -204,7 +249,8 @@ def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> Encoder
         return published.import_params(stored.tensors, shapes, str(file))
 
     kind = "checkpoint of the reference"
-    return EncoderSource(str(file), kind, stored.settings, vocabulary, read_params)
+    length = stored.settings["max_positions"]
+    return EncoderSource(str(file), kind, stored.settings, vocabulary, length, read_params)
 
 
 def _check_settings(settings: dict[str, typing.Any], path: str):

@@ -19,6 +19,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders.family import PairFormat
 
 SPACE = "▁"  # SentencePiece writes a space as this character
 # A control character is a grapheme cluster of its own. SentencePiece maps delete it from texts.
@@ -43,18 +44,21 @@ class NoEqual(config.ConfigError):
     """No Hugging Face tokenizer gives the vocabulary's ids."""
 
 
-def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length: int):
+def write(
+    folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length: int, pair: PairFormat
+):
     """Writes tokenizer.json, tokenizer_config.json and the vocabulary's own file into `folder`.
 
     Args:
         folder: The folder to write into.
         vocabulary: The vocabulary of the run.
         max_length: The longest input in ids, with `<s>` and `</s>`.
+        pair: How the encoder reads two sentences.
 
     Raises:
         NoEqual: No Hugging Face tokenizer gives the ids of the vocabulary.
     """
-    tokenizer = build(vocabulary)
+    tokenizer = build(vocabulary, pair)
     differing = [
         line
         for line in ODD_LINES
@@ -68,6 +72,9 @@ def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length:
     vocabulary.save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     token = tokenizer.id_to_token
+    inputs = ["input_ids", "attention_mask"]
+    if pair.has_types:
+        inputs.insert(1, "token_type_ids")
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json without changes
         "bos_token": token(vocabulary.bos),
@@ -78,7 +85,7 @@ def write(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length:
         "unk_token": token(vocabulary.unk),
         "mask_token": token(vocabulary.mask),
         "model_max_length": max_length,
-        "model_input_names": ["input_ids", "attention_mask"],
+        "model_input_names": inputs,
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
     }
@@ -92,10 +99,11 @@ def encode(tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text).ids
 
 
-def build(vocabulary: vocabularies.Vocabulary):
+def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):
     """Builds a tokenizers.Tokenizer with the ids of a vocabulary.
 
-    It encodes a text as `<s>` text `</s>` and a pair as `<s>` A `</s>` `</s>` B `</s>`.
+    It encodes a text as `<s>` text `</s>`, and a pair as `<s>` A `</s>` B `</s>` with
+    `pair.separators` `</s>` between A and B.
 
     Raises:
         NoEqual: As `from_sentencepiece`.
@@ -124,9 +132,10 @@ def build(vocabulary: vocabularies.Vocabulary):
             if name not in known
         ]
     )
+    between, second = " ".join([eos] * pair.separators), int(pair.has_types)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A {eos}",
-        pair=f"{bos} $A {eos} {eos} $B {eos}",
+        pair=f"{bos} $A {between} $B:{second} {eos}:{second}",
         special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)],
     )
     tokenizer.encode_special_tokens = True  # tokenizer.json does not store this

@@ -14,8 +14,9 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import inference, published, torch_checkpoint
+from maelm_jax.encoders import families, inference, published, torch_checkpoint
 from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.encoders.family import ClassifierStyle
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
@@ -105,7 +106,8 @@ def huggingface(
     if name.endswith("MaskedLM"):
         reports.append(_compare_language_model(folder, head, ids, params, model, vocabulary))
     elif not name.endswith("Model"):
-        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary))
+        style = families.closest(model).classifier
+        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary, style))
     return reports
 
 
@@ -181,6 +183,7 @@ def _compare_task_head(
     states: np.ndarray,
     params: dict,
     vocabulary: vocabularies.Vocabulary,
+    style: ClassifierStyle,
 ) -> Report:
     """Compares the logits of a fine-tuned head."""
     import torch
@@ -192,7 +195,7 @@ def _compare_task_head(
         theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)[real]
     else:
         theirs = outputs.logits.numpy()
-    ours = inference.task_logits(params, states, real)
+    ours = inference.task_logits(params, states, real, style)
     return difference(f"logits of {stock_class.__name__}", theirs, ours)
 
 

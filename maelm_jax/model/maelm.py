@@ -44,6 +44,8 @@ class Encoder(nnx.Module):
         table = _embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
         self.position_embedding = _embedding(settings.max_positions, settings, rngs)
+        if settings.token_types:
+            self.token_type_embedding = _embedding(settings.token_types, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = RelativeBias(settings, rngs)
@@ -57,6 +59,7 @@ class Encoder(nnx.Module):
         segments: Int[Array, "B T"],
         keys: Key[Array, " B"] | None = None,
         every: bool = False,
+        types: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
         """Encodes tokens.
 
@@ -67,6 +70,7 @@ class Encoder(nnx.Module):
                 their states have no meaning.
             keys: Keys of dropout, one for each row. None: no dropout.
             every: True returns the states of all layers.
+            types: Type of each token, if there is a table of token types. None: all 0.
 
         Returns:
             The states after the last layer. With `every`, the states that enter the first layer and
@@ -74,10 +78,11 @@ class Encoder(nnx.Module):
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
-        x = (
-            jnp.take(self.token_embedding[...], ids, axis=0)
-            + jnp.take(self.position_embedding[...], positions, axis=0)
-        ).astype(dtype)
+        x = jnp.take(self.token_embedding[...], ids, axis=0)
+        if settings.token_types:
+            types = jnp.zeros_like(ids) if types is None else types
+            x = x + jnp.take(self.token_type_embedding[...], types, axis=0)
+        x = (x + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
         keys = ops.split_keys(keys, 2)
         x = _zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         terms = ScoreTerms(mask=Mask(segments, segments))

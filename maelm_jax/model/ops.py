@@ -76,6 +76,7 @@ def gelu(x: Float[Array, "*S"]) -> Float[Array, "*S"]:
     return (0.5 * wide * (1.0 + jax.lax.erf(wide * jnp.float32(math.sqrt(0.5))))).astype(x.dtype)
 
 
+ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
 # The hash of `dropout` multiplies the number of an element by this odd number near 2^32 / 1.618.
 ELEMENT_FACTOR = 0x9E3779B9
 

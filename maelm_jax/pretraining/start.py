@@ -41,13 +41,18 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     path = experiment.run.init_from
     if not path:
         return ResolvedSource(experiment, None)
-    if not os.path.exists(path) and any(pathlib.Path(workdir).glob("checkpoints/[0-9]*")):
+    has_checkpoint = any(pathlib.Path(workdir).glob("checkpoints/[0-9]*"))
+    if not os.path.exists(path) and has_checkpoint:
         return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
     encoder_source = source.find(path)
     adopted = adoption.adopt(experiment, encoder_source)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
-    return ResolvedSource(adopted.experiment, encoder_source)
+    experiment = adopted.experiment
+    if has_checkpoint and os.path.isfile(os.path.join(workdir, "config.gin")):
+        # Earlier versions added the token-type row of RoBERTa to its positions.
+        experiment = _with_recorded_encoder(experiment, workdir)
+    return ResolvedSource(experiment, encoder_source)
 
 
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:

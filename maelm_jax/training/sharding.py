@@ -18,6 +18,7 @@ _BLOCKS = "(encoder|decoder)/blocks/(attention|cross_attention|feed_forward)"
 RULES = (
     (r"encoder/token_embedding", PartitionSpec("tensor", "fsdp")),
     (r"(encoder|decoder)/position_embedding", PartitionSpec(None, "fsdp")),
+    (r"encoder/token_type_embedding", PartitionSpec(None, "fsdp")),
     (r"(encoder|decoder)/relative_bias/table", PartitionSpec()),
     (rf"{_BLOCKS}/(query|key|value|up)/kernel", PartitionSpec(None, "fsdp", "tensor")),
     (rf"{_BLOCKS}/(query|key|value|up)/bias", PartitionSpec(None, "tensor")),

@@ -130,5 +130,5 @@ def test_the_longest_input_is_that_of_the_encoder_it_started_from(
         "Model.max_positions=160",
     ]
     experiment = gin_files.load(["tiny.gin"], bindings)
-    assert export.longest_input(experiment, {}) == length
-    assert export.longest_input(experiment, {"max_length": 96}) == 96, "a fine-tuned run's own"
+    assert run_results.longest_input(experiment, {}) == length
+    assert run_results.longest_input(experiment, {"max_length": 96}) == 96, "a fine-tuned run's own"

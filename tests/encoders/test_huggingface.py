@@ -27,6 +27,7 @@ from maelm_jax.encoders import (  # noqa: E402
 )
 from maelm_jax.encoders import tensors as tables  # noqa: E402
 from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
+from maelm_jax.encoders.mpnet import MPNET  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -133,7 +134,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
     tuned = fine_tuned_head.FineTunedHead.of(params | classifier, ["no", "maybe", "yes"])
-    tokenizers.write(tmp_path, vocabulary, 48)
+    tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
     huggingface.write(tmp_path, params | classifier, model, vocabulary.size, vocabulary.special, tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
@@ -187,7 +188,7 @@ def test_stock_folders_come_in_as_transformers_computes_them(workdirs, tmp_path,
     for name, stock in models.items():
         folder = tmp_path / name
         stock.eval().save_pretrained(folder)
-        tokenizers.write(folder, vocabulary, 48)
+        tokenizers.write(folder, vocabulary, 48, MPNET.pair)
         for older in (False, True):
             if older:  # as folders were saved before there was safetensors
                 (folder / "model.safetensors").unlink()

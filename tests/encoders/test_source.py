@@ -47,6 +47,9 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     experiment = gin_files.load([str(workdirs[name] / "config.gin")])
     values = encoder_source.read(experiment.model)
     original = values_of(workdirs[name])
+    if name == "roberta-mlm":  # a run without token types has a row of zeros in the stock model
+        assert not values["encoder/token_type_embedding"].any()
+        original["encoder/token_type_embedding"] = values["encoder/token_type_embedding"]
     rooms = {path.split("/")[0] for path in values}
     assert rooms == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
     for path, value in values.items():
@@ -111,7 +114,7 @@ def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
 
 
 @pytest.mark.parametrize("change,message", [
-    ({"hidden_act": "relu"}, "hidden_act 'relu'"), ({"model_type": "bert"}, "model_type 'bert'"), ({"relative_attention_num_buckets": 64}, "64"),
+    ({"hidden_act": "relu"}, "hidden_act 'relu'"), ({"model_type": "xlm"}, "model_type 'xlm'"), ({"relative_attention_num_buckets": 64}, "64"),
     ({"tie_word_embeddings": False}, "tie_word_embeddings"), ({"position_embedding_type": "relative_key"}, "relative_key"),
 ])  # fmt: skip
 def test_an_encoder_of_another_function_is_refused(workdirs, tmp_path, change, message):
@@ -157,7 +160,8 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
     assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in said)
     values = encoder_source.read(adopted.model)
-    assert np.allclose(values["encoder/position_embedding"] - original["encoder/position_embedding"], np.linspace(-1, 1, 32), atol=1e-6)
+    assert np.array_equal(values["encoder/position_embedding"], original["encoder/position_embedding"])
+    assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
     assert np.array_equal(values["encoder/token_embedding"], original["encoder/token_embedding"]), "cut to the tokenizer's ids"
 
     _, init = maelm.create(adopted.model, 600, config.SpecialIds(0, 1, 2, 3, 599))

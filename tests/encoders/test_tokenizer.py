@@ -11,11 +11,12 @@ from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.encoders.mpnet import MPNET
 
 
 @pytest.fixture(scope="module")
 def tokenizer(vocabulary):
-    return tokenizers.build(vocabulary)
+    return tokenizers.build(vocabulary, MPNET.pair)
 
 
 def differing(tokenizer, vocabulary, lines) -> list[str]:
@@ -66,7 +67,7 @@ def test_real_text(corpus_file):
         content = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8")
         lines += sorted({cell for line in content.split("\n") for cell in line.split("\t")})
     assert len(lines) > 30_000
-    assert differing(tokenizers.build(vocabulary), vocabulary, lines) == []
+    assert differing(tokenizers.build(vocabulary, MPNET.pair), vocabulary, lines) == []
 
 
 def test_other_bpe_models():
@@ -80,7 +81,7 @@ def test_other_bpe_models():
             minloglevel=2, **options,
         )  # fmt: skip
         other = vocabularies.SentencePieceVocabulary(model.getvalue())
-        assert differing(tokenizers.build(other), other, [*lines[:500], *tokenizers.ODD_LINES]) == [], options
+        assert differing(tokenizers.build(other, MPNET.pair), other, [*lines[:500], *tokenizers.ODD_LINES]) == [], options
 
 
 def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
@@ -92,12 +93,12 @@ def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
         bos_id=0, pad_id=1, eos_id=2, unk_id=3, minloglevel=2,
     )  # fmt: skip
     with pytest.raises(tokenizers.NoEqual, match="format=pytorch"):
-        tokenizers.write(tmp_path, vocabularies.SentencePieceVocabulary(model.getvalue()), 48)
+        tokenizers.write(tmp_path, vocabularies.SentencePieceVocabulary(model.getvalue()), 48, MPNET.pair)
 
 
 def test_a_tokenizer_json_keeps_its_ids(tmp_path, vocabulary):
-    tokenizers.write(tmp_path, vocabulary, 48)
+    tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
     taken = vocabularies.load(tmp_path / "tokenizer.json")
     lines = list(tokenizers.ODD_LINES)
     assert taken.encode_batch(lines) == vocabulary.encode_batch(lines)
-    assert differing(tokenizers.build(taken), taken, lines) == []
+    assert differing(tokenizers.build(taken, MPNET.pair), taken, lines) == []

@@ -1,0 +1,125 @@
+"""Stock encoders of every family: they come in as transformers computes them, and go out with every number they had."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
+
+import maelm_jax  # noqa: E402
+from maelm_jax import config  # noqa: E402
+from maelm_jax.encoders import families, inference, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
+from maelm_jax.model import maelm  # noqa: E402
+
+SIZES = {
+    "vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+    "max_position_embeddings": 50, "initializer_range": 0.2, "pad_token_id": 1,
+}  # fmt: skip
+CONFIGS = {
+    "bert": lambda: transformers.BertConfig(**SIZES),
+    "distilbert": lambda: transformers.DistilBertConfig(**SIZES | {"hidden_dim": 48}),
+    "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),
+    "mpnet": lambda: transformers.MPNetConfig(**SIZES),
+    "roberta": lambda: transformers.RobertaConfig(**SIZES, type_vocab_size=1, layer_norm_eps=1e-5),
+}
+# Rows of the stock position table that no position uses. They go out as 0.
+UNUSED_ROWS = {"mpnet": 2, "roberta": 2}
+
+
+def stock_folder(folder: pathlib.Path, model_type: str, auto, vocabulary) -> pathlib.Path:
+    """A folder that transformers saved, of a model in which every parameter is random, with a tokenizer.json."""
+    torch.manual_seed(0)
+    stock = auto.from_config(CONFIGS[model_type]())
+    for parameter in stock.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1) * 0.5, std=0.2)
+    stock.save_pretrained(folder)
+    tokenizers.write(folder, vocabulary, 48, families.FAMILIES[model_type].pair)
+    (folder / "sentencepiece.model").unlink()
+    return folder
+
+
+def tensors_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    return {name: np.array(value) for name, value in weight_files.open_folder(folder).items()}
+
+
+@pytest.fixture(params=sorted(CONFIGS))
+def model_type(request) -> str:
+    return request.param
+
+
+@pytest.mark.parametrize("auto", ["AutoModel", "AutoModelForMaskedLM"])
+def test_a_stock_encoder_goes_out_as_it_came_in(model_type, auto, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", model_type, getattr(transformers, auto), vocabulary)
+    maelm_jax.load_encoder(folder).save_pretrained(tmp_path / "out")
+    before, after = tensors_of(folder), tensors_of(tmp_path / "out")
+    unused = UNUSED_ROWS.get(model_type, 0)
+    for name in [name for name in before if name.endswith("position_embeddings.weight")]:
+        before[name][:unused] = 0
+    not_kept = [name for name in before if name.startswith("pooler.") and model_type != "bert"]
+    assert sorted(after) == sorted(set(before) - set(not_kept))
+    for name, value in after.items():
+        assert value.dtype == np.float32 and np.array_equal(value, before[name]), name
+    architecture = json.loads((folder / "config.json").read_text())["architectures"]
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == architecture
+    _, info = getattr(transformers, auto).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["unexpected_keys"] and not info["mismatched_keys"]
+    assert {key.split(".")[0] for key in info["missing_keys"]} <= {"pooler"}
+
+
+def test_hidden_states_are_those_of_transformers(model_type, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+    stock = transformers.AutoModel.from_pretrained(folder).eval()
+    encoder = maelm_jax.load_encoder(folder)
+    ids = inference.batch(verify.sample_lines()[:9], vocabulary, 40)
+    real, types = ids != vocabulary.pad, np.zeros_like(ids)
+    inputs = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(real).long()}
+    if encoder.model.token_types > 1:
+        types[:, 5:] = 1
+        inputs["token_type_ids"] = torch.tensor(types).long()
+    with torch.no_grad():
+        theirs = stock(**inputs).last_hidden_state.numpy()
+    graph = maelm.encoder_graph(encoder.model, vocabulary.size, vocabulary.pad)
+    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    arrays = {"positions": positions, "segments": real.astype(np.int32), "ids": ids, "types": types}
+    ours = jax.jit(lambda params, arrays: maelm.apply(graph, params)(**arrays))(encoder.tree(), arrays)
+    assert np.abs(np.asarray(ours) - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
+    vectors = encoder.encode(verify.sample_lines()[:9], pooling="first")
+    assert vectors.shape == (9, 32)
+
+
+def test_the_tokenizer_reads_pairs_as_the_family_does(model_type, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+    tokenizer, family = transformers.AutoTokenizer.from_pretrained(folder), families.FAMILIES[model_type]
+    encoded, (a, b) = tokenizer("first", "and second"), vocabulary.encode_batch(["first", "and second"])
+    assert encoded["input_ids"] == [vocabulary.bos, *a, *[vocabulary.eos] * family.pair.separators, *b, vocabulary.eos]
+    if family.pair.has_types:
+        assert encoded["token_type_ids"] == [0] * (len(a) + 2) + [1] * (len(b) + 1)
+    else:
+        assert "token_type_ids" not in encoded
+
+
+def test_a_fine_tuned_folder_gives_its_encoder(model_type, tmp_path, vocabulary, capsys):
+    auto = transformers.AutoModelForSequenceClassification
+    folder = stock_folder(tmp_path / "stock", model_type, auto, vocabulary)
+    params = source.find(str(folder)).read(config.Model())
+    assert {path.split("/")[0] for path in params} <= {"encoder", "pooler"}
+    assert "ForSequenceClassification is ignored" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change,message", [
+    ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'mpnet', 'roberta')"),
+    ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' (only 'gelu')"), ({"is_decoder": True}, "is_decoder True (only False)"),
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
+])  # fmt: skip
+def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change, message):
+    folder = stock_folder(tmp_path / "stock", "bert", transformers.AutoModel, vocabulary)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(config.ConfigError) as error:
+        source.find(str(folder))
+    assert message in str(error.value) and "\n" not in str(error.value)
