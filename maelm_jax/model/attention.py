@@ -113,8 +113,11 @@ def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> Score
     if chosen == "pallas_tpu" and terms.bias is None:
         return terms
     terms = _with_dense_mask(terms, call.dtype)
-    if chosen == "pallas_tpu" and terms.bias.shape[1] == call.heads:
-        return terms._replace(carrier=terms.bias)
+    if chosen == "pallas_tpu":
+        # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
+        bias = jax.lax.optimization_barrier(terms.bias)
+        carrier = bias if bias.shape[1] == call.heads else None
+        return terms._replace(bias=bias, carrier=carrier)
     return terms
 
 
@@ -197,7 +200,9 @@ def _over_heads(run, arrays: tuple):
         lambda x: heads_second if x.shape[1] > 1 else PartitionSpec(), tuple(biases)
     )
     specs = (heads_last, heads_last, heads_last, *bias_specs, whole)
-    results = heads_last if len(biases) == 1 else (heads_last, heads_second)
+    results = heads_last
+    if len(biases) == 2:
+        results = attention_tpu.StatesAndCarrier(heads_last, heads_second)
     return jax.shard_map(
         run, in_specs=specs, out_specs=results, axis_names={"tensor"}, check_vma=False
     )

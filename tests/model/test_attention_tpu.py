@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax.model import attention, ops
+from maelm_jax.model import attention, attention_choice, ops
 
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 
@@ -125,3 +125,29 @@ def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
     expected, actual = jax.jit(jax.grad(by_xla))(bias), jax.jit(jax.grad(with_carrier))(bias)
     assert float(jnp.linalg.norm(expected)) > 0.0
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_devices_divide_the_heads_of_a_kernel():
+    """Rows by `shard_map`, as in training, heads over `tensor`: the same states and gradients as on one device."""
+    case = Case(16, 16, 4, 64, 4, dropout=True)
+    inputs, mesh = inputs_of(case), jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
+
+    def states(q, k, v, bias, keys, *, backend="pallas_tpu"):
+        terms = attention.prepare_terms(attention.ScoreTerms(bias), attention.Call(4, 64, 16, 16, q.dtype, 0.2, True), backend)
+        dropout = attention.Dropout(0.2, keys)
+        return attention.attention(q, k, v, heads=4, terms=terms, dropout=dropout, backend=backend)
+
+    def on_each_device(*arguments):
+        with attention_choice.traced_for(attention_choice.target_of(mesh)):
+            return states(*arguments).states
+
+    rows = jax.sharding.PartitionSpec(("data", "fsdp"))
+    divided = jax.shard_map(on_each_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=rows, axis_names={"data", "fsdp"}, check_vma=False)
+
+    def gradients(attend):
+        loss = lambda q, k, v, bias: (attend(q, k, v, bias, inputs["dropout"].keys) * d_states).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(q, k, v, bias)
+
+    actual, expected = gradients(divided), gradients(lambda *arrays: states(*arrays, backend="xla").states)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)
