@@ -104,7 +104,8 @@ class Encoder:
             while order:
                 longest = -(-len(rows[order[0]]) // LENGTH_STEP) * LENGTH_STEP
                 length = min(longest, self.length)
-                size = max(TOKENS // length, 1)
+                # A power of two for few texts: JAX compiles one program for each shape.
+                size = min(max(TOKENS // length, 1), 1 << (len(order) - 1).bit_length())
                 chosen, order = order[:size], order[size:]
                 # Rows of only `<s>` fill up the last batch. Without a token, the mean is 0 / 0.
                 missing = [[self.vocabulary.bos]] * (size - len(chosen))
