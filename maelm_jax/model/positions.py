@@ -57,7 +57,7 @@ def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Arra
     """The bucket of each distance. `buckets` is the result of `bucket_of_distance`."""
     middle = len(buckets) // 2
 
-    def taken(distance):
+    def gathered(distance):
         return jnp.take(jnp.asarray(buckets, jnp.int32), distance + middle, mode="clip")
 
     def selected(distance):
@@ -66,16 +66,16 @@ def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Arra
             result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
         return result
 
-    # An accelerator gathers numbers one by one. About thirty selections a number are one pass over
-    # memory there. On CPU the gather is faster.
-    return jax.lax.platform_dependent(distance, cpu=taken, default=selected)
+    # A TPU gathers numbers one by one. About thirty selections a number are one pass over memory
+    # there. A GPU and a CPU have the table in their first cache.
+    return jax.lax.platform_dependent(distance, tpu=selected, default=gathered)
 
 
 @jax.custom_vjp
 def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
     """The bias of each pair of query and key: the row of `table` that `bucket` names."""
 
-    def taken(table, bucket):
+    def gathered(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
     def selected(table, bucket):
@@ -85,7 +85,7 @@ def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[A
             result = jnp.where(bucket == number, rows[number], result)
         return result
 
-    return jax.lax.platform_dependent(table, bucket, cpu=taken, default=selected)
+    return jax.lax.platform_dependent(table, bucket, tpu=selected, default=gathered)
 
 
 def _look_up_backward(saved, d_bias):
