@@ -3,12 +3,18 @@
 settings.py checks every field against its declaration here. `python -m maelm_jax.config` prints
 docs/configuration.md. gin_files.py reads gin files into an `Experiment`. This module imports
 neither JAX nor TensorFlow, so that a wrong setting is reported within a second.
+config_finetune.py has the settings of fine-tuning.
 """
 
 import dataclasses
 import sys
 import typing
 
+from maelm_jax import config_finetune
+from maelm_jax.config_finetune import CustomTask as CustomTask
+from maelm_jax.config_finetune import Finetune
+from maelm_jax.config_finetune import Grid as Grid
+from maelm_jax.config_finetune import Squad as Squad
 from maelm_jax.settings import (
     Axis,
     Count,
@@ -17,13 +23,13 @@ from maelm_jax.settings import (
     Positive,
     Rate,
     Rows,
-    Seed,
     Settings,
     Share,
     ShareBelowOne,
     Text,
     Width,
     declare,
+    field_names,
     page,
     setting,
 )
@@ -31,9 +37,6 @@ from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
 
 Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet"]
-Task = typing.Literal[
-    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own"
-]
 
 
 @declare
@@ -260,75 +263,6 @@ class Run(Settings):
     keep_checkpoints: Positive = setting(3, "Newest checkpoints that are kept.", "checkpoints")
     keep_every: Positive | None = setting(None, "Multiples of this step are kept too.", "steps")
 
-    def check(self):
-        self.require(
-            self.batch_size % self.accumulate == 0,
-            f"batch_size {self.batch_size} is not divisible by accumulate {self.accumulate}")
-
-
-@declare
-class Finetune(Settings):
-    """Fine-tuning on labelled tasks. A field with a list makes a grid of every combination.
-
-    `Optimizer` has the other settings of the optimiser, `Run` the cadence.
-    """
-
-    tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
-    init_from: Text | None = setting(None, "The encoder, from --init_from.")
-    data_dir: Text | None = setting(
-        None, "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.")
-    seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
-    batch_size: Rows | tuple[Rows, ...] = setting(32, "Examples of a step.", "examples")
-    learning_rate: LearningRate | tuple[LearningRate, ...] = setting(3e-5, "Its peak.")
-    epochs: Positive | tuple[Positive, ...] = setting(3, "Passes over the data.", "epochs")
-    small_task_epochs: Positive | tuple[Positive, ...] = setting(
-        (), "Tried as well below 10,000 training examples.", "epochs")
-    warmup: ShareBelowOne | tuple[ShareBelowOne, ...] = setting(
-        0.06, "Share of all steps until the peak.")
-    evaluations: Positive = setting(2, "Evaluations in an epoch.", "evaluations")
-    eval_batch_size: Rows = setting(64, "Examples of an evaluation step.", "examples")
-    max_length: int = setting(
-        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20)
-    train_examples: Positive | None = setting(
-        None, "Size of the sample to train on, the same for every seed. None is all.", "examples")
-    question_length: Positive = setting(64, "SQuAD: longest question, cut off there.", "tokens")
-    stride: Positive = setting(
-        128, "SQuAD: distance of two windows' starts, at most half a window.", "tokens")
-    answer_length: Positive = setting(30, "SQuAD: longest answer.", "tokens")
-    train_file: Text | None = setting(
-        None, "Own task: tab-separated file with a header line. Quotes are taken literally.")
-    dev_file: Text | None = setting(None, "Own task: file to evaluate on, as `train_file`.")
-    columns: tuple[Text, ...] = setting(("sentence",), "Own task: one or two columns of text.")
-    label: Text = setting("label", "Own task: column of the label.")
-    labels: tuple[Text, ...] = setting((), "Own task: every label that occurs.")
-    dev_share: ShareBelowOne = setting(
-        0.0, "SQuAD without a training file: share of the dev file's articles that is evaluated.")
-
-    def check(self):
-        can_be_empty = ("small_task_epochs", "tasks")
-        filled = ("batch_size", "learning_rate", "epochs", "warmup", "seeds")
-        for name in (*can_be_empty, *filled):
-            values = self.listed(name)
-            distinct = len(set(values)) == len(values)
-            self.require(distinct, f"{name} names a value twice: {values}")
-            self.require(bool(values) or name in can_be_empty, f"{name} must hold a value")
-        if "own" in self.listed("tasks"):
-            self._check_own_task()
-
-    def _check_own_task(self):
-        for name in ("train_file", "dev_file"):
-            self.require(getattr(self, name) is not None, f"the task own needs {name}")
-        count = len(self.columns)
-        self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
-        self.require(
-            len(set(self.labels)) == len(self.labels) > 1,
-            f"labels must name two classes or more, each once, got {self.labels}")
-
-    def listed(self, name: str) -> tuple:
-        """A field as a tuple. A single value gives a tuple of one."""
-        value = getattr(self, name)
-        return value if isinstance(value, tuple) else (value,)
-
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -353,6 +287,17 @@ class Experiment:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
                 "without a decoder nothing stands at a dropped position")
+        self._check_accumulation()
+
+    def _check_accumulation(self):
+        """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""
+        name, sizes = "Run.batch_size", (self.run.batch_size,)
+        if self.finetune is not None:  # a run of the grid has its batch size from there
+            name, sizes = "Grid.batch_size", self.finetune.grid.listed("batch_size")
+        for size in sizes:
+            if size % self.run.accumulate != 0:
+                raise ConfigError(
+                    f"{name} {size} is not divisible by Run.accumulate {self.run.accumulate}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,7 +326,27 @@ class SpecialIds:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
+ALL_SECTIONS = (*SECTIONS, *config_finetune.SECTIONS)
+
+
+def sections(experiment: Experiment) -> list[Settings]:
+    """All sections of an experiment. A section that lies in another one comes after it."""
+    found = []
+    for field in dataclasses.fields(experiment):
+        part = getattr(experiment, field.name)
+        if part is not None:
+            found += [part, *part.sections()]
+    return found
+
+
+def values(experiment: Experiment) -> dict[str, typing.Any]:
+    """{"Section.field": value} of all settings."""
+    return {
+        f"{type(part).__name__}.{name}": getattr(part, name)
+        for part in sections(experiment)
+        for name in field_names(type(part))
+    }
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page((*SECTIONS, Finetune)))
+    sys.stdout.write(page(ALL_SECTIONS))

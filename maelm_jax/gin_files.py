@@ -3,7 +3,6 @@
 import ast
 import collections.abc
 import contextlib
-import dataclasses
 import importlib
 import pathlib
 import re
@@ -14,15 +13,15 @@ import warnings
 import gin
 from gin import config_parser
 
-from maelm_jax import config
+from maelm_jax import config, config_finetune
 from maelm_jax.config import ConfigError, Experiment
-from maelm_jax.settings import closest, shown
+from maelm_jax.settings import closest, field_names, shown
 
 PACKAGE = pathlib.Path(__file__).resolve().parent
 # An installed package has configs/ inside. In a checkout it is beside the package.
 INSTALLED_CONFIGS = PACKAGE / "configs"
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
-SECTIONS = {cls.__name__: cls for cls in (*config.SECTIONS, config.Finetune)}
+SECTIONS = {cls.__name__: cls for cls in config.ALL_SECTIONS}
 RECORD = "config.gin"  # in a workdir: every setting of the run
 # Settings that records of older runs lack, with the values that those runs had.
 UNRECORDED = {"Model.decoder_refills_mask": False}
@@ -121,15 +120,16 @@ class _Reader:
             self.macros.add(name)
             gin.bind_parameter((name, "gin.macro", "value"), value)
             return
-        section = SECTIONS.get(selector.rpartition(".")[2])
+        name = f"{selector.rpartition('.')[2]}.{field}"
+        section = SECTIONS.get(config_finetune.OLDER_NAMES.get(name, name).partition(".")[0])
         if section is None:
             hint = closest(selector, SECTIONS) or f"; there are {', '.join(SECTIONS)}"
             raise _Wrong(f"{name}: there is no section {shown(selector)}{hint}")
-        fields = [item.name for item in dataclasses.fields(section)]
+        fields = field_names(section)
         if field not in fields:
             known = f"{section.__name__}.{shown(field)[1:-1]}"
             raise _Wrong(f"{known}: there is no such setting{closest(field, fields)}")
-        self.bound_finetune |= section is config.Finetune
+        self.bound_finetune |= section in config_finetune.SECTIONS
         gin.bind_parameter(("", section.__name__, field), value)
 
     def bind_text(self, text: str, names: typing.Sequence[str]):
@@ -213,12 +213,18 @@ def values_of_older_run(record: pathlib.Path) -> list[str]:
     return [f"{name}={value}" for name, value in UNRECORDED.items() if f"{name} = " not in text]
 
 
-def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Experiment:
+def load(
+    names: typing.Sequence[str],
+    bindings: typing.Sequence[str] = (),
+    base: Experiment | None = None,
+) -> Experiment:
     """Reads gin files, then bindings, and builds the settings.
 
     Args:
         names: The gin files. A later file replaces values of an earlier one.
         bindings: `NAME=VALUE` from the command line. They replace values of the files.
+        base: Values of the settings that no file and no binding names. Macros of the files do not
+            change them. None: the defaults of config.py.
 
     Raises:
         ConfigError: A file does not exist or is not gin, a name is unknown, a value is wrong, a
@@ -230,6 +236,8 @@ def load(names: typing.Sequence[str], bindings: typing.Sequence[str] = ()) -> Ex
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Python, about unusual literals
+            if base is not None:
+                reader.read_text(render(base), "the settings to start from")
             for name in names:
                 reader.read_file(name)
                 if pathlib.Path(name).name == RECORD:
@@ -278,11 +286,8 @@ def _check_given_macros(reader: _Reader, bindings: typing.Sequence[str]):
 def render(experiment: Experiment) -> str:
     """Returns gin text with every value of `experiment`. `load` of it gives an equal Experiment."""
     blocks = []
-    for field in dataclasses.fields(experiment):
-        section = getattr(experiment, field.name)
-        if section is None:
-            continue
+    for section in config.sections(experiment):
         name = type(section).__name__
-        fields = dataclasses.fields(section)
-        blocks.append("\n".join(f"{name}.{f.name} = {getattr(section, f.name)!r}" for f in fields))
+        lines = [f"{name}.{f} = {getattr(section, f)!r}" for f in field_names(type(section))]
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"

@@ -1,6 +1,5 @@
 """How the settings of two starts of a run differ, and which settings may differ."""
 
-import dataclasses
 import pathlib
 
 from maelm_jax import config, gin_files, storage
@@ -25,8 +24,8 @@ FREE_ON_RESUME = (
     "Corpus.rows_dir",
     "Run.init_from",
     "Finetune.data_dir",
-    "Finetune.train_file",
-    "Finetune.dev_file",
+    "CustomTask.train_file",
+    "CustomTask.dev_file",
     "Finetune.eval_batch_size",
 )
 
@@ -42,18 +41,13 @@ def differences(
         free: Beginnings of names that are left out.
     """
     lines = []
-    for field in dataclasses.fields(old):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if before is None or after is None:
-            if before != after:
-                words = ["absent" if section is None else "set" for section in (before, after)]
-                lines.append(f"{field.name}: {' -> '.join(words)}")
-            continue
-        for item in dataclasses.fields(before):
-            name = f"{type(before).__name__}.{item.name}"
-            old_value, new_value = getattr(before, item.name), getattr(after, item.name)
-            if old_value != new_value and not name.startswith(free):
-                lines.append(f"{name}: {old_value!r} -> {new_value!r}")
+    if (old.finetune is None) != (new.finetune is None):
+        words = ["absent" if one.finetune is None else "set" for one in (old, new)]
+        lines.append(f"finetune: {' -> '.join(words)}")
+    before, after = config.values(old), config.values(new)
+    for name, value in before.items():
+        if name in after and value != after[name] and not name.startswith(free):
+            lines.append(f"{name}: {value!r} -> {after[name]!r}")
     return lines
 
 

@@ -6,7 +6,6 @@ docs/configuration.md are generated from it.
 """
 
 import collections.abc
-import dataclasses
 import difflib
 import functools
 import types
@@ -56,6 +55,21 @@ class Settings:
         if not condition:
             raise ConfigError(f"{type(self).__name__}.{message}")
 
+    def listed(self, name: str) -> tuple:
+        """A field as a tuple. A single value gives a tuple of one."""
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,)
+
+    def require_distinct(self, name: str):
+        """Raises ConfigError when the list in a field holds a value twice."""
+        values = self.listed(name)
+        self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
+
+    def sections(self) -> list["Settings"]:
+        """The sections in the fields of this one. See `section`."""
+        values = (getattr(self, name) for name in type(self).__pydantic_fields__)
+        return [value for value in values if isinstance(value, Settings)]
+
 
 def setting(default, meaning: str, unit: str | None = None, **limits):
     """Declares a field of a settings dataclass.
@@ -69,6 +83,20 @@ def setting(default, meaning: str, unit: str | None = None, **limits):
     """
     limits |= {"default_factory" if callable(default) else "default": default}
     return pydantic.Field(description=meaning, json_schema_extra={"unit": unit or ""}, **limits)
+
+
+def section(cls: type):
+    """Declares a field that holds another section. gin binds that section by its own name."""
+    return pydantic.Field(default_factory=cls)
+
+
+def field_names(cls: type) -> list[str]:
+    """The names of the settings of a section, without the fields that hold other sections."""
+    return [
+        name
+        for name, field in cls.__pydantic_fields__.items()
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, Settings))
+    ]
 
 
 def declare(cls: type) -> type:
@@ -128,7 +156,7 @@ def _without_lists(value):
 def _message(cls: type, name: str, values: dict, kind: str) -> str:
     """Returns the message for a wrong field. `kind` is pydantic's type of the error."""
     if kind == "unexpected_keyword_argument":
-        hint = closest(name, (field.name for field in dataclasses.fields(cls)))
+        hint = closest(name, field_names(cls))
         return f"{cls.__name__}.{name}: there is no such setting{hint}"
     if name not in values:  # only this package passes positional arguments
         return f"{cls.__name__}: wrong argument {name}"
@@ -198,7 +226,8 @@ def page(sections: collections.abc.Sequence[type]) -> str:
         about = " ".join((cls.__doc__ or "").split())
         lines += ["", f"## {cls.__name__}", "", about, ""]
         lines += ["| setting | values | default | unit | meaning |", "|---|---|---|---|---|"]
-        for name, field in cls.__pydantic_fields__.items():
+        for name in field_names(cls):
+            field = cls.__pydantic_fields__[name]
             default = field.get_default(call_default_factory=True)
             unit = field.json_schema_extra["unit"]
             cells = (f"`{name}`", allowed(cls, name), f"`{default!r}`", unit, field.description)

@@ -57,8 +57,8 @@ def cases(text: pathlib.Path, pretrained: pathlib.Path) -> list[Case]:
 
     def finetune(folder):
         settings = {
-            "TRAIN_FILE": text / "train.tsv", "DEV_FILE": text / "dev.tsv", "Finetune.columns": "('text',)",
-            "Finetune.label": "long", "Finetune.labels": "('no', 'yes')", "Finetune.max_length": 32,
+            "TRAIN_FILE": text / "train.tsv", "DEV_FILE": text / "dev.tsv", "CustomTask.columns": "('text',)",
+            "CustomTask.label": "long", "CustomTask.labels": "('no', 'yes')", "Finetune.max_length": 32,
             "EPOCHS": 4, "BATCH_SIZE": 16, "LEARNING_RATE": 1e-3, "Run.checkpoint_every": 5,
         }  # fmt: skip
         flags = [f"--gin.{name}={value}" for name, value in settings.items()]

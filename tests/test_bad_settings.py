@@ -15,6 +15,7 @@ from hypothesis import strategies
 
 from maelm_jax import cli, config, gin_files
 from maelm_jax.finetuning import encoder_source
+from maelm_jax.settings import field_names
 
 NINES = "9" * 5000
 DEEP = "[" * 3000 + "]" * 3000
@@ -33,7 +34,7 @@ WORK = {
     "train": "maelm_jax.pretraining.start.resolve_source",
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.plan.prepare",
-    "finetune": "maelm_jax.finetuning.task_data.check",
+    "finetune": "maelm_jax.finetuning.tasks.check",
     "export": "maelm_jax.encoders.source.find",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabulary.load",
@@ -153,14 +154,14 @@ TUNING = [
     "TRAIN_EXAMPLES=0", "TRAIN_EXAMPLES=-5", "TRAIN_EXAMPLES=all", "DATA_DIR=''", "DATA_DIR=3",
     "Finetune.tasks=rta", "Finetune.tasks=['rte','rta']",
     "Finetune.tasks=['rte','rte']", "Finetune.tasks=3", "Finetune.tasks=own",
-    "Finetune.question_length=-5", "Finetune.question_length=0",
-    "Finetune.stride=0", "Finetune.stride=-128", "Finetune.answer_length=0",
+    "Squad.question_length=-5", "Squad.question_length=0",
+    "Squad.stride=0", "Squad.stride=-128", "Squad.answer_length=0",
     "Finetune.evaluations=0", "Finetune.evaluations=-1",
     "Finetune.eval_batch_size=0", "Finetune.eval_batch_size=1000000000",
-    "Finetune.small_task_epochs=0", "Finetune.dev_share=1", "Finetune.dev_share=-0.5",
-    "Finetune.columns=sentence", "Finetune.columns=['']", "Finetune.label=''",
-    "Finetune.labels=yes", "Finetune.train_file=''", "Finetune.max_lenght=3",
-    "EPOCH=3", "Finetune=3",
+    "Grid.small_task_epochs=0", "Squad.dev_share=1", "Squad.dev_share=-0.5",
+    "CustomTask.columns=sentence", "CustomTask.columns=['']", "CustomTask.label=''",
+    "CustomTask.labels=yes", "CustomTask.train_file=''", "Finetune.max_lenght=3",
+    "EPOCH=3", "Finetune=3", "Finetune.epochs=0", "Finetune.stride=0", "Finetune.grid=3",
 ]  # fmt: skip
 EVERY_COMMAND = [
     ["--no_such_flag"], ["--workdir="], ["--workdir"], ["--workdir= "], ["--workdir=file"],
@@ -257,8 +258,7 @@ VALUES = strategies.one_of(
     strategies.recursive(SCALARS, containers).map(repr),
     strategies.sampled_from(ODD),
 )
-SECTIONS = (*config.SECTIONS, config.Finetune)
-KNOWN = [f"{cls.__name__}.{name}" for cls in SECTIONS for name in cls.__dataclass_fields__]
+KNOWN = [f"{cls.__name__}.{name}" for cls in config.ALL_SECTIONS for name in field_names(cls)]
 MACROS = [
     "TRAIN_STEPS", "BATCH_SIZE", "SEQUENCE_LENGTH", "SEED", "TEXT_FILES", "EPOCHS", "MAX_LENGTH"
 ]  # fmt: skip

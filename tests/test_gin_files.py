@@ -1,8 +1,12 @@
 """Reading gin files: macros and the settings they stand for, and texts that are no gin files."""
 
+import pathlib
+
 import pytest
 
 from maelm_jax import cli, config, gin_files
+
+DATA = pathlib.Path(__file__).parent / "data"
 
 
 @pytest.mark.parametrize("binding,of", [
@@ -18,9 +22,34 @@ def test_a_field_can_be_bound_although_a_macro_stands_for_it(binding, of):
 
 def test_a_field_of_fine_tuning_can_be_bound_although_a_macro_stands_for_it():
     files = ["base.gin", "finetune/base.gin", "finetune/rte.gin"]
-    fields = {"max_length": 128, "batch_size": 8, "seeds": 4, "epochs": 2, "learning_rate": 0.5}
+    assert gin_files.load(files, ["Finetune.max_length=128"]).finetune.max_length == 128
+    fields = {"batch_size": 8, "seeds": 4, "epochs": 2, "learning_rate": 0.5}
     for name, value in fields.items():
-        assert getattr(gin_files.load(files, [f"Finetune.{name}={value}"]).finetune, name) == value
+        grid = gin_files.load(files, [f"Grid.{name}={value}"]).finetune.grid
+        assert getattr(grid, name) == value
+
+
+def test_the_older_names_of_settings_of_fine_tuning_mean_the_same():
+    """The file is the config.gin of a workdir from before the sections Grid, Squad, CustomTask."""
+    finetune = gin_files.load([str(DATA / "finetuned_workdir_of_2026_11_22.gin")]).finetune
+    assert finetune.grid == config.Grid(3, 16, 1e-3, 4, 10, 0.1)
+    assert finetune.squad == config.Squad(32, 64, 20, 0.25)
+    assert finetune.custom == config.CustomTask(
+        "train.tsv", "dev.tsv", ("a", "b"), "good", ("no", "yes")
+    )
+    assert (finetune.tasks, finetune.init_from) == ("own", "runs/tiny")
+    files = ["base.gin", "finetune/base.gin", "finetune/rte.gin"]
+    later = gin_files.load(files, ["Grid.epochs=2", "Finetune.epochs=5"])
+    assert later.finetune.grid.epochs == 5
+    with pytest.raises(config.ConfigError, match="^Squad.stride must be"):
+        gin_files.load(["tiny.gin"], ["Finetune.stride=0"])
+
+
+def test_the_settings_to_start_from_are_those_of_every_field_that_nothing_binds():
+    base = gin_files.load(["base.gin"])
+    experiment = gin_files.load(["finetune/base.gin", "finetune/rte.gin"], ["BATCH_SIZE=[8,16]"], base)
+    assert experiment.finetune.grid.batch_size == (8, 16), "and macros do not reach into them"
+    assert experiment.run.batch_size == 2048 and experiment.corpus == base.corpus
 
 
 def test_a_file_can_bind_a_field_although_a_macro_stands_for_it(tmp_path):

@@ -8,12 +8,12 @@ import re
 
 import pytest
 
-from maelm_jax import config, gin_files, settings
-from maelm_jax.finetuning import task_data
+from maelm_jax import config, config_finetune, gin_files, settings
+from maelm_jax.finetuning import tasks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SECTIONS = (*config.SECTIONS, config.Finetune)
-FIELDS = [(cls, field.name) for cls in SECTIONS for field in dataclasses.fields(cls)]
+SECTIONS = config.ALL_SECTIONS
+FIELDS = [(cls, name) for cls in SECTIONS for name in settings.field_names(cls)]
 
 
 @pytest.mark.parametrize("cls,name", FIELDS, ids=lambda value: getattr(value, "__name__", value))
@@ -43,13 +43,15 @@ def test_text_that_cannot_be_a_path_is_refused():
 
 
 def test_a_wrong_value_in_a_list_is_refused():
-    for name, value in (
-        ("seeds", [1, -1]), ("seeds", [1, 2**32]), ("batch_size", [8, 0]), ("epochs", [1, 2.5]),
-        ("learning_rate", [1e-3, 0.0]), ("warmup", [0.1, 1.0]), ("tasks", ["rte", "rta"]),
-        ("small_task_epochs", [True]), ("columns", [1]), ("labels", "no"),
+    for cls, name, value in (
+        (config.Grid, "seeds", [1, -1]), (config.Grid, "seeds", [1, 2**32]),
+        (config.Grid, "batch_size", [8, 0]), (config.Grid, "epochs", [1, 2.5]),
+        (config.Grid, "learning_rate", [1e-3, 0.0]), (config.Grid, "warmup", [0.1, 1.0]),
+        (config.Grid, "small_task_epochs", [True]), (config.Finetune, "tasks", ["rte", "rta"]),
+        (config.CustomTask, "columns", [1]), (config.CustomTask, "labels", "no"),
     ):  # fmt: skip
-        with pytest.raises(config.ConfigError, match=f"^Finetune.{name} must be"):
-            config.Finetune(**{name: value})
+        with pytest.raises(config.ConfigError, match=f"^{cls.__name__}.{name} must be"):
+            cls(**{name: value})
 
 
 def test_a_settings_object_is_a_frozen_dataclass():
@@ -61,7 +63,7 @@ def test_a_settings_object_is_a_frozen_dataclass():
         dataclasses.replace(model, layers=0)
     assert pickle.loads(pickle.dumps(model)) == model
     assert hash(model) == hash(config.Model(layers=3))
-    assert config.Finetune(seeds=[1, 2]).seeds == (1, 2)
+    assert config.Grid(seeds=[1, 2]).seeds == (1, 2)
 
 
 def test_an_integer_is_taken_for_a_number_but_not_the_reverse():
@@ -79,7 +81,7 @@ def test_a_long_value_is_cut_in_the_message():
 
 
 def test_the_tasks_are_those_that_can_be_fine_tuned():
-    assert set(config.Task.__args__) == set(task_data.NAMES)
+    assert set(config_finetune.Task.__args__) == set(tasks.NAMES)
 
 
 def test_the_page_of_settings_is_current():

@@ -126,7 +126,12 @@ class Batches:
 
     def __init__(self, features: Features, sizes: list[int], batch_size: int, pad: int, seed: int):
         self.features, self.sizes, self.batch_size, self.pad, self.seed = (
-            features, sizes, batch_size, pad, seed)  # fmt: skip
+            features,
+            sizes,
+            batch_size,
+            pad,
+            seed,
+        )
         self.per_epoch = -(-len(features.ids) // batch_size)
         self._epoch = functools.lru_cache(maxsize=2)(self._plan)
 
@@ -140,8 +145,7 @@ class Batches:
             indices = np.concatenate([left_over, order[group == number]])
             full = len(indices) // self.batch_size * self.batch_size
             plan += [
-                PlannedBatch(size, part)
-                for part in indices[:full].reshape(-1, self.batch_size)
+                PlannedBatch(size, part) for part in indices[:full].reshape(-1, self.batch_size)
             ]
             left_over = indices[full:]
         if len(left_over):

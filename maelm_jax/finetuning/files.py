@@ -34,22 +34,29 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
             "or SQuAD's files, or None for TFDS"
         )
     candidates = [
-        root / place / (name + packing)
+        root / folder / (name + packing)
         for name in names
-        for place in ("", "glue", "squad")
+        for folder in ("", "glue", "squad")
         for packing in PACKINGS
     ]
     return next((path for path in candidates if os.path.isfile(path)), None)
 
 
-def rows(path: str | pathlib.Path) -> typing.Iterator[tuple[int, list[str]]]:
-    """Number (from 1) and cells of each line of a tab-separated file. Quotes are taken literally.
+class Row(typing.NamedTuple):
+    """One line of a tab-separated file."""
+
+    number: int  # from 1
+    cells: list[str]
+
+
+def rows(path: str | pathlib.Path) -> typing.Iterator[Row]:
+    """Yields the lines of a tab-separated file. Quotes are taken literally.
 
     Raises:
         ConfigError: The file cannot be read, is empty, corrupt, or not UTF-8.
     """
     for number, (offset, line) in enumerate(text_files.lines(str(path)), start=1):
-        yield number, text_files.decode(line, str(path), offset).split("\t")
+        yield Row(number, text_files.decode(line, str(path), offset).split("\t"))
 
 
 def read_json(path: str | pathlib.Path) -> typing.Any:
@@ -107,12 +114,12 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     from maelm_jax.data import seqio_tasks
 
     try:
-        found = seqio_tasks.records(f"tfds:{name}", corpus, split)
+        encoded = seqio_tasks.records(f"tfds:{name}", corpus, split)
     except Unavailable as error:
         raise config.ConfigError(
             f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER"
         ) from error
-    return None if found is None else [_decoded(record) for record in found]
+    return None if encoded is None else [_decoded(record) for record in encoded]
 
 
 def _decoded(value):

@@ -4,6 +4,7 @@ A cell is one combination of batch size, learning rate, epochs and warm-up. Each
 its own. Finished runs are skipped.
 """
 
+import collections.abc
 import contextlib
 import dataclasses
 import itertools
@@ -13,114 +14,164 @@ import shutil
 import numpy as np
 
 from maelm_jax import config, setting_changes
-from maelm_jax.finetuning import files, session
+from maelm_jax.finetuning import files, results
 from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
 from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import run_record, sharding, step_log, workdir_lock
 
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
+Results = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
 
-def cells(settings: config.Finetune, examples: int) -> list[config.Finetune]:
-    """The cells of the grid, each as settings with one value of each hyperparameter.
+
+def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
+    """The cells of the grid, each as settings with one value of each hyper-parameter.
 
     `examples` is the number of training examples.
     """
-    epochs = settings.listed("epochs")
+    lists = {name: grid.listed(name) for name in results.HYPERPARAMETERS}
     if examples < SMALL_TASK:
-        epochs += tuple(
-            value for value in settings.listed("small_task_epochs") if value not in epochs
-        )
-    lists = (
-        settings.listed("batch_size"),
-        settings.listed("learning_rate"),
-        epochs,
-        settings.listed("warmup"),
-    )
-    names = ("batch_size", "learning_rate", "epochs", "warmup")
+        more = [value for value in grid.listed("small_task_epochs") if value not in lists["epochs"]]
+        lists["epochs"] += tuple(more)
     return [
-        dataclasses.replace(settings, small_task_epochs=(), **dict(zip(names, values, strict=True)))
-        for values in itertools.product(*lists)
+        dataclasses.replace(grid, small_task_epochs=(), **dict(zip(lists, values, strict=True)))
+        for values in itertools.product(*lists.values())
     ]
 
 
-def name_of(cell: config.Finetune) -> str:
+def name_of(cell: config.Grid) -> str:
     """The name of a cell's folder, for example b32-lr3e-05-e3-w0.06."""
     return f"b{cell.batch_size}-lr{cell.learning_rate:g}-e{cell.epochs}-w{cell.warmup:g}"
 
 
-def is_single(settings: config.Finetune, examples: int) -> bool:
+def is_single(grid: config.Grid, examples: int) -> bool:
     """Whether the grid has one cell and one seed."""
-    return len(cells(settings, examples)) * len(settings.listed("seeds")) == 1
+    return len(cells(grid, examples)) * len(grid.listed("seeds")) == 1
 
 
-def experiment_of(
-    experiment: config.Experiment, cell: config.Finetune, seed: int
-) -> config.Experiment:
+def experiment_of(experiment: config.Experiment, cell: config.Grid, seed: int) -> config.Experiment:
     """The settings of one run of the grid. Its config.gin holds them."""
-    settings = dataclasses.replace(experiment.run, seed=seed, batch_size=cell.batch_size)
-    return dataclasses.replace(
-        experiment, finetune=dataclasses.replace(cell, seeds=seed), run=settings
-    )
+    run = dataclasses.replace(experiment.run, seed=seed, batch_size=cell.batch_size)
+    grid = dataclasses.replace(cell, seeds=seed)
+    finetune = dataclasses.replace(experiment.finetune, grid=grid)
+    return dataclasses.replace(experiment, finetune=finetune, run=run)
 
 
-def run_all(
-    tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment,
-    folder: pathlib.Path, describe, alone: bool,
-) -> dict | None:  # fmt: skip
-    """Does all runs of the grid that are not finished. Only the chosen cell keeps its models.
+@dataclasses.dataclass(frozen=True)
+class GridRun:
+    """What all runs of a grid share.
 
-    Args:
-        tuner: Data and compiled steps of the task.
-        start: The encoder to start from.
+    Attributes:
+        session: Data and compiled steps of the task.
+        encoder: The encoder to start from.
         experiment: Settings of the grid.
         folder: Folder of the grid. A run has the folder FOLDER/CELL/seedN, so that cells and seeds
             can be added later.
         describe: Called with the folder and the settings of a run. It writes config.gin,
             environment.txt and vocabulary/.
-        alone: The grid is a single run, and its folder is `folder` itself.
-
-    Returns:
-        The summary (see `summary`); None when SIGTERM stopped a run.
-
-    Raises:
-        ConfigError: A batch does not fit the mesh, or a folder holds a run that differs.
-        Diverged: The single run diverged.
+        is_single: The grid is a single run, and its folder is `folder` itself.
     """
-    chosen = cells(experiment.finetune, len(tuner.problem.train.ids))
-    seeds = experiment.finetune.listed("seeds")
-    for cell in chosen:
-        sharding.check_mesh(experiment_of(experiment, cell, 0), tuner.mesh)
-    inputs = {"start_step": start.step, **tuner.problem.fingerprint}
-    found: dict[str, list[dict]] = {}
-    best = None
-    for number, (cell, seed) in enumerate(itertools.product(chosen, seeds), start=1):
-        name = name_of(cell)
-        place = folder if alone else folder / name / f"seed{seed}"
-        result = finished(place, experiment_of(experiment, cell, seed), inputs)
-        if result is None:
-            print(
-                f"{tuner.problem.name} {start.label} {name} seed {seed} "
-                f"({number} of {len(chosen) * len(seeds)})",
-                flush=True,
-            )
-            result = _run(
-                tuner, start, experiment_of(experiment, cell, seed), place, inputs, describe, alone
-            )
+
+    session: FinetuneSession
+    encoder: EncoderSource
+    experiment: config.Experiment
+    folder: pathlib.Path
+    describe: collections.abc.Callable[[pathlib.Path, config.Experiment], None]
+    is_single: bool
+
+    def run_all(self) -> dict | None:
+        """Does all runs of the grid that are not finished. Only the chosen cell keeps its models.
+
+        Returns:
+            The summary (see `summary`); None when SIGTERM stopped a run.
+
+        Raises:
+            ConfigError: A batch does not fit the mesh, or a folder holds a run that differs.
+            Diverged: The single run diverged.
+        """
+        grid, task = self.experiment.finetune.grid, self.session.task
+        all_cells, seeds = cells(grid, len(task.train.ids)), grid.listed("seeds")
+        for cell in all_cells:
+            sharding.check_mesh(experiment_of(self.experiment, cell, 0), self.session.mesh)
+        found: Results = {}
+        best = None
+        for number, (cell, seed) in enumerate(itertools.product(all_cells, seeds), start=1):
+            title = f"{name_of(cell)} seed {seed} ({number} of {len(all_cells) * len(seeds)})"
+            result = self._result_of(cell, seed, title)
             if result is None:
                 return None
-        found.setdefault(name, []).append(result | {"workdir": str(place)})
-        if len(found[name]) == len(seeds):
-            best = _keep_better(folder, best, name, found)
-    return summary(tuner.problem, found)
+            name = name_of(cell)
+            found.setdefault(name, []).append(result)
+            if len(found[name]) == len(seeds):
+                best = self._keep_better(best, name, found)
+        return summary(task, found)
+
+    def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict | None:
+        """The results of a run, which is done if it is not finished; None after SIGTERM."""
+        folder = self.folder if self.is_single else self.folder / name_of(cell) / f"seed{seed}"
+        experiment = experiment_of(self.experiment, cell, seed)
+        inputs = {"start_step": self.encoder.step, **self.session.task.fingerprint}
+        result = finished(folder, experiment, inputs)
+        if result is None:
+            print(f"{self.session.task.name} {self.encoder.label} {title}", flush=True)
+            result = self._run(experiment, folder, inputs)
+        return None if result is None else result | {"workdir": str(folder)}
+
+    def _run(
+        self, experiment: config.Experiment, folder: pathlib.Path, inputs: dict
+    ) -> dict | None:
+        """One run. A run that diverges gets results without a score, unless it is single."""
+
+        def record():
+            self.describe(folder, experiment)
+            results.write_json(folder / INPUTS, inputs)
+
+        # The caller holds the lock of the grid's folder, which is the folder of a single run.
+        lock = contextlib.nullcontext() if self.is_single else workdir_lock.held(str(folder))
+        try:
+            with lock:
+                run_record.check(str(folder))
+                return self.session.run(experiment, self.encoder, str(folder), record)
+        except step_log.Diverged as error:
+            if self.is_single:
+                raise
+            # A grid also tries learning rates that are too high. It goes on, and this run ranks
+            # last. metrics.jsonl keeps the loss up to this point.
+            return self._write_diverged(experiment, folder, str(error))
+
+    def _write_diverged(
+        self, experiment: config.Experiment, folder: pathlib.Path, message: str
+    ) -> dict:
+        """Writes results without a score."""
+        task = self.session.task
+        result = {
+            "task": task.name, "init_from": self.encoder.name, "seed": experiment.run.seed,
+            "score": None, "diverged": message,
+            "cell": results.cell_of(experiment.finetune.grid), "main_metric": task.main,
+            "notes": task.notes,
+        }  # fmt: skip
+        results.write_json(folder / results.NAME, result)
+        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+        return result
+
+    def _keep_better(self, best: str | None, name: str, found: Results) -> str:
+        """The better one of the cells `best` and `name`. Removes the models of the other one."""
+        if best is None:
+            return name
+        is_better = median(found[name]) > median(found[best])
+        keep, drop = (name, best) if is_better else (best, name)
+        for checkpoints in (self.folder / drop).glob("seed*/checkpoints"):
+            shutil.rmtree(checkpoints)
+        return keep
 
 
-def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
+def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
     """The results of a finished run.
 
     Args:
-        place: Folder of the run.
+        folder: Folder of the run.
         experiment: Settings that the run must have.
         inputs: Content that its INPUTS file must have.
 
@@ -131,87 +182,38 @@ def finished(place: pathlib.Path, experiment: config.Experiment, inputs: dict) -
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    setting_changes.check_workdir(place, experiment)
-    if (place / INPUTS).exists():
-        before = files.read_record(place / INPUTS, f"Remove {place} and run again.")
+    setting_changes.check_workdir(folder, experiment)
+    if (folder / INPUTS).exists():
+        recorded = files.read_record(folder / INPUTS, f"Remove {folder} and run again.")
         changed = [
-            f"{name}: {before.get(name)} -> {value}"
+            f"{name}: {recorded.get(name)} -> {value}"
             for name, value in inputs.items()
-            if before.get(name) != value
+            if recorded.get(name) != value
         ]
         if changed:
             raise config.ConfigError(
-                f"{place} holds a run on other data, or from another step of its start "
+                f"{folder} holds a run on other data, or from another step of its start "
                 f"({'; '.join(changed)}): give another --workdir"
             )
-    if not (place / session.RESULTS).exists():
+    if not (folder / results.NAME).exists():
         return None
     # The folder remains when a kill came after the results were written and before its removal.
-    shutil.rmtree(place / session.UNFINISHED, ignore_errors=True)
-    return session.read_results(place)
+    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+    return results.read(folder)
 
 
-def _run(
-    tuner: session.FinetuneSession, start: EncoderSource, experiment: config.Experiment,
-    place: pathlib.Path, inputs: dict, describe, alone: bool,
-) -> dict | None:  # fmt: skip
-    """One run. A run that diverges gets results without a score, unless it is `alone`."""
-
-    def record():
-        describe(place, experiment)
-        session.write_json(place / INPUTS, inputs)
-
-    try:
-        # The caller holds the lock of FOLDER, which is the folder of a run that is alone.
-        with contextlib.nullcontext() if alone else workdir_lock.held(str(place)):
-            run_record.check(str(place))
-            return tuner.run(experiment, start, str(place), record)
-    except step_log.Diverged as error:
-        if alone:
-            raise
-        # A grid also tries learning rates that are too high. It goes on, and this run ranks last.
-        # metrics.jsonl keeps the loss up to this point.
-        result = {
-            "task": tuner.problem.name, "init_from": start.name, "seed": experiment.run.seed,
-            "score": None, "diverged": str(error),
-        }  # fmt: skip
-        result |= {
-            "cell": session.cell_of(experiment.finetune), "main_metric": tuner.problem.main,
-            "notes": tuner.problem.notes,
-        }  # fmt: skip
-        session.write_json(place / session.RESULTS, result)
-        shutil.rmtree(place / session.UNFINISHED, ignore_errors=True)
-        return result
-
-
-def median(results: list[dict]) -> float:
+def median(runs: list[dict]) -> float:
     """The median score of the seeds of a cell. A run that diverged counts as -inf.
 
     The median is -inf when half of the runs or more diverged, so that such a cell ranks last.
     """
-    scores = sorted(-np.inf if result["score"] is None else result["score"] for result in results)
+    scores = sorted(-np.inf if run["score"] is None else run["score"] for run in runs)
     half = len(scores) // 2
     return scores[half] if len(scores) % 2 else (scores[half - 1] + scores[half]) / 2
 
 
-def _keep_better(
-    folder: pathlib.Path, best: str | None, name: str, found: dict[str, list[dict]]
-) -> str:
-    """The better one of the cells `best` and `name`. Removes the models of the other one."""
-    if best is None:
-        return name
-    keep, drop = (name, best) if median(found[name]) > median(found[best]) else (best, name)
-    for place in (folder / drop).glob("seed*/checkpoints"):
-        shutil.rmtree(place)
-    return keep
-
-
-def summary(problem: TaskData, found: dict[str, list[dict]]) -> dict:
+def summary(task: TaskData, found: Results) -> dict:
     """The report of a task with one encoder.
-
-    Args:
-        problem: The task.
-        found: {cell: results of its runs, one a seed}.
 
     Returns:
         "cells": median, least and highest score of every cell over its seeds. "chosen": the cell
@@ -219,45 +221,53 @@ def summary(problem: TaskData, found: dict[str, list[dict]]) -> dict:
         chosen cell. "model": the workdir with its middle score among those with a checkpoint, or
         None. Besides these: task, main_metric, seeds, notes.
     """
-    rows = []
-    for name, results in found.items():
-        scores = [result["score"] for result in results]
-        known = [score for score in scores if score is not None]
-        row = {
-            "name": name, **results[0]["cell"], "median": median(results),
-            "least": min(known, default=None), "highest": max(known, default=None),
-        }  # fmt: skip
-        row |= {
-            "median": row["median"] if np.isfinite(row["median"]) else None, "scores": scores,
-            "seeds": [result["seed"] for result in results],
-        }  # fmt: skip
-        rows.append(row)
     chosen = max(found, key=lambda name: median(found[name]))
-    good = [result for result in found[chosen] if result["score"] is not None]
-    values = lambda metric: [result["best"][metric] for result in good]  # noqa: E731
-    names = [name for name in good[0]["best"] if name not in ("step", "epoch")] if good else []
-    spread = {
-        name: {
-            "median": float(np.median(values(name))),
-            "least": min(values(name)),
-            "highest": max(values(name)),
-        }
-        for name in names
-    }
-    kept = [
-        result
-        for result in sorted(good, key=lambda result: result["score"])
-        if (pathlib.Path(result["workdir"]) / "checkpoints").is_dir()
-    ]
-    lost = len(found[chosen]) - len(good)
-    unsaid = [
-        (f"{found[chosen][0]['init_from']}: {lost} of {len(found[chosen])} seeds diverged; "
-        "the figures are those of the others")
-    ] if lost else []  # fmt: skip
-    # A cell that was not the best with fewer seeds has lost the models of those seeds.
-    middle = kept[len(kept) // 2]["workdir"] if kept else None
+    runs = found[chosen]
+    scored = [run for run in runs if run["score"] is not None]
+    notes = list(task.notes)
+    if lost := len(runs) - len(scored):
+        notes.append(
+            f"{runs[0]['init_from']}: {lost} of {len(runs)} seeds diverged; "
+            "the figures are those of the others"
+        )
     return {
-        "task": problem.name, "main_metric": problem.main, "chosen": chosen,
-        "seeds": len(found[chosen]), "metrics": spread, "model": middle,
-        "cells": rows, "notes": [*problem.notes, *unsaid],
+        "task": task.name, "main_metric": task.main, "chosen": chosen, "seeds": len(runs),
+        "metrics": _spread(scored), "model": _middle_model(scored),
+        "cells": [_cell_report(name, of_cell) for name, of_cell in found.items()], "notes": notes,
     }  # fmt: skip
+
+
+def _cell_report(name: str, runs: list[dict]) -> dict:
+    """Scores of one cell. Its median is None when half of its runs or more diverged."""
+    scores = [run["score"] for run in runs]
+    known = [score for score in scores if score is not None]
+    middle = median(runs)
+    return {
+        "name": name, **runs[0]["cell"], "median": middle if np.isfinite(middle) else None,
+        "least": min(known, default=None), "highest": max(known, default=None),
+        "scores": scores, "seeds": [run["seed"] for run in runs],
+    }  # fmt: skip
+
+
+def _spread(runs: list[dict]) -> dict[str, dict[str, float]]:
+    """{metric: median, least and highest value}, of the best evaluation of each run."""
+    spread = {}
+    for name in runs[0]["best"] if runs else ():
+        if name not in ("step", "epoch"):
+            values = [run["best"][name] for run in runs]
+            spread[name] = {
+                "median": float(np.median(values)), "least": min(values), "highest": max(values),
+            }  # fmt: skip
+    return spread
+
+
+def _middle_model(runs: list[dict]) -> str | None:
+    """The workdir with the middle score. A run without a checkpoint does not count.
+
+    A cell that was not the best with fewer seeds has lost the models of those seeds.
+    """
+    ranked = sorted(runs, key=lambda run: run["score"])
+    with_model = [
+        run["workdir"] for run in ranked if (pathlib.Path(run["workdir"]) / "checkpoints").is_dir()
+    ]
+    return with_model[len(with_model) // 2] if with_model else None

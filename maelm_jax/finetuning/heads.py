@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.finetuning.batches import Batch
-from maelm_jax.finetuning.squad import BEST, Spans
+from maelm_jax.finetuning.windows import BEST, Spans
 from maelm_jax.model import keys, layers, loss, maelm, ops
 from maelm_jax.model.positions import MASKED_OUT
 

@@ -1,6 +1,7 @@
 """Metrics of GLUE (from scikit-learn and SciPy) and SQuAD (as its official evaluation, 2.0)."""
 
 import collections
+import functools
 import re
 import string
 import typing
@@ -13,24 +14,19 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def _correlation(function):
-    """A metric from a function of SciPy. It is 0 for constant values, where SciPy gives NaN."""
-
-    def value(truth, predicted) -> float:
-        varies = np.ptp(predicted) > 0 and np.ptp(truth) > 0
-        return float(function(truth, predicted).statistic) if varies else 0.0
-
-    return value
+def _correlation(function, truth, predicted) -> float:
+    """A correlation of SciPy. It is 0 for constant values, where SciPy gives NaN."""
+    varies = np.ptp(predicted) > 0 and np.ptp(truth) > 0
+    return function(truth, predicted).statistic if varies else 0.0
 
 
+# Functions (truth, predicted) -> value.
 METRICS = {
-    "accuracy": lambda truth, predicted: float(sklearn.metrics.accuracy_score(truth, predicted)),
-    "f1": lambda truth, predicted: float(
-        sklearn.metrics.f1_score(truth, predicted, zero_division=0.0)
-    ),
-    "mcc": lambda truth, predicted: float(sklearn.metrics.matthews_corrcoef(truth, predicted)),
-    "pearson": _correlation(scipy.stats.pearsonr),
-    "spearman": _correlation(scipy.stats.spearmanr),
+    "accuracy": sklearn.metrics.accuracy_score,
+    "f1": functools.partial(sklearn.metrics.f1_score, zero_division=0.0),
+    "mcc": sklearn.metrics.matthews_corrcoef,
+    "pearson": functools.partial(_correlation, scipy.stats.pearsonr),
+    "spearman": functools.partial(_correlation, scipy.stats.spearmanr),
 }
 
 
@@ -46,7 +42,7 @@ def glue(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[
         {metric: value from -1 to 1}.
     """
     predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
-    return {name: METRICS[name](truth, predicted) for name in names}
+    return {name: float(METRICS[name](truth, predicted)) for name in names}
 
 
 def normalise(answer: str) -> str:
@@ -64,16 +60,23 @@ def exact(gold: str, answer: str) -> float:
 
 def f1(gold: str, answer: str) -> float:
     """F1 of the bags of words. If an answer is empty: 1 if both are, else 0."""
-    wanted, given = normalise(gold).split(), normalise(answer).split()
-    if not wanted or not given:
-        return float(wanted == given)
-    same = sum((collections.Counter(wanted) & collections.Counter(given)).values())
-    return 2.0 * same / (len(wanted) + len(given))
+    gold_words, words = normalise(gold).split(), normalise(answer).split()
+    if not gold_words or not words:
+        return float(gold_words == words)
+    shared = sum((collections.Counter(gold_words) & collections.Counter(words)).values())
+    return 2.0 * shared / (len(gold_words) + len(words))
+
+
+class Threshold(typing.NamedTuple):
+    """A threshold of "no answer", and the mean score with it."""
+
+    score: float
+    threshold: float
 
 
 def best_threshold(
-    scores: np.ndarray, given: np.ndarray, answerable: np.ndarray, margins: np.ndarray
-) -> tuple[float, float]:
+    scores: np.ndarray, answered: np.ndarray, answerable: np.ndarray, margins: np.ndarray
+) -> Threshold:
     """Chooses the threshold of "no answer" that gives the highest mean score on the same questions.
 
     An answer whose null margin is above the threshold becomes "no answer". This is
@@ -81,21 +84,21 @@ def best_threshold(
 
     Args:
         scores: Scores of the answers before the threshold, float [n].
-        given: Which answers are not empty, bool [n].
+        answered: Which answers are not empty, bool [n].
         answerable: Which questions have an answer, bool [n].
         margins: Null margins, float [n].
-
-    Returns:
-        The highest mean score and its threshold.
     """
     order = np.argsort(margins, kind="stable")
-    gain = np.where(answerable, scores, -given.astype(np.float64))[order]
+    gain = np.where(answerable, scores, -answered.astype(np.float64))[order]
     totals = np.concatenate([[0.0], np.cumsum(gain)]) + (~answerable).sum()
     best = int(totals.argmax())
-    # The threshold that removes every answer: 0, as in the official evaluation, if all margins are
-    # above 0; else the largest number below all margins.
-    nothing = min(0.0, float(np.nextafter(margins.min(), -np.inf)))
-    return float(totals[best] / len(scores)), float(margins[order[best - 1]]) if best else nothing
+    if best:
+        threshold = float(margins[order[best - 1]])
+    else:
+        # The threshold that removes every answer: 0, as in the official evaluation, if all margins
+        # are above 0; else the largest number below all margins.
+        threshold = min(0.0, float(np.nextafter(margins.min(), -np.inf)))
+    return Threshold(float(totals[best] / len(scores)), threshold)
 
 
 class Answered(typing.NamedTuple):
@@ -104,6 +107,16 @@ class Answered(typing.NamedTuple):
     golds: tuple[str, ...]  # empty: the question is unanswerable
     text: str  # the best span
     null_margin: float  # score of "no answer" minus score of the span
+
+
+def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.ndarray:
+    """The highest score of each text against its right answers."""
+    return np.asarray(
+        [
+            max(measure(gold, text) for gold in golds_of_text)
+            for golds_of_text, text in zip(golds, texts, strict=True)
+        ]
+    )
 
 
 def squad(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
@@ -121,26 +134,26 @@ def squad(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
     """
     # A gold answer that normalises to nothing is ignored. If no other is left, "" is right.
     golds = [tuple(gold for gold in answer.golds if normalise(gold)) or ("",) for answer in answers]
-    answerable = np.asarray([bool(answer.golds) for answer in answers])
-    score = lambda measure, texts: np.asarray(  # noqa: E731
-        [max(measure(g, t) for g in gold) for gold, t in zip(golds, texts, strict=True)]
-    )
     texts = [answer.text for answer in answers]
+    measures = {"exact": exact, "f1": f1}
     if not unanswerable:
         return {
-            "exact": 100 * float(score(exact, texts).mean()),
-            "f1": 100 * float(score(f1, texts).mean()),
+            name: 100 * float(_best_scores(measure, golds, texts).mean())
+            for name, measure in measures.items()
         }
+    answerable = np.asarray([bool(answer.golds) for answer in answers])
     margins = np.asarray([answer.null_margin for answer in answers])
-    given = np.asarray([bool(text) for text in texts])
-    shown = ["" if margin > 0 else text for text, margin in zip(texts, margins, strict=True)]
+    answered = np.asarray([bool(text) for text in texts])
+    confident = ["" if answer.null_margin > 0 else answer.text for answer in answers]
     result = {}
-    for name, measure in (("exact", exact), ("f1", f1)):
-        values = score(measure, shown)
+    for name, measure in measures.items():
+        values = _best_scores(measure, golds, confident)
         result[name] = 100 * float(values.mean())
-        for which, chosen in (("answerable", answerable), ("unanswerable", ~answerable)):
+        for part, chosen in (("answerable", answerable), ("unanswerable", ~answerable)):
             if chosen.any():
-                result[f"{name}_{which}"] = 100 * float(values[chosen].mean())
-        best, threshold = best_threshold(score(measure, texts), given, answerable, margins)
-        result |= {f"best_{name}": 100 * best, f"best_{name}_threshold": threshold}
+                result[f"{name}_{part}"] = 100 * float(values[chosen].mean())
+        scores = _best_scores(measure, golds, texts)
+        best = best_threshold(scores, answered, answerable, margins)
+        result[f"best_{name}"] = 100 * best.score
+        result[f"best_{name}_threshold"] = best.threshold
     return result

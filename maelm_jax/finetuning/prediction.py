@@ -1,57 +1,113 @@
-"""Files of --predict: the finished run, the predictions, and the record of what they predict."""
+"""Labels a file with a finished run (--predict)."""
 
 import hashlib
 import json
 import os
 import pathlib
+import typing
 
 from maelm_jax import config, paths, storage
-from maelm_jax.finetuning import files
+from maelm_jax.finetuning import files, finished_run, glue, tasks
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
-# Folders of models in a grid or a table.
-MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
 
 
-def stem_and_folder(
-    workdir: pathlib.Path, input_file: str, output: str | None, ending: str
-) -> tuple[str, pathlib.Path]:
-    """Where predictions are written.
+def predict(workdir: str | None, input_file: str, output: str | None, bindings: list[str]) -> str:
+    """Predicts a file with the finished run in `workdir`, and writes the predictions.
 
     Args:
+        workdir: The run.
+        input_file: The file to predict.
+        output: Path of the predictions. None: in the workdir, named as in a submission to GLUE, or
+            predictions_STEM.json (.tsv) in other tasks.
+        bindings: Settings that replace those of the run.
+
+    Returns:
+        What was done, for the user.
+
+    Raises:
+        ConfigError: The run, the file or the output cannot be used.
+    """
+    run = finished_run.read(workdir, bindings, "--predict")
+    if not os.path.isfile(input_file):
+        raise config.ConfigError(f"--predict={input_file}: no such file")
+    dev = tasks.read_unlabelled(
+        run.task,
+        input_file,
+        run.experiment.finetune,
+        run.vocabulary,
+        run.length,
+        run.results["best"],
+    )
+    flag = "--workdir" if output is None else "--output"
+    target = target_of(run.task, run.folder, input_file, output, dev.endings)
+    source = check_target(target, input_file, flag)
+    outputs = run.outputs([dev])
+    with paths.writing(flag, target.folder):
+        replace(target, source)
+        path = dev.write(outputs[0], target.folder, target.stem)
+    return "\n".join([*dev.notes, f"{len(dev.features.ids):,} rows predicted: {path}"])
+
+
+class Target(typing.NamedTuple):
+    """Where predictions are written: FOLDER/STEM + each ending."""
+
+    folder: pathlib.Path
+    stem: str
+    endings: tuple[str, ...]  # the first one is of the predictions
+
+    def paths(self) -> list[pathlib.Path]:
+        return [self.folder / (self.stem + ending) for ending in self.endings]
+
+    def record(self) -> pathlib.Path:
+        """The file that names the input."""
+        return self.folder / (self.stem + self.endings[0] + RECORD)
+
+
+def target_of(
+    task: str, workdir: pathlib.Path, input_file: str, output: str | None, endings: tuple[str, ...]
+) -> Target:
+    """Where predictions are written. Raises ConfigError when `output` has another ending.
+
+    Args:
+        task: The task of the run.
         workdir: Folder of the run. Predictions are written there if `output` is None.
         input_file: The file to predict.
         output: Path of the predictions, or None.
-        ending: Ending that `output` must have.
-
-    Returns:
-        Name of the predictions without its ending, and their folder.
-
-    Raises:
-        ConfigError: `output` has another ending.
+        endings: Endings of the files of the predictions.
     """
     if output is None:
-        return f"predictions_{pathlib.Path(input_file).name.split('.')[0]}", workdir
-    path = pathlib.Path(output)
+        return Target(workdir, default_stem(task, input_file), endings)
+    path, ending = pathlib.Path(output), endings[0]
     if not path.name.endswith(ending) or path.name == ending:
         raise config.ConfigError(
             f"--output={output}: the predictions of this task are a {ending} file. "
             f"Name a file that ends in {ending}."
         )
-    return path.name.removesuffix(ending), path.parent
+    return Target(path.parent, path.name.removesuffix(ending), endings)
 
 
-def check_target(
-    folder: pathlib.Path, stem: str, endings: tuple[str, ...], input_file: str, flag: str
-) -> dict[str, str]:
+def default_stem(task: str, input_file: str) -> str:
+    """Name of the predictions without its ending: in GLUE, that of a submission."""
+    stem = pathlib.Path(input_file).name.split(".")[0]
+    if task not in glue.TASKS:
+        return f"predictions_{stem}"
+    parts = glue.TASKS[task].parts
+    if len(parts) == 1:
+        return glue.TASKS[task].submission(parts[0])
+    if stem in glue.DIAGNOSTIC_STEMS:
+        return glue.DIAGNOSTIC
+    named = [part for part in parts if stem.endswith(f"_{part}")]
+    return glue.TASKS[task].submission(named[0] if named else parts[0])
+
+
+def check_target(target: Target, input_file: str, flag: str) -> dict[str, str]:
     """Checks that predictions can be written, and makes their folder.
 
     Args:
-        folder: Folder of the predictions.
-        stem: Their name without ending.
-        endings: Endings of all files of the predictions.
+        target: Where they are written.
         input_file: The file to predict.
-        flag: The flag that named `folder`, for messages.
+        flag: The flag that named the folder, for messages.
 
     Returns:
         Content of the record: path and SHA-256 of `input_file`.
@@ -60,39 +116,37 @@ def check_target(
         ConfigError: The folder cannot be written to; or one of the files exists, and --predict did
             not write it or wrote it for another input.
     """
-    targets = [folder / (stem + ending) for ending in endings]
-    record = folder / (targets[0].name + RECORD)
     source = {"input": os.path.abspath(input_file), "sha256": _digest(input_file)}
-    paths.check_folder(flag, folder)
-    existing = [path for path in (*targets, record) if os.path.lexists(path)]
-    if existing:
-        _check_record(record, existing[0], source)
-    paths.make_folder(flag, folder)
+    paths.check_folder(flag, target.folder)
+    in_the_way = [path for path in (*target.paths(), target.record()) if os.path.lexists(path)]
+    if in_the_way:
+        _check_record(target.record(), in_the_way[0], source)
+    paths.make_folder(flag, target.folder)
     return source
 
 
-def replace(folder: pathlib.Path, stem: str, endings: tuple[str, ...], source: dict[str, str]):
+def replace(target: Target, source: dict[str, str]):
     """Removes earlier predictions and writes the record `source` of the next ones.
 
     The record comes first. After a kill before the predictions are complete, the same command thus
     recognises the files as its own.
     """
-    for ending in endings:
-        (folder / (stem + ending)).unlink(missing_ok=True)
-    storage.write(folder / (stem + endings[0] + RECORD), json.dumps(source, indent=1) + "\n")
+    for path in target.paths():
+        path.unlink(missing_ok=True)
+    storage.write(target.record(), json.dumps(source, indent=1) + "\n")
 
 
-def _check_record(record: pathlib.Path, found: pathlib.Path, source: dict[str, str]):
+def _check_record(record: pathlib.Path, existing: pathlib.Path, source: dict[str, str]):
     """Raises ConfigError unless `record` has the path or the digest of `source`."""
     remedy = "Name another file with --output=FILE, or remove it."
     if not os.path.isfile(record):
         raise config.ConfigError(
-            f"{found} is there already, and --predict did not write it. {remedy}"
+            f"{existing} is there already, and --predict did not write it. {remedy}"
         )
-    before = files.read_record(record, remedy, input=str, sha256=str)
-    if before["input"] != source["input"] and before["sha256"] != source["sha256"]:
+    recorded = files.read_record(record, remedy, input=str, sha256=str)
+    if recorded["input"] != source["input"] and recorded["sha256"] != source["sha256"]:
         raise config.ConfigError(
-            f"{found} holds the predictions of another file, {before['input']}. {remedy}"
+            f"{existing} holds the predictions of another file, {recorded['input']}. {remedy}"
         )
 
 
@@ -105,33 +159,3 @@ def _digest(path: str) -> str:
         raise config.ConfigError(
             f"--predict={path}: cannot be read ({error.strerror}). Check its permissions."
         ) from error
-
-
-def read_run(workdir: str | None) -> tuple[pathlib.Path, dict]:
-    """Finds the finished run in --workdir.
-
-    Returns:
-        Its folder, and the content of results.json.
-
-    Raises:
-        ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
-    """
-    from maelm_jax.finetuning import session
-
-    folder = pathlib.Path(workdir or "")
-    if not workdir or not os.path.isfile(folder / session.RESULTS):
-        models = (path for pattern in MODELS for path in folder.glob(pattern))
-        inside = next(models, None) if workdir else None
-        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
-        raise config.ConfigError(
-            f"--predict needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}"
-        )
-    results = session.read_results(folder)
-    if "diverged" in results:
-        raise config.ConfigError(f"{folder} holds no model: {results['diverged']}")
-    if not (folder / "checkpoints").is_dir():
-        raise config.ConfigError(
-            f"{folder} holds no model: only the chosen cell of a grid keeps its own; "
-            'table.json says which ("model")'
-        )
-    return folder, results

@@ -1,10 +1,10 @@
-"""The table of results: tasks by encoders, as Markdown, as JSON and as a figure."""
+"""The table of results: tasks by encoders, as Markdown and as JSON."""
 
 import pathlib
 import typing
 
-from maelm_jax import plotting, tables
-from maelm_jax.finetuning import session
+from maelm_jax import tables
+from maelm_jax.finetuning import differences, results
 
 # (column, task, metric, factor to percent), in the order of the paper's tables.
 COLUMNS = (
@@ -33,12 +33,12 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
         encoders that have every column of AVERAGED.
     """
     result = {}
-    for label, tasks in reports.items():
+    for label, by_task in reports.items():
         row = {}
         for column, task, metric, factor in COLUMNS:
-            found = tasks.get(task, {}).get("metrics", {}).get(metric)
-            if found:
-                row[column] = {name: value * factor for name, value in found.items()}
+            spread = by_task.get(task, {}).get("metrics", {}).get(metric)
+            if spread:
+                row[column] = {name: value * factor for name, value in spread.items()}
         if all(column in row for column in AVERAGED):
             row["AVG"] = {
                 "median": sum(row[column]["median"] for column in AVERAGED) / len(AVERAGED)
@@ -49,9 +49,9 @@ def values(reports: Reports) -> dict[str, dict[str, dict]]:
 
 def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str]]:
     """{task: encoders without a result}, for `tasks` and all tasks that some encoder has."""
-    names = dict.fromkeys([*tasks, *(task for found in reports.values() for task in found)])
+    names = dict.fromkeys([*tasks, *(task for _, task, _ in _all(reports))])
     without = {
-        task: [label for label, found in reports.items() if task not in found] for task in names
+        task: [label for label, by_task in reports.items() if task not in by_task] for task in names
     }
     return {task: labels for task, labels in without.items() if labels}
 
@@ -63,67 +63,84 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         reports: The results so far.
         tasks: All planned tasks. The text names those without a result.
     """
-    rows = values(reports)
-    columns = [column for column in ORDER if any(column in row for row in rows.values())]
-
-    def cell(found: dict | None) -> str:
-        if found is None:
-            return "-"
-        several = found.get("highest", found["median"]) > found.get("least", found["median"])
-        return f"{found['median']:.1f}" + (
-            f" ({found['least']:.1f}-{found['highest']:.1f})" if several else ""
-        )
-
-    parts = [
-        tables.markdown(
-            ("", *columns),
-            [
-                (label, *(cell(row.get(column)) for column in columns))
-                for label, row in rows.items()
-            ],
-        )
-    ]
-    seeds = sorted({report["seeds"] for tasks in reports.values() for report in tasks.values()})
-    seeds = " or ".join(map(str, seeds))
-    parts.append(
-        f"Medians over {seeds} seed(s), least and highest in brackets. "
+    seeds = sorted({report["seeds"] for _, _, report in _all(reports)})
+    legend = (
+        f"Medians over {' or '.join(map(str, seeds))} seed(s), least and highest in brackets. "
         "CoLA: Matthews correlation; STS-B: Spearman's; all x 100."
     )
+    parts = [_values_table(reports), legend]
     if lacking := missing(reports, tasks):
         listed = "; ".join(f"{task} with {', '.join(labels)}" for task, labels in lacking.items())
         parts.append(f"Partial: no result yet of {listed}.")
-    names = list(dict.fromkeys(task for found in reports.values() for task in found))
-    chosen = [
-        (task, *(reports[label].get(task, {}).get("chosen", "-") for label in reports))
-        for task in names
-    ]
     parts += [
         "Chosen cells (batch, learning rate, epochs, warm-up):",
-        tables.markdown(("task", *reports), chosen),
+        _chosen_table(reports),
     ]
-    grids = [
-        (label, task, report)
-        for label, tasks in reports.items()
-        for task, report in tasks.items()
-        if len(report["cells"]) > 1
-    ]
-    for label, task, report in grids:
-        number = lambda value: "diverged" if value is None else f"{value:.4f}"  # noqa: E731
-        lines = [
-            (row["name"], *(number(row[name]) for name in ("median", "least", "highest")))
-            for row in report["cells"]
-        ]
-        parts += [
-            f"{task}, {label}: {report['main_metric']} of every cell",
-            tables.markdown(("cell", "median", "least", "highest"), lines),
-        ]
+    for label, task, report in _all(reports):
+        if len(report["cells"]) > 1:
+            parts.append(f"{task}, {label}: {report['main_metric']} of every cell")
+            parts.append(_cells_table(report))
     notes = dict.fromkeys(
-        f"- {task}: {note}"
-        for tasks in reports.values()
-        for task, report in tasks.items()
-        for note in report["notes"]
+        f"- {task}: {note}" for _, task, report in _all(reports) for note in report["notes"]
     )
-    return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])]) + "\n"
+    if notes:
+        parts.append("\n".join(notes))
+    return "\n\n".join(parts) + "\n"
+
+
+class _Entry(typing.NamedTuple):
+    label: str  # of the encoder
+    task: str
+    report: dict
+
+
+def _all(reports: Reports) -> typing.Iterator[_Entry]:
+    """Yields all reports, encoder by encoder."""
+    for label, by_task in reports.items():
+        for task, report in by_task.items():
+            yield _Entry(label, task, report)
+
+
+def _values_table(reports: Reports) -> str:
+    """Encoders by columns."""
+    rows = values(reports)
+    columns = [column for column in ORDER if any(column in row for row in rows.values())]
+    lines = [
+        (label, *(_value_text(row.get(column)) for column in columns))
+        for label, row in rows.items()
+    ]
+    return tables.markdown(("", *columns), lines)
+
+
+def _value_text(value: dict | None) -> str:
+    """Median, and least and highest value if they differ."""
+    if value is None:
+        return "-"
+    median = f"{value['median']:.1f}"
+    if value.get("highest", value["median"]) > value.get("least", value["median"]):
+        return f"{median} ({value['least']:.1f}-{value['highest']:.1f})"
+    return median
+
+
+def _chosen_table(reports: Reports) -> str:
+    """The chosen cell of each task, by encoder."""
+    names = dict.fromkeys(task for _, task, _ in _all(reports))
+    lines = [
+        (task, *(by_task.get(task, {}).get("chosen", "-") for by_task in reports.values()))
+        for task in names
+    ]
+    return tables.markdown(("task", *reports), lines)
+
+
+def _cells_table(report: dict) -> str:
+    """The scores of all cells of one grid."""
+    names = ("median", "least", "highest")
+    lines = [(row["name"], *(_score_text(row[name]) for name in names)) for row in report["cells"]]
+    return tables.markdown(("cell", *names), lines)
+
+
+def _score_text(score: float | None) -> str:
+    return "diverged" if score is None else f"{score:.4f}"
 
 
 def write(
@@ -141,60 +158,11 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.md").write_text(markdown(reports, tasks))
-    session.write_json(
+    results.write_json(
         folder / "table.json",
         {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports},
     )
     paths = [folder / "table.md", folder / "table.json"]
-    return [*paths, plot(reports, folder)] if len(reports) > 1 else paths
-
-
-def plot(reports: Reports, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the figure of `figure_of` to differences.png and returns its path."""
-    pyplot = plotting.pyplot()
-    figure, path = figure_of(reports), folder / "differences.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
-
-
-def figure_of(reports: Reports):
-    """A matplotlib Figure of the differences to the first encoder, by column.
-
-    A marker is the median of an encoder minus the median of the first one. Its bar extends from
-    the lowest to the highest seed of the encoder. The title names the columns that are left out,
-    because some encoder does not have them.
-    """
-    pyplot = plotting.pyplot()
-    rows = values(reports)
-    first = next(iter(rows))
-    named = [column for column, *_ in COLUMNS if any(column in row for row in rows.values())]
-    columns = [column for column in named if all(column in row for row in rows.values())]
-    size = (3.5 + 0.9 * max(len(columns), 3), 4.5)
-    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-    axes.axhline(0.0, color="0.6", linewidth=1, label=f"median of {first}")
-    step = min(0.2, 0.8 / len(rows))
-    for number, ((label, row), style) in enumerate(
-        zip(rows.items(), plotting.line_styles(), strict=False)
-    ):
-        shift = step * (number - (len(rows) - 1) / 2)
-        medians = [row[column]["median"] for column in columns]
-        below = [
-            median - row[column]["least"] for median, column in zip(medians, columns, strict=True)
-        ]
-        above = [
-            row[column]["highest"] - median for median, column in zip(medians, columns, strict=True)
-        ]
-        axes.errorbar(
-            [place + shift for place in range(len(columns))],
-            [median - rows[first][column]["median"]
-             for median, column in zip(medians, columns, strict=True)],
-            yerr=[below, above], fmt=style["marker"], color=style["color"], capsize=3, label=label,
-        )  # fmt: skip
-    axes.set_xticks(range(len(columns)), columns, rotation=30)
-    axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")
-    left_out = [column for column in named if column not in columns]
-    note = f"\nnot of every run: {', '.join(left_out)}" if left_out else ""
-    axes.set_title(f"Scores beside those of {first}{note}", fontsize="medium", wrap=True)
-    figure.legend(loc="outside right upper")
-    return figure
+    if len(reports) > 1:
+        paths.append(differences.plot(values(reports), folder))
+    return paths

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, finetune, gin_files
 from maelm_jax.data import vocabulary_training
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
@@ -97,3 +97,25 @@ def corpus_vocabulary(corpus_file):
 
     settings = config.Vocabulary(size=4000, sample_megabytes=0.6)
     return vocabulary_training.train(sources.documents_of(f"files:{corpus_file}", config.Corpus()), settings)
+
+
+QUICK = [
+    "--gin.EPOCHS=1",
+    "--gin.BATCH_SIZE=16",
+    "--gin.MAX_LENGTH=64",
+    "--gin.Finetune.evaluations=1",
+]
+
+
+@pytest.fixture(scope="session")
+def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
+    """A finished run on RTE."""
+    workdir = tmp_path_factory.mktemp("tuned") / "rte"
+    argv = [
+        "--gin_file=finetune/rte.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={workdir}",
+        f"--gin.DATA_DIR={data_dir}",
+    ]
+    assert finetune.main([*argv, *QUICK]) == 0
+    return workdir

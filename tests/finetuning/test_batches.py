@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.finetuning import batches, features, glue
+from maelm_jax.finetuning import batches, features, glue, sentence_data
 
 
 def waste(lengths: np.ndarray, sizes: list[int]) -> float:
@@ -73,7 +73,7 @@ def test_in_order_gives_each_example_once():
 
 @pytest.mark.parametrize("name", ["cola", "rte", "mrpc", "qqp"])
 def test_padding_is_little_on_real_tasks(name, shared_data, corpus_vocabulary):
-    train, dev = glue.load(glue.TASKS[name], config.Finetune(data_dir=str(shared_data)), config.Corpus())
+    train, dev = sentence_data.load(glue.TASKS[name], config.Finetune(data_dir=str(shared_data)), config.Corpus())
     ids, _ = features.sentences(train.sentences, corpus_vocabulary, 512)
     rows = features.Features(ids, train.labels, np.zeros(len(ids), np.int32))
     other, _ = features.sentences(next(iter(dev.values())).sentences, corpus_vocabulary, 512)

@@ -13,10 +13,17 @@ import pytest
 from hypothesis import strategies
 
 from maelm_jax import config, finetune, paths
-from maelm_jax.finetuning import files, glue, squad, task_data
+from maelm_jax.finetuning import (
+    files,
+    glue,
+    question_task,
+    sentence_files,
+    sentence_task,
+    squad,
+    tasks,
+)
 
-OWN = config.Finetune(
-    tasks="own",
+OWN = config.CustomTask(
     train_file="a",
     dev_file="b",
     columns=("question", "answer"),
@@ -119,10 +126,10 @@ def test_any_glue_file_is_read_or_named(task, labelled, data, folder, vocabulary
         data.draw(strategies.sampled_from(sorted(PACK))),
         data.draw,
     )
-    found = outcome(path, lambda: glue.read_file(task, path, labelled))
+    found = outcome(path, lambda: sentence_files.read(task, path, labelled))
     if found is not None:
         assert (
-            len(task_data.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
+            len(sentence_task.tokenise(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
         )
         assert not labelled or len(found.labels) == len(found.sentences)
 
@@ -138,10 +145,10 @@ def test_any_file_of_ones_own_is_read_or_named(labelled, data, folder, vocabular
         data.draw(strategies.sampled_from(sorted(PACK))),
         data.draw,
     )
-    found = outcome(path, lambda: glue.read_file(task, path, labelled))
+    found = outcome(path, lambda: sentence_files.read(task, path, labelled))
     if found is not None:
         assert (
-            len(task_data.glue_features(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
+            len(sentence_task.tokenise(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
         )
 
 
@@ -210,7 +217,7 @@ def test_any_squad_file_is_read_or_named(content, data, folder, vocabulary):
     if found is not None:
         dev = outcome(
             path,
-            lambda: task_data.squad_dev(
+            lambda: question_task.dev_set(
                 "squad2",
                 squad.Questions(found, source=str(path)),
                 vocabulary,
@@ -254,7 +261,7 @@ def test_an_answer_far_out_of_place_is_found_where_it_is(tmp_path, start):
         "qas": [{"id": "1", "question": "Who?", "answers": [answer]}],
     }
     (tmp_path / "x.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
-    assert squad.answer_range(squad.read_file(tmp_path / "x.json")[0]) == (4, 7)
+    assert squad.answer_span(squad.read_file(tmp_path / "x.json")[0]) == (4, 7)
 
 
 def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib.Path:
@@ -303,7 +310,7 @@ def test_two_questions_of_one_id_are_refused_where_answers_are_written(
     with pytest.raises(
         config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
     ):
-        task_data.unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
+        tasks.read_unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
@@ -312,7 +319,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
     settings = config.Finetune(data_dir=str(tmp_path))
     for task in ("rte", "squad1"):
         with pytest.raises(config.ConfigError, match=f"{task}: no "):
-            task_data.check(task, settings)
+            tasks.check(task, settings)
     for path in (tmp_path, tmp_path / "gone", pathlib.Path(__file__) / "under"):
         with pytest.raises(config.ConfigError, match="cannot be read"):
             next(files.rows(path))
@@ -323,17 +330,16 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
 )
 def test_a_data_dir_that_is_no_folder(data_dir):
     with pytest.raises(config.ConfigError, match="DATA_DIR: no folder|rte: no train"):
-        task_data.check("rte", config.Finetune(data_dir=data_dir))
+        tasks.check("rte", config.Finetune(data_dir=data_dir))
 
 
 def test_the_files_of_ones_own_task_are_looked_for_first(tmp_path):
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "folder", tmp_path / "gone", "x" * 4000, __file__ + "/under"):
-        settings = config.Finetune(
-            tasks="own", train_file=str(path), dev_file=__file__, labels=("no", "yes")
-        )
+        custom = config.CustomTask(train_file=str(path), dev_file=__file__, labels=("no", "yes"))
+        settings = config.Finetune(tasks="own", custom=custom)
         with pytest.raises(config.ConfigError, match="own: no file"):
-            task_data.check("own", settings)
+            tasks.check("own", settings)
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,11 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     rows = (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()
     (tmp_path / "new.tsv").write_text("\n".join("\t".join(row.split("\t")[:3]) for row in rows) + "\n")
     assert finetune.main([f"--workdir={tmp_path / 'out'}", f"--predict={tmp_path / 'new.tsv'}"]) == 0
-    assert (tmp_path / "out" / "predictions_new.tsv").read_text() == (tmp_path / "out" / "predictions.tsv").read_text()
-    header, *rows = [line.split("\t") for line in (tmp_path / "out" / "predictions_new_probabilities.tsv").read_text().splitlines()]
+    assert (tmp_path / "out" / "RTE.tsv").read_text() == (tmp_path / "out" / "predictions.tsv").read_text()
+    header, *rows = [line.split("\t") for line in (tmp_path / "out" / "RTE_probabilities.tsv").read_text().splitlines()]
     likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
-    assert likeliest == [line.split("\t")[1] for line in (tmp_path / "out" / "predictions_new.tsv").read_text().splitlines()[1:]]
-    with pytest.raises(config.ConfigError, match="Finetune.epochs: 2 -> 3"):
+    assert likeliest == [line.split("\t")[1] for line in (tmp_path / "out" / "RTE.tsv").read_text().splitlines()[1:]]
+    with pytest.raises(config.ConfigError, match="Grid.epochs: 2 -> 3"):
         finetune.main([*argv, "--gin.EPOCHS=3"])
     capsys.readouterr()
     # The same data elsewhere is the same run; other data is not, nor is a later checkpoint of its start.
@@ -168,7 +168,7 @@ def test_seeds_that_diverged_are_named():
     (["--gin_file=tiny.gin", "--init_from=RUN"], "names no task; stack a task's file"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks must be one of 'cola', 'sst2'.*got 'rta'"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Finetune.seeds names a value twice"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds names a value twice"),
     (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
     (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
@@ -192,19 +192,19 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_pat
 
 @pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
-    from maelm_jax.finetuning import encoder_source
+    from maelm_jax.finetuning import encoder_source, experiments
 
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]
     )
-    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "Finetune.labels=('no', 'yes')"] if path.stem == "own" else []
-    found = finetune.experiments(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "CustomTask.labels=('no', 'yes')"] if path.stem == "own" else []
+    found = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
     stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
-    assert finetune.experiments(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
+    assert experiments.of_encoder(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
     for task, experiment in found.items():
-        assert experiment.finetune.tasks == task and experiment.finetune.listed("seeds") == (4, 5)
+        assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
         assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
     if path.stem == "glue":
-        (alone,) = finetune.experiments(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
-        assert alone.finetune.epochs == 10, "a table of one task has that task's settings too"
-        assert len(found) == 9 and (found["rte"].finetune.epochs, found["squad2"].finetune.max_length) == (10, 384)
+        (alone,) = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
+        assert alone.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
+        assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)

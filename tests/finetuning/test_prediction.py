@@ -7,28 +7,7 @@ import shutil
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import glue, prediction
-
-SMALL = [
-    "--gin.EPOCHS=1",
-    "--gin.BATCH_SIZE=16",
-    "--gin.MAX_LENGTH=64",
-    "--gin.Finetune.evaluations=1",
-]
-
-
-@pytest.fixture(scope="module")
-def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
-    """A finished run on RTE."""
-    workdir = tmp_path_factory.mktemp("tuned") / "rte"
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={workdir}",
-        f"--gin.DATA_DIR={data_dir}",
-    ]
-    assert finetune.main([*argv, *SMALL]) == 0
-    return workdir
+from maelm_jax.finetuning import glue, prediction, sentence_files
 
 
 @pytest.fixture
@@ -59,21 +38,21 @@ def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path
     assert predict(workdir, first) == 0
     with pytest.raises(
         config.ConfigError,
-        match=r"predictions_test.tsv holds the predictions of another file, .*/a/test.tsv. .*--output=FILE",
+        match=r"RTE.tsv holds the predictions of another file, .*/a/test.tsv. .*--output=FILE",
     ):
         predict(workdir, second)
-    assert labels_in(workdir / "predictions_test.tsv") == 3
+    assert labels_in(workdir / "RTE.tsv") == 3
     assert predict(workdir, second, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
     assert (
         labels_in(tmp_path / "new" / "b.tsv")
         == labels_in(tmp_path / "new" / "b_probabilities.tsv")
         == 5
     )
-    assert labels_in(workdir / "predictions_test.tsv") == 3
+    assert labels_in(workdir / "RTE.tsv") == 3
     record = json.loads((tmp_path / "new" / "b.tsv.source.json").read_text())
     assert record["input"] == str(second) and len(record["sha256"]) == 64
     pairs(first, 4)  # the same file, edited: its predictions are made again
-    assert predict(workdir, first) == 0 and labels_in(workdir / "predictions_test.tsv") == 4
+    assert predict(workdir, first) == 0 and labels_in(workdir / "RTE.tsv") == 4
 
 
 def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
@@ -81,12 +60,12 @@ def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
     assert predict(workdir, path) == 0
     with pytest.raises(config.ConfigError, match="does not fit this model"):
         predict(workdir, path, "--gin.Model.width=64")
-    assert labels_in(workdir / "predictions_test.tsv") == 3
+    assert labels_in(workdir / "RTE.tsv") == 3
 
 
 def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
     path = pairs(tmp_path / "mismatched.tsv", 3)
-    for name in ("predictions_mismatched.tsv", "predictions_mismatched_probabilities.tsv"):
+    for name in ("RTE.tsv", "RTE_probabilities.tsv"):
         mine = workdir / name
         mine.write_text("mine")
         with pytest.raises(
@@ -98,16 +77,16 @@ def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
     with pytest.raises(config.ConfigError, match="mismatched.tsv is there already"):
         predict(workdir, path, f"--output={path}")
     assert labels_in(path) == 3
-    (workdir / "predictions_mismatched.tsv.source.json").write_text("{}")
+    (workdir / "RTE.tsv.source.json").write_text("{}")
     with pytest.raises(config.ConfigError, match="source.json: damaged, input, sha256"):
         predict(workdir, path)
 
 
 def test_a_kill_between_record_and_predictions_is_made_good(tmp_path):
     path = pairs(tmp_path / "test.tsv", 3)
-    target = (tmp_path / "out", "p", (".tsv", "_probabilities.tsv"))
+    target = prediction.Target(tmp_path / "out", "p", (".tsv", "_probabilities.tsv"))
     for _ in range(2):
-        prediction.replace(*target, prediction.check_target(*target, str(path), "--output"))
+        prediction.replace(target, prediction.check_target(target, str(path), "--output"))
     assert [found.name for found in (tmp_path / "out").iterdir()] == ["p.tsv.source.json"]
 
 
@@ -194,11 +173,11 @@ def test_the_published_test_file_of_another_task_is_refused(task, other, tmp_pat
         or {task, other} in ALIKE
         or (task, other) in {("mnli", "rte"), ("mnli", "wnli"), ("stsb", "rte"), ("stsb", "wnli")}
     ):
-        found = glue.read_file(glue.TASKS[task], path, labelled=False)
+        found = sentence_files.read(glue.TASKS[task], path, labelled=False)
         assert len(found.sentences) == 1, "the header is no example"
         return
     with pytest.raises(config.ConfigError, match=rf"{other}.tsv:1: .*{task}.*") as error:
-        glue.read_file(glue.TASKS[task], path, labelled=False)
+        sentence_files.read(glue.TASKS[task], path, labelled=False)
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -215,33 +194,33 @@ def test_the_published_test_file_of_another_task_is_refused(task, other, tmp_pat
 def test_a_file_of_another_form_is_refused(task, text, message, tmp_path):
     (tmp_path / "x.tsv").write_text(text)
     with pytest.raises(config.ConfigError, match=message):
-        glue.read_file(glue.TASKS[task], tmp_path / "x.tsv", labelled=False)
+        sentence_files.read(glue.TASKS[task], tmp_path / "x.tsv", labelled=False)
 
 
 def test_unknown_labels_beside_the_text_do_not_matter(tmp_path):
     for placeholder in ("-1", "", "?", "hidden", "entailment"):
         (tmp_path / "x.tsv").write_text(f"sentence1\tsentence2\tlabel\nA.\tB.\t{placeholder}\n")
-        assert glue.read_file(glue.TASKS["rte"], tmp_path / "x.tsv", labelled=False).sentences == [
+        assert sentence_files.read(glue.TASKS["rte"], tmp_path / "x.tsv", labelled=False).sentences == [
             ("A.", "B.")
         ]
 
 
 def test_a_row_of_ones_own_file_with_a_tab_too_many_is_named(tmp_path):
     task = glue.task_of(
-        "own", config.Finetune(tasks="own", train_file="a", dev_file="b", labels=("no", "yes"))
+        "own", config.CustomTask(train_file="a", dev_file="b", labels=("no", "yes"))
     )
     (tmp_path / "x.tsv").write_text("sentence\tlabel\nA.\tyes\nB.\tC.\tno\n")
     for labelled in (True, False):
         with pytest.raises(
             config.ConfigError, match=r"x.tsv:3: 3 columns, expected 2 \(sentence, label\)"
         ):
-            glue.read_file(task, tmp_path / "x.tsv", labelled)
+            sentence_files.read(task, tmp_path / "x.tsv", labelled)
 
 
 def test_a_squad_model_is_given_json(tmp_path):
-    from maelm_jax.finetuning import task_data
+    from maelm_jax.finetuning import tasks
 
     with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
-        task_data.unlabelled(
+        tasks.read_unlabelled(
             "squad1", str(pairs(tmp_path / "x.tsv", 2)), config.Finetune(), None, 64, {}
         )

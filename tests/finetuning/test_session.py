@@ -13,7 +13,7 @@ import pytest
 from testing import only_devices
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import batches, encoder_source, features, heads, session, task_data
+from maelm_jax.finetuning import batches, encoder_source, features, heads, predictor, session, tasks
 from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
@@ -36,14 +36,14 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)  # one shape to compile
     experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     begin = encoder_source.load(str(pretrained))
-    data = task_data.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
+    data = tasks.load(task, experiment.finetune, experiment.corpus, begin.vocabulary, 64)
     tuner = session.FinetuneSession(experiment, data, begin.vocabulary)
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
     results = tuner.run(experiment, begin, str(tmp_path))
     assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
-    predictor, params = session.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)
-    again = data.dev[""].score(predictor.outputs(params, data.dev[""], tuner.sizes))
+    model, params = predictor.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)
+    again = data.dev[""].score(model.outputs(params, data.dev[""], tuner.sizes))
     assert again[data.main] == pytest.approx(results["score"], abs=1e-6)
     assert json.loads((tmp_path / "results.json").read_text())["best"]["step"] == int(next((tmp_path / "checkpoints").iterdir()).name)
     assert not (tmp_path / session.UNFINISHED).exists()
@@ -54,7 +54,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")
     begin = encoder_source.load(str(pretrained))
-    data = task_data.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
+    data = tasks.load("rte", experiment.finetune, experiment.corpus, begin.vocabulary, 64)
     tuner, seen, script = session.FinetuneSession(experiment, data, begin.vocabulary), [], [0.5, 0.9, 0.1, 0.9]
     outputs = tuner.predictor.outputs
 
@@ -67,7 +67,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
     results = tuner.run(experiment, begin, str(tmp_path))
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
-    kept = session.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)[1]
+    kept = predictor.restore(str(tmp_path), experiment, data.classes, begin.vocabulary)[1]
     same = lambda other: all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(other)))  # noqa: E731
     assert [same(params) for params, _ in seen] == [False, True, False, False]  # and no fifth prediction for the file
     for number, (_, outputs_then) in enumerate(seen):
@@ -96,14 +96,15 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
-    from maelm_jax import export, finetune
+    from maelm_jax import export
+    from maelm_jax.finetuning import experiments
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = model(pretrained, 2)[1]["encoder"]
     here, there = encoder_source.load(str(pretrained)), encoder_source.load(str(tmp_path / "stock"))
     jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
     files = ["finetune/rte.gin"]
-    settings = [finetune.experiments(one, files, [])["rte"].model for one in (here, there)]
+    settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="has no vocabulary"):
         encoder_source.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))

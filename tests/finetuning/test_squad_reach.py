@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import strategies
 
 from maelm_jax import config
-from maelm_jax.finetuning import squad
+from maelm_jax.finetuning import squad, windows
 
 
 class Words:
@@ -39,25 +39,25 @@ def questions_of(
     )
 
 
-def certain_model(windows: squad.Windows) -> squad.Spans:
+def certain_model(made: windows.Windows) -> windows.Spans:
     """The scores of a model that gives the gold start and end all weight, and slot 0 where the window does not hold them."""
-    count = len(windows.rows.ids)
-    slots = np.zeros((count, 2, squad.BEST), np.int32)
-    slots[:, :, 0] = windows.rows.targets
-    slots[:, :, 1:] = windows.rows.context[:, None, None] + np.arange(squad.BEST - 1)
-    scores = np.zeros((count, squad.BEST), np.float32)
+    count = len(made.rows.ids)
+    slots = np.zeros((count, 2, windows.BEST), np.int32)
+    slots[:, :, 0] = made.rows.targets
+    slots[:, :, 1:] = made.rows.context[:, None, None] + np.arange(windows.BEST - 1)
+    scores = np.zeros((count, windows.BEST), np.float32)
     scores[:, 0] = 9.0
-    return squad.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], np.zeros(count, np.float32))
+    return windows.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], np.zeros(count, np.float32))
 
 
 def given_answers(
-    found: squad.Questions, settings: config.Finetune, length: int
+    found: squad.Questions, settings: config.Squad, length: int
 ) -> list[tuple[str, str]]:
     """(gold answer, answer given) of each question that has a window which holds its answer."""
-    windows = squad.windows(found, Words(), settings, length, training=True)
+    made = windows.make(found, Words(), settings, length, training=True)
     held = np.zeros(len(found.questions), bool)
-    np.logical_or.at(held, windows.question, windows.rows.targets.any(axis=1))
-    given = squad.answers(found, windows, certain_model(windows), settings.answer_length)
+    np.logical_or.at(held, made.question, made.rows.targets.any(axis=1))
+    given = windows.answers(found, made, certain_model(made), settings.answer_length)
     return [
         (question.answers[0][0], answer.text)
         for question, answer, one in zip(found.questions, given, held, strict=True)
@@ -67,7 +67,7 @@ def given_answers(
 
 def test_the_last_token_of_a_context_of_377_is_reached():
     found = questions_of(377, 4, [(376, 376)])
-    assert given_answers(found, config.Finetune(), 384) == [("w376", "w376")]
+    assert given_answers(found, config.Squad(), 384) == [("w376", "w376")]
 
 
 SIZES = {
@@ -90,7 +90,7 @@ def spread(count: int) -> list[int]:
     context_tokens=377, question_tokens=4, question_length=64, length=384, stride=128
 )
 def test_every_token_is_reached(context_tokens, question_tokens, question_length, length, stride):
-    settings = config.Finetune(stride=stride, question_length=question_length)
+    settings = config.Squad(stride=stride, question_length=question_length)
     tokens = spread(context_tokens)
     pairs = given_answers(
         questions_of(context_tokens, question_tokens, [(token, token) for token in tokens]),
@@ -105,7 +105,7 @@ def test_every_token_is_reached(context_tokens, question_tokens, question_length
 def test_every_span_that_fits_a_window_is_reached(
     context_tokens, question_tokens, question_length, length, stride, answer_length
 ):
-    settings = config.Finetune(
+    settings = config.Squad(
         stride=stride, question_length=question_length, answer_length=answer_length
     )
     longest = min(answer_length, context_tokens)
@@ -121,9 +121,9 @@ def test_every_span_that_fits_a_window_is_reached(
 def test_a_start_whose_best_window_does_not_hold_the_end_is_answered_from_one_that_does():
     """Windows of 8 tokens that begin at 0, 4, 8: w4 has more context on both sides in the first, and only the second holds w4 to w11."""
     found = questions_of(16, 0, [(4, 11)])
-    settings = config.Finetune(stride=4)
-    windows = squad.windows(found, Words(), settings, 12, training=True)
-    assert windows.start.tolist() == [0, 4, 8]
+    settings = config.Squad(stride=4)
+    made = windows.make(found, Words(), settings, 12, training=True)
+    assert made.start.tolist() == [0, 4, 8]
     assert given_answers(found, settings, 12) == [
         ("w4 w5 w6 w7 w8 w9 w10 w11", "w4 w5 w6 w7 w8 w9 w10 w11")
     ]
@@ -132,8 +132,8 @@ def test_a_start_whose_best_window_does_not_hold_the_end_is_answered_from_one_th
 def test_of_two_windows_that_hold_a_token_the_one_with_less_context_is_not_heard():
     """A lure: the second window scores its first token highest, which the first window holds with more context."""
     found = questions_of(16, 0, [(1, 1)])
-    windows = squad.windows(found, Words(), config.Finetune(stride=4), 12, training=True)
-    spans = certain_model(windows)
+    made = windows.make(found, Words(), config.Squad(stride=4), 12, training=True)
+    spans = certain_model(made)
     for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
-        scores[1, 0], slots[1, 0] = 99.0, windows.rows.context[1]
-    assert squad.answers(found, windows, spans, longest=1)[0].text == "w1"
+        scores[1, 0], slots[1, 0] = 99.0, made.rows.context[1]
+    assert windows.answers(found, made, spans, longest=1)[0].text == "w1"

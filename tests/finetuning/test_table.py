@@ -7,7 +7,7 @@ import pytest
 from matplotlib import pyplot
 from testing import flat_lines
 
-from maelm_jax.finetuning import table
+from maelm_jax.finetuning import differences, table
 
 
 def of_task(median, least, highest, **more) -> dict:
@@ -26,7 +26,7 @@ REPORTS = {
 
 
 def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
-    figure = table.figure_of(REPORTS)
+    figure = differences.figure_of(table.values(REPORTS))
     [axes] = figure.axes
     figure.canvas.draw()
     points = np.concatenate([container.lines[0].get_xdata() for container in axes.containers])
@@ -41,7 +41,7 @@ def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
         assert box.x0 >= inside.x0 and box.y0 >= inside.y0 and box.x1 <= inside.x1 and box.y1 <= inside.y1, part
     assert "MRPC" in axes.get_title(), "what is left out is named"
     pyplot.close(figure)
-    assert table.plot(REPORTS, tmp_path).stat().st_size > 5000
+    assert differences.plot(table.values(REPORTS), tmp_path).stat().st_size > 5000
 
 
 def test_a_partial_table_says_so(tmp_path):

@@ -1,12 +1,14 @@
-"""A task as training sees it."""
+"""The sentence tasks as training sees them."""
 
 from maelm_jax import config
-from maelm_jax.finetuning import task_data
+from maelm_jax.finetuning import sentence_task
 
 
 def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
     (tmp_path / "own.tsv").write_text("sentence\tlabel\na\tno\nb\tyes\n")
-    settings = config.Finetune(tasks="own", train_file=str(tmp_path / "own.tsv"), dev_file=str(tmp_path / "own.tsv"), labels=("no", "yes"))
+    path = str(tmp_path / "own.tsv")
+    custom = config.CustomTask(train_file=path, dev_file=path, labels=("no", "yes"))
+    settings = config.Finetune(tasks="own", custom=custom)
 
     class Letters:
         bos, eos = 0, 2
@@ -14,5 +16,5 @@ def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
         def encode_batch(self, texts):
             return [[ord(character) for character in text] for text in texts]
 
-    found = task_data.load("own", settings, config.Corpus(), Letters(), 16)
+    found = sentence_task.load("own", settings, config.Corpus(), Letters(), 16)
     assert "f1 is that of the label 'yes'" in found.notes

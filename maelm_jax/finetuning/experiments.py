@@ -1,0 +1,101 @@
+"""Which runs a command asks for: tasks by encoders, each with its settings."""
+
+import collections
+import dataclasses
+import typing
+
+from maelm_jax import config, gin_files
+from maelm_jax.finetuning import encoder_source, tasks
+from maelm_jax.finetuning.encoder_source import EncoderSource
+
+BASE = "finetune/base.gin"
+
+
+class Planned(typing.NamedTuple):
+    """One task with one encoder. It is a single run or a grid."""
+
+    task: str
+    encoder: EncoderSource
+    label: str  # name of the encoder, unique among the encoders of the command
+    experiment: config.Experiment
+
+
+class Plan(typing.NamedTuple):
+    """All runs of a command."""
+
+    planned: list[Planned]  # task by task, so that encoders share data and compiled steps
+    as_table: bool  # the results make a table, even if there is a single run
+
+
+def plan(init_from: str, given_files: list[str], bindings: list[str]) -> Plan:
+    """Reads and checks all settings before the first run starts.
+
+    Args:
+        init_from: Names of encoders, separated by commas.
+        given_files: The gin files of the command.
+        bindings: The settings on its command line.
+
+    Raises:
+        ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
+    """
+    names = init_from.split(",")
+    if len(set(names)) < len(names):
+        raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
+    encoders = [encoder_source.load(name) for name in names]
+    settings = [of_encoder(encoder, given_files, bindings) for encoder in encoders]
+    labels = _unique_labels(encoders)
+    planned = [
+        Planned(task, encoder, label, by_task[task])
+        for task in settings[0]
+        for encoder, label, by_task in zip(encoders, labels, settings, strict=True)
+    ]
+    for one in planned:
+        tasks.check(one.task, one.experiment.finetune)
+    # A list of tasks makes a table, even a list of one. A task given as a string does not.
+    listed = not isinstance(_load(encoders[0], [BASE, *given_files], bindings).finetune.tasks, str)
+    return Plan(planned, listed or len(planned) > 1)
+
+
+def _unique_labels(encoders: list[EncoderSource]) -> list[str]:
+    """Short names of the encoders. Two that would be the same get the whole path instead."""
+    counts = collections.Counter(encoder.label for encoder in encoders)
+    return [
+        encoder.label if counts[encoder.label] == 1 else encoder.name.strip("/").replace("/", "-")
+        for encoder in encoders
+    ]
+
+
+def of_encoder(
+    encoder: EncoderSource, given_files: list[str], bindings: list[str]
+) -> dict[str, config.Experiment]:
+    """Returns {task: settings} for one encoder.
+
+    Later sources win: the encoder's own settings, finetune/base.gin, the task's file, the gin files
+    and the settings of the command line. The shape of an encoder that is not a workdir comes from
+    the encoder and wins over all of them. Raises ConfigError when there is no task or a value is
+    wrong.
+    """
+    names = _load(encoder, [BASE, *given_files], bindings).finetune.listed("tasks")
+    if not names:
+        raise config.ConfigError(
+            "Finetune.tasks names no task; stack a task's file, as in "
+            f"--gin_file=finetune/rte.gin, on {', '.join(given_files)}"
+        )
+    return {task: _of_task(task, encoder, given_files, bindings) for task in names}
+
+
+def _of_task(
+    task: str, encoder: EncoderSource, given_files: list[str], bindings: list[str]
+) -> config.Experiment:
+    """The settings of one task with one encoder."""
+    task_files = [f"finetune/{task}.gin"]
+    bindings = [*bindings, f"Finetune.tasks={task}"]
+    experiment = encoder.fit(_load(encoder, [BASE, *task_files, *given_files], bindings))
+    finetune = dataclasses.replace(experiment.finetune, init_from=encoder.name)
+    return dataclasses.replace(experiment, finetune=finetune)
+
+
+def _load(encoder: EncoderSource, names: list[str], bindings: list[str]) -> config.Experiment:
+    """Settings from gin files and bindings, above those of the encoder's own pretraining."""
+    pretraining = dataclasses.replace(gin_files.load([encoder.gin_file]), finetune=None)
+    return gin_files.load(names, bindings, base=pretraining)

@@ -1,0 +1,77 @@
+"""A finished fine-tuning run, and the predictions of its model."""
+
+import functools
+import os
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config, gin_files
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import batches, predictor, results, tasks
+from maelm_jax.finetuning.task_data import DevSet
+
+# Folders of models in a grid or a table.
+MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
+
+
+class FinishedRun:
+    """A finished run that has its model.
+
+    Attributes:
+        folder: Its workdir.
+        results: The content of results.json.
+        experiment: Its settings.
+    """
+
+    def __init__(self, folder: pathlib.Path, content: dict, experiment: config.Experiment):
+        self.folder, self.results, self.experiment = folder, content, experiment
+        self.task: str = content["task"]
+        self.length = predictor.length_of(experiment)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        return vocabularies.load(self.folder / "vocabulary")
+
+    def outputs(self, dev_sets: list[DevSet]) -> list:
+        """Outputs of the model for all examples of each set. See Predictor.outputs."""
+        classes = tasks.classes_of(self.task, self.experiment.finetune).count
+        model = predictor.restore(str(self.folder), self.experiment, classes, self.vocabulary)
+        lengths = np.concatenate([dev.features.lengths for dev in dev_sets])
+        sizes = batches.padded_lengths(lengths, self.length)
+        return [model.predictor.outputs(model.params, dev, sizes) for dev in dev_sets]
+
+
+def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
+    """Finds the finished run in --workdir.
+
+    Args:
+        workdir: The run.
+        bindings: Settings that replace those of the run.
+        flag: The flag that needs the run, for messages.
+
+    Raises:
+        ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
+    """
+    folder = pathlib.Path(workdir or "")
+    if not workdir or not os.path.isfile(folder / results.NAME):
+        models = (path for pattern in MODELS for path in folder.glob(pattern))
+        inside = next(models, None) if workdir else None
+        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
+        raise config.ConfigError(
+            f"{flag} needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}"
+        )
+    content = results.read(folder)
+    if "diverged" in content:
+        raise config.ConfigError(f"{folder} holds no model: {content['diverged']}")
+    if not (folder / "checkpoints").is_dir():
+        raise config.ConfigError(
+            f"{folder} holds no model: only the chosen cell of a grid keeps its own; "
+            'table.json says which ("model")'
+        )
+    experiment = gin_files.load([str(folder / "config.gin")], bindings)
+    if experiment.finetune is None:
+        saved = folder / "config.gin"
+        raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
+    return FinishedRun(folder, content, experiment)

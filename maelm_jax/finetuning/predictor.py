@@ -1,0 +1,87 @@
+"""Outputs of a fine-tuned model for all examples of a set."""
+
+import typing
+
+import jax
+import numpy as np
+import tqdm
+from jax.sharding import NamedSharding
+
+from maelm_jax import config
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import batches, heads
+from maelm_jax.finetuning.task_data import DevSet
+from maelm_jax.model import keys
+from maelm_jax.training import checkpoint_params, sharding
+
+
+class Predictor:
+    """Computes the outputs of a fine-tuned model for all examples of a set."""
+
+    def __init__(self, graph, init, mesh: jax.sharding.Mesh, pad: int, batch_size: int):
+        devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        self.mesh, self.pad = mesh, pad
+        self.batch_size = -(-batch_size // devices) * devices
+        params = sharding.shardings_of(jax.eval_shape(init, keys.of_seed(0)), mesh)
+        self.predict = jax.jit(
+            heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH))
+        )
+
+    def outputs(self, params: dict, dev: DevSet, sizes: list[int]):
+        """Outputs of heads.predict_of as NumPy arrays over all examples, in the order of `dev`.
+
+        Args:
+            params: Parameters of the model.
+            dev: The examples.
+            sizes: Lengths to pad to, in ascending order.
+        """
+        indices, outputs = [], []
+        planned = tqdm.tqdm(
+            batches.in_order(dev.features, sizes, self.batch_size, self.pad),
+            total=-(-len(dev.features.ids) // self.batch_size), desc="evaluating", unit="batch",
+            leave=False, mininterval=1.0, delay=5.0,
+        )  # fmt: skip
+        for part in planned:
+            indices.append(part.indices)
+            outputs.append(self.predict(params, shard(part.batch, self.mesh)))
+        order = np.argsort(np.concatenate(indices))
+
+        def joined(*arrays):
+            rows = [array[: len(part)] for array, part in zip(arrays, indices, strict=True)]
+            return np.concatenate(rows)[order]
+
+        return jax.tree.map(joined, *jax.device_get(outputs))
+
+
+def shard(batch: batches.Batch, mesh: jax.sharding.Mesh) -> batches.Batch:
+    """`batch` on the devices, its rows sharded over the mesh."""
+    return batches.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
+
+
+def length_of(experiment: config.Experiment) -> int:
+    """Largest number of tokens of an example."""
+    return min(experiment.finetune.max_length, experiment.model.max_positions)
+
+
+class Restored(typing.NamedTuple):
+    """The model of a finished run."""
+
+    predictor: Predictor
+    params: dict
+
+
+def restore(
+    workdir: str, experiment: config.Experiment, classes: int, vocabulary: Vocabulary
+) -> Restored:
+    """Loads the model of a finished run. `classes` is that of heads.create."""
+    graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, classes)
+    mesh = sharding.make_mesh(experiment.mesh)
+    shapes = jax.eval_shape(init, keys.of_seed(0))
+    like = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes,
+        sharding.shardings_of(shapes, mesh),
+    )
+    params = checkpoint_params.restore_params(workdir, like).state
+    batch_size = experiment.finetune.eval_batch_size
+    return Restored(Predictor(graph, init, mesh, vocabulary.pad, batch_size), params)

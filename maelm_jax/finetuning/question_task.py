@@ -1,0 +1,116 @@
+"""SQuAD as training sees it: tokenised windows, scores, files of answers."""
+
+import collections
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config, storage
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import metrics, squad, windows
+from maelm_jax.finetuning.task_data import DevSet, TaskData
+
+
+def load(
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
+) -> TaskData:
+    """Reads and tokenises the data of "squad1" or "squad2". See tasks.load."""
+    data = squad.load(name, settings, corpus)
+    train = windows.make(data.train, vocabulary, settings.squad, length, training=True).rows
+    if not train.targets.any():
+        raise config.ConfigError(
+            f"{name}: none of the {len(data.train.questions)} training questions of "
+            f"{data.train.source} has an answer that stands in its context at answer_start and "
+            f"fits into {length} tokens. Check text and answer_start of the answers."
+        )
+    dev = dev_set(name, data.dev, vocabulary, settings, length)
+    main = "best_f1" if name == "squad2" else "f1"
+    notes = data.train.notes + data.dev.notes
+    return TaskData(name, 0, (), main, train, {"": dev}, {}, notes)
+
+
+def read_unlabelled(
+    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
+    best: dict[str, float],
+) -> DevSet:  # fmt: skip
+    """Reads a file to predict. See tasks.read_unlabelled."""
+    questions = squad.Questions(squad.read_file(path), source=path)
+    threshold = best.get("best_f1_threshold")
+    return dev_set(name, questions, vocabulary, settings, length, threshold)
+
+
+def dev_set(
+    name: str, questions: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune,
+    length: int, threshold: float | None = None,
+) -> DevSet:  # fmt: skip
+    """Questions to answer.
+
+    Args:
+        name: "squad1" or "squad2".
+        questions: The questions. Notes are added to them.
+        vocabulary: Encodes the text.
+        settings: Settings of fine-tuning.
+        length: Largest number of tokens of a window.
+        threshold: SQuAD 2.0: answers whose null margin is above it are written as empty. None: the
+            threshold with the best F1 on these questions.
+
+    Raises:
+        ConfigError: Two questions have the same id.
+    """
+    ids = collections.Counter(question.id for question in questions.questions)
+    if len(ids) < len(questions.questions):
+        repeated = ids.most_common(1)[0][0][:50]
+        raise config.ConfigError(
+            f"{questions.source}: more than one question has the id {repeated!r}, and answers are "
+            "written by id. Give each question its own."
+        )
+    cut = windows.make(questions, vocabulary, settings.squad, length, training=False)
+    answering = _Answering(
+        name == "squad2", questions, cut, settings.squad.answer_length, threshold
+    )
+    endings = (".json", "_null_margins.json") if answering.unanswerable else (".json",)
+    return DevSet(cut.rows, answering.score, answering.write, endings, questions.notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answering:
+    """Turns outputs of the model into answers, scores and files."""
+
+    unanswerable: bool  # whether questions can be unanswerable (SQuAD 2.0)
+    questions: squad.Questions
+    windows: windows.Windows
+    answer_length: int
+    threshold: float | None
+
+    def answers(self, outputs) -> list[windows.Answer]:
+        spans = windows.Spans(*outputs)
+        return windows.answers(self.questions, self.windows, spans, self.answer_length)
+
+    def score(self, outputs) -> dict[str, float]:
+        answered = [
+            metrics.Answered(tuple(gold.text for gold in question.answers), *answer)
+            for question, answer in zip(
+                self.questions.questions, self.answers(outputs), strict=True
+            )
+        ]
+        return metrics.squad(answered, self.unanswerable)
+
+    def write(self, outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
+        ids = [question.id for question in self.questions.questions]
+        answers = dict(zip(ids, self.answers(outputs), strict=True))
+        limit = np.inf
+        if self.unanswerable:
+            limit = self.threshold
+            if limit is None:
+                limit = self.score(outputs)["best_f1_threshold"]
+            margins = {name: answer.null_margin for name, answer in answers.items()}
+            storage.write(folder / f"{stem}_null_margins.json", json.dumps(margins, indent=1))
+        texts = {
+            name: "" if answer.null_margin > limit else answer.text
+            for name, answer in answers.items()
+        }
+        path = folder / f"{stem}.json"
+        storage.write(path, json.dumps(texts, indent=1, ensure_ascii=False))
+        return path

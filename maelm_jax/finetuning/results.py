@@ -1,0 +1,87 @@
+"""results.json of a finished run: what it holds, how it is written and read."""
+
+import json
+import pathlib
+import typing
+
+import numpy as np
+
+from maelm_jax import config, storage
+from maelm_jax.finetuning import files
+from maelm_jax.training import metrics
+
+NAME = "results.json"  # written last: a folder that holds it is finished
+HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
+
+
+def cell_of(grid: config.Grid) -> dict:
+    """The hyper-parameters that tell one cell of the grid from another."""
+    return {name: getattr(grid, name) for name in HYPERPARAMETERS}
+
+
+def write_json(path: pathlib.Path, content):
+    """Writes a JSON file. Under its name it is always complete."""
+    storage.write(path, json.dumps(content, indent=1) + "\n")
+
+
+def read(folder: pathlib.Path) -> dict:
+    """Reads results.json of a finished run. Raises ConfigError when it is damaged."""
+    path, remedy = folder / NAME, f"Remove {folder} and run again."
+    results = files.read_record(path, remedy, task=str, cell=dict, seed=int)
+    if "diverged" in results:
+        return files.read_record(path, remedy, diverged=str)
+    number = (int, float)
+    results = files.read_record(
+        path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list
+    )
+    for name, value in results["best"].items():
+        if not isinstance(value, number) or not isinstance(results["last"].get(name), number):
+            raise config.ConfigError(f"{path}: damaged, {name} is no number. {remedy}")
+    return results
+
+
+class Evaluations(typing.NamedTuple):
+    """All evaluations of a run: step, epoch and metrics of each."""
+
+    lines: list[dict]
+    best: dict  # the first one with the highest value of the main metric
+
+
+def evaluations(workdir: str, main_metric: str, steps_per_epoch: int) -> Evaluations:
+    """Reads the evaluations of a run from its metrics.jsonl."""
+    lines = []
+    for line in metrics.read(workdir):
+        if f"eval_{main_metric}" not in line:
+            continue
+        step = line["step"]
+        values = {
+            name.removeprefix("eval_"): value
+            for name, value in line.items()
+            if name.startswith("eval_")
+        }
+        lines.append({"step": step, "epoch": round(step / steps_per_epoch, 4), **values})
+    return Evaluations(lines, max(lines, key=lambda line: np.float32(line[main_metric])))
+
+
+def speed(workdir: str, tokens_per_step: float, batch_size: int) -> float | None:
+    """Median training examples per second, without evaluation; None in a very short run."""
+    lines = metrics.read(workdir)
+    rates = [line["tokens_per_second"] for line in lines if line.get("tokens_per_second")]
+    return float(np.median(rates)) / tokens_per_step * batch_size if rates else None
+
+
+def summary(folder: pathlib.Path) -> str:
+    """Metrics of the best and the last evaluation of a finished run, as text."""
+    results = read(folder)
+    best, last = results["best"], results["last"]
+    title = (
+        f"{results['task']}, best of {len(results['evaluations'])} evaluations "
+        f"(epoch {best['epoch']:g}) and last:"
+    )
+    lines = [
+        f"  {name:<24}{best[name]:>10.4f}{last[name]:>10.4f}"
+        for name in best
+        if name not in ("step", "epoch")
+    ]
+    predictions = ", ".join(str(folder / name) for name in results["predictions"])
+    return "\n".join([title, *lines, f"predictions: {predictions}"])

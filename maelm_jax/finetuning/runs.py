@@ -1,0 +1,104 @@
+"""Does the runs that a command asks for, and writes their table."""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+
+from maelm_jax import config, paths
+from maelm_jax.encoders import source
+from maelm_jax.finetuning import experiments, grid, results, session, table, tasks
+from maelm_jax.finetuning.predictor import length_of
+from maelm_jax.training import loop, run_record
+
+
+def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
+    """Does all runs that are not finished, and returns the exit status.
+
+    The workdir `folder` is that of the run, if it is a single run and no table. Else it gets the
+    table and a folder ENCODER/TASK for each pair of task and encoder. The caller holds the lock of
+    `folder`.
+    """
+    began = time.perf_counter()
+    sessions = _Sessions()
+    reports: table.Reports = {one.label: {} for one in plan.planned}
+    for planned in plan.planned:
+        current = sessions.of(planned)
+        settings = planned.experiment.finetune.grid
+        is_single = not plan.as_table and grid.is_single(settings, len(current.task.train.ids))
+        describe = functools.partial(_describe_run, planned.encoder.vocabulary)
+        grid_folder = folder if is_single else folder / planned.label / planned.task
+        runs = grid.GridRun(
+            current, planned.encoder, planned.experiment, grid_folder, describe, is_single
+        )
+        with paths.writing("--workdir", folder):
+            report = runs.run_all()
+        if report is None:
+            print("stopped by SIGTERM; the same command goes on from there")
+            return loop.STOPPED
+        reports[planned.label][planned.task] = report
+        if not is_single:
+            with paths.writing("--workdir", folder):
+                # After every task, so that a stopped command leaves the table of what is done.
+                table.write(reports, folder, dict.fromkeys(one.task for one in plan.planned))
+    if is_single:
+        print(results.summary(folder))
+    else:
+        print(f"{table.markdown(reports)}\n{folder}/table.md")
+    print(f"{time.perf_counter() - began:.0f} s in all")
+    return 0
+
+
+class _Sessions:
+    """The session of the current task, which all encoders of one shape share."""
+
+    def __init__(self):
+        self._key: tuple | None = None
+        self._session: session.FinetuneSession | None = None
+
+    def of(self, planned: experiments.Planned) -> session.FinetuneSession:
+        """The session of a pair of task and encoder. Reads the data of a new task."""
+        experiment, vocabulary = planned.experiment, planned.encoder.vocabulary
+        # Fine-tuning drops the decoder. The key leaves it out, so that MAE-LM and MLM runs share
+        # data and compiled steps.
+        default = config.Model()
+        encoder = dataclasses.replace(
+            experiment.model, **{name: getattr(default, name) for name in source.DECODER_FIELDS}
+        )
+        key = (planned.task, vocabulary.fingerprint, encoder, experiment.finetune.max_length)
+        if key != self._key:
+            self._session = None  # before the next one is made, to free its memory
+            data = tasks.load(
+                planned.task,
+                experiment.finetune,
+                experiment.corpus,
+                vocabulary,
+                length_of(experiment),
+            )
+            self._session = session.FinetuneSession(experiment, data, vocabulary)
+            self._key = key
+            print(describe_data(self._session, experiment))
+            sys.stdout.flush()
+        return self._session
+
+
+def _describe_run(vocabulary, folder: pathlib.Path, experiment: config.Experiment):
+    run_record.write(pathlib.Path(folder), experiment, vocabulary)
+
+
+def describe_data(current: session.FinetuneSession, experiment: config.Experiment) -> str:
+    """The sizes of a task's data and the notes made while reading it, as text."""
+    data, length = current.task, length_of(experiment)
+    dev = ", ".join(
+        f"{len(dev.features.ids):,}" + (f" {name}" if name else "")
+        for name, dev in data.dev.items()
+    )
+    sizes = ", ".join(map(str, current.sizes))
+    rows = f"{len(data.train.ids):,} training rows, {dev} dev rows"
+    lines = [f"{rows} of at most {length} tokens, padded to {sizes}"]
+    if length < experiment.finetune.max_length:
+        lines.append(
+            f"the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}"
+        )
+    return "\n".join(f"{data.name}: {line}" for line in [*lines, *data.notes])

@@ -1,0 +1,161 @@
+"""Reads one file of a sentence task: tab-separated columns, usually with a header line."""
+
+import dataclasses
+import itertools
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.finetuning import files, glue
+
+LONGEST_SHOWN = 200  # characters of a header in a message
+
+
+@dataclasses.dataclass
+class Examples:
+    """The n examples of one file or split."""
+
+    sentences: list[tuple[str, ...]]  # one or two an example
+    labels: np.ndarray | None  # int32 [n] classes or float32 [n] scores from 0 to 5; None: not read
+    notes: list[str] = dataclasses.field(default_factory=list)  # for the user
+
+
+def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
+    """Reads one file of a task. Without `labelled`, the label column can be missing.
+
+    Raises:
+        ConfigError: The file belongs to another task, has no example, or a line does not match the
+            header. The message names file and line, and says what was expected.
+    """
+    lines = files.rows(path)
+    first = next(lines)
+    header, headless = first.cells, False
+    if task.headless and task.sentences[0] not in header:  # the first line is an example
+        lines, header, headless = itertools.chain([first], lines), list(task.headless), True
+    columns = (*task.sentences, task.label) if labelled or headless else task.sentences
+    _check_header(task, header, columns, path)
+    reader = _Reader(task, path, header, columns, labelled, headless)
+    for line in lines:
+        reader.add(line)
+    return reader.examples()
+
+
+class _Reader:
+    """Collects the examples of a file line by line."""
+
+    def __init__(
+        self, task: glue.Task, path, header: list[str], columns: tuple[str, ...], labelled: bool,
+        headless: bool,
+    ):  # fmt: skip
+        self.task, self.path, self.header, self.labelled = task, path, header, labelled
+        self.columns = [header.index(name) for name in columns]
+        self.has_label = labelled or headless
+        # Rows of GLUE's other files can have extra cells.
+        self.exact = headless or task.name == glue.OWN
+        self.label_column = header.index(task.label) if task.label in header else None
+        self.sentences: list[tuple[str, ...]] = []
+        self.labels: list[int | float] = []
+        self.unread_labels: set[str] = set()  # in a file whose labels are not read
+        self.broken = 0
+
+    def add(self, line: files.Row):
+        """Reads one line. Raises ConfigError when its columns or its label are wrong."""
+        cells, task = line.cells, self.task
+        if len(cells) <= max(self.columns) or (self.exact and len(cells) != len(self.header)):
+            if task.broken_rows and self.labelled:
+                self.broken += 1
+                return
+            raise config.ConfigError(
+                f"{self.path}:{line.number}: {len(cells)} columns, expected {len(self.header)} "
+                f"({_shortened(self.header)}), separated by tabs. Is it a file of {task.name}?"
+            )
+        text = self.columns[: len(task.sentences)]
+        self.sentences.append(tuple(cells[column].strip() for column in text))
+        if self.has_label:
+            label = cells[self.columns[-1]].strip()
+            self.labels.append(_label(task, label, f"{self.path}:{line.number}"))
+        elif self.label_column is not None and self.label_column < len(cells):
+            self.unread_labels.add(cells[self.label_column].strip())
+
+    def examples(self) -> Examples:
+        """All examples. Raises ConfigError when there is none, or labels are of another task."""
+        if not self.sentences:
+            raise config.ConfigError(
+                f"{self.path}: holds no example, only a header line. Give a file with examples."
+            )
+        _check_unread_labels(self.task, self.unread_labels, self.path)
+        labels = label_array(self.task, self.labels) if self.labelled else None
+        examples = Examples(self.sentences, labels)
+        if self.broken:
+            examples.notes.append(f"{self.path}: {self.broken} rows with missing columns left out")
+        return note_empty(examples, str(self.path))
+
+
+def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], path):
+    """Raises ConfigError when a column is missing or repeated, or belongs to another task."""
+    needs = f"{task.name} needs {', '.join(columns)}, the header has {_shortened(header)}"
+    if absent := [name for name in columns if name not in header]:
+        raise config.ConfigError(f"{path}:1: no column {', '.join(map(repr, absent))}; {needs}")
+    if repeated := [name for name in columns if header.count(name) > 1]:
+        names = ", ".join(map(repr, repeated))
+        raise config.ConfigError(f"{path}:1: more than one column {names}; {needs}")
+    if task.name == glue.OWN:
+        return
+    for other in glue.TASKS.values():
+        if other.name != task.name and other.signature in header:
+            raise config.ConfigError(
+                f"{path}:1: this is a file of {other.name}, for it has the column "
+                f"{other.signature!r}; {task.name} needs {', '.join(columns)}. "
+                f"Give a file of {task.name}, or rename the column."
+            )
+
+
+def _check_unread_labels(task: glue.Task, labels: set[str], path):
+    """Raises ConfigError when all labels in a file to predict belong to another task."""
+    if task.name == glue.OWN or not labels or labels & set(task.labels):
+        return
+    others = [
+        other.name for other in glue.TASKS.values() if other.labels and labels <= set(other.labels)
+    ]
+    if others:
+        raise config.ConfigError(
+            f"{path}: the column {task.label} holds {', '.join(sorted(labels))}: labels of "
+            f"{', '.join(others)}, not of {task.name}. "
+            f"Give a file of {task.name}, or remove the column."
+        )
+
+
+def _shortened(names: list[str]) -> str:
+    """Names from a file, as printable text of limited length."""
+    text = ", ".join(name if name.isprintable() else repr(name)[1:-1] for name in names)
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + " ..."
+
+
+def _label(task: glue.Task, text: str, place: str) -> int | float:
+    """The class or score that a cell holds. Raises ConfigError when it holds neither."""
+    unknown = f"{place}: unknown label {text[:50]!r} in column {task.label}; {task.name} has"
+    if task.labels:
+        if text in task.labels:
+            return task.labels.index(text)
+        raise config.ConfigError(f"{unknown} {', '.join(task.labels)}")
+    try:
+        score = float(text)
+    except ValueError:
+        score = -1.0
+    if 0.0 <= score <= glue.HIGHEST_SCORE:
+        return score
+    raise config.ConfigError(f"{unknown} numbers from 0 to {glue.HIGHEST_SCORE:g}")
+
+
+def label_array(task: glue.Task, labels: list) -> np.ndarray:
+    """Labels as Examples has them."""
+    return np.asarray(labels, np.int32 if task.labels else np.float32)
+
+
+def note_empty(examples: Examples, source: str) -> Examples:
+    """Adds a note if there are empty sentences. `source` is the file or split."""
+    empty = sum(not all(sentences) for sentences in examples.sentences)
+    if empty:
+        examples.notes.append(f"{source}: {empty} examples with an empty sentence, kept")
+    return examples

@@ -1,0 +1,109 @@
+"""The sentence tasks as training sees them: tokenised examples, scores, files of predictions."""
+
+import functools
+import pathlib
+
+import numpy as np
+import scipy.special
+
+from maelm_jax import config, storage
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import features, glue, metrics, sentence_data, sentence_files
+from maelm_jax.finetuning.sentence_files import Examples
+from maelm_jax.finetuning.task_data import DevSet, TaskData
+
+
+def load(
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
+) -> TaskData:
+    """Reads and tokenises the data of a sentence task. See tasks.load."""
+    task = glue.task_of(name, settings.custom)
+    data = sentence_data.load(task, settings, corpus)
+    train = tokenise(data.train, vocabulary, length, "training")
+    dev_sets = {
+        part: dev_set(task, examples, vocabulary, length, part or "dev")
+        for part, examples in data.dev.items()
+    }
+    unscored = {}
+    if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
+        unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic")
+    notes = [note for examples in (data.train, *data.dev.values()) for note in examples.notes]
+    if name == glue.OWN and "f1" in task.metrics:
+        notes.append(f"f1 is that of the label {task.labels[1]!r}")
+    first = next(iter(data.dev))
+    main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
+    return TaskData(
+        name, max(len(task.labels), 1), task.labels, main, train, dev_sets, unscored, notes
+    )
+
+
+def read_unlabelled(
+    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int
+) -> DevSet:
+    """Reads a file to predict. See tasks.read_unlabelled."""
+    task = glue.task_of(name, settings.custom)
+    examples = sentence_files.read(task, path, labelled=False)
+    return dev_set(task, examples, vocabulary, length, path)
+
+
+def tokenise(
+    examples: Examples, vocabulary: Vocabulary, length: int, which: str
+) -> features.Features:
+    """Tokenises examples, and adds a note to them that says how many were cut.
+
+    `which` names them in the note. Scores from 0 to 5 are divided by 5, which changes no
+    correlation. Missing labels are class 0.
+    """
+    ids, cut = features.sentences(examples.sentences, vocabulary, length)
+    if cut:
+        examples.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
+    targets = np.zeros(len(ids), np.int32) if examples.labels is None else examples.labels
+    if targets.dtype == np.float32:
+        targets = targets / np.float32(glue.HIGHEST_SCORE)
+    return features.Features(ids, targets, np.zeros(len(ids), np.int32))
+
+
+def dev_set(
+    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str
+) -> DevSet:
+    """Examples to predict. `which` names them in notes."""
+    tokenised = tokenise(examples, vocabulary, length, which)
+    return DevSet(
+        tokenised,
+        functools.partial(metrics.glue, task.metrics, tokenised.targets),
+        functools.partial(_write, task),
+        (".tsv", "_probabilities.tsv") if task.labels else (".tsv",),
+        examples.notes,
+    )
+
+
+def _write(task: glue.Task, logits: np.ndarray, folder: pathlib.Path, stem: str) -> pathlib.Path:
+    """Writes the predictions, and in a task with labels their probabilities."""
+    path = folder / f"{stem}.tsv"
+    write_predictions(task, logits, path)
+    if task.labels:
+        write_probabilities(task, logits, folder / f"{stem}_probabilities.tsv")
+    return path
+
+
+def write_predictions(task: glue.Task, logits: np.ndarray, path: pathlib.Path):
+    """Writes predictions in the format of GLUE's submissions: columns `index` and `prediction`.
+
+    `logits` are [n, classes], written as names of labels, or [n, 1], written as scores from 0 to 5.
+    """
+    if task.labels:
+        predictions = [task.labels[label] for label in logits.argmax(axis=1)]
+    else:
+        scores = np.clip(logits[:, 0] * glue.HIGHEST_SCORE, 0, glue.HIGHEST_SCORE)
+        predictions = [f"{score:.3f}" for score in scores]
+    lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
+    storage.write(path, "index\tprediction\n" + "".join(lines))
+
+
+def write_probabilities(task: glue.Task, logits: np.ndarray, path: pathlib.Path):
+    """Writes the softmax of `logits` [n, classes]: a column `index` and one for each label."""
+    rows = scipy.special.softmax(logits.astype(np.float64), axis=1)
+    lines = ["\t".join(("index", *task.labels))]
+    for index, row in enumerate(rows):
+        lines.append("\t".join((str(index), *(f"{value:.6f}" for value in row))))
+    storage.write(path, "\n".join(lines) + "\n")
