@@ -3,8 +3,8 @@
 #
 #   launch/local.sh [--dry-run] --gin_file=base.gin [any flag of maelm_jax.train]
 #
-# The first time it makes .venv beside this folder and installs what the machine needs. PYTHON names another interpreter (3.11 or later) to
-# make it with. A run that was stopped goes on where it stopped when the same command is given again.
+# The first start makes .venv beside this folder and installs what the machine needs. PYTHON names
+# the interpreter that makes it (3.11 or later). The same command resumes a run that was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ if [ "${1:-}" = --dry-run ]; then
   shift
 fi
 if [ $# -eq 0 ]; then
-  sed -n '2,7s/^# \{0,1\}//p' "$0"
+  sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
   exit 2
 fi
 

@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
-# The paper in miniature: pretrain the variants with equal steps, measure their ranks, fine-tune them on the GLUE tasks at hand, write one report.
+# The paper in miniature. It pretrains the variants with equal steps, measures their ranks,
+# fine-tunes them on the GLUE tasks that are there, and writes one report.
 #
 #   launch/miniature.sh 'corpus/*.txt' OUT [GLUE] [flags of maelm_jax.train ...]
-#   launch/miniature.sh '../shared/data/corpus/train-*.txt.xz' runs/miniature ../shared/data/glue --gin.TRAIN_STEPS=7500
+#   launch/miniature.sh 'corpus/*.txt' runs/miniature glue_data --gin.TRAIN_STEPS=7500
 #
-# OUT/report/report.md is the report. Stopped at any moment, the same command goes on from there; what is finished is not run again.
-# From the environment: PYTHON, the interpreter; CONFIG, the file that the variants are stacked on (miniature.gin; miniature_cpu.gin for two cores);
-# VARIANTS="mae-lm mlm" and TASKS="rte mrpc", fewer of them; TUNE, flags of maelm_jax.finetune.
+# OUT/report/report.md is the report. The same command resumes after a stop. What is finished is not
+# run again. Variables of the environment:
+#   PYTHON    the interpreter
+#   CONFIG    the file that the variants are stacked on: miniature.gin (default), or
+#             miniature_cpu.gin for two cores
+#   VARIANTS  a part of the variants, as in "mae-lm mlm"
+#   TASKS     a part of the tasks, as in "rte mrpc"
+#   TUNE      flags of maelm_jax.finetune
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 text=$1 out=$2 glue=
 shift 2
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi
@@ -23,13 +29,17 @@ mlm-seed1     1  mlm.gin
 delta-50      0  ablations/delta_50.gin
 mlm-80-10-10  0  ablations/mlm_80_10_10.gin
 '
-tasks= # whose data is there: looked for now, not after a day of pretraining
+tasks= # tasks with data; checked now, because pretraining takes a day
 if [ -n "$glue" ]; then
-  declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI [qnli]=QNLI [rte]=RTE [wnli]=WNLI)
+  declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI
+    [qnli]=QNLI [rte]=RTE [wnli]=WNLI)
   for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
     if [ -n "${folders[$task]:-}" ] && [ -d "$glue/${folders[$task]}" ]; then tasks+="'$task',"; fi
   done
-  [ -n "$tasks" ] || { echo "error: no GLUE task in $glue (looked for its folders: CoLA, SST-2, ...)" >&2; exit 2; }
+  if [ -z "$tasks" ]; then
+    echo "error: no GLUE task in $glue (looked for its folders: CoLA, SST-2, ...)" >&2
+    exit 2
+  fi
 fi
 runs=
 while read -r name seed files; do
@@ -39,22 +49,28 @@ while read -r name seed files; do
   echo "== pretraining $name"
   stacked=()
   for file in $files; do stacked+=("--gin_file=$file"); done
-  "$python" -m maelm_jax.train --gin_file="${CONFIG:-miniature.gin}" "${stacked[@]}" --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
+  "$python" -m maelm_jax.train --gin_file="${CONFIG:-miniature.gin}" "${stacked[@]}" \
+    --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
   touch "$out/$name/finished"
 done <<<"$variants"
 tuned=
 if [ -n "$glue" ]; then
   echo "== fine-tuning on $tasks"
   read -ra tune <<<"${TUNE:-}"
-  "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" --workdir="$out/glue" --gin.DATA_DIR="$glue" \
-    --gin.Finetune.tasks="($tasks)" "${tune[@]}"
+  "$python" -m maelm_jax.finetune --gin_file=finetune/glue.gin --init_from="$runs" \
+    --workdir="$out/glue" --gin.DATA_DIR="$glue" --gin.Finetune.tasks="($tasks)" "${tune[@]}"
   task=${tasks%%,*}
-  for run in ${runs//,/ }; do # of each variant one model fine-tuned on one task: rank before and after
-    model=$(find "$out/glue/$(basename "$run")/${task//\'/}" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null | sort | head -n 1 || true)
+  # One fine-tuned model of each variant, for the rank before and after fine-tuning.
+  for run in ${runs//,/ }; do
+    folder=$out/glue/$(basename "$run")/${task//\'/}
+    model=$(find "$folder" -type d -name checkpoints -not -path '*/unfinished/*' 2>/dev/null |
+      sort | head -n 1 || true)
     if [ -n "$model" ]; then tuned+=,$(dirname "$model"); fi
   done
 fi
 echo "== ranks"
 "$python" -m maelm_jax.analyze --runs="$runs$tuned" --workdir="$out/report"
-if [ -e "$out/glue/table.md" ]; then { printf '\n## Fine-tuned\n\n' && cat "$out/glue/table.md"; } >>"$out/report/report.md"; fi
+if [ -e "$out/glue/table.md" ]; then
+  { printf '\n## Fine-tuned\n\n' && cat "$out/glue/table.md"; } >>"$out/report/report.md"
+fi
 echo "report: $out/report/report.md"

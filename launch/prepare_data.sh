@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes the rows of a config's corpus, vocabulary included, and puts them where training will read them.
+# Prepares the rows and the vocabulary of a config's corpus at the place where training reads them.
 #
-#   launch/prepare_data.sh [--dry-run] DESTINATION --gin_file=base.gin [any flag of maelm_jax.prepare]
+#   launch/prepare_data.sh [--dry-run] DESTINATION --gin_file=base.gin [flags of maelm_jax.prepare]
 #
-# DESTINATION is a folder (of a shared disk: every host may run this with its own --host=I --hosts=N), gs://BUCKET/rows or s3://BUCKET/rows. For a
-# bucket the rows are made in SCRATCH (default ./rows), then copied, with gcloud or aws, which must be logged in. PYTHON: default .venv/bin/python.
-# Training then takes --gin.Corpus.rows_dir=DESTINATION.
+# DESTINATION is a folder, gs://BUCKET/rows or s3://BUCKET/rows. On a shared disk every host may run
+# this script, with its own --host=I --hosts=N. For a bucket, rows are made in the folder SCRATCH
+# (default ./rows) and copied with gcloud or aws, which must be logged in. PYTHON is the interpreter
+# (default .venv/bin/python). Give training --gin.Corpus.rows_dir=DESTINATION.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,7 +16,7 @@ if [ "${1:-}" = --dry-run ]; then
   shift
 fi
 if [ $# -lt 2 ]; then
-  sed -n '2,8s/^# \{0,1\}//p' "$0"
+  sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
   exit 2
 fi
 destination=${1%/}
@@ -32,10 +33,11 @@ case $destination in
 esac
 run "${PYTHON:-.venv/bin/python}" -m maelm_jax.prepare "$@" "--gin.Corpus.rows_dir=$rows"
 
-# store.json of a store says that it is whole: it goes last.
+# store.json marks a store as complete, so it is copied last.
 case $destination in
   gs://*)
-    run gcloud storage rsync --recursive --exclude='.*(store\.json|\.parts/.*)$' "$rows" "$destination"
+    run gcloud storage rsync --recursive --exclude='.*(store\.json|\.parts/.*)$' \
+      "$rows" "$destination"
     run gcloud storage rsync --recursive --exclude='.*\.parts/.*' "$rows" "$destination"
     ;;
   s3://*)

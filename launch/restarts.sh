@@ -1,13 +1,17 @@
 #!/usr/bin/env bash
-# Says whether a run that has ended is to be started again; launch/slurm.sbatch and launch/tpu_pod.sh ask it.
+# Decides whether a run that has ended starts again, for launch/slurm.sbatch and launch/tpu_pod.sh.
 #
-#   launch/restarts.sh FILE STATUS STEP     exit status 0: start again; 1: leave it; a line on stderr says why
+#   launch/restarts.sh FILE STATUS STEP
 #
-# STATUS is what the run ended with, or "lost". 0 (done), 2 (wrong input) and 3 (diverged) are final. After anything else (143: stopped and
-# saved; 1 and others: a process was lost) a run is started again, at most RETRIES times (default 5) in a row without a newer checkpoint.
-# STEP is the newest checkpoint's; FILE keeps it and the count from one call to the next, and is removed at the end.
+# The exit status is 0 if the run starts again, else 1. A line on stderr says why.
+#
+# STATUS is the exit status of the run, or "lost". 0 (done), 2 (wrong input) and 3 (diverged) are
+# final. After any other status (143: stopped and saved; 1 and others: a process was lost) a run
+# starts again, at most RETRIES times (default 5) in a row without a newer checkpoint. STEP is the
+# step of the newest checkpoint. FILE keeps the step and the count between two calls. The last call
+# removes it.
 set -euo pipefail
-[ $# -eq 3 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -eq 3 ] || { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 file=$1 status=$2 step=${3:-0} limit=${RETRIES:-5} newest=-1 starts=0
 
 case $status in 0 | 2 | 3)
@@ -21,8 +25,10 @@ if [ "$step" -gt "$newest" ]; then newest=$step starts=0; fi
 starts=$((starts + 1))
 if [ "$starts" -gt "$limit" ]; then
   rm -f "$file"
-  echo "ended with status $status; $limit starts in a row brought no checkpoint newer than step $newest; not started again (RETRIES=$limit)" >&2
+  echo "ended with status $status; $limit starts in a row brought no checkpoint newer than step" \
+    "$newest; not started again (RETRIES=$limit)" >&2
   exit 1
 fi
 echo "$newest $starts" >"$file"
-echo "ended with status $status at checkpoint $newest; starting again, $starts of $limit without a newer one" >&2
+echo "ended with status $status at checkpoint $newest; starting again, $starts of $limit without" \
+  "a newer one" >&2

@@ -1,19 +1,26 @@
 #!/usr/bin/env bash
-# Trains on a Cloud TPU slice: creates it if it is not there, installs, starts every worker, shows worker 0, starts again after preemption.
+# Trains on a Cloud TPU slice. It creates the slice if necessary, installs, starts every worker,
+# shows the output of worker 0, and starts again after preemption.
 #
-#   launch/tpu_pod.sh [--dry-run] NAME ZONE TYPE --gin_file=base.gin --workdir=gs://BUCKET/runs/base --gin.Corpus.rows_dir=gs://BUCKET/rows [...]
+#   launch/tpu_pod.sh [--dry-run] NAME ZONE TYPE --gin_file=base.gin \
+#     --workdir=gs://BUCKET/runs/base --gin.Corpus.rows_dir=gs://BUCKET/rows [...]
 #
-# NAME is the slice's, TYPE as in v5litepod-256 or v5p-256. Needs gcloud, logged in, with a project set. From the environment: VERSION (software of
-# the TPU VM, default tpu-ubuntu2204-base), CREATE (further flags of its creation, as in "--spot" or "--reserved"), RETRIES (launch/restarts.sh).
-# Workdir and rows must be seen by all workers: a bucket, or a disk mounted on each. Where rows_dir is no bucket, the workers install the extra
-# [data] too, to prepare rows. The same command again, after this machine lost contact, shows the live run. Its exit status is the run's: 0, 2 or
-# 3; 1 when it gives up. The slice is left: delete it when it is not needed.
+# NAME is the name of the slice. TYPE is its type, as in v5litepod-256 or v5p-256. gcloud must be
+# logged in, with a project set. All workers must see the workdir and the rows: in a bucket, or on a
+# disk that each mounts. If rows_dir is not in a bucket, the workers also install the extra [data],
+# to prepare rows. Variables of the environment:
+#   VERSION  software of the TPU VM (default tpu-ubuntu2204-base)
+#   CREATE   more flags for the creation of the slice, as in "--spot" or "--reserved"
+#   RETRIES  see launch/restarts.sh
+#
+# If this machine loses contact, the same command shows the live run. The exit status is that of the
+# run (0, 2 or 3), or 1 if the script gives up. The script does not delete the slice at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 dry=
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
-if [ $# -lt 4 ]; then sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 2; fi
+if [ $# -lt 4 ]; then sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; fi
 name=$1 zone=$2 type=$3
 shift 3
 flags=$(printf ' %q' "$@")
@@ -30,38 +37,54 @@ run() {
 }
 tpu() { run gcloud compute tpus tpu-vm "$1" "$name" --zone="$zone" "${@:2}"; }
 on() { tpu ssh --worker="$1" --command="$2"; }
-wait_for() { # 20 times in a row at most, then this script ends; the slice and the run on it stay
-  if [ $((tries += 1)) -gt 20 ]; then echo "error: $1; the same command goes on from here" >&2; exit 1; fi
+# Waits at most 20 times in a row. Then the script ends; the slice and the run on it stay.
+wait_for() {
+  if [ $((tries += 1)) -gt 20 ]; then
+    echo "error: $1; the same command goes on from here" >&2
+    exit 1
+  fi
   echo "$1; trying again in 30 s" >&2
   sleep 30
 }
 
-# One step towards a slice that is ready. Deletes none but a slice that is known to be preempted or terminated.
+# Takes one step towards a slice that is ready. Deletes only a preempted or terminated slice.
 ready() {
-  state=$(tpu describe --format='value(state)' 2>"$scratch/describe") || state=$(grep -o -m 1 NOT_FOUND "$scratch/describe") || state=UNKNOWN
+  state=$(tpu describe --format='value(state)' 2>"$scratch/describe") ||
+    state=$(grep -o -m 1 NOT_FOUND "$scratch/describe") || state=UNKNOWN
   case $state in
     READY) return 0 ;;
     PREEMPTED | TERMINATED) tpu delete --quiet || return 1 ;;
     NOT_FOUND | '') ;;
     *) return 1 ;;
   esac
-  tpu create --accelerator-type="$type" --version="${VERSION:-tpu-ubuntu2204-base}" ${create[@]+"${create[@]}"} && return 0
-  [ -n "$started" ] || { echo "error: the slice $name could not be created; see above" >&2; exit 1; }
+  tpu create --accelerator-type="$type" --version="${VERSION:-tpu-ubuntu2204-base}" \
+    ${create[@]+"${create[@]}"} && return 0
+  if [ -z "$started" ]; then
+    echo "error: the slice $name could not be created; see above" >&2
+    exit 1
+  fi
   return 1
 }
 
 install() {
   run git archive --format=tar.gz --output="$scratch/maelm_jax.tar.gz" HEAD &&
-    run gcloud compute tpus tpu-vm scp "$scratch/maelm_jax.tar.gz" "$name:maelm_jax.tar.gz" --zone="$zone" --worker=all &&
-    on all "mkdir -p maelm_jax && tar xzf maelm_jax.tar.gz -C maelm_jax && maelm_jax/launch/worker.sh install $extras"
+    run gcloud compute tpus tpu-vm scp "$scratch/maelm_jax.tar.gz" "$name:maelm_jax.tar.gz" \
+      --zone="$zone" --worker=all &&
+    on all "mkdir -p maelm_jax && tar xzf maelm_jax.tar.gz -C maelm_jax &&
+      maelm_jax/launch/worker.sh install $extras"
 }
 
 while :; do
   ready || { wait_for "the slice $name is not ready ($state)"; continue; }
-  state=$(on 0 'if [ -e maelm_jax/launch/worker.sh ]; then maelm_jax/launch/worker.sh state; else echo none; fi') || state=
+  state=$(on 0 'if [ -e maelm_jax/launch/worker.sh ]; then maelm_jax/launch/worker.sh state
+    else echo none; fi') || state=
   case ${dry:+none}$state in
-    running) started=1 tries=0; on 0 'maelm_jax/launch/worker.sh watch' || true; continue ;;
-    0 | 2 | 3) [ -z "$started" ] || exit "$state" ;; # else it is what an earlier run ended with
+    running)
+      started=1 tries=0
+      on 0 'maelm_jax/launch/worker.sh watch' || true
+      continue
+      ;;
+    0 | 2 | 3) [ -z "$started" ] || exit "$state" ;; # else it is the status of an earlier run
     none | lost | [1-9]*) ;;
     *) wait_for "worker 0 of $name does not answer"; continue ;;
   esac

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Does on each worker of a slice what launch/tpu_pod.sh asks, in the folder where it unpacked this repository.
+# launch/tpu_pod.sh calls this script on each worker of a slice, in the unpacked repository.
 #
-#   launch/worker.sh install EXTRAS     makes .venv with this package and the extras, as in "tpu,bucket"
-#   launch/worker.sh start FLAGS        starts maelm_jax.train in the background, as soon as an earlier run on this worker has ended
-#   launch/worker.sh state              prints "running", else the exit status of the last run, "lost" (it has none) or "none"
-#   launch/worker.sh watch              shows the log until the run ends
+#   launch/worker.sh install EXTRAS  makes .venv with this package and the extras, as "tpu,bucket"
+#   launch/worker.sh start FLAGS     starts maelm_jax.train in the background, after an earlier run
+#                                    on this worker has ended
+#   launch/worker.sh state           prints "running", else the exit status of the last run, "lost"
+#                                    (it has no exit status) or "none" (there was no run)
+#   launch/worker.sh watch           shows the log until the run ends
 #
-# A run locks the file run.lock while it lives, so that no two run at once. The file log has its output, the file status its exit status.
+# A run locks the file run.lock while it lives, so that two never run at once. Its output is in the
+# file log, its exit status in the file status.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,10 +35,15 @@ case ${1:-} in
   start)
     shift
     exec 9>>run.lock # the run inherits the lock
-    flock -w 600 9 || { echo "error: an earlier run is still alive on $(hostname) after 10 minutes; end it, then start again" >&2; exit 1; }
+    if ! flock -w 600 9; then
+      echo "error: an earlier run is still alive on $(hostname) after 10 minutes;" \
+        "end it, then start again" >&2
+      exit 1
+    fi
     rm -f status
     # shellcheck disable=SC2016  # expanded by the inner shell
-    nohup bash -c '.venv/bin/python -m maelm_jax.train --coordinator=auto "$@"; echo $? >status' bash "$@" >log 2>&1 </dev/null &
+    nohup bash -c '.venv/bin/python -m maelm_jax.train --coordinator=auto "$@"; echo $? >status' \
+      bash "$@" >log 2>&1 </dev/null &
     ;;
   state) state ;;
   watch)
@@ -44,7 +52,7 @@ case ${1:-} in
     kill $!
     ;;
   *)
-    sed -n '2,10s/^# \{0,1\}//p' "$0"
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
     exit 2
     ;;
 esac
