@@ -59,8 +59,10 @@ class Corpus(Settings):
         lambda: {"installed_docs": 1.0}, "Rate of each source in the mixture. A source is "
         "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.")
     text_files: Text | None = setting(
-        None, "Glob of .txt and .jsonl files (also .gz, .xz). It replaces `sources`.")
+        None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`.")
     json_field: Text = setting("text", "Field of a .jsonl record that holds the document.")
+    text_column: Text = setting(
+        "text", "Column of .parquet and .arrow files, feature of TFRecord and ArrayRecord files.")
     task_modules: tuple[Text, ...] = setting(
         (), "Python modules to import, so that `seqio:` names are registered.")
     tfds_data_dir: Text | None = setting(None, "Folder of TFDS datasets. None is TFDS's own.")

@@ -1,5 +1,6 @@
 """Folders in a bucket, against an emulator of Google Cloud Storage: rows are copied once, files sent, checkpoints written and read by Orbax."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -126,6 +127,25 @@ def test_what_knows_no_bucket_says_so(tmp_path):
         runs.open_run("gs://bucket/run", [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", "--workdir=gs://bucket/out"])
+
+
+def test_text_in_a_bucket_is_read_where_it_lies(bucket, tmp_path, monkeypatch):
+    """A nested glob of several formats; unchanged files are not read again, changed ones are another text."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["three", "four"]}), tmp_path / "c.parquet")
+    put(f"{bucket}/text/a/a.txt", b"one\n\ntwo")
+    put(f"{bucket}/text/b/c.parquet", (tmp_path / "c.parquet").read_bytes())
+    put(f"{bucket}/text/b/d.jsonl.gz", gzip.compress(b'{"text": "five"}'))
+    source = f"files:{bucket}/text/**/*.*"
+    corpus = config.Corpus(sources={source: 1.0}, rows_dir=str(tmp_path / "rows"))
+    assert list(sources.documents_of(source, corpus)) == ["one", "two", "three", "four", "five"]
+    first = sources.identity(source, corpus)
+    assert first == sources.identity(source, corpus)
+    put(f"{bucket}/text/a/a.txt", b"one\n\nTWO")
+    assert sources.identity(source, corpus) != first
+    with pytest.raises(Unavailable, match=r"no text file matches 'gs://bucket/nothing/\*\.txt'"):
+        sources.shards(f"files:{bucket}/nothing/*.txt", corpus)
 
 
 def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch):

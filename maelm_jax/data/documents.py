@@ -18,6 +18,10 @@ class Unavailable(config.ConfigError):
     """The source cannot be read on this machine. Rows prepared elsewhere can still be used."""
 
 
+class BadFile(config.ConfigError):
+    """A file of the corpus is damaged, unreadable or of another form."""
+
+
 def clean(text: str) -> str:
     """Returns the text without white space around its lines and without empty lines."""
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)

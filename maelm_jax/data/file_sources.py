@@ -1,18 +1,35 @@
 """The files of a `files:GLOB` source: which they are, their documents, their hashes."""
 
-import glob
-import hashlib
 import os
 import pathlib
 import re
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.data import documents, rows_dir, text_files
+from maelm_jax.data import (
+    documents,
+    file_access,
+    record_files,
+    rows_dir,
+    table_files,
+    text_files,
+)
 
-FORMATS = (".txt", ".jsonl")
-PACKINGS = ("", ".gz", ".xz")
-SUFFIXES = tuple(format + packing for format in FORMATS for packing in PACKINGS)
+JSON_SUFFIXES = (".jsonl", ".json")  # one record a line
+TEXT_SUFFIXES = (".txt", *JSON_SUFFIXES)  # each also packed
+# Formats whose records have named fields (Corpus.text_column).
+RECORD_READERS = {
+    ".parquet": table_files.parquet_documents,
+    ".arrow": table_files.arrow_documents,
+    ".tfrecord": record_files.tfrecord_documents,
+    ".array_record": record_files.array_record_documents,
+    ".arrayrecord": record_files.array_record_documents,
+}
+# TFDS names its shards `name.tfrecord-00000-of-00008`.
+SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
+KNOWN_FORMATS = (
+    ".txt, .jsonl or .json file (each also .gz, .xz or .zst), nor a .parquet, .arrow, .tfrecord "
+    "or .array_record file")
 HASH = re.compile("[0-9a-f]{64}")
 HASHES_FILE = "file_hashes.json"
 
@@ -20,47 +37,64 @@ HASHES_FILE = "file_hashes.json"
 def matching(source: str) -> list[str]:
     """Returns the files of a `files:GLOB` source, sorted.
 
+    A folder that Hugging Face `datasets` wrote stands for its .arrow files.
+
     Raises:
-        Unavailable: No file matches.
+        Unavailable: Nothing matches.
         ConfigError: A file has another format.
     """
     pattern = source.removeprefix("files:")
-    paths = sorted(
-        path
-        for path in glob.glob(os.path.expanduser(pattern), recursive=True)
-        if os.path.isfile(path))
-    if not paths:
+    matches = file_access.expand(pattern)
+    files = [path for path in matches if file_access.is_file(path)]
+    if not files:
+        files = [file for folder in matches for file in table_files.files_of_dataset(folder)]
+    if not files:
         raise documents.Unavailable(
             f"no text file matches {pattern!r} (in {os.getcwd()}); "
-            "give a glob of .txt or .jsonl files, each also .gz or .xz")
-    for path in paths:
-        if not path.endswith(SUFFIXES):
+            "give a glob of .txt, .jsonl or .parquet files")
+    for path in files:
+        if _format(path) is None:
             raise config.ConfigError(
-                f"{path}: not a .txt or .jsonl file (each also .gz or .xz); "
-                f"narrow the glob {pattern!r}")
-    return paths
+                f"{path}: not a {KNOWN_FORMATS}; narrow the glob {pattern!r}")
+    return files
 
 
-def documents_of(path: str, json_field: str) -> typing.Iterator[str]:
+def _format(path: str) -> str | None:
+    """Returns the format of a file, by its name: a suffix, or None for an unknown one."""
+    name = pathlib.PurePath(SHARD_NUMBER.sub("", path))
+    if name.suffix in RECORD_READERS:
+        return name.suffix
+    if name.suffix in text_files.PACKINGS:
+        name = name.with_suffix("")
+    return name.suffix if name.suffix in TEXT_SUFFIXES else None
+
+
+def documents_of(path: str, corpus: config.Corpus) -> typing.Iterator[str]:
     """Reads the documents of one file, in order.
 
     Args:
         path: The file. Its name tells its format.
-        json_field: Field of a .jsonl record that holds the document.
+        corpus: Names the field or column that holds the document.
 
     Raises:
-        ConfigError: The file cannot be read. The message names the file and the position.
+        BadFile: The file cannot be read. The message names the file and the position.
     """
-    if ".jsonl" in pathlib.Path(path).suffixes:
-        return text_files.json_documents(path, json_field)
+    format = _format(path)
+    if format in RECORD_READERS:
+        return RECORD_READERS[format](path, corpus.text_column)
+    if format in JSON_SUFFIXES:
+        return text_files.json_documents(path, corpus.json_field)
     return text_files.paragraph_documents(path)
 
 
 def identity(source: str, corpus: config.Corpus) -> str:
     """Returns what identifies the text of a source: names and contents of its files."""
     hashes = content_hashes(source, corpus)
-    field = corpus.json_field if any(".jsonl" in path for path in hashes) else ""
-    return "\n".join([field, *(f"{os.path.basename(path)} {hashes[path]}" for path in hashes)])
+    has_json = any(".jsonl" in path or _format(path) in JSON_SUFFIXES for path in hashes)
+    lines = [corpus.json_field if has_json else ""]
+    if any(_format(path) in RECORD_READERS for path in hashes):
+        lines.append(corpus.text_column)
+    return "\n".join([*lines, *(f"{os.path.basename(path)} {hashes[path]}" for path in hashes)])
 
 
 def content_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
@@ -75,14 +109,12 @@ def content_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
     before, result = len(known), {}
     for path in matching(source):
         try:
-            stat = os.stat(path)
-            key = f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns}"
-            if key not in known:
-                with open(path, "rb") as file:
-                    known[key] = hashlib.file_digest(file, "sha256").hexdigest()
+            version = file_access.version(path)
+            if version.key not in known:
+                known[version.key] = version.content_hash or file_access.content_hash(path)
         except OSError as error:
-            raise text_files.unreadable(path, error) from error
-        result[path] = known[key]
+            raise file_access.unreadable(path, error) from error
+        result[path] = known[version.key]
     if len(known) > before:
         rows_dir.remember(record, known)
     return result

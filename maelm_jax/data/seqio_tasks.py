@@ -19,6 +19,24 @@ FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
 TFDS_FIELDS = ("text", "book_text", "content", "document", "article")
 
 
+def import_tensorflow(what: str):
+    """Returns the tensorflow module.
+
+    Args:
+        what: What needs it, for the message.
+
+    Raises:
+        Unavailable: It is not installed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise Unavailable(
+            f"{what} need TensorFlow ({error}); pip install 'maelm_jax[data]'") from error
+    return tensorflow
+
+
 def import_seqio():
     """Returns the seqio module. Raises Unavailable if it is not installed."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -36,7 +36,7 @@ class Shard:
         if _is_dataset(self.source):
             texts = seqio_tasks.texts(self.source, self.corpus, self.index, self.count)
         else:
-            texts = file_sources.documents_of(self.path, self.corpus.json_field)
+            texts = file_sources.documents_of(self.path, self.corpus)
         return filter(None, map(documents.clean, texts))
 
 

@@ -1,11 +1,18 @@
-"""Reads documents from .txt and .jsonl files, which can be packed with gzip or xz."""
+"""Reads documents from .txt and .jsonl files, which can be packed with gzip, xz or zstd."""
 
+import contextlib
 import gzip
+import io
 import lzma
 import typing
 import zlib
 
-from maelm_jax import config, json_files
+from maelm_jax import json_files
+from maelm_jax.config import ConfigError
+from maelm_jax.data import file_access, table_files
+from maelm_jax.data.documents import BadFile
+
+PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}  # suffix -> name
 
 
 def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
@@ -15,32 +22,44 @@ def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
         (byte offset in the unpacked text, line without its end)
 
     Raises:
-        ConfigError: The file is empty, corrupt or unreadable.
+        BadFile: The file is empty, corrupt or unreadable.
     """
-    opener = gzip.open if path.endswith(".gz") else lzma.open if path.endswith(".xz") else open
     offset = 0
+    packing = next((name for suffix, name in PACKINGS.items() if path.endswith(suffix)), None)
     try:
-        with opener(path, "rb") as file:
-            for line in file:
+        with file_access.opened(path) as file, _unpacked(file, packing) as unpacked:
+            for line in unpacked:
                 yield offset, line.rstrip(b"\r\n")
                 offset += len(line)
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        packing = "gzip" if path.endswith(".gz") else "xz"
-        raise config.ConfigError(
-            f"{path}: corrupt {packing} data after {offset} bytes of text ({error}); "
-            "fetch or pack the file again") from error
+        raise _corrupt(path, packing, offset, error) from error
     except OSError as error:
-        raise unreadable(path, error) from error
+        if error.errno is None and packing == "zstd":  # pyarrow's error for damaged data
+            raise _corrupt(path, packing, offset, error) from error
+        raise file_access.unreadable(path, error) from error
     if offset == 0:
-        raise config.ConfigError(
-            f"{path}: the file is empty; remove it or leave it out of the glob")
+        raise BadFile(f"{path}: the file is empty; remove it or leave it out of the glob")
 
 
-def unreadable(path: str, error: OSError) -> config.ConfigError:
-    """Returns the error for a file that cannot be opened or read."""
-    return config.ConfigError(
-        f"{path}: cannot be read ({error.strerror or error}); check its permissions or leave it out"
-    )
+def _unpacked(
+    file: typing.BinaryIO, packing: str | None
+) -> contextlib.AbstractContextManager[typing.Iterable[bytes]]:
+    """Returns a context manager that gives the lines of a file's unpacked content."""
+    if packing == "gzip":
+        return gzip.open(file)
+    if packing == "xz":
+        return lzma.open(file)
+    if packing == "zstd":
+        pyarrow = table_files.import_pyarrow()
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
+        return io.BufferedReader(stream, 1 << 20)
+    return contextlib.nullcontext(file)
+
+
+def _corrupt(path: str, packing: str | None, offset: int, error: Exception) -> BadFile:
+    return BadFile(
+        f"{path}: corrupt {packing} data after {offset} bytes of text ({error}); "
+        "fetch or pack the file again")
 
 
 def decode(line: bytes, path: str, offset: int) -> str:
@@ -52,12 +71,12 @@ def decode(line: bytes, path: str, offset: int) -> str:
         offset: Position of the line in the unpacked file.
 
     Raises:
-        ConfigError: The line is not UTF-8.
+        BadFile: The line is not UTF-8.
     """
     try:
         return line.decode("utf-8-sig" if offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
-        raise config.ConfigError(
+        raise BadFile(
             f"{path}: not UTF-8 at byte {offset + error.start} of the (unpacked) text; "
             "convert the file, e.g. with iconv -t UTF-8") from error
 
@@ -82,9 +101,13 @@ def json_documents(path: str, field: str) -> typing.Iterator[str]:
         text = decode(line, path, offset)
         if not text.strip():
             continue
-        record = json_files.parse(text, f"{path}:{number}", "a .jsonl file holds one record a line")
+        try:
+            record = json_files.parse(
+                text, f"{path}:{number}", "a .jsonl file holds one record a line")
+        except ConfigError as error:
+            raise BadFile(str(error)) from error
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
-            raise config.ConfigError(
+            raise BadFile(
                 f"{path}:{number}: no text field {field!r} in the record ({_fields_of(record)}); "
                 "set Corpus.json_field")
         # JSON can hold a lone surrogate, which is not valid text.

@@ -1,6 +1,7 @@
 """The files of a glob: their order, their identity, and files that cannot be read."""
 
 import errno
+import gzip
 import os
 
 import pytest
@@ -18,6 +19,17 @@ def test_files_come_in_the_order_of_their_names(tmp_path):
     for name in ("b", "a", "c"):
         (tmp_path / f"{name}.txt").write_text(f"document {name}")
     assert read(tmp_path / "*.txt") == ["document a", "document b", "document c"]
+
+
+def test_a_nested_glob_mixes_formats(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for folder in ("a", "b/c", "d"):
+        (tmp_path / folder).mkdir(parents=True)
+    parquet.write_table(pyarrow.table({"text": ["one", "two"]}), tmp_path / "a" / "part.parquet")
+    (tmp_path / "b" / "c" / "part.json.gz").write_bytes(gzip.compress(b'{"text": "three"}\n{"text": "four"}\n'))
+    (tmp_path / "d" / "part.txt").write_text("five")
+    assert read(tmp_path / "**") == ["one", "two", "three", "four", "five"]
 
 
 def test_no_match_says_the_pattern():

@@ -3,6 +3,7 @@
 import gzip
 import json
 import lzma
+import random
 
 import pytest
 from testing import one_line
@@ -13,7 +14,12 @@ from maelm_jax.data import sources
 TEXTS = ["One paragraph.\nAnother, naïve one.", "A second document.", "Third: a < b."]
 
 
-PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+def open_zstd(path, mode):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.CompressedOutputStream(str(path), "zstd")
+
+
+PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".zst": open_zstd}
 
 
 def read(pattern, **settings):
@@ -47,8 +53,29 @@ BAD = {
     "field.jsonl": (b'{"text": "a"}\n{"txt": "b"}', r"field\.jsonl:2: no text field 'text' in the record \(txt\)"),
     "number.jsonl": (b'{"text": 3}', r"number\.jsonl:1: no text field"),
     "broken.jsonl": (b'{"text": "a"}\n\n{"text"', r"broken\.jsonl:3: not JSON"),
-    "table.csv": (b"a,b", r"table\.csv: not a \.txt or \.jsonl"),
+    "no.jsonl.zst": (b"plain text", r"corrupt zstd data after 0 bytes"),
+    "table.csv": (b"a,b", r"table\.csv: not a \.txt, \.jsonl"),
+    "packed_twice.txt.gz.xz": (b"", r"packed_twice\.txt\.gz\.xz: not a \.txt, \.jsonl"),
+    "array.json": (b'[{"text": "a"},\n', r"array\.json:1: not JSON .*one record a line"),
 }
+
+
+def test_zstd_data_that_is_cut_off_is_named(tmp_path):
+    with open_zstd(tmp_path / "a.txt.zst", "wb") as file:
+        file.write(random.Random(0).randbytes(300_000).hex().encode())
+    whole = (tmp_path / "a.txt.zst").read_bytes()
+    (tmp_path / "a.txt.zst").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(config.ConfigError, match=r"a\.txt\.zst: corrupt zstd data"):
+        read(tmp_path / "*")
+
+
+def test_zstd_data_of_several_frames_is_read_to_the_end(tmp_path):
+    for text in TEXTS:
+        with open_zstd(tmp_path / "part", "wb") as file:
+            file.write(f"{text}\n\n".encode())
+        with open(tmp_path / "a.txt.zst", "ab") as file:
+            file.write((tmp_path / "part").read_bytes())
+    assert read(tmp_path / "*.zst") == TEXTS
 
 
 @pytest.mark.parametrize("name", BAD)
