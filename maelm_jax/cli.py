@@ -148,6 +148,29 @@ def parse(
     return args, experiment
 
 
+def parse_encoder(
+    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
+) -> tuple[argparse.Namespace, config.Experiment | None]:
+    """Parses `argv` of a command that reads an encoder: a workdir, a folder or a checkpoint.
+
+    The settings are None if --workdir is no workdir, because such an encoder has no settings of a
+    run.
+
+    Raises:
+        ConfigError: A flag, a gin file or a setting is wrong.
+    """
+    args, bindings = arguments(flags, argv)
+    path = pathlib.Path(args.workdir or "")
+    if not args.workdir or not path.exists() or args.gin_file or (path / "config.gin").is_file():
+        return parse(flags, argv)
+    if bindings:
+        raise config.ConfigError(
+            f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "
+            "workdir. Leave it out"
+        )
+    return args, None
+
+
 def compilation_cache() -> pathlib.Path:
     """Returns the default folder for compiled programs, so that a step is compiled only once.
 

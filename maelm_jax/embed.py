@@ -1,13 +1,17 @@
-"""Embeds each line of a text file as one vector, with the encoder of a run.
+"""Embeds each line of a text file as one vector, with any pretrained encoder.
 
     python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=vectors.npy
     python -m maelm_jax.embed --workdir=runs/tiny --input=lines.txt --output=cls.npy --pooling=first
+    python -m maelm_jax.embed --workdir=bert-base --input=lines.txt --output=vectors.npy
 
+--workdir is a workdir, an exported folder, a folder of stock transformers with its tokenizer.json,
+or a checkpoint of the published code.
 The first command takes the mean over all tokens of a line, `<s>` and `</s>` included, as
 sentence-transformers does. --pooling=first takes the hidden state of `<s>`.
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
-`<s>` line `</s>`, cut to the sequence length of the run. PyTorch is not needed.
+`<s>` line `</s>`, cut to the sequence length of the run, or to the longest input that the folder
+states. PyTorch is not needed.
 """
 
 import dataclasses
@@ -32,29 +36,27 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="the checkpoint's step; default the newest",
     )
-    args, experiment = cli.parse(flags, argv)
+    args, experiment = cli.parse_encoder(flags, argv)
     lines = read_lines(args.input)
     paths.check_output_file("--output", args.output)
     if not args.output.endswith(".npy"):
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
 
-    from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.encoders import encoder, source
+    from maelm_jax.encoders import encoder
 
-    encoder_source = source.find(args.workdir, args.step)
-    vocabulary = vocabularies.load(encoder_source.vocabulary)
-    model = dataclasses.replace(
-        encoder_source.model(experiment.model), dtype=experiment.model.dtype
-    )
-    length = min(experiment.corpus.sequence_length, model.max_positions)
-    params = encoder_source.read(experiment.model)
-    vectors = encoder.Encoder(params, model, vocabulary, length).encode(lines, args.pooling)
+    loaded = encoder.Encoder.load(args.workdir, args.step)
+    if experiment is not None:
+        model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
+        length = min(experiment.corpus.sequence_length, model.max_positions)
+        loaded = dataclasses.replace(loaded, model=model, length=length)
+    vectors = loaded.encode(lines, args.pooling)
     save(args.output, vectors)
-    longer = sum(len(ids) > length - 2 for ids in vocabulary.encode_batch(lines))
-    shortened = f"; {longer} lines cut to {length} tokens" if longer else ""
+    longer = sum(len(ids) > loaded.length - 2 for ids in loaded.vocabulary.encode_batch(lines))
+    shortened = f"; {longer} lines cut to {loaded.length} tokens" if longer else ""
+    origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(
-        f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of step "
-        f"{encoder_source.step}{shortened}"
+        f"{args.output}: float32 {vectors.shape}, {args.pooling} of the states of {origin}"
+        f"{shortened}"
     )
     return 0
 

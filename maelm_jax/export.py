@@ -1,9 +1,12 @@
-"""Exports a run to a folder for transformers, for plain PyTorch or for the published MAE-LM code.
+"""Exports an encoder for transformers, for plain PyTorch or for the published MAE-LM code.
 
     python -m maelm_jax.export --workdir=runs/tiny --output=exported
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=pytorch
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=reference
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --all_steps
+
+--workdir is a workdir, or any other encoder: an exported folder, a folder of stock transformers, or
+a checkpoint of the published code.
 
 The first command writes a folder for AutoModel.from_pretrained("exported"). --format=pytorch also
 holds the decoder and the prediction head, and any bucket function. --format=reference writes
@@ -24,10 +27,15 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    args, experiment = cli.parse(_flags(), argv)
+    args, experiment = cli.parse_encoder(_flags(), argv)
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
-    setting_changes.check_workdir(args.workdir, experiment)
+    if experiment is not None:
+        setting_changes.check_workdir(args.workdir, experiment)
+    elif args.all_steps or args.step is not None:
+        raise config.ConfigError(
+            f"--step and --all_steps need a workdir. --workdir={args.workdir} has one checkpoint"
+        )
     if not args.all_steps:
         folders.check(args.output, args.workdir, args.overwrite)
 
@@ -56,29 +64,24 @@ def _outputs(args: argparse.Namespace) -> dict[int | None, str]:
 
 
 def _export(
-    args: argparse.Namespace, experiment: config.Experiment, step: int | None, output: str
+    args: argparse.Namespace,
+    experiment: config.Experiment | None,
+    step: int | None,
+    output: str,
 ):
     """Writes one checkpoint to one folder."""
-    from maelm_jax.data import vocabulary as vocabularies
-    from maelm_jax.encoders import card, export_formats, run_results, source
-    from maelm_jax.encoders.fine_tuned_head import FineTunedHead
+    from maelm_jax.encoders import card, encoder, export_formats, run_results
     from maelm_jax.training import metrics
 
-    encoder_source = source.find(args.workdir, step)
-    vocabulary = vocabularies.load(encoder_source.vocabulary)
-    export_formats.check(args.format, experiment.model, vocabulary.special)
+    loaded = encoder.Encoder.load(args.workdir, step)
+    export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
     verifying = _is_verifying(args.verify, args.format)
-    params = encoder_source.read(experiment.model)
-    results = run_results.read(args.workdir)
-    head = FineTunedHead.of(params, results.get("labels", ()))
-    if head and args.format != "huggingface":
+    if loaded.head and args.format != "huggingface":
         raise config.ConfigError(
             f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; "
             f"--format={args.format} does not"
         )
-    length = run_results.longest_input(experiment, results)
-    exported = export_formats.Exported(params, experiment.model, vocabulary, length, head)
-
+    exported = loaded.exported()
     with folders.written(output, args.workdir, args.overwrite) as folder:
         written = export_formats.write(args.format, folder, exported)
         reports = None
@@ -89,16 +92,19 @@ def _export(
             format=args.format,
             architecture=written.architecture,
             parameters=written.parameters,
+            model=loaded.model,
+            origin=args.workdir,
             experiment=experiment,
-            step=encoder_source.step,
-            lines=metrics.read(args.workdir),
-            results=results,
+            step=loaded.step,
+            lines=metrics.read(args.workdir) if experiment else [],
+            results=run_results.read(args.workdir) if experiment else {},
             reports=reports,
-            length=length,
+            length=loaded.length,
         )
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
+    origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     size = f"{written.parameters:,} parameters"
-    print(f"{output}: {written.architecture} of step {encoder_source.step}, {size}")
+    print(f"{output}: {written.architecture} of {origin}, {size}")
     _print_reports(reports, args.verify)
 
 

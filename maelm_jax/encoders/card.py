@@ -97,8 +97,10 @@ class About:
         format: The export format, one of `maelm_jax.export.FORMATS`.
         architecture: The class or layout that loads the folder.
         parameters: The number of parameters in the folder.
-        experiment: The settings of the run.
-        step: The step of the checkpoint.
+        model: The settings of the model.
+        origin: The workdir, or the path of another encoder.
+        experiment: The settings of the run; None for an encoder that is not a workdir.
+        step: The step of the checkpoint; None for an encoder that is not a workdir.
         lines: The lines of metrics.jsonl.
         results: The results.json of a fine-tuned run; empty for a pretraining run.
         reports: The comparisons of the verification; None if there was none.
@@ -109,8 +111,10 @@ class About:
     format: str
     architecture: str
     parameters: int
-    experiment: config.Experiment
-    step: int
+    model: config.Model
+    origin: str
+    experiment: config.Experiment | None
+    step: int | None
     lines: list[dict]
     results: dict
     reports: list[dict] | None
@@ -175,7 +179,7 @@ def fine_tuning(about: About) -> dict[str, str]:
 
 def render(about: About) -> str:
     """Returns the model card as Markdown."""
-    model = about.experiment.model
+    model = about.model
     buckets = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
     buckets = "no relative positions" if model.relative_buckets == "none" else buckets
     shape = (
@@ -186,7 +190,10 @@ def render(about: About) -> str:
         "architecture": f"{about.architecture}: {shape}",
         "parameters": f"{about.parameters:,} in this folder",
     }
-    rows |= fine_tuning(about) if about.results else pretraining(about)
+    if about.experiment is None:
+        rows |= {"converted from": f"`{about.origin}`", "longest input": f"{about.length} tokens"}
+    else:
+        rows |= fine_tuning(about) if about.results else pretraining(about)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     front = (
         "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n"

@@ -32,6 +32,7 @@ class Encoder:
         vocabulary: The vocabulary of the encoder.
         length: The longest input in tokens, with `<s>` and `</s>`.
         head: The head of a fine-tuned run, or None. `encode` does not use it.
+        step: The step of a workdir's checkpoint; None for every other source.
     """
 
     params: dict[str, np.ndarray]
@@ -39,6 +40,7 @@ class Encoder:
     vocabulary: vocabularies.Vocabulary
     length: int
     head: FineTunedHead | None = None
+    step: int | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
@@ -57,7 +59,7 @@ class Encoder:
         model = encoder_source.model(config.Model())
         params = encoder_source.read(model)
         head = FineTunedHead.of(params, encoder_source.labels)
-        return cls(params, model, vocabulary, encoder_source.length, head)
+        return cls(params, model, vocabulary, encoder_source.length, head, encoder_source.step)
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -67,10 +69,13 @@ class Encoder:
         """
         export_formats.check("huggingface", self.model, self.vocabulary.special)
         with export_folder.written(folder) as temporary:
-            exported = export_formats.Exported(
-                self.params, self.model, self.vocabulary, self.length, self.head
-            )
-            export_formats.write("huggingface", temporary, exported)
+            export_formats.write("huggingface", temporary, self.exported())
+
+    def exported(self) -> export_formats.Exported:
+        """Returns what an export of the encoder holds."""
+        return export_formats.Exported(
+            self.params, self.model, self.vocabulary, self.length, self.head
+        )
 
     def tree(self) -> dict:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""

@@ -194,6 +194,25 @@ def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pool
         assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5
 
 
+def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
+    """`embed` and `export` read a folder as they read the run that it came from."""
+    (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    for path, name in ((workdirs["mpnet"], "a.npy"), (tmp_path / "out", "b.npy")):
+        argv = [f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / name}"]
+        assert embed.main(argv) == 0
+    assert f"mean of the states of {tmp_path / 'out'}; 1 lines cut to 48" in capsys.readouterr().out
+    assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
+    assert run(tmp_path / "out", tmp_path / "again") == 0
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        first = (tmp_path / "out" / name).read_bytes()
+        assert name == "config.json" or (tmp_path / "again" / name).read_bytes() == first
+    assert f"converted from | `{tmp_path / 'out'}`" in (tmp_path / "again" / "README.md").read_text()
+    for more, message in ((["--step=3"], "need a workdir"), (["--gin.Model.layers=3"], "is no workdir. Leave it out")):
+        with pytest.raises(config.ConfigError, match=message):
+            run(tmp_path / "out", tmp_path / "third", *more)
+
+
 @pytest.mark.parametrize("content,output,message", [
     (None, "v.npy", "No such file"), (b"", "v.npy", "no line"), (b"ok\n\xff\xfe", "v.npy", "not UTF-8: byte 3"), (b"x\n", "v.txt", "ends in .npy")
 ])  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import source
+from maelm_jax.encoders import run_results, source
 
 
 @pytest.fixture
