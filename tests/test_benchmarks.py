@@ -1,9 +1,15 @@
-"""benchmarks/all.py reads its figures from what the benchmarks print; here from output that they did print."""
+"""benchmarks/all.py reads its figures from what the benchmarks print; benchmarks/accelerator.py checks and times attention backends."""
 
+import dataclasses
 import importlib.util
+import json
 import pathlib
+import sys
 
-from maelm_jax import gin_files
+import jax
+import pytest
+
+from maelm_jax import config, gin_files
 
 HERE = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
 STEP = """device                      1 x cpu, float32
@@ -19,10 +25,16 @@ hidden           1,887       1,800       1,900     1.02x
 """
 
 
-def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured():
-    spec = importlib.util.spec_from_file_location("all", HERE / "all.py")
+def load(name: str):
+    """The module of a benchmark."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured():
+    module = load("all")
     commands, measures = module.plan(("tiny", "base"), "books/*.txt", with_torch=True)
     for command in commands.values():
         assert (HERE / command[0]).is_file()
@@ -42,3 +54,49 @@ def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured(
     without, _ = module.plan(("tiny",), None, with_torch=False)
     assert not any(name.startswith("torch") for name in without)
     assert "needs PyTorch" in module.table(without, measures, {})
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the benchmark adds its own folder
+    return load("accelerator")
+
+
+@pytest.mark.usefixtures("quickly_compiled", "one_device")
+def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkeypatch):
+    monkeypatch.setattr(accelerator, "CASES", accelerator.CASES[2:])  # that with everything
+    checks = accelerator.check_all(accelerator.Shape(1, 8, 2, 64), interpret=True)
+    assert [(check.backend, check.agrees) for check in checks] == [("xla", True), ("pallas_tpu", True)]
+    for check in checks:
+        assert check.errors.keys() == set(accelerator.NAMES) and all(0.0 < error < 0.02 for error in check.errors.values())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quickly_compiled", "one_device")
+def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_path):
+    sections = [section() for section in config.SECTIONS]
+    model = config.Model(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
+    tiny = dataclasses.replace(
+        config.Experiment(*sections), corpus=config.Corpus(sequence_length=16), vocabulary=config.Vocabulary(size=300),
+        model=model, run=config.Run(batch_size=2),
+    )  # fmt: skip
+    measurements = accelerator.measure_all({"tiny": tiny}, steps=1, end=float("inf"), interpret=True)
+    assert [(one.model, one.backend, one.problem) for one in measurements] == [("tiny", "xla", ""), ("tiny", "pallas_tpu", "")]
+    late = accelerator.measure_all({"tiny": tiny}, steps=1, end=0.0, interpret=False)
+    text = accelerator.write(tmp_path, [], measurements + late, accelerator.against_torch(1, 0.0))
+    assert "| pallas_tpu |" in text and "not started: out of time" in text
+    assert json.loads((tmp_path / "accelerator.json").read_text())["device"] == f"1 x {jax.devices()[0].device_kind}"
+
+
+def test_accelerator_notices_a_gradient_that_is_zero(accelerator, monkeypatch):
+    results = accelerator.results
+
+    def without_bias_gradient(backend, *arguments):
+        values = results("xla", *arguments)
+        return values if backend == "xla" else values | {"d_bias": 0.0 * values["d_bias"]}
+
+    shape = accelerator.Shape(1, 8, 2, 64)
+    expected = results("xla", "bias", shape, jax.numpy.float32)
+    monkeypatch.setattr(accelerator, "results", without_bias_gradient)
+    assert not accelerator.check("pallas_tpu", "bias", shape, expected).agrees
+    assert accelerator.check("xla", "bias", shape, expected).agrees

@@ -1,0 +1,299 @@
+"""Check and time every attention backend on the devices of this machine.
+
+    python benchmarks/accelerator.py --workdir=runs/accelerator
+
+First each backend is compared with `xla` in float32: states, gradients of queries, keys and values,
+and the gradient of the bias, which must not be zero. Then the training step of base and large is
+timed with each backend, in bfloat16 and without attention dropout. Where PyTorch is installed
+on a GPU, base is also timed against it (`against_torch.py`). What does not start within --minutes
+is left out, and the table says so.
+
+WORKDIR/accelerator.json and WORKDIR/accelerator.md hold the results. Exit status 1: a backend does
+not agree with `xla`. A backend that cannot compute on these devices is left out with its reason.
+The Pallas kernel for TPU also runs on a CPU, in Pallas' interpreter, with --interpret.
+"""
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+import typing
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+
+from maelm_jax import config, gin_files, tables
+
+BACKENDS = ("xla", "cudnn", "pallas_tpu")
+CASES = ("bias", "segments", "bias, segments, dropout")
+NAMES = ("states", "dq", "dk", "dv", "d_bias")
+# Most relative error of a bfloat16 backend against xla in float32, in norms of whole arrays.
+TOLERANCE = 0.02
+CONFIGS = {"base": ["base.gin"], "large": ["base.gin", "large_plus.gin"]}
+LARGE_IS_SMALLER = 2  # large has half of base's rows
+
+
+class Shape(typing.NamedTuple):
+    """Shape of a compared attention."""
+
+    rows: int
+    slots: int
+    heads: int
+    head_size: int
+
+
+class Check(typing.NamedTuple):
+    """The comparison of one backend with xla."""
+
+    backend: str
+    case: str
+    errors: dict[str, float]  # relative, by array
+    agrees: bool
+    problem: str = ""  # why the backend cannot compute here
+
+
+class Measurement(typing.NamedTuple):
+    """The training step of one model with one backend."""
+
+    model: str
+    backend: str
+    seconds: float | None = None  # of a step, median
+    tokens: float | None = None  # a second
+    mfu: float | None = None
+    memory: float | None = None  # bytes of a device: arguments and temporaries of the program
+    problem: str = ""  # why there is no figure
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command with these arguments."""
+    layout = argparse.RawDescriptionHelpFormatter
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=layout, allow_abbrev=False
+    )
+    flags.add_argument("--workdir", required=True, metavar="DIR", help="folder of the results")
+    flags.add_argument("--minutes", type=float, default=8.0, help="time for everything")
+    flags.add_argument("--rows", type=int, default=32, help="rows a device of base's step")
+    flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
+    flags.add_argument("--interpret", action="store_true", help="take the TPU kernel on CPU too")
+    args = flags.parse_args(argv)
+    end = time.monotonic() + 60 * args.minutes
+    checks = check_all(Shape(2, 440, 12, 64), args.interpret)
+    experiments = {name: experiment_of(name, args.rows) for name in CONFIGS}
+    measurements = measure_all(experiments, args.steps, end, args.interpret)
+    lines = against_torch(args.rows, end)
+    text = write(pathlib.Path(args.workdir), checks, measurements, lines)
+    print(text)
+    return 0 if all(check.agrees or check.problem for check in checks) else 1
+
+
+def experiment_of(name: str, rows: int) -> config.Experiment:
+    """The experiment of a model, as one microbatch of `rows` rows a device."""
+    import jax
+
+    experiment = gin_files.load(CONFIGS[name])
+    rows = rows if name == "base" else max(rows // LARGE_IS_SMALLER, 1)
+    model = dataclasses.replace(experiment.model, attention_dropout=0.0)
+    run = dataclasses.replace(experiment.run, batch_size=rows * jax.device_count(), accumulate=1)
+    return dataclasses.replace(experiment, model=model, run=run)
+
+
+def available(backend: str, interpret: bool) -> bool:
+    """Whether the platform is one that the backend is for."""
+    import jax
+
+    platform = jax.default_backend()
+    if backend == "pallas_tpu":
+        return platform == "tpu" or interpret
+    return backend == "xla" or platform == "gpu"
+
+
+def check_all(shape: Shape, interpret: bool) -> list[Check]:
+    """Compares every backend, in bfloat16, with xla in float32 on the same numbers."""
+    import jax.numpy as jnp
+
+    checks = []
+    for case in CASES:
+        expected = results("xla", case, shape, jnp.float32)
+        backends = [backend for backend in BACKENDS if available(backend, interpret)]
+        checks.extend(check(backend, case, shape, expected) for backend in backends)
+    return checks
+
+
+def check(backend: str, case: str, shape: Shape, expected: dict) -> Check:
+    """Compares the results of a backend with those expected."""
+    import jax.numpy as jnp
+
+    try:
+        actual = results(backend, case, shape, jnp.bfloat16)
+    except config.ConfigError as error:
+        return Check(backend, case, {}, False, str(error))
+    errors = {}
+    for name, value in expected.items():
+        difference = actual[name].astype(jnp.float32) - value
+        errors[name] = float(jnp.linalg.norm(difference) / jnp.linalg.norm(value))
+    # The error of a gradient that is zero is 1. NaN is in no range.
+    return Check(backend, case, errors, all(0.0 <= error < TOLERANCE for error in errors.values()))
+
+
+def results(backend: str, case: str, shape: Shape, dtype) -> dict:
+    """The states and all gradients of an attention, by name."""
+    import jax
+    import jax.numpy as jnp
+
+    from maelm_jax.model import attention
+
+    rows, slots, heads, head_size = shape
+    keys = jax.random.split(jax.random.key(0), 6)
+    wide = (rows, slots, heads * head_size)
+
+    def normal(key, *sizes):  # bfloat16 numbers in any dtype
+        return jax.random.normal(key, sizes).astype(jnp.bfloat16).astype(dtype)
+
+    q, k, v, d_states = (normal(key, *wide) for key in keys[:4])
+    bias = normal(keys[4], rows, heads, slots, slots) if "bias" in case else None
+    segments = jnp.broadcast_to(1 + jnp.arange(slots) // (slots // 2), (rows, slots))
+    mask = attention.Mask(segments, segments) if "segments" in case else None
+    dropout_keys = jax.random.split(keys[5], rows) if "dropout" in case else None
+
+    def states(q, k, v, bias):
+        return attention.attention(
+            q,
+            k,
+            v,
+            heads=heads,
+            terms=attention.ScoreTerms(bias, mask),
+            dropout=attention.Dropout(0.1, dropout_keys),
+            backend=backend,
+        ).states
+
+    @jax.jit
+    def states_and_gradients(q, k, v, bias):
+        value, pull = jax.vjp(states, q, k, v, bias)
+        return value, *pull(d_states)
+
+    values = zip(NAMES, states_and_gradients(q, k, v, bias), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+def measure_all(
+    experiments: dict[str, config.Experiment], steps: int, end: float, interpret: bool
+) -> list[Measurement]:
+    """Times the step of every model with every backend, until the time `end`."""
+    found = []
+    for name, experiment in experiments.items():
+        for backend in BACKENDS:
+            if not available(backend, interpret):
+                continue
+            if time.monotonic() > end:
+                found.append(Measurement(name, backend, problem="not started: out of time"))
+                continue
+            model = dataclasses.replace(experiment.model, attention_backend=backend)
+            chosen = dataclasses.replace(experiment, model=model)
+            try:
+                found.append(measure(name, chosen, steps))
+            except Exception as error:  # as out of memory: the other figures still count
+                problem = " ".join(str(error).split())[:200]
+                found.append(Measurement(name, backend, problem=problem))
+    return found
+
+
+def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement:
+    """Times `steps` training steps, after two that are not counted."""
+    import jax
+    import training_setup
+
+    from maelm_jax.training import flops
+
+    setup = training_setup.set_up(experiment)
+    program = setup.train_step.lower(setup.state, setup.batch).compile()
+    memory, state, seconds = program.memory_analysis(), setup.state, []
+    for _ in range(steps + 2):
+        start = time.perf_counter()
+        state, _ = jax.block_until_ready(program(state, setup.batch))
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds[2:])
+    step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
+    peak = flops.peak_flops(experiment.model.dtype).flops_per_second
+    return Measurement(
+        name,
+        experiment.model.attention_backend,
+        median,
+        experiment.run.batch_size * experiment.corpus.sequence_length / median,
+        step_flops / median / peak,
+        memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+    )
+
+
+def against_torch(rows: int, end: float) -> list[str]:
+    """The last lines of `against_torch.py` at base, or a line that says why there are none."""
+    import jax
+
+    if importlib.util.find_spec("torch") is None or jax.default_backend() != "gpu":
+        return ["PyTorch: not measured; it needs the extra [torch] and a GPU"]
+    command = [
+        *(sys.executable, str(pathlib.Path(__file__).parent / "against_torch.py")),
+        *("--gin_file=base.gin", f"--gin.BATCH_SIZE={rows}", "--gin.Run.accumulate=1"),
+        "--gin.Model.attention_dropout=0.0",
+    ]
+    seconds = end - time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1.0))
+    except subprocess.TimeoutExpired:
+        return ["PyTorch: not measured: out of time"]
+    output = done.stdout if done.returncode == 0 else done.stderr
+    return output.strip().splitlines()[-5:]
+
+
+def write(
+    folder: pathlib.Path, checks: list[Check], measurements: list[Measurement], torch: list[str]
+) -> str:
+    """Writes accelerator.json and accelerator.md. Returns the text of the latter."""
+    import jax
+
+    device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    found = {
+        "device": device,
+        "jax": jax.__version__,
+        "checks": [check._asdict() for check in checks],
+        "measurements": [measurement._asdict() for measurement in measurements],
+        "torch": torch,
+    }
+    checked = tables.markdown(
+        ("backend", "case", "largest relative error", "agrees with xla in float32"),
+        [
+            (x.backend, x.case, f"{max(x.errors.values(), default=0):.1e}", x.problem or x.agrees)
+            for x in checks
+        ],
+    )
+    measured = tables.markdown(
+        ("model", "backend", "step, ms", "tokens/s", "MFU", "GiB a device"),
+        [_row(measurement) for measurement in measurements],
+    )
+    text = "\n\n".join([f"{device}, jax {jax.__version__}", checked, measured, "\n".join(torch)])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "accelerator.md").write_text(text + "\n")
+    return text
+
+
+def _row(measurement: Measurement) -> tuple[str, ...]:
+    name, backend = measurement.model, measurement.backend
+    if measurement.problem:
+        return name, backend, measurement.problem, "", "", ""
+    return (
+        name,
+        backend,
+        f"{1e3 * measurement.seconds:.1f}",
+        f"{measurement.tokens:,.0f}",
+        f"{measurement.mfu:.1%}",
+        f"{measurement.memory / 2**30:.2f}",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
