@@ -48,15 +48,7 @@ def main(argv: list[str]):
         text for source in sources.rates(corpus) for text in sources.documents_of(source, corpus)
     ]
     size = sum(len(text.encode()) for text in texts) / 1e6
-    parts, part, held = [], [], 0.0
-    for text in texts:
-        part.append(text)
-        held += len(text) / 1e6
-        if held >= MEGABYTES:
-            parts.append(part)
-            part, held = [], 0.0
-    parts.append(part)
-
+    parts = divided(texts)
     ours, bare = [], []
     with tempfile.TemporaryDirectory() as folder:
         model = pathlib.Path(folder) / "model"
@@ -91,6 +83,18 @@ def main(argv: list[str]):
         f"rows are made at {statistics.median(bare) / statistics.median(ours):.0%} of bare "
         "SentencePiece's rate"
     )
+
+
+def divided(texts: list[str]) -> list[list[str]]:
+    """Divides texts into parts of about `MEGABYTES`, in their order."""
+    parts, part, held = [], [], 0.0
+    for text in texts:
+        part.append(text)
+        held += len(text) / 1e6
+        if held >= MEGABYTES:
+            parts.append(part)
+            part, held = [], 0.0
+    return [*parts, part]
 
 
 def _load(path: str):

@@ -111,8 +111,8 @@ def dropout_threshold(rate: float) -> int:
 
 
 def dropout(
-    x: Float[Array, "B *S"], rate: float, keys: Key[Array, " B"] | None
-) -> Float[Array, "B *S"]:
+    x: Float[Array, "B *S"], rate: float, keys: Key[Array, " B"] | None  # noqa: F821
+) -> Float[Array, "B *S"]:  # noqa: F821
     """Sets a share `rate` of x to 0 and multiplies the rest by 1 / (1 - rate).
 
     The mask is a hash of the row's key and of the element's index in the row. It is therefore the
