@@ -3,6 +3,9 @@ r"""Fine-tune a pretrained encoder on GLUE or SQuAD: one run, a grid, or a table
     # One run.
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny \
         --workdir=runs/rte --gin.DATA_DIR=glue_data
+    # One run that starts from an earlier checkpoint.
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --step=300 \\
+        --workdir=runs/rte-300
     # A grid: the hyperparameters of the paper, five seeds each.
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin \
         --init_from=runs/tiny
@@ -61,6 +64,10 @@ def _flags() -> argparse.ArgumentParser:
         "random:RUN: RUN's model with fresh weights",
     )  # fmt: skip
     flags.add_argument(
+        "--step", type=cli.whole_number(0), metavar="N",
+        help="step of the pretrained workdirs' checkpoint; default the newest",
+    )  # fmt: skip
+    flags.add_argument(
         "--predict", metavar="FILE",
         help="label this file with the fine-tuned model in --workdir, and stop",
     )  # fmt: skip
@@ -89,7 +96,7 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
     from maelm_jax.finetuning import experiments
 
     paths.check_folder("--workdir", args.workdir)
-    plan = experiments.plan(args.init_from, args.gin_file, bindings)
+    plan = experiments.plan(args.init_from, args.gin_file, bindings, args.step)
     cli.deterministic_operations(any(one.experiment.run.deterministic for one in plan.planned))
 
     import jax

@@ -58,7 +58,7 @@ def commands(tmp_path, monkeypatch):
         return value
 
     encoder = encoder_source.EncoderSource("run", "run/config.gin", unchanged, None, None, unchanged)
-    monkeypatch.setattr(encoder_source, "load", lambda name: encoder)
+    monkeypatch.setattr(encoder_source, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
         module, name = WORK[command].rsplit(".", 1)
 

@@ -55,17 +55,25 @@ def label_of(name: str) -> str:
     ).name
 
 
-def load(name: str) -> EncoderSource:
+def load(name: str, step: int | None = None) -> EncoderSource:
     """Finds the encoder that one name in --init_from stands for.
 
     Args:
         name: What encoders.source.find accepts: a workdir, an exported or stock folder, or a
             checkpoint of the reference implementation. RANDOM may stand before it.
+        step: Step of the workdir's checkpoint. None: the newest. It has no effect after RANDOM.
 
     Raises:
-        ConfigError: There is no such encoder, or it has no vocabulary.
+        ConfigError: There is no such encoder or step, or the encoder has no vocabulary.
     """
-    encoder_source = source.find(name.removeprefix(RANDOM))
+    if name.startswith(RANDOM):
+        step = None
+    encoder_source = source.find(name.removeprefix(RANDOM), step)
+    if step is not None and encoder_source.step is None:
+        raise config.ConfigError(
+            f"--step={step}: {name} is no workdir, so it has no checkpoints by step. "
+            "Leave --step out, or name a workdir"
+        )
     if encoder_source.vocabulary is None:
         raise config.ConfigError(
             f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "

@@ -27,13 +27,16 @@ class Plan(typing.NamedTuple):
     as_table: bool  # the results make a table, even if there is a single run
 
 
-def plan(init_from: str, given_files: list[str], bindings: list[str]) -> Plan:
+def plan(
+    init_from: str, given_files: list[str], bindings: list[str], step: int | None = None
+) -> Plan:
     """Reads and checks all settings before the first run starts.
 
     Args:
         init_from: Names of encoders, separated by commas.
         given_files: The gin files of the command.
         bindings: The settings on its command line.
+        step: Step of the checkpoint of each encoder. None: the newest.
 
     Raises:
         ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
@@ -41,7 +44,7 @@ def plan(init_from: str, given_files: list[str], bindings: list[str]) -> Plan:
     names = init_from.split(",")
     if len(set(names)) < len(names):
         raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
-    encoders = [encoder_source.load(name) for name in names]
+    encoders = [encoder_source.load(name, step) for name in names]
     settings = [of_encoder(encoder, given_files, bindings) for encoder in encoders]
     labels = _unique_labels(encoders)
     planned = [

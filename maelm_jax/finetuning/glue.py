@@ -21,7 +21,8 @@ class Task:
     sentences: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
     labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
-    metrics: tuple[str, ...] = ("accuracy",)  # the first one selects the best evaluation
+    metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
+    selected_by: tuple[str, ...] = ()  # see TaskData.selected_by
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `sentences`
     parts: tuple[str, ...] = ("",)  # the X of dev_X.tsv and test_X.tsv, "" for dev.tsv and test.tsv
     headless: tuple[str, ...] = ()  # columns of the published files, if these have no header line
@@ -47,7 +48,8 @@ TASKS = {
         Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"),
              fields=("sentence1", "sentence2"), signature="#1 String"),
         Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(),
-             metrics=("spearman", "pearson"), signature="old_index"),
+             metrics=("spearman", "pearson"), selected_by=("pearson", "spearman"),
+             signature="old_index"),
         Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"),
              signature="question1", broken_rows=True),
         Task("mnli", "MNLI", ("sentence1", "sentence2"), "gold_label",

@@ -8,6 +8,7 @@ import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.finetuning import files
+from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import metrics
 
 NAME = "results.json"  # written last: a folder that holds it is finished
@@ -44,23 +45,30 @@ class Evaluations(typing.NamedTuple):
     """All evaluations of a run: step, epoch and metrics of each."""
 
     lines: list[dict]
-    best: dict  # the first one with the highest value of the main metric
+    best: dict  # the first one with the highest selection score
 
 
-def evaluations(workdir: str, main_metric: str, steps_per_epoch: int) -> Evaluations:
+def evaluations(workdir: str, task: TaskData, steps_per_epoch: int) -> Evaluations:
     """Reads the evaluations of a run from its metrics.jsonl."""
-    lines = []
-    for line in metrics.read(workdir):
-        if f"eval_{main_metric}" not in line:
-            continue
-        step = line["step"]
-        values = {
+    lines = [
+        {"step": line["step"], "epoch": round(line["step"] / steps_per_epoch, 4)} | line
+        for line in evaluations_in(metrics.read(workdir), task.main)
+    ]
+    return Evaluations(lines, max(lines, key=task.selection_score))
+
+
+def evaluations_in(lines: list[dict], main_metric: str) -> list[dict]:
+    """Step and metrics of each evaluation in lines of metrics.jsonl."""
+    return [
+        {"step": line["step"]}
+        | {
             name.removeprefix("eval_"): value
             for name, value in line.items()
             if name.startswith("eval_")
         }
-        lines.append({"step": step, "epoch": round(step / steps_per_epoch, 4), **values})
-    return Evaluations(lines, max(lines, key=lambda line: np.float32(line[main_metric])))
+        for line in lines
+        if f"eval_{main_metric}" in line
+    ]
 
 
 def speed(workdir: str, tokens_per_step: float, batch_size: int) -> float | None:

@@ -33,8 +33,9 @@ def load(
     first = next(iter(data.dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
-        name, max(len(task.labels), 1), task.labels, main, train, dev_sets, unscored, notes
-    )
+        name, max(len(task.labels), 1), task.labels, main, train, dev_sets, unscored, notes,
+        task.selected_by,
+    )  # fmt: skip
 
 
 def read_unlabelled(

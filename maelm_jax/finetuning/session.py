@@ -34,7 +34,8 @@ class State(typing.NamedTuple):
     params: dict
     opt_state: optax.OptState
     best_params: dict
-    best_score: jax.Array  # float32: main metric of `best_params`, -inf before the first evaluation
+    # float32: TaskData.selection_score of `best_params`, -inf before the first evaluation
+    best_score: jax.Array
 
 
 class FinetuneSession:
@@ -120,6 +121,8 @@ class FinetuneSession:
         resumed = checkpoints.restore(state)
         state = resumed.state if resumed else state
         first_step = int(state.step)
+        if self.task.selected_by:
+            self._check_selection(workdir, state)
         record()
         evaluator = _Evaluator(self)
         writer = metrics.Writer(workdir, first_step)
@@ -140,6 +143,21 @@ class FinetuneSession:
         results.write_json(pathlib.Path(workdir) / results.NAME, content)
         shutil.rmtree(pathlib.Path(workdir) / UNFINISHED)
         return content
+
+    def _check_selection(self, workdir: str, state: State):
+        """Checks that the evaluations before `state` were compared by this task's metrics.
+
+        An unfinished run of another version may have compared others.
+        """
+        lines = [line for line in metrics.read(workdir) if line["step"] <= int(state.step)]
+        past = results.evaluations_in(lines, self.task.main)
+        best = max(map(self.task.selection_score, past), default=-np.inf)
+        if best != jax.device_get(state.best_score):
+            raise config.ConfigError(
+                f"{workdir}/{UNFINISHED} holds a run whose best evaluation was selected by other "
+                f"metrics than {' and '.join(self.task.selected_by)}. Remove that folder to start "
+                "the run again"
+            )
 
     def _schedule(self, experiment: config.Experiment) -> Schedule:
         """Batches, steps and learning rates of a run."""
@@ -177,7 +195,7 @@ class FinetuneSession:
         """Writes the best model and its predictions. Returns the results of the run."""
         task, grid = self.task, experiment.finetune.grid
         per_epoch = schedule.batches.per_epoch
-        evaluations, best = results.evaluations(str(folder), task.main, per_epoch)
+        evaluations, best = results.evaluations(str(folder), task, per_epoch)
         written = self.write_best(folder, state.best_params, best["step"], evaluator.best_outputs)
         return {
             "task": task.name,
@@ -258,7 +276,7 @@ class _Evaluator:
         """Evaluates the parameters of `state`."""
         outputs = self.session.outputs(state.params, self.session.task.dev)
         values = self.session.score(outputs)
-        score = np.float32(values[self.session.task.main])
+        score = self.session.task.selection_score(values)
         if score > jax.device_get(state.best_score):
             self.best_outputs = outputs
             state = state._replace(

@@ -38,11 +38,17 @@ class TaskData:
     name: str
     classes: int  # outputs of the classifier; 1 is a regression; 0: start and end of an answer
     labels: tuple[str, ...]  # names of the classes; empty without classes
-    main: str  # the metric that selects the best evaluation
+    main: str  # the metric of the score
     train: features.Features
     dev: dict[str, DevSet]  # by name; the name is "" in tasks with one dev set
     unscored: dict[str, DevSet]  # predicted at the end of a run and not scored
     notes: list[str]  # for the user
+    # The best evaluation has the highest mean of these metrics. Empty: of `main`.
+    selected_by: tuple[str, ...] = ()
+
+    def selection_score(self, values: dict[str, float]) -> np.float32:
+        """The value by which the best evaluation is selected, from the metrics of an evaluation."""
+        return np.float32(np.mean([values[name] for name in self.selected_by or (self.main,)]))
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, typing.Any]:

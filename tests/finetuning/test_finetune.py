@@ -12,6 +12,7 @@ import pytest
 from testing import call, finish, send_when, start
 
 from maelm_jax import config, finetune, gin_files
+from maelm_jax.finetuning import encoder_source, experiments
 from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import step_log
 
@@ -192,8 +193,6 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_pat
 
 @pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
-    from maelm_jax.finetuning import encoder_source, experiments
-
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]
     )
@@ -208,3 +207,47 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
         (alone,) = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
         assert alone.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
         assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)
+
+
+@pytest.mark.parametrize("name,tasks,cells", [
+    ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80), ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30), ("squad", ("squad2",), 16),
+])  # fmt: skip
+def test_the_published_grids(name, tasks, cells, pretrained):
+    encoder = encoder_source.load(str(pretrained))
+    by_task = experiments.of_encoder(encoder, [f"published/{name}.gin"], ["DATA_DIR=x"])
+    assert tuple(by_task) == tasks
+    for experiment in by_task.values():
+        assert len(grid_module.cells(experiment.finetune.grid, 5000)) == cells and len(experiment.finetune.grid.listed("seeds")) == 5
+        assert 1 / 16 in experiment.finetune.grid.listed("warmup")
+    large = experiments.of_encoder(encoder, [f"published/{name}.gin", "published/large.gin"], ["DATA_DIR=x"])
+    assert all(max(one.finetune.grid.listed("learning_rate")) == 2e-5 for one in large.values())
+
+
+def test_a_run_can_start_from_an_earlier_checkpoint(data_dir, pretrained, tmp_path):
+    """--step picks the checkpoint of a workdir, and the command passes it on."""
+    import jax
+
+    from maelm_jax.training import checkpoint, checkpoint_params
+
+    source = tmp_path / "source"
+    shutil.copytree(pretrained, source)
+    params = checkpoint_params.read_params(str(source), 3)
+    store = checkpoint.Checkpoints(str(source))
+    store.save(5, {"params": jax.tree.map(lambda x: x * 2, params)})
+    store.close()
+    encoders = {step: encoder_source.load(str(source), step) for step in (None, 3, 5)}
+    assert {step: encoder.step for step, encoder in encoders.items()} == {None: 5, 3: 3, 5: 5}
+    assert encoder_source.load(f"random:{source}", 3).step is None
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
+        encoder_source.load(str(source), 4)
+    argv = ["--gin_file=finetune/rte.gin", *arguments(data_dir, source, tmp_path / "run"), "--gin.EPOCHS=1"]
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
+        finetune.main([*argv, "--step=4"])
+
+
+def test_a_folder_without_steps_refuses_a_step(pretrained, tmp_path):
+    from maelm_jax import export
+
+    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
+    with pytest.raises(config.ConfigError, match=r"--step=3: \S+stock is no workdir, so it has no checkpoints by step. Leave --step out"):
+        encoder_source.load(str(tmp_path / "stock"), 3)
