@@ -149,8 +149,24 @@ def _by_cudnn(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Atten
     q, k, v = (save_for_backward(y) for y in split)
     bias, mask, carrier = _with_dense_mask(terms, q.dtype)
     added = mask if bias is None else bias
-    y = attention_gpu.attention(q, k, v, added, bias_has_gradient=bias is not None)
-    return Attended(y.reshape(shape), carrier)
+    run = functools.partial(attention_gpu.attention, bias is not None)
+    if attention_choice.current_target().sharded_rows:
+        run = _cudnn_over_heads(run, added)
+    return Attended(run(q, k, v, added).reshape(shape), carrier)
+
+
+def _cudnn_over_heads(run, bias: Float[Array, "B G T S"] | None):
+    """Wraps the call in a `shard_map` over heads. XLA cannot partition it."""
+    by_head = PartitionSpec(None, None, "tensor")
+    bias_by_head = PartitionSpec(None, "tensor")
+    shared = bias is None or bias.shape[1] == 1
+    return jax.shard_map(
+        run,
+        in_specs=(by_head, by_head, by_head, PartitionSpec() if shared else bias_by_head),
+        out_specs=by_head,
+        axis_names={"tensor"},
+        check_vma=False,
+    )
 
 
 def _by_tpu_kernel(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:

@@ -2,7 +2,8 @@
 
 `jax.nn.dot_product_attention` does not let `jax.checkpoint` keep the statistics by name, so the
 forward kernel would run twice. The primitives that it binds are bound here, in a `custom_vjp` that
-names them.
+names them. They are those without JAX's rule for the partitioner, which fails inside `shard_map`:
+on several devices, `attention.attention` divides rows and heads with `shard_map`.
 
 Axis letters: B rows, T queries, S keys, H heads, K size of a head, G heads of the bias (H or 1).
 """
@@ -16,30 +17,26 @@ from jaxtyping import Array, Float
 from maelm_jax.model.ops import save_for_backward
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
+    bias_has_gradient: bool,
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S H K"],
     v: Float[Array, "B S H K"],
     bias: Float[Array, "B G T S"] | None,
-    bias_has_gradient: bool,
 ) -> Float[Array, "B T H K"]:
     """Computes softmax(q k^T / sqrt(K) + bias) v for each head, without dropout.
 
     Args:
+        bias_has_gradient: False if the bias is only a mask, or None.
         q: Queries, in bfloat16. T and S are even. K is a multiple of 8, at most 128.
         k: Keys.
         v: Values.
         bias: Added to the scores, or None.
-        bias_has_gradient: False if the bias is only a mask.
 
     Returns:
         The sums, in the dtype of q.
     """
-    return _attention(bias is not None and bias_has_gradient, q, k, v, bias)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(bias_has_gradient, q, k, v, bias):
     return _attention_forward(bias_has_gradient, q, k, v, bias)[0]
 
 
@@ -47,7 +44,7 @@ def _attention_forward(bias_has_gradient, q, k, v, bias):
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     settings = _settings(cudnn, q, bias, bias_has_gradient)
-    out, statistics = cudnn._dot_product_attention_fwd_p_wrapper.bind(
+    out, statistics = cudnn._dot_product_attention_fwd_impl(
         *_operands(q, k, v, bias), is_training=True, **settings
     )
     out, statistics = save_for_backward(out), save_for_backward(statistics)
@@ -58,7 +55,7 @@ def _attention_backward(bias_has_gradient, saved, d_out):
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     q, k, v, bias, statistics, out = saved
-    gradients = cudnn._dot_product_attention_bwd_p_wrapper.bind(
+    gradients = cudnn._dot_product_attention_bwd_impl(
         *_operands(q, k, v, bias),
         statistics,
         out,
@@ -68,7 +65,7 @@ def _attention_backward(bias_has_gradient, saved, d_out):
     return *gradients[:3], gradients[3] if bias_has_gradient else None
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _operands(q, k, v, bias) -> tuple[Array, ...]:

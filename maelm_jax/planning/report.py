@@ -68,7 +68,9 @@ def origin_of(name: str) -> str:
     """Describes where in the step a JAX operation is: in how many loops, and in which pass."""
     backward = "backward " if "transpose" in name else ""
     depth = DEPTHS[min(name.count("while/body"), len(DEPTHS) - 1)]
-    return f"{backward}{depth}: {name.rsplit('/', 1)[-1] or 'unnamed'}"
+    # The compiler joins the names of merged operations with colons.
+    operation = name.rsplit("/", 1)[-1].split(":")[0].rstrip(")")
+    return f"{backward}{depth}: {operation or 'unnamed'}"
 
 
 def _time(plan: Plan, target: Target) -> list[str]:

@@ -39,3 +39,28 @@ def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, maske
     assert text.count(f"@__cudnn$fmha{kind}(") == 1
     assert text.count(f"@__cudnn$fmha{kind}Backward(") == 1
     assert "4x24x24xf32" not in text, "float32 scores"
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("bias_heads", [1, 4])
+def test_on_several_devices_the_calls_are_not_left_to_a_partitioner(tensor, bias_heads):
+    """XLA cannot partition the calls inside the `shard_map` over rows: they stand in one over heads, which divides them."""
+    rows, slots, heads, width = 8, 24, 4, 128
+    mesh = jax.make_mesh((4 // tensor, 2, tensor), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    target = attention_choice.Target("gpu", "NVIDIA H100", mesh.size, tensor, sharded_rows=True)
+    by_row = jax.sharding.PartitionSpec(("data", "fsdp"))
+
+    def loss(x, bias):
+        with attention_choice.traced_for(target):
+            states = attention.attention(x, x, x, heads=heads, terms=attention.ScoreTerms(bias)).states
+        return jax.lax.psum(states.astype(jnp.float32).sum(), ("data", "fsdp"))
+
+    summed = jax.shard_map(
+        jax.grad(loss, argnums=(0, 1)), mesh=mesh, in_specs=(by_row, by_row), out_specs=by_row, axis_names={"data", "fsdp"}, check_vma=False
+    )
+    x = jax.ShapeDtypeStruct((rows, slots, width), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((rows, bias_heads, slots, slots), jnp.bfloat16)
+    text = jax.jit(summed).trace(x, bias).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmha") >= 2 and "CustomSPMDPartitioning" not in text
+    shape = f"{rows // (mesh.size // tensor)}x{heads // tensor}x24xf32"
+    assert shape in text, "the statistics of this device's rows and heads"

@@ -43,7 +43,8 @@ def test_a_sweep_has_a_line_for_each_plan_and_no_time_for_one_that_does_not_fit(
 
 
 @pytest.mark.parametrize("name,origin", [
-    ("jit(step)/psum", "outside the loops: psum"), ("a/while/body/b/while/body/transpose/dot", "backward loop in a loop: dot"),
+    ("jit(step)/psum", "outside the loops: psum"), ("jit(step)/reduce_scatter:reduce_scatter)", "outside the loops: reduce_scatter"),
+    ("a/while/body/b/while/body/transpose/dot", "backward loop in a loop: dot"),
 ])  # fmt: skip
 def test_the_origin_of_an_operation(name, origin):
     assert report.origin_of(name) == origin
