@@ -69,6 +69,14 @@ class Corpus(Settings):
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8, le=2**20)
     heldout_fraction: float = setting(
         0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5)
+    minimum_characters: int = setting(
+        0, "Shorter documents are left out.", "characters", ge=0, le=10**9)
+    document_filter: Text | None = setting(
+        None, "`module:function`. Documents for which the function returns False are left out.")
+    deduplicate: bool = setting(
+        False, "True leaves out a document whose exact text came before in its source.")
+    skip_bad_files: bool = setting(
+        False, "True leaves out files that cannot be read. False ends the command.")
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.")
     processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, le=4096)
 
@@ -80,6 +88,10 @@ class Corpus(Settings):
             known = source == "installed_docs" or named
             kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
             self.require(known, f"sources: {source!r} is none of {kinds}")
+        module, _, function = (self.document_filter or "module:function").partition(":")
+        self.require(
+            all(part.isidentifier() for part in (*module.split("."), function)),
+            f"document_filter must be module:function, got {self.document_filter!r}")
 
     @property
     def rates(self) -> dict[str, float]:

@@ -11,10 +11,11 @@ To divide the work, start the command with --hosts=N on N machines that share Co
 Give each machine its own --host=I. Host 0 joins the parts.
 """
 
+import dataclasses
 import logging
 
 from maelm_jax import cli, config, tables
-from maelm_jax.data import rows, vocabulary_training
+from maelm_jax.data import block_files, cleaning, rows, store_manifest, vocabulary_training
 from maelm_jax.data.store import Rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
@@ -31,19 +32,30 @@ def main(argv: list[str]) -> int:
         "--hosts", type=cli.whole_number(1, 10_000), default=1, metavar="N",
         help="machines that share the work"
     )
+    parser.add_argument(
+        "--skip_bad_files", action="store_true",
+        help="leave out files that cannot be read: Corpus.skip_bad_files=True"
+    )
     args, experiment = cli.parse(parser, argv)
     if not 0 <= args.host < args.hosts:
         raise config.ConfigError(
             f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
         )
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
-    stores = rows.prepare(experiment.corpus, vocabulary, args.host, args.hosts)
+    corpus = experiment.corpus
+    if args.skip_bad_files:
+        corpus = dataclasses.replace(corpus, skip_bad_files=True)
+    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
+    stores = rows.prepare(corpus, vocabulary, args.host, args.hosts)
     print(
         f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; "
-        f"rows of {experiment.corpus.sequence_length} ids"
+        f"rows of {corpus.sequence_length} ids"
     )
     print(table(stores))
+    for source, splits in stores.items():
+        left_out = store_manifest.left_out(splits["train"].folder)
+        if left_out is not None:
+            print(left_out_line(source, left_out))
     return 0
 
 
@@ -55,6 +67,13 @@ def table(stores: dict[str, dict[str, Rows]]) -> str:
         for split, store in splits.items()
     ]
     return tables.plain(("source", "split", *COLUMNS), lines, left=2)
+
+
+def left_out_line(source: str, left_out: block_files.LeftOut) -> str:
+    """What was left out of a source, as one line."""
+    counts = ", ".join(f"{left_out.documents[reason]:,} {reason}" for reason in cleaning.REASONS)
+    line = f"left out of {source}: documents: {counts}; files: {len(left_out.files)}"
+    return line + (f" ({', '.join(left_out.files)})" if left_out.files else "")
 
 
 def number(value: float) -> str:

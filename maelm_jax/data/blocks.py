@@ -12,27 +12,21 @@ import collections
 import concurrent.futures
 import dataclasses
 import json
-import logging
 import multiprocessing
 import os
 import pathlib
 import threading
 import typing
-import zipfile
-import zlib
 
 import numpy as np
 import tqdm
 
-from maelm_jax import config, json_files, storage
-from maelm_jax.data import packing, sources
+from maelm_jax import storage
+from maelm_jax.data import block_files, cleaning, packing, sources
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.data.documents import is_heldout
+from maelm_jax.data.documents import BadFile, is_heldout
 
-SPLITS = ("train", "heldout")
 BLOCK_CHARACTERS = 4_000_000  # a block ends at the first document that reaches this
-COUNTS = ("documents", "bytes", "rows", "segments", "tokens")
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,119 +38,15 @@ class Job:
     number: int  # number of the shard
     length: int  # ids in a row
     owned: tuple[int, int] = (0, 1)  # (i, n): this host owns block b if (number + b) % n == i
+    # Positions of the shard's documents that came before, int64 [n], sorted.
+    duplicates: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     block: int = 0
     documents: list[str] | None = None
 
 
-def block_path(folder: pathlib.Path, shard: int, block: int) -> pathlib.Path:
-    """The file of one block."""
-    return folder / f"{shard:06d}-{block:06d}.npz"
-
-
-def mark_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
-    """The mark file of a shard, which holds the number of its blocks."""
-    return folder / f"{shard:06d}.json"
-
-
-def missing(folder: pathlib.Path, shard: int) -> bool:
-    """Whether a block of the shard, or its mark, is not written yet."""
-    if not mark_path(folder, shard).is_file():
-        return True
-    return not all(
-        block_path(folder, shard, block).is_file() for block in range(_count(folder, shard))
-    )
-
-
-def all_written(folder: pathlib.Path, shards: int) -> bool:
-    """Whether all blocks of `shards` shards, and their marks, are written."""
-    return not any(missing(folder, shard) for shard in range(shards))
-
-
-def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
-    """The files of all blocks of `shards` complete shards, in the order of their text."""
-    counts = [_count(folder, shard) for shard in range(shards)]
-    return [
-        block_path(folder, shard, block)
-        for shard, count in enumerate(counts)
-        for block in range(count)
-    ]
-
-
-def _count(folder: pathlib.Path, shard: int) -> int:
-    """The number of blocks that the shard's mark states."""
-    path = mark_path(folder, shard)
-    return json_files.read(path, _is_mark, f"remove {path} and start prepare again")["blocks"]
-
-
-def _is_mark(value: typing.Any) -> bool:
-    return isinstance(value, dict) and type(value.get("blocks")) is int and value["blocks"] >= 0
-
-
-def read_counts(file: pathlib.Path) -> dict[str, dict[str, int]]:
-    """The counts of one block, {split: {name: number}}, with the names in COUNTS.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
-    remedy = f"remove {file} and start prepare again"
-    counts = json_files.parse(str(_read(file, "counts")), str(file), remedy)
-    if not isinstance(counts, dict) or not all(
-        _is_split_counts(counts.get(split)) for split in SPLITS
-    ):
-        raise config.ConfigError(f"{file}: damaged (its counts are not there); {remedy}")
-    return counts
-
-
-def _is_split_counts(value: typing.Any) -> bool:
-    return isinstance(value, dict) and all(type(value.get(name)) is int for name in COUNTS)
-
-
-def read_rows(file: pathlib.Path, split: str) -> np.ndarray:
-    """The rows of one split of a block, [rows, length].
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
-    return _read(file, split)
-
-
-def _read(file: pathlib.Path, name: str) -> np.ndarray:
-    try:
-        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as block:
-            return block[name]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split())[:200]
-        message = f"{file}: damaged ({reason}); remove it and start prepare again"
-        raise config.ConfigError(message) from error
-
-
-def remove_damaged(folder: pathlib.Path, shard: int):
-    """Removes the damaged marks and blocks of a shard, so that `write` makes them again."""
-    for path in sorted(folder.glob(f"{shard:06d}.json")):
-        try:
-            _count(folder, shard)
-        except config.ConfigError as error:
-            _discard(path, error)
-    for path in sorted(folder.glob(f"{shard:06d}-*.npz")):
-        try:
-            counts = read_counts(path)
-            for split in SPLITS:
-                if len(read_rows(path, split)) != counts[split]["rows"]:
-                    raise config.ConfigError(
-                        f"{path}: damaged (its rows are not as many as it says)"
-                    )
-        except config.ConfigError as error:
-            _discard(path, error)
-
-
-def _discard(path: pathlib.Path, error: config.ConfigError):
-    log.warning("%s is made again: %s", path.name, str(error).partition(";")[0])
-    path.unlink(missing_ok=True)
-
-
 def write(
     folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabularies.Vocabulary,
-    length: int, host: int = 0, hosts: int = 1
+    length: int, host: int = 0, hosts: int = 1, duplicates: list[np.ndarray] | None = None
 ):
     """Writes this host's share of the missing blocks. Shows a progress bar.
 
@@ -167,6 +57,7 @@ def write(
         length: Ids in a row.
         host: Number of this host, from 0.
         hosts: Number of hosts that share the work.
+        duplicates: For each shard, positions of its documents that are left out.
 
     Raises:
         ConfigError: The text cannot be read.
@@ -176,13 +67,13 @@ def write(
     by_shard = len(shards) >= hosts
     owned = (0, 1) if by_shard else (host, hosts)
     jobs = [
-        Job(folder, shard, number, length, owned)
+        Job(folder, shard, number, length, owned, *([duplicates[number]] if duplicates else []))
         for number, shard in enumerate(shards)
         if not by_shard or number % hosts == host
     ]
     for job in jobs:
-        remove_damaged(folder, job.number)
-    jobs = [job for job in jobs if missing(folder, job.number)]
+        block_files.remove_damaged(folder, job.number)
+    jobs = [job for job in jobs if block_files.missing(folder, job.number)]
     if not jobs:
         return
     processes = jobs[0].shard.corpus.processes or len(os.sched_getaffinity(0))
@@ -246,35 +137,50 @@ def _run(job: Job) -> dict[str, int]:
 
 def _blocks(job: Job) -> typing.Iterator[Job]:
     """Reads a shard, yields its blocks that this host owns and lacks, then writes the mark."""
-    number = 0
+    left_out = block_files.LeftOut(collections.Counter(), {})
+    count = 0
+    try:
+        for count, documents in enumerate(_cut(_new_documents(job, left_out.documents)), start=1):
+            block = count - 1
+            path = block_files.block_path(job.folder, job.number, block)
+            index, hosts = job.owned
+            if (job.number + block) % hosts == index and not path.is_file():
+                yield dataclasses.replace(job, block=block, documents=documents)
+    except BadFile as error:
+        if not job.shard.corpus.skip_bad_files:
+            raise
+        count = 0
+        left_out = block_files.LeftOut(collections.Counter(), {job.shard.path: str(error)})
+    block_files.write_mark(job.folder, job.number, count, left_out)
 
-    def due(documents: list[str]) -> list[Job]:
-        index, count = job.owned
-        mine = (job.number + number) % count == index and not block_path(
-            job.folder, job.number, number
-        ).is_file()
-        return [dataclasses.replace(job, block=number, documents=documents)] if mine else []
 
-    documents, size = [], 0
-    for document in job.shard.documents():
-        documents.append(document)
+def _new_documents(job: Job, dropped: collections.Counter[str]) -> typing.Iterator[str]:
+    """Reads the documents of a shard that are no duplicates. Counts those that are left out."""
+    duplicates = set(job.duplicates.tolist())
+    for position, document in enumerate(job.shard.documents(dropped)):
+        if position in duplicates:
+            dropped[cleaning.DUPLICATE] += 1
+        else:
+            yield document
+
+
+def _cut(documents: typing.Iterable[str]) -> typing.Iterator[list[str]]:
+    """Cuts documents into blocks."""
+    block: list[str] = []
+    size = 0
+    for document in documents:
+        block.append(document)
         size += len(document)
         if size >= BLOCK_CHARACTERS:
-            yield from due(documents)
-            documents, size, number = [], 0, number + 1
-    if documents:
-        yield from due(documents)
-        number += 1
-    mark = mark_path(job.folder, job.number)
-    # Hosts that share a shard count the same number, so the first mark stays. Host 0 removes the
-    # folder after joining the rows, so a second write could fail.
-    if not mark.is_file():
-        storage.write(mark, json.dumps({"blocks": number}))
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
     corpus = job.shard.corpus
-    chosen: dict[str, list[str]] = {split: [] for split in SPLITS}
+    chosen: dict[str, list[str]] = {split: [] for split in block_files.SPLITS}
     for text in job.documents or []:
         chosen["heldout" if is_heldout(text, corpus.heldout_fraction) else "train"].append(
             text
@@ -287,10 +193,10 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
             len(documents), sum(len(text.encode()) for text in documents), len(rows), segments,
             int((rows != vocabulary.pad).sum())
         )
-        counts[split] = dict(zip(COUNTS, values, strict=True))
-    with storage.atomic_file(block_path(job.folder, job.number, job.block)) as file:
+        counts[split] = dict(zip(block_files.COUNTS, values, strict=True))
+    with storage.atomic_file(block_files.block_path(job.folder, job.number, job.block)) as file:
         np.savez(file, counts=json.dumps(counts), **arrays)
-    return {key: sum(counts[split][key] for split in SPLITS) for key in ("bytes", "tokens")}
+    return {key: sum(count[key] for count in counts.values()) for key in ("bytes", "tokens")}
 
 
 def dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:

@@ -32,6 +32,7 @@ KNOWN_FORMATS = (
     "or .array_record file")
 HASH = re.compile("[0-9a-f]{64}")
 HASHES_FILE = "file_hashes.json"
+UNREADABLE = "0" * 64  # stands for the hash of a file that is left out
 
 
 def matching(source: str) -> list[str]:
@@ -112,9 +113,11 @@ def content_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
             version = file_access.version(path)
             if version.key not in known:
                 known[version.key] = version.content_hash or file_access.content_hash(path)
+            result[path] = known[version.key]
         except OSError as error:
-            raise file_access.unreadable(path, error) from error
-        result[path] = known[version.key]
+            if not corpus.skip_bad_files:
+                raise file_access.unreadable(path, error) from error
+            result[path] = UNREADABLE
     if len(known) > before:
         rows_dir.remember(record, known)
     return result

@@ -12,8 +12,20 @@ import shutil
 import time
 import typing
 
+import numpy as np
+
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, prepared_folders, rows_dir, sources, store, store_manifest
+from maelm_jax.data import (
+    block_files,
+    blocks,
+    cleaning,
+    deduplication,
+    prepared_folders,
+    rows_dir,
+    sources,
+    store,
+    store_manifest,
+)
 from maelm_jax.data import vocabulary as vocabularies
 
 SHARD_ROWS = 4096  # rows in one file of the store
@@ -92,7 +104,7 @@ def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabula
     """Returns the start of the names of a source's stores, the same for every state of its text."""
     request = [
         store_manifest.VERSION, source, corpus.json_field, vocabulary.fingerprint,
-        corpus.sequence_length, corpus.heldout_fraction]
+        corpus.sequence_length, corpus.heldout_fraction, *cleaning.request(corpus)]
     name = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
     return prepared_folders.prefix(name, request)
 
@@ -109,15 +121,18 @@ def _make(
     with _only_process(parts, host):
         if not is_complete(folder):
             shards = sources.shards(source, corpus)
-            _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts)
+            duplicates = None
+            if corpus.deduplicate:
+                duplicates = _find_duplicates(source, parts, shards, host, hosts)
+            _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
-                _wait(source, parts, lambda: blocks.all_written(parts, len(shards)))
+                _wait(source, parts, lambda: block_files.all_written(parts, len(shards)))
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
                 _wait(source, parts, lambda: is_complete(folder))
         shutil.rmtree(parts, ignore_errors=True)
     splits = store_manifest.read(folder)["splits"]
-    megabytes = sum(splits[split]["bytes"] for split in blocks.SPLITS) / 1e6
+    megabytes = sum(splits[split]["bytes"] for split in block_files.SPLITS) / 1e6
     log.info(
         "%s: %.1f MB of text in %.0f s, kept in %s", source, megabytes, time.monotonic() - started,
         folder)
@@ -145,12 +160,23 @@ def _open_lock(parts: pathlib.Path, host: int) -> typing.BinaryIO:
             return open(parts / LOCK_FILE.format(host), "wb")
 
 
+def _find_duplicates(
+    source: str, parts: pathlib.Path, shards: list[sources.Shard], host: int, hosts: int
+) -> list[np.ndarray]:
+    """Returns the positions of the documents in each shard that came before."""
+    deduplication.write_hashes(parts, shards, host, hosts)
+    _wait(source, parts, lambda: deduplication.all_written(parts, len(shards)))
+    return deduplication.duplicates(parts, len(shards))
+
+
 def _write_blocks(
     folder: pathlib.Path, parts: pathlib.Path, shards: list[sources.Shard], corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary, host: int, hosts: int
+    vocabulary: vocabularies.Vocabulary, host: int, hosts: int,
+    duplicates: list[np.ndarray] | None
 ):
     try:
-        blocks.write(parts, shards, vocabulary, corpus.sequence_length, host, hosts)
+        blocks.write(
+            parts, shards, vocabulary, corpus.sequence_length, host, hosts, duplicates)
     except FileNotFoundError:
         # Host 0 may have joined all blocks and removed the folder while this host was reading.
         if not is_complete(folder):
@@ -178,6 +204,9 @@ def _join(
 ):
     """Joins all blocks into the store."""
     prepared_folders.record_text(folder, [source], corpus)
+    left_out = None
+    if cleaning.changed_settings(corpus):
+        left_out = block_files.left_out(parts, shards)
     store.write(
-        folder, blocks.finished(parts, shards), source, vocabulary.fingerprint,
-        corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS)
+        folder, block_files.finished(parts, shards), source, vocabulary.fingerprint,
+        corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS, left_out)

@@ -4,14 +4,24 @@ A source is read as shards. Each shard can be read alone and gives its documents
 TensorFlow and seqio are imported only for `tfds:` and `seqio:` sources.
 """
 
+import collections
 import dataclasses
 import hashlib
+import logging
 import typing
 
 from maelm_jax import config, json_files, storage
-from maelm_jax.data import documents, file_sources, installed_docs, rows_dir, seqio_tasks
+from maelm_jax.data import (
+    cleaning,
+    documents,
+    file_sources,
+    installed_docs,
+    rows_dir,
+    seqio_tasks,
+)
 
 DIFFERENCES_SHOWN = 5
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +37,13 @@ class Shard:
     index: int = 0
     count: int = 1
 
-    def documents(self) -> typing.Iterator[str]:
-        """Reads the documents, in a fixed order.
+    def documents(
+        self, dropped: collections.Counter[str] | None = None
+    ) -> typing.Iterator[str]:
+        """Reads the documents, in a fixed order, without short and refused ones.
+
+        Args:
+            dropped: Counts the documents that are left out, by the reason (cleaning.REASONS).
 
         Raises:
             ConfigError: The data cannot be read. The message names the file and the position.
@@ -37,7 +52,12 @@ class Shard:
             texts = seqio_tasks.texts(self.source, self.corpus, self.index, self.count)
         else:
             texts = file_sources.documents_of(self.path, self.corpus)
-        return filter(None, map(documents.clean, texts))
+        for document in filter(None, map(documents.clean, texts)):
+            reason = cleaning.reason_to_drop(document, self.corpus)
+            if reason is None:
+                yield document
+            elif dropped is not None:
+                dropped[reason] += 1
 
 
 def _is_dataset(source: str) -> bool:
@@ -61,9 +81,17 @@ def shards(source: str, corpus: config.Corpus) -> list[Shard]:
 
 
 def documents_of(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
-    """Reads all documents of a source, in the order of its shards."""
+    """Reads all documents of a source, in the order of its shards.
+
+    With `Corpus.skip_bad_files`, a file is read up to the place where it is bad.
+    """
     for shard in shards(source, corpus):
-        yield from shard.documents()
+        try:
+            yield from shard.documents()
+        except documents.BadFile as error:
+            if not corpus.skip_bad_files:
+                raise
+            log.warning("left out: %s", error)
 
 
 def rates(corpus: config.Corpus) -> dict[str, float]:
@@ -124,6 +152,7 @@ def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
         content = installed_docs.identity(partial)
     else:
         content = file_sources.identity(source, corpus)
+    content += cleaning.identity(corpus)
     return hashlib.sha256(_bytes(content)).hexdigest()
 
 

@@ -12,7 +12,7 @@ import pathlib
 import numpy as np
 import tensorstore
 
-from maelm_jax.data import blocks, store_manifest
+from maelm_jax.data import block_files, store_manifest
 
 CHUNK_ROWS = 16  # the smallest number of rows that is read from disk
 VERIFY_THREADS = 8
@@ -120,34 +120,35 @@ def open_splits(folder: pathlib.Path) -> dict[str, Rows]:
     if "files" not in store_manifest.read(folder):
         log.warning(
             "%s: made before checksums were kept; only the sizes of its files are checked", folder)
-    return {split: Rows.open(folder, split) for split in blocks.SPLITS}
+    return {split: Rows.open(folder, split) for split in block_files.SPLITS}
 
 
 def write(
     folder: pathlib.Path, files: list[pathlib.Path], source: str, vocabulary: str, length: int,
-    dtype: np.dtype, shard_rows: int
+    dtype: np.dtype, shard_rows: int, left_out: block_files.LeftOut | None = None
 ):
     """Joins blocks into a store.
 
     Args:
         folder: The store's folder.
-        files: The blocks, in the order of their text (`blocks.finished`).
+        files: The blocks, in the order of their text (`block_files.finished`).
         source: The source's name.
         vocabulary: The vocabulary's fingerprint.
         length: Ids in a row.
         dtype: The type that ids are stored as.
         shard_rows: Rows in one file of the store.
+        left_out: What was left out of the source, for `store.json`.
 
     Raises:
         ConfigError: A block is damaged.
     """
-    counts = [blocks.read_counts(file) for file in files]
+    counts = [block_files.read_counts(file) for file in files]
     splits = {}
-    for split in blocks.SPLITS:
-        total = {key: sum(count[split][key] for count in counts) for key in blocks.COUNTS}
+    for split in block_files.SPLITS:
+        total = {key: sum(count[split][key] for count in counts) for key in block_files.COUNTS}
         splits[split] = _statistics(total, length)
         _write_array(folder / split, files, split, (total["rows"], length), dtype, shard_rows)
-    store_manifest.write(folder, source, vocabulary, length, splits)
+    store_manifest.write(folder, source, vocabulary, length, splits, left_out)
 
 
 def _write_array(
@@ -158,7 +159,7 @@ def _write_array(
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
     start, waiting = 0, [np.zeros((0, shape[1]), dtype)]
     for file in files:
-        waiting.append(blocks.read_rows(file, split))
+        waiting.append(block_files.read_rows(file, split))
         # A file of the store is written once, with all its rows.
         if sum(map(len, waiting)) >= shard_rows:
             rows = np.concatenate(waiting)

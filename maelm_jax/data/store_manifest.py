@@ -4,6 +4,7 @@ The file is written last, so a folder without it is incomplete. Stores that were
 checksums are checked by size alone.
 """
 
+import collections
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, json_files, storage
-from maelm_jax.data import blocks
+from maelm_jax.data import block_files, cleaning
 
 VERSION = 1  # version of the format; the name of every store depends on it
 FILE = "store.json"
@@ -31,7 +32,10 @@ def read(folder: str | os.PathLike) -> dict:
     return json_files.read(path, _is_manifest, remedy(path.parent))
 
 
-def write(folder: pathlib.Path, source: str, vocabulary: str, length: int, splits: dict[str, dict]):
+def write(
+    folder: pathlib.Path, source: str, vocabulary: str, length: int, splits: dict[str, dict],
+    left_out: block_files.LeftOut | None = None
+):
     """Writes `store.json`, with the checksums of the arrays that are in the folder.
 
     Args:
@@ -40,9 +44,13 @@ def write(folder: pathlib.Path, source: str, vocabulary: str, length: int, split
         vocabulary: The vocabulary's fingerprint.
         length: Ids in a row.
         splits: {split: statistics}.
+        left_out: What was left out of the source. None if its settings leave nothing out.
     """
     files = sorted(
-        path for split in blocks.SPLITS for path in (folder / split).rglob("*") if path.is_file())
+        path
+        for split in block_files.SPLITS
+        for path in (folder / split).rglob("*")
+        if path.is_file())
     content = {
         "version": VERSION,
         "source": source,
@@ -54,7 +62,20 @@ def write(folder: pathlib.Path, source: str, vocabulary: str, length: int, split
             for path in files
         },
     }
+    if left_out is not None:
+        content["left_out"] = {
+            "documents": {reason: left_out.documents[reason] for reason in cleaning.REASONS},
+            "files": left_out.files,
+        }
     storage.write(folder / FILE, json.dumps(content, indent=1))
+
+
+def left_out(folder: pathlib.Path) -> block_files.LeftOut | None:
+    """Returns what was left out of a store. None if its settings left nothing out."""
+    content = read(folder).get("left_out")
+    if content is None:
+        return None
+    return block_files.LeftOut(collections.Counter(content["documents"]), content["files"])
 
 
 def fingerprint(folder: pathlib.Path) -> str | None:
@@ -109,8 +130,10 @@ def _is_manifest(value: typing.Any) -> bool:
         return False
     if not json_files.is_integer(value.get("length"), 0):
         return False
+    if "left_out" in value and not _is_left_out(value["left_out"]):
+        return False
     splits = value["splits"]
-    if set(splits) != set(blocks.SPLITS) or not all(map(_is_statistics, splits.values())):
+    if set(splits) != set(block_files.SPLITS) or not all(map(_is_statistics, splits.values())):
         return False
     if "files" not in value:
         return True
@@ -120,10 +143,18 @@ def _is_manifest(value: typing.Any) -> bool:
     return all(f"{split}/zarr.json" in files for split in splits)
 
 
+def _is_left_out(value: typing.Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("documents"), dict):
+        return False
+    counts = value["documents"].values()
+    counted = all(json_files.is_integer(count, 0) for count in counts)
+    return counted and json_files.is_text_map(value.get("files"))
+
+
 def _is_statistics(value: typing.Any) -> bool:
     if not isinstance(value, dict):
         return False
-    if not all(json_files.is_integer(value.get(name), 0) for name in blocks.COUNTS):
+    if not all(json_files.is_integer(value.get(name), 0) for name in block_files.COUNTS):
         return False
     means = [value.get("mean_segment"), value.get("fill")]
     return all(isinstance(mean, (int, float)) and math.isfinite(mean) for mean in means)

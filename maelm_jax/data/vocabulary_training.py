@@ -13,7 +13,15 @@ import typing
 import sentencepiece
 
 from maelm_jax import config
-from maelm_jax.data import documents, prepared_folders, rows_dir, sources, vocabulary
+from maelm_jax.data import (
+    cleaning,
+    deduplication,
+    documents,
+    prepared_folders,
+    rows_dir,
+    sources,
+    vocabulary,
+)
 
 FORMAT_VERSION = 1  # the names of the folders of trained vocabularies depend on it
 ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained vocabulary
@@ -140,7 +148,7 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     rates = sources.rates(corpus)
     request = [
         FORMAT_VERSION, _request(settings), sorted(rates.items()), corpus.json_field,
-        corpus.heldout_fraction]
+        corpus.heldout_fraction, *cleaning.request(corpus)]
     file = vocabulary.SentencePieceVocabulary.FILE
     folder = prepared_folders.find(
         corpus, prepared_folders.prefix("vocabulary", request), list(rates), file)
@@ -173,7 +181,10 @@ def _train_in(
 
 
 def _training_text(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
+    texts = sources.documents_of(source, corpus)
+    if corpus.deduplicate:
+        texts = deduplication.distinct(texts)
     return (
         text
-        for text in sources.documents_of(source, corpus)
+        for text in texts
         if not documents.is_heldout(text, corpus.heldout_fraction))

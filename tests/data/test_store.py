@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import blocks, store, store_manifest
+from maelm_jax.data import block_files, store, store_manifest
 
 LENGTH = 32
 
@@ -28,7 +28,7 @@ def test_a_whole_store_reads_the_same_with_and_without_checksums(whole, copy, ca
     without_checksums(copy)
     before, after = read_all(whole), read_all(copy)
     assert not (before["train"] == 0).all()
-    for split in blocks.SPLITS:
+    for split in block_files.SPLITS:
         np.testing.assert_array_equal(before[split], after[split])
     (said,) = [record.getMessage() for record in caplog.records]
     assert "made before checksums were kept" in said and str(copy) in said
@@ -93,7 +93,7 @@ def test_a_file_that_goes_while_rows_are_read_does_not_read_as_zeros(copy):
 def test_rows_of_zeros_are_stored_and_read(tmp_path, small_vocabulary):
     """An id 0 in every slot of a chunk is data, not absence."""
     table = np.zeros((40, 8), np.uint16)
-    counts = {split: dict.fromkeys(blocks.COUNTS, 40) for split in blocks.SPLITS}
+    counts = {split: dict.fromkeys(block_files.COUNTS, 40) for split in block_files.SPLITS}
     with open(tmp_path / "block.npz", "wb") as file:
         np.savez(file, counts=json.dumps(counts), train=table, heldout=table)
     (tmp_path / "store").mkdir()

@@ -1,4 +1,4 @@
-"""Blocks: those of an earlier start are used again, damaged ones made again."""
+"""Files of blocks: those of an earlier start are used again, damaged ones made again."""
 
 import numpy as np
 import pytest
