@@ -138,6 +138,12 @@ class Model(Settings):
     width: Width = setting(768, "Size of a hidden state.", "values")
     heads: Width = setting(12, "Attention heads. They divide `width`.", "heads")
     feed_forward: int = setting(3072, "Width of the feed-forward block.", "values", ge=1, le=2**24)
+    feed_forward_gate: bool = setting(
+        False, "True multiplies the activation by a second linear map: GeGLU.")
+    normalization: typing.Literal["post", "pre"] = setting(
+        "post", "Where LayerNorm stands: `post` after each sum (BERT), `pre` before each sublayer.")
+    biases: bool = setting(
+        True, "False leaves the biases out of the layers' linear maps and all normalizations.")
     decoder_layers: int = setting(
         4, "Layers of the decoder. 0 needs all [MASK]s in the encoder.", "layers", ge=0, le=1000)
     decoder_width: Width | None = setting(
@@ -149,8 +155,12 @@ class Model(Settings):
         "all", "Slots that the decoder computes. `masked` needs cross-attention.")
     decoder_refills_mask: bool = setting(
         True, "True gives the decoder [MASK] also where the encoder saw a selected slot.")
+    positions: typing.Literal["learned", "rotary"] = setting(
+        "learned", "`learned` adds a table's rows to tokens. `rotary` turns queries and keys.")
+    rotary_theta: float = setting(
+        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, le=1e9)
     max_positions: int = setting(
-        512, "Rows of the position tables, the longest row that fits.", "tokens", ge=1, le=2**20)
+        512, "The longest row that fits; rows of a learned table.", "tokens", ge=1, le=2**20)
     token_types: int = setting(
         0, "Rows of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
         "types", ge=0, le=16)
@@ -188,7 +198,18 @@ class Model(Settings):
         self.require(
             self.relative_buckets != "none" or not self.decoder_relative_bias,
             "decoder_relative_bias needs relative_buckets other than 'none'")
+        if self.positions == "rotary":
+            self._check_rotary()
         self._check_decoder()
+
+    def _check_rotary(self):
+        head = self.width // self.heads
+        self.require(
+            self.relative_buckets == "none",
+            f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}")
+        self.require(
+            head % 2 == 0,
+            f"positions = 'rotary' needs heads of an even size, got width / heads = {head}")
 
     def _check_decoder(self):
         self.require(
@@ -203,6 +224,17 @@ class Model(Settings):
         width, head = self.decoder_width or 0, self.width // self.heads
         wrong = f"decoder_width {width} is not a multiple of the encoder's head size {head}"
         self.require(width % head == 0, wrong)
+
+    @property
+    def feed_forward_kernels(self) -> int:
+        """The matrices of a feed-forward block."""
+        return 3 if self.feed_forward_gate else 2
+
+    @property
+    def has_bert_blocks(self) -> bool:
+        """Whether the layers are BERT's: post-LN, biases, no gate, no rotary positions."""
+        kind = (self.normalization, self.positions, self.feed_forward_gate, self.biases)
+        return kind == ("post", "learned", False, True)
 
     @property
     def has_plain_decoder(self) -> bool:

@@ -33,7 +33,10 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
         ConfigError: There is none. The message names an export format that holds the model.
     """
     family = closest(model)
-    if misfits := family.misfits(model, special):
+    misfits = family.misfits(model, special)
+    if not model.has_bert_blocks:
+        misfits.append("its layers are not post-LN with biases and learned positions")
+    if misfits:
         raise config.ConfigError(
             f"no stock transformers model computes this encoder: {'; '.join(misfits)}. "
             "--format=pytorch holds any model"

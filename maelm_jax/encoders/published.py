@@ -102,6 +102,8 @@ def check(model: config.Model):
         ConfigError: It computes another function. The message lists the settings that differ.
     """
     wrong = []
+    if not model.has_bert_blocks:
+        wrong.append("the layers are not post-LN with biases and learned positions")
     if model.relative_buckets == "t5":
         wrong.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
     if model.decoder_relative_bias:

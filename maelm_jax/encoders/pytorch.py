@@ -31,7 +31,10 @@ FIELDS = (
 
 
 # Fields that folders written by earlier versions lack, with what they meant there.
-LATER_FIELDS = {"token_types": 0, "family": None}
+LATER_FIELDS = {
+    "token_types": 0, "family": None, "normalization": "post", "positions": "learned",
+    "rotary_theta": 10_000.0, "feed_forward_gate": False, "biases": True,
+}  # fmt: skip
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 
@@ -78,8 +81,13 @@ def check(model: config.Model):
     """Checks that maelm_torch.py computes `model`.
 
     Raises:
-        ConfigError: The decoder is one of the ablations, which maelm_torch.py does not implement.
+        ConfigError: The layers are not BERT's, or the decoder is one of the ablations.
     """
+    if not model.has_bert_blocks:
+        raise config.ConfigError(
+            "maelm.py has only post-LN layers with biases and learned positions, this run has "
+            "others; export it with --format=huggingface"
+        )
     if not model.has_plain_decoder:
         raise config.ConfigError(
             "maelm.py has only the paper's decoder, this run another one; --format=huggingface "

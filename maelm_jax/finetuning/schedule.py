@@ -31,7 +31,8 @@ class Schedule:
 
     def flops_per_step(self, model: config.Model) -> float:
         """Mean model FLOPs of a step, without padding. See training.flops.flops_terms."""
-        per_layer = 4 * model.width**2 + 2 * model.width * model.feed_forward
+        per_layer = 4 * model.width**2
+        per_layer += model.feed_forward_kernels * model.width * model.feed_forward
         lengths = self.batches.features.lengths.astype(np.float64)
         of_epoch = (6.0 * per_layer * lengths + 12.0 * model.width * lengths**2).sum()
         return model.layers * float(of_epoch) / self.batches.per_epoch

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
+from maelm_jax import config
 from maelm_jax.model import attention_choice, attention_gpu, attention_tpu, ops
 from maelm_jax.model.attention_choice import Call as Call
 from maelm_jax.model.ops import save_for_backward
-from maelm_jax.model.positions import within_segment
+from maelm_jax.model.positions import Rotation, rotate, rotation, within_segment
 
 
 class Mask(typing.NamedTuple):
@@ -32,14 +33,33 @@ class Mask(typing.NamedTuple):
         return within_segment(self.queries, dtype, self.keys, self.causal)
 
 
+class Rotations(typing.NamedTuple):
+    """Rotary positions of the queries and of the keys."""
+
+    queries: Rotation
+    keys: Rotation
+
+
+def rotations(
+    settings: config.Model, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
+) -> Rotations:
+    """Returns the rotary positions of queries and keys."""
+    head_size = settings.width // settings.heads
+    return Rotations(
+        rotation(queries, head_size, settings.rotary_theta),
+        rotation(keys, head_size, settings.rotary_theta),
+    )
+
+
 class ScoreTerms(typing.NamedTuple):
-    """What attention adds to its scores."""
+    """What changes the scores of attention: positions and segments."""
 
     bias: Float[Array, "B G T S"] | None = None  # receives a gradient
     mask: Mask | Float[Array, "B 1 T S"] | None = None  # receives none
     # Collects the gradient of `bias` over the layers that share it, in place. Its value is never
     # read. See attention_tpu.attention_that_sums_bias_gradients.
     carrier: Float[Array, "B H T S"] | None = None
+    rotations: Rotations | None = None  # applied to queries and keys
 
 
 class Attended(typing.NamedTuple):
@@ -76,18 +96,23 @@ def attention(
 ) -> Attended:
     """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
 
+    Rotary positions first rotate q and k.
+
     Args:
         q: Queries, with the heads side by side.
         k: Keys.
         v: Values.
         heads: Number of heads.
-        terms: What is added to the scores.
+        terms: What changes the scores.
         dropout: Dropout of the weights.
         backend: `Model.attention_backend`.
 
     Returns:
         The sums, in the dtype of q, and the carrier of the bias' gradient if `terms` has one.
     """
+    if terms.rotations is not None:
+        q = rotate(q, terms.rotations.queries, heads)
+        k = rotate(k, terms.rotations.keys, heads)
     target = attention_choice.current_target()
     call = Call(
         heads, q.shape[2] // heads, q.shape[1], k.shape[1], q.dtype, dropout.active_rate,
@@ -134,7 +159,7 @@ def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
 def _by_xla(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
     shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
     q, k, v = (save_for_backward(y.swapaxes(1, 2)) for y in split)
-    bias, mask, carrier = _with_dense_mask(terms, q.dtype)
+    bias, mask, carrier, _ = _with_dense_mask(terms, q.dtype)
     added = mask if bias is None else bias
     if added is None:
         added = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
@@ -147,7 +172,7 @@ def _by_xla(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attende
 def _by_cudnn(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
     shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
     q, k, v = (save_for_backward(y) for y in split)
-    bias, mask, carrier = _with_dense_mask(terms, q.dtype)
+    bias, mask, carrier, _ = _with_dense_mask(terms, q.dtype)
     added = mask if bias is None else bias
     run = functools.partial(attention_gpu.attention, bias is not None)
     if attention_choice.current_target().sharded_rows:

@@ -1,19 +1,18 @@
-"""The parts of encoder and decoder: linear maps, LayerNorm, attention and the post-LN block.
+"""The parts of encoder and decoder: linear maps, LayerNorm, attention, feed-forward and the block.
 
-The block is that of github.com/yumeng5/MAE-LM. Modules hold float32 parameters and no random
-state. Dropout takes its keys as an argument; None turns it off.
+By default the block is that of github.com/yumeng5/MAE-LM. Settings make it that of ModernBERT.
+Modules hold float32 parameters and no random state. Dropout takes its keys as an argument; None
+turns it off.
 
 Axis letters: B rows, T tokens of a sequence, S keys of attention, D width, H heads, G heads of the
 bias (H, or 1 for a bias that all heads share), K = D / H, N layers.
 """
 
-import abc
 import typing
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
@@ -52,27 +51,41 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
+def embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
+    """Returns a table of `rows` vectors of the model's width."""
+    init = nnx.initializers.normal(settings.init_std)
+    return nnx.Param(init(rngs.params(), (rows, settings.width), jnp.float32))
+
+
+def zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """Returns x with 0 at empty slots (segment 0)."""
+    return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
+
+
 class LayerNorm(nnx.Module):
     """Layer normalisation over the last axis, with the parameters of `ops.layer_norm`."""
 
     def __init__(self, settings: config.Model):
         self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(settings.width, jnp.float32))
+        self.use_bias = settings.biases
+        if self.use_bias:
+            self.bias = nnx.Param(jnp.zeros(settings.width, jnp.float32))
         self.epsilon = settings.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return layer_norm(x, self.scale[...], self.bias[...], self.epsilon)
+        bias = self.bias[...] if self.use_bias else None
+        return layer_norm(x, self.scale[...], bias, self.epsilon)
 
 
 class Attention(nnx.Module):
     """Multi-head attention between linear maps: W_out attention(W_q x, W_k y, W_v y)."""
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        width = settings.width
-        self.query = Linear(width, width, settings, rngs)
-        self.key = Linear(width, width, settings, rngs)
-        self.value = Linear(width, width, settings, rngs)
-        self.out = Linear(width, width, settings, rngs)
+        shape = (settings.width, settings.width)
+        self.query = Linear(*shape, settings, rngs, settings.biases)
+        self.key = Linear(*shape, settings, rngs, settings.biases)
+        self.value = Linear(*shape, settings, rngs, settings.biases)
+        self.out = Linear(*shape, settings, rngs, settings.biases)
         self.heads = settings.heads
         self.dropout = settings.attention_dropout
         self.backend = settings.attention_backend
@@ -127,14 +140,24 @@ class Attention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """The feed-forward block: W_down gelu(W_up x)."""
+    """The feed-forward block: W_down gelu(W_up x).
+
+    With a gate it is GeGLU (Shazeer 2020, arXiv 2002.05202): W_down (gelu(W_up x) * W_gate x).
+    """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.up = Linear(settings.width, settings.feed_forward, settings, rngs)
-        self.down = Linear(settings.feed_forward, settings.width, settings, rngs)
+        width, inner, biases = settings.width, settings.feed_forward, settings.biases
+        self.up = Linear(width, inner, settings, rngs, biases)
+        self.down = Linear(inner, width, settings, rngs, biases)
+        self.has_gate = settings.feed_forward_gate
+        if self.has_gate:
+            self.gate = Linear(width, inner, settings, rngs, biases)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.down(gelu(save_for_backward(self.up(x))))
+        activation = gelu(save_for_backward(self.up(x)))
+        if self.has_gate:
+            activation = activation * save_for_backward(self.gate(x))
+        return self.down(activation)
 
 
 class CrossAttentionInputs(typing.NamedTuple):
@@ -149,7 +172,11 @@ AttendsTo = typing.Literal["self", "self+cross", "cross"]
 
 
 class Block(nnx.Module):
-    """One post-LN Transformer layer: x = LN(x + attention(x)); x = LN(x + feed_forward(x)).
+    """One Transformer layer: attention, then feed-forward, each with a residual connection.
+
+    Post-LN: x = LN(x + attention(x)); x = LN(x + feed_forward(x)).
+    Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)). The first layer of a stack has no
+    LN before its attention, as stock ModernBERT.
 
     With "self+cross", cross-attention stands between the two. With "cross", `attention` is
     cross-attention.
@@ -164,12 +191,14 @@ class Block(nnx.Module):
             self.cross_attention = Attention(settings, rngs)
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
+        self.normalizes_first = settings.normalization == "pre"
         self.dropout = settings.dropout
 
     def __call__(
         self,
         x: Float[Array, "B T D"],
         terms: attention.ScoreTerms,
+        is_first: Bool[Array, ""],
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
     ) -> attention.Attended:
@@ -177,7 +206,8 @@ class Block(nnx.Module):
 
         Args:
             x: States of the previous layer.
-            terms: What is added to the scores of self-attention.
+            terms: What changes the scores of self-attention.
+            is_first: Whether this is the first layer of its stack.
             keys: Keys of dropout, one for each row. None: no dropout. Cross-attention that follows
                 self-attention has none.
             cross: What cross-attention reads. None: there is no cross-attention.
@@ -186,111 +216,23 @@ class Block(nnx.Module):
             The new states, and the carrier of `terms`.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
-        context, context_terms = cross if self.attends_to == "cross" else (x, terms)
-        y, carrier = self.attention(x, context, context_terms, weight_keys)
-        x = self.attention_norm(x + dropout(y, self.dropout, attention_keys))
+        y = self._before(self.attention_norm, x)
+        if self.normalizes_first:
+            y = jnp.where(is_first, x, y)
+        context, context_terms = cross if self.attends_to == "cross" else (y, terms)
+        y, carrier = self.attention(y, context, context_terms, weight_keys)
+        x = self._after(self.attention_norm, x + dropout(y, self.dropout, attention_keys))
         if self.attends_to == "self+cross":
-            x = self.cross_attention_norm(x + self.cross_attention(x, *cross).states)
-        y = self.feed_forward(x)
-        x = self.feed_forward_norm(x + dropout(y, self.dropout, feed_forward_keys))
+            y = self.cross_attention(self._before(self.cross_attention_norm, x), *cross).states
+            x = self._after(self.cross_attention_norm, x + y)
+        y = self.feed_forward(self._before(self.feed_forward_norm, x))
+        x = self._after(self.feed_forward_norm, x + dropout(y, self.dropout, feed_forward_keys))
         return attention.Attended(x, carrier)
 
+    def _before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """What attention or feed-forward reads."""
+        return norm(x) if self.normalizes_first else x
 
-class Scattered(abc.ABC):
-    """A parameter of a stack of layers, of which this device holds a part.
-
-    It is a pytree. Its leaves have the leading layer axis.
-    """
-
-    @abc.abstractmethod
-    def whole(self, dtype: jnp.dtype) -> Array:
-        """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
-
-
-def _is_scattered(leaf) -> bool:
-    return isinstance(leaf, Scattered)
-
-
-def stack(settings: config.Model, rngs: nnx.Rngs, attends_to: AttendsTo = "self") -> Block:
-    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
-
-    def block(key) -> Block:
-        return Block(settings, nnx.Rngs(key), attends_to)
-
-    graph = nnx.graphdef(nnx.eval_shape(lambda: block(0)))
-    keys = jax.random.split(rngs.params(), settings.layers)
-    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(block(key))))(keys)
-    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
-
-
-def run_stack(
-    blocks: Block,
-    x: Float[Array, "B T D"],
-    terms: attention.ScoreTerms,
-    keys: Key[Array, " B"] | None = None,
-    rematerialise: bool = False,
-    cross: CrossAttentionInputs | None = None,
-    every: bool = False,
-) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
-    """Applies the layers in turn. The body of one layer is compiled once and scanned.
-
-    The backward pass keeps the values marked by `save_for_backward` and computes all else again.
-
-    Args:
-        blocks: A result of `stack`. Parameters that are `Scattered` are gathered one layer at a
-            time, in the forward pass and again in the backward pass.
-        x: States that enter the first layer.
-        terms: What every layer adds to the scores of self-attention.
-        keys: Keys of dropout, one for each row. None: no dropout.
-        rematerialise: True keeps only the layers' inputs for the backward pass.
-        cross: What cross-attention reads. None: there is no cross-attention.
-        every: True returns the states after each layer, not only after the last.
-
-    Returns:
-        The states [B, T, D] after the last layer, or [N, B, T, D] with `every`.
-    """
-    graph, state = nnx.split(blocks)
-    layers = jax.tree.leaves(state)[0].shape[0]
-    if blocks.attends_to != "cross":
-        terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
-    cross = _prepare_cross_attention(blocks, x, cross, keys is not None)
-
-    def body(carry, layer):
-        (x, carrier), (index, parameters) = carry, layer
-        parameters = jax.tree.map(
-            lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
-        )
-        layer_keys = (
-            None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        )
-        block = nnx.merge(graph, parameters)
-        carry = block(x, terms._replace(carrier=carrier), layer_keys, cross)
-        return carry, carry.states if every else None
-
-    policy = (
-        jax.checkpoint_policies.nothing_saveable
-        if rematerialise
-        else jax.checkpoint_policies.save_only_these_names("kept")
-    )
-    body = jax.checkpoint(body, prevent_cse=False, policy=policy)
-    start = attention.Attended(x, terms.carrier)
-    last, states = jax.lax.scan(body, start, (jnp.arange(layers, dtype=jnp.uint32), state))
-    return states if every else last.states
-
-
-def _prepare_cross_attention(
-    blocks: Block,
-    x: Float[Array, "B T D"],
-    cross: CrossAttentionInputs | None,
-    has_dropout: bool,
-) -> CrossAttentionInputs | None:
-    """Computes once what every layer adds to the scores of cross-attention.
-
-    It has no carrier: the gradients of its bias are left to XLA to sum.
-    """
-    if cross is None:
-        return None
-    is_only = blocks.attends_to == "cross"
-    module = blocks.attention if is_only else blocks.cross_attention
-    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout and is_only)
-    return cross._replace(terms=terms._replace(carrier=None))
+    def _after(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """The states after a residual sum."""
+        return x if self.normalizes_first else norm(x)

@@ -13,8 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import layers, ops
-from maelm_jax.model.attention import Mask, ScoreTerms
+from maelm_jax.model import layers, ops, stack
+from maelm_jax.model.attention import Mask, ScoreTerms, rotations
+from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
 from maelm_jax.model.positions import MASKED_OUT, RelativeBias
@@ -25,31 +26,20 @@ def table_rows(vocabulary_size: int) -> int:
     return -(-vocabulary_size // 128) * 128
 
 
-def _embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
-    return nnx.Param(
-        nnx.initializers.normal(settings.init_std)(
-            rngs.params(), (rows, settings.width), jnp.float32
-        )
-    )
-
-
-def _zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
-
-
 class Encoder(nnx.Module):
     """The encoder. It reads visible tokens only, and it is kept after pretraining."""
 
     def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
-        table = _embedding(table_rows(vocabulary_size), settings, rngs)
+        table = layers.embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
-        self.position_embedding = _embedding(settings.max_positions, settings, rngs)
+        if settings.positions == "learned":
+            self.position_embedding = layers.embedding(settings.max_positions, settings, rngs)
         if settings.token_types:
-            self.token_type_embedding = _embedding(settings.token_types, settings, rngs)
+            self.token_type_embedding = layers.embedding(settings.token_types, settings, rngs)
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = RelativeBias(settings, rngs)
-        self.blocks = layers.stack(settings, rngs)
+        self.blocks = stack.create(settings, rngs)
         self.settings = settings
 
     def __call__(
@@ -82,81 +72,18 @@ class Encoder(nnx.Module):
         if settings.token_types:
             types = jnp.zeros_like(ids) if types is None else types
             x = x + jnp.take(self.token_type_embedding[...], types, axis=0)
-        x = (x + jnp.take(self.position_embedding[...], positions, axis=0)).astype(dtype)
+        if settings.positions == "learned":
+            x = x + jnp.take(self.position_embedding[...], positions, axis=0)
+        x = x.astype(dtype)
         keys = ops.split_keys(keys, 2)
-        x = _zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
+        x = layers.zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         terms = ScoreTerms(mask=Mask(segments, segments))
         if settings.relative_buckets != "none":
             terms = terms._replace(bias=self.relative_bias(positions, dtype))
-        states = layers.run_stack(
-            self.blocks,
-            x,
-            terms,
-            keys[1],
-            settings.rematerialise,
-            every=every,
-        )
+        if settings.positions == "rotary":
+            terms = terms._replace(rotations=rotations(settings, positions, positions))
+        states = stack.run(self.blocks, x, terms, keys[1], settings.rematerialise, every=every)
         return jnp.concatenate([x[None], states]) if every else states
-
-
-class Decoder(nnx.Module):
-    """The shallow decoder, without dropout. It is discarded after pretraining.
-
-    By default it has bidirectional self-attention over all slots. If its width differs from the
-    encoder's, a linear map resizes the encoder's states.
-    """
-
-    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        own = settings.decoder
-        self.position_embedding = _embedding(own.max_positions, own, rngs)
-        self.norm = layers.LayerNorm(own)
-        if own.decoder_relative_bias:
-            self.relative_bias = RelativeBias(own, rngs)
-        self.blocks = layers.stack(own, rngs, own.decoder_attention)
-        if own.width != settings.width:
-            self.resize = layers.Linear(settings.width, own.width, settings, rngs)
-        self.settings = own
-
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        where: SlotInfo,
-        encoded: Float[Array, "B V D"],
-        read: SlotInfo,
-    ) -> Float[Array, "B T E"]:
-        """Returns states of the slots `where`, E wide.
-
-        Args:
-            x: The encoder's states, or [MASK] embeddings.
-            where: Positions and segments of x.
-            encoded: The encoder's states, which only cross-attention reads.
-            read: Positions and segments of `encoded`.
-        """
-        settings = self.settings
-        resize = getattr(self, "resize", lambda x: x)
-        x = self.norm(
-            resize(x)
-            + jnp.take(self.position_embedding[...], where.positions, axis=0).astype(x.dtype)
-        )
-        terms = self._terms(x.dtype, where, where, settings.decoder_causal)
-        cross = (
-            layers.CrossAttentionInputs(resize(encoded), self._terms(x.dtype, where, read))
-            if "cross" in settings.decoder_attention
-            else None
-        )
-        x = _zero_at_empty(x, where.segments)
-        return layers.run_stack(
-            self.blocks, x, terms, rematerialise=settings.rematerialise, cross=cross
-        )
-
-    def _terms(
-        self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
-    ) -> ScoreTerms:
-        terms = ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
-        if self.settings.decoder_relative_bias:
-            bias = self.relative_bias(queries.positions, dtype, keys.positions)
-            terms = terms._replace(bias=bias)
-        return terms
 
 
 class Head(nnx.Module):
@@ -166,18 +93,19 @@ class Head(nnx.Module):
     """
 
     def __init__(self, settings: config.Model, vocabulary_size: int, rngs: nnx.Rngs):
-        self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
+        shape = (settings.width, settings.width)
+        self.dense = layers.Linear(*shape, settings, rngs, settings.biases)
         self.norm = layers.LayerNorm(settings)
         self.bias = nnx.Param(jnp.zeros(table_rows(vocabulary_size), jnp.float32))
-        if settings.decoder.width != settings.width:
-            self.resize = layers.Linear(
-                settings.decoder.width, settings.width, settings, rngs, use_bias=False
-            )
+        self.resizes = settings.decoder.width != settings.width
+        if self.resizes:
+            shape = (settings.decoder.width, settings.width)
+            self.resize = layers.Linear(*shape, settings, rngs, use_bias=False)
         self.vocabulary_size = vocabulary_size
 
     def __call__(self, x: Float[Array, "B M E"], table: Float[Array, "W D"]) -> Prediction:
         """Returns the factors of the logits. Padding rows of the table have a bias of -1e9."""
-        x = self.resize(x) if hasattr(self, "resize") else x
+        x = self.resize(x) if self.resizes else x
         x = self.norm(ops.gelu(self.dense(x)))
         real = jnp.arange(table.shape[0]) < self.vocabulary_size
         return Prediction(x, table, jnp.where(real, self.bias[...], MASKED_OUT))
@@ -244,22 +172,17 @@ class MaeLm(nnx.Module):
         It reads [MASK] at masked slots. Without `decoder_refills_mask` it reads the encoder's
         states at those masked slots that the encoder saw.
         """
-        known = inputs.encoder_index < encoded.shape[1]
+        visible = inputs.encoder_index < encoded.shape[1]
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
-        refilled = masked if self.settings.decoder_refills_mask else masked & ~known
+        refilled = masked if self.settings.decoder_refills_mask else masked & ~visible
         mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
         x = jnp.where(refilled[:, :, None], mask_row[None, None], x)
-        where = SlotInfo(jnp.where(known | masked, inputs.segments, 0), inputs.positions)
+        slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
-            where = SlotInfo(*(at_slots(values, inputs.masked_slots) for values in where))
-        read = SlotInfo(
-            *(
-                at_slots(values, inputs.encoder_slots)
-                for values in (inputs.segments, inputs.positions)
-            )
-        )
-        return self.decoder(x, where, encoded, read)
+            slots = slots.at(inputs.masked_slots)
+        encoded_slots = SlotInfo(inputs.segments, inputs.positions).at(inputs.encoder_slots)
+        return self.decoder(x, slots, encoded, encoded_slots)
 
 
 class Definition(typing.NamedTuple):

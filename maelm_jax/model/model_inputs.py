@@ -47,6 +47,10 @@ class SlotInfo(typing.NamedTuple):
     segments: Int[Array, "B T"]
     positions: Int[Array, "B T"]
 
+    def at(self, slots: Int[Array, "B S"]) -> "SlotInfo":
+        """Returns the values at `slots`; segment 0 where a slot is empty."""
+        return SlotInfo(at_slots(self.segments, slots), at_slots(self.positions, slots))
+
 
 def segments_and_positions(ids: Int[Array, "B L"], bos: int, pad: int) -> SlotInfo:
     """Returns segments and positions of packed rows.

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 def save_for_backward(x: Array) -> Array:
     """Marks a value of the forward pass that the backward pass keeps.
 
-    `layers.run_stack` computes all other values again: dropout's masks, GELU, the output of
+    `stack.run` computes all other values again: dropout's masks, GELU, the output of
     LayerNorm. A few operations an element cost less than storing and reading the value.
     """
     return ad_checkpoint.checkpoint_name(x, "kept")
@@ -26,7 +26,10 @@ def save_for_backward(x: Array) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def layer_norm(
-    x: Float[Array, "B T D"], scale: Float[Array, " D"], bias: Float[Array, " D"], epsilon: float
+    x: Float[Array, "B T D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    epsilon: float,
 ) -> Float[Array, "B T D"]:
     """Normalises the last axis with the biased variance, as PyTorch does.
 
@@ -43,23 +46,21 @@ def _layer_norm_forward(x, scale, bias, epsilon):
     inverse = save_for_backward(
         jax.lax.rsqrt(jnp.square(wide - mean).mean(axis=-1, keepdims=True) + epsilon)
     )
-    normal = (wide - mean) * inverse
-    return (normal * scale[None, None] + bias[None, None]).astype(x.dtype), (
-        x,
-        mean,
-        inverse,
-        scale,
-    )
+    y = (wide - mean) * inverse * scale[None, None]
+    if bias is not None:
+        y = y + bias[None, None]
+    return y.astype(x.dtype), (x, mean, inverse, scale, bias)
 
 
 def _layer_norm_backward(epsilon, saved, dy):
-    x, mean, inverse, scale = saved
+    x, mean, inverse, scale, bias = saved
     normal, dy = (x.astype(jnp.float32) - mean) * inverse, dy.astype(jnp.float32)
     d = dy * scale[None, None]
     dx = inverse * (
         d - d.mean(axis=-1, keepdims=True) - normal * (d * normal).mean(axis=-1, keepdims=True)
     )
-    return dx.astype(x.dtype), (dy * normal).sum(axis=(0, 1)), dy.sum(axis=(0, 1))
+    d_bias = None if bias is None else dy.sum(axis=(0, 1))
+    return dx.astype(x.dtype), (dy * normal).sum(axis=(0, 1)), d_bias
 
 
 layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)

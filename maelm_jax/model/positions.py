@@ -1,11 +1,13 @@
-"""What is added to attention scores: the relative position bias, and masks of hidden keys.
+"""Positions in attention: relative position biases, rotary positions, and masks of hidden keys.
 
 Keys of other segments and empty keys are hidden.
 
-Axis letters, as in layers.py: B rows, T queries, S keys, H heads. R is the number of buckets.
+Axis letters, as in layers.py: B rows, T queries, S keys, H heads, D width. R is the number of
+buckets. P is half the size of a head.
 """
 
 import math
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -180,3 +182,34 @@ def within_segment(
     if causal:
         seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
     return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
+
+
+class Rotation(typing.NamedTuple):
+    """The angles by which rotary positions turn the pairs of values of each head (float32)."""
+
+    cos: Float[Array, "B T P"]
+    sin: Float[Array, "B T P"]
+
+
+def rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rotation:
+    """Returns the rotation of each slot (Su et al. 2021, arXiv 2104.09864).
+
+    Pair i turns by position * theta^(-2 i / head_size).
+    """
+    exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+    frequencies = jnp.asarray(1.0 / np.float32(theta) ** exponents)
+    angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None]
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def rotate(x: Float[Array, "B T D"], by: Rotation, heads: int) -> Float[Array, "B T D"]:
+    """Rotates queries or keys. The scores then depend on distances only.
+
+    As in stock transformers, pair i of a head is made of value i of its first half and value i of
+    its second half. The computation is in float32. The result has the dtype of x.
+    """
+    pairs = x.astype(jnp.float32).reshape(*x.shape[:2], heads, 2, -1)
+    first, second = pairs[:, :, :, 0], pairs[:, :, :, 1]
+    cos, sin = by.cos[:, :, None], by.sin[:, :, None]
+    rotated = jnp.stack([first * cos - second * sin, second * cos + first * sin], axis=3)
+    return rotated.reshape(x.shape).astype(x.dtype)

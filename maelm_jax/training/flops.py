@@ -72,7 +72,7 @@ def _stack_flops(
     part: config.Model, layers: int, rows: int, tokens: int, keys: tuple[int, ...]
 ) -> StackFlops:
     """FLOPs of `layers` layers. `keys`: number of keys that each attention of a layer reads."""
-    matrices = 2 * part.width * part.feed_forward * tokens
+    matrices = part.feed_forward_kernels * part.width * part.feed_forward * tokens
     matrices += sum(2 * part.width**2 * (tokens + count) for count in keys)
     attention = part.width * tokens * sum(keys)
     return StackFlops(layers * 6.0 * rows * matrices, layers * 12.0 * rows * attention)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from maelm_jax.model import attention_choice, layers
+from maelm_jax.model import attention_choice, stack
 from maelm_jax.training import sharding
 
 AXES = ("data", "fsdp")  # rows are sharded over these
@@ -25,7 +25,7 @@ AXES = ("data", "fsdp")  # rows are sharded over these
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Scattered(layers.Scattered):
+class Scattered(stack.Scattered):
     """A stacked parameter, sharded over `fsdp`.
 
     Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import layers, loss, maelm, masking, ops
-from maelm_jax.model.attention import ScoreTerms
-from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of_distance, within_segment
+from maelm_jax.model import loss, maelm, masking, ops
+from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of_distance
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH = 32
 TINY = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 64, "decoder_layers": 1, "max_positions": LENGTH, "init_std": 0.2,
         "dropout": 0.0, "attention_dropout": 0.0}
+
+BERT = {}
+MODERN = {
+    "normalization": "pre", "positions": "rotary", "relative_buckets": "none", "feed_forward_gate": True, "biases": False, "decoder_layers": 2,
+}  # fmt: skip
 
 
 def make(masking_settings=None, **changes):
@@ -35,30 +39,25 @@ def inputs_of(ids, settings):
 
 
 @pytest.mark.parametrize("compact", [True, False])
-def test_the_encoder_sees_visible_tokens_only(compact):
-    graph, params, inputs = make(config.Masking(compact=compact))
-    model = maelm.apply(graph, params)
-    table = model.encoder.token_embedding[...]
+@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+def test_the_encoder_sees_visible_tokens_only(architecture, compact):
+    settings = config.Masking(compact=compact)
+    graph, params, _ = make(settings, **architecture)
+    ids = np.random.default_rng(0).permutation(np.arange(4, 99))[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
+    ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
+    inputs = inputs_of(jnp.asarray(ids), settings)
 
-    def encoded_sum(extra):
-        """`extra` [B, L, D] is added to the embedding of every slot of the row, dropped ones too."""
-        slots = jnp.minimum(inputs.encoder_slots, LENGTH - 1)
-        encoder = model.encoder
-        by_slot = jnp.take_along_axis(extra, slots[:, :, None], axis=1)
-        segments = jnp.where(inputs.encoder_slots < LENGTH, jnp.take_along_axis(inputs.segments, slots, axis=1), 0)
-        positions = jnp.take_along_axis(inputs.positions, slots, axis=1)
-        x = jnp.take(table, inputs.encoder_ids, axis=0) + jnp.take(encoder.position_embedding[...], positions, axis=0) + by_slot
-        x = maelm._zero_at_empty(encoder.norm(x), segments)
-        bias = within_segment(segments, x.dtype) + encoder.relative_bias(positions, x.dtype)
-        states = layers.run_stack(encoder.blocks, x, ScoreTerms(bias))
-        weight = jax.random.normal(jax.random.key(3), states.shape) * (segments > 0)[:, :, None].astype(jnp.float32)
-        return (states * weight).sum()
+    def encoded_sum(table):
+        changed = params | {"encoder": params["encoder"] | {"token_embedding": table}}
+        states = maelm.apply(graph, changed).encode(inputs)
+        weight = jax.random.normal(jax.random.key(3), states.shape)
+        return (states * weight * (inputs.encoder_slots < LENGTH)[:, :, None].astype(jnp.float32)).sum()
 
-    gradient = jax.jit(jax.grad(encoded_sum))(jnp.zeros((*inputs.ids.shape, TINY["width"])))
-    size = np.abs(np.asarray(gradient)).sum(-1)
-    visible = np.asarray(inputs.encoder_index) < inputs.encoder_slots.shape[1]
-    assert (size[~visible] == 0.0).all(), "a dropped position reaches the encoder"
-    assert (size[visible] > 0).all(), "a visible token does not reach the encoder's output"
+    # Each id of text stands at one slot: the gradient of its row is that of the slot.
+    size = np.abs(jax.jit(jax.grad(encoded_sum))(params["encoder"]["token_embedding"])).sum(-1)[ids]
+    visible, text = np.asarray(inputs.encoder_index) < inputs.encoder_slots.shape[1], ids > 3
+    assert (size[text & ~visible] == 0.0).all() and (text & ~visible).any(), "a dropped position reaches the encoder"
+    assert (size[text & visible] > 0).all(), "a visible token does not reach the encoder's output"
 
 
 def test_changing_a_dropped_token_changes_nothing_but_its_target():
@@ -87,9 +86,15 @@ def test_segments_do_not_see_each_other():
     assert not np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("delta,decoder,buckets", [(0.0, 1, "t5"), (0.0, 1, "none"), (0.5, 1, "reference"), (1.0, 0, "t5")])
-def test_compact_is_full_length(delta, decoder, buckets):
-    changes = {"relative_buckets": buckets, "decoder_layers": decoder}
+@pytest.mark.parametrize("delta,changes", [
+    (0.0, {}),
+    (0.0, {"relative_buckets": "none"}),
+    (0.5, {"relative_buckets": "reference"}),
+    (1.0, {"decoder_layers": 0}),
+    (0.0, MODERN),
+    (0.5, MODERN | {"decoder_attention": "self+cross"}),
+])  # fmt: skip
+def test_compact_is_full_length(delta, changes):
     results = []
     for compact in (True, False):
         graph, params, inputs = make(config.Masking(encoder_mask_fraction=delta, compact=compact), **changes)

@@ -84,6 +84,17 @@ def test_the_tpu_kernels_give_the_losses_of_xla_on_any_mesh():
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
 
 
+def test_a_mesh_gives_the_same_losses_of_the_modern_architecture():
+    modern = dataclasses.replace(
+        MODEL, normalization="pre", positions="rotary", relative_buckets="none", feed_forward_gate=True, biases=False, decoder_layers=2
+    )
+    ours, theirs = (run(dataclasses.replace(experiment(mesh), model=modern), steps=2)[0] for mesh in ((2, 2, 2), (1, 1, 1)))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["count"] == b["count"]
+        for name in ("loss", "grad_norm"):
+            assert abs(a[name] - b[name]) <= 1e-5 * abs(b[name]), name
+
+
 def test_accumulation_is_the_whole_batch():
     whole, parts = (run(experiment(accumulate=n)) for n in (1, 4))
     for a, b in zip(parts[0], whole[0], strict=True):

@@ -1,0 +1,82 @@
+"""The shallow decoder (paper section 3), which is discarded after pretraining.
+
+Axis letters: B rows, T slots that the decoder computes, V slots that the encoder reads, D width of
+the encoder, E width of the decoder.
+"""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from maelm_jax import config
+from maelm_jax.model import layers, stack
+from maelm_jax.model.attention import Mask, ScoreTerms, rotations
+from maelm_jax.model.model_inputs import SlotInfo
+from maelm_jax.model.positions import RelativeBias
+
+
+class Decoder(nnx.Module):
+    """The decoder. It has no dropout.
+
+    By default it has bidirectional self-attention over all slots. If its width differs from the
+    encoder's, a linear map resizes the encoder's states.
+    """
+
+    def __init__(self, settings: config.Model, rngs: nnx.Rngs):
+        sizes = settings.decoder
+        if sizes.positions == "learned":
+            self.position_embedding = layers.embedding(sizes.max_positions, sizes, rngs)
+        self.norm = layers.LayerNorm(sizes)
+        if sizes.decoder_relative_bias:
+            self.relative_bias = RelativeBias(sizes, rngs)
+        self.blocks = stack.create(sizes, rngs, sizes.decoder_attention)
+        self.resizes = sizes.width != settings.width
+        if self.resizes:
+            shape = (settings.width, sizes.width)
+            self.resize = layers.Linear(*shape, settings, rngs, settings.biases)
+        self.settings = sizes
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        slots: SlotInfo,
+        encoded: Float[Array, "B V D"],
+        encoded_slots: SlotInfo,
+    ) -> Float[Array, "B T E"]:
+        """Returns the states of `slots`, E wide.
+
+        Args:
+            x: The encoder's states, or [MASK] embeddings.
+            slots: Segments and positions of x.
+            encoded: The encoder's states, which only cross-attention reads.
+            encoded_slots: Segments and positions of `encoded`.
+        """
+        settings = self.settings
+        x = self._resized(x)
+        if settings.positions == "learned":
+            rows = jnp.take(self.position_embedding[...], slots.positions, axis=0)
+            x = x + rows.astype(x.dtype)
+        x = layers.zero_at_empty(self.norm(x), slots.segments)
+        cross = None
+        if "cross" in settings.decoder_attention:
+            terms = self._terms(x.dtype, slots, encoded_slots)
+            cross = layers.CrossAttentionInputs(self._resized(encoded), terms)
+        terms = self._terms(x.dtype, slots, slots, settings.decoder_causal)
+        return stack.run(
+            self.blocks, x, terms, rematerialise=settings.rematerialise, cross=cross
+        )
+
+    def _resized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        return self.resize(x) if self.resizes else x
+
+    def _terms(
+        self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
+    ) -> ScoreTerms:
+        terms = ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
+        if self.settings.decoder_relative_bias:
+            bias = self.relative_bias(queries.positions, dtype, keys.positions)
+            terms = terms._replace(bias=bias)
+        if self.settings.positions == "rotary":
+            turned = rotations(self.settings, queries.positions, keys.positions)
+            terms = terms._replace(rotations=turned)
+        return terms

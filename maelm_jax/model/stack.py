@@ -1,0 +1,128 @@
+"""A stack of layers: their parameters have a leading axis N, and one compiled body is scanned.
+
+Axis letters as in layers.py: B rows, T tokens, D width, N layers.
+"""
+
+import abc
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from maelm_jax import config
+from maelm_jax.model import attention, layers
+from maelm_jax.model.layers import Block
+
+
+class Scattered(abc.ABC):
+    """A parameter of a stack of layers, of which this device holds a part.
+
+    It is a pytree. Its leaves have the leading layer axis.
+    """
+
+    @abc.abstractmethod
+    def whole(self, dtype: jnp.dtype) -> Array:
+        """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
+
+
+def _is_scattered(leaf) -> bool:
+    return isinstance(leaf, Scattered)
+
+
+def create(
+    settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self"
+) -> Block:
+    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N.
+
+    In a pre-LN stack, `attention_norm` of the first layer normalizes the states after the last
+    layer, because the first layer has no LN before its attention.
+    """
+
+    def block(key) -> Block:
+        return Block(settings, nnx.Rngs(key), attends_to)
+
+    graph = nnx.graphdef(nnx.eval_shape(lambda: block(0)))
+    keys = jax.random.split(rngs.params(), settings.layers)
+    state = jax.vmap(lambda key: nnx.to_pure_dict(nnx.state(block(key))))(keys)
+    return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
+
+
+def run(
+    blocks: Block,
+    x: Float[Array, "B T D"],
+    terms: attention.ScoreTerms,
+    keys: Key[Array, " B"] | None = None,
+    rematerialise: bool = False,
+    cross: layers.CrossAttentionInputs | None = None,
+    every: bool = False,
+) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
+    """Applies the layers in turn. The body of one layer is compiled once and scanned.
+
+    The backward pass keeps the values marked by `save_for_backward` and computes all else again.
+
+    Args:
+        blocks: A result of `create`. Parameters that are `Scattered` are gathered one layer at a
+            time, in the forward pass and again in the backward pass.
+        x: States that enter the first layer.
+        terms: What every layer adds to the scores of self-attention.
+        keys: Keys of dropout, one for each row. None: no dropout.
+        rematerialise: True keeps only the layers' inputs for the backward pass.
+        cross: What cross-attention reads. None: there is no cross-attention.
+        every: True returns the states after each layer, not only after the last. Pre-LN: they are
+            normalized, as what the next layer's attention reads.
+
+    Returns:
+        The states [B, T, D] after the last layer, or [N, B, T, D] with `every`.
+    """
+    graph, state = nnx.split(blocks)
+    depth = jax.tree.leaves(state)[0].shape[0]
+    if blocks.attends_to != "cross":
+        terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
+    cross = _prepare_cross_attention(blocks, x, cross, keys is not None)
+
+    def body(carry, layer):
+        (x, carrier), (index, parameters) = carry, layer
+        parameters = jax.tree.map(
+            lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
+        )
+        layer_keys = (
+            None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
+        )
+        block = nnx.merge(graph, parameters)
+        carry = block(x, terms._replace(carrier=carrier), index == 0, layer_keys, cross)
+        return carry, carry.states if every else None
+
+    policy = (
+        jax.checkpoint_policies.nothing_saveable
+        if rematerialise
+        else jax.checkpoint_policies.save_only_these_names("kept")
+    )
+    body = jax.checkpoint(body, prevent_cse=False, policy=policy)
+    start = attention.Attended(x, terms.carrier)
+    last, states = jax.lax.scan(body, start, (jnp.arange(depth, dtype=jnp.uint32), state))
+    if not blocks.normalizes_first:
+        return states if every else last.states
+    norm_graph, norms = nnx.split(blocks.attention_norm)
+    if not every:
+        return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
+    next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
+    return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, states)
+
+
+def _prepare_cross_attention(
+    blocks: Block,
+    x: Float[Array, "B T D"],
+    cross: layers.CrossAttentionInputs | None,
+    has_dropout: bool,
+) -> layers.CrossAttentionInputs | None:
+    """Computes once what every layer adds to the scores of cross-attention.
+
+    It has no carrier: the gradients of its bias are left to XLA to sum.
+    """
+    if cross is None:
+        return None
+    is_only = blocks.attends_to == "cross"
+    module = blocks.attention if is_only else blocks.cross_attention
+    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout and is_only)
+    return cross._replace(terms=terms._replace(carrier=None))

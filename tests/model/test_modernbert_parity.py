@@ -1,0 +1,113 @@
+"""Invariant 2 for the modern architecture: values and gradients are those of stock PyTorch, compact rows included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from maelm_jax import config  # noqa: E402
+from maelm_jax.model import loss, maelm, masking  # noqa: E402
+
+SIZE, LENGTH = 100, 32
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+MODEL = config.Model(
+    layers=3, width=32, heads=4, feed_forward=48, decoder_layers=0, max_positions=LENGTH, relative_buckets="none", normalization="pre",
+    positions="rotary", rotary_theta=1000.0, feed_forward_gate=True, biases=False, init_std=0.2, dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+
+
+def stock_model() -> torch.nn.Module:
+    settings = transformers.ModernBertConfig(
+        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=LENGTH,
+        layer_types=["full_attention"] * 3, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2, attn_implementation="eager",
+    )  # fmt: skip
+    return transformers.ModernBertForMaskedLM(settings).eval()
+
+
+def stock_names(params: dict) -> dict[str, np.ndarray]:
+    """Parameters, or their gradients, under the names of the stock model."""
+    ours = {path: np.asarray(value) for path, value in traverse_util.flatten_dict(params, sep="/").items()}
+    blocks = {path.removeprefix("encoder/blocks/"): value for path, value in ours.items() if "/blocks/" in path}
+    names = {
+        "model.embeddings.tok_embeddings.weight": ours["encoder/token_embedding"][:SIZE],
+        "model.embeddings.norm.weight": ours["encoder/norm/scale"],
+        "model.final_norm.weight": blocks["attention_norm/scale"][0],
+        "head.dense.weight": ours["head/dense/kernel"].T,
+        "head.norm.weight": ours["head/norm/scale"],
+        "decoder.bias": ours["head/bias"][:SIZE],
+    }
+    for layer in range(MODEL.layers):
+        of = {path: value[layer] for path, value in blocks.items()}
+        prefix = f"model.layers.{layer}."
+        if layer:
+            names[prefix + "attn_norm.weight"] = of["attention_norm/scale"]
+        qkv = (of[f"attention/{part}/kernel"].T for part in ("query", "key", "value"))
+        inner = (of[f"feed_forward/{part}/kernel"].T for part in ("up", "gate"))
+        names |= {
+            prefix + "attn.Wqkv.weight": np.concatenate(list(qkv)), prefix + "attn.Wo.weight": of["attention/out/kernel"].T,
+            prefix + "mlp_norm.weight": of["feed_forward_norm/scale"], prefix + "mlp.Wi.weight": np.concatenate(list(inner)),
+            prefix + "mlp.Wo.weight": of["feed_forward/down/kernel"].T,
+        }  # fmt: skip
+    return names
+
+
+def close(ours, theirs, tolerance, name=""):
+    assert np.abs(ours - theirs).max() < tolerance * np.abs(theirs).max(), name
+
+
+@pytest.fixture(scope="module")
+def models():
+    graph, init = maelm.create(MODEL, SIZE, SPECIAL)
+    params = jax.jit(init)(jax.random.key(0))
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)  # no scale is left at 1
+    stock = stock_model()
+    missing, unexpected = stock.load_state_dict({name: torch.tensor(value) for name, value in stock_names(params).items()}, strict=False)
+    assert not unexpected and missing in ([], ["decoder.weight"]), "every tensor is loaded; the output matrix is tied"
+    return graph, params, stock
+
+
+def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(models):
+    graph, params, stock = models
+    ids = np.random.default_rng(0).integers(4, 99, (3, LENGTH)).astype(np.int32)
+    ids[:, 0], ids[0, 20:] = 0, 1
+    settings = config.Masking(encoder_mask_fraction=1.0, rate=0.25)
+    inputs = masking.draw(jax.random.split(jax.random.key(1), 3), jnp.asarray(ids), settings, masking.budget(settings, LENGTH), SPECIAL)
+
+    def total(params):
+        return loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs).loss
+
+    value, gradient = jax.jit(jax.value_and_grad(total))(params)
+    targets, weights = (np.asarray(x) for x in loss.targets(inputs))
+    slots = torch.tensor(np.asarray(inputs.masked_slots)).long().clamp(max=LENGTH - 1)
+    masked = torch.tensor(np.asarray(inputs.encoder_ids)).long()
+    logits = stock(masked, attention_mask=torch.tensor(ids != 1)).logits
+    chosen = logits.gather(1, slots[:, :, None].expand(-1, -1, SIZE))
+    each = torch.nn.functional.cross_entropy(chosen.flatten(0, 1), torch.tensor(targets).long().flatten(), reduction="none")
+    their_loss = (each * torch.tensor(weights).flatten()).sum()
+    their_loss.backward()
+    assert abs(float(value) - their_loss.item()) < 1e-5 * their_loss.item()
+    theirs = {name: parameter.grad.numpy() for name, parameter in stock.named_parameters()}
+    for name, ours in stock_names(gradient).items():
+        close(ours, theirs[name], 1e-4, name)
+
+
+def test_compact_states_are_those_of_the_stock_model_at_the_same_positions(models):
+    graph, params, stock = models
+    ids = np.random.default_rng(1).integers(4, 99, (2, LENGTH)).astype(np.int32)
+    ids[:, 0] = 0
+    settings = config.Masking(rate=0.5)
+    inputs = masking.draw(jax.random.split(jax.random.key(2), 2), jnp.asarray(ids), settings, masking.budget(settings, LENGTH), SPECIAL)
+    ours = np.asarray(maelm.apply(graph, params).encode(inputs))
+    visible = np.asarray(inputs.encoder_slots) < LENGTH
+    positions = torch.tensor(np.asarray(inputs.encoder_positions)).long()
+    assert (np.diff(positions.numpy(), axis=1)[visible[:, 1:]] > 1).any(), "there are gaps"
+    with torch.no_grad():
+        theirs = stock.model(
+            torch.tensor(np.asarray(inputs.encoder_ids)).long(), attention_mask=torch.tensor(visible), position_ids=positions
+        ).last_hidden_state.numpy()  # fmt: skip
+    close(ours[visible], theirs[visible], 1e-5)
