@@ -72,9 +72,7 @@ class Measurement(typing.NamedTuple):
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments."""
     layout = argparse.RawDescriptionHelpFormatter
-    flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=layout, allow_abbrev=False
-    )
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
     flags.add_argument("--workdir", required=True, metavar="DIR", help="folder of the results")
     flags.add_argument("--minutes", type=float, default=8.0, help="time for everything")
     flags.add_argument("--rows", type=int, default=32, help="rows a device of base's step")

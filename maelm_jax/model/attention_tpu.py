@@ -106,7 +106,7 @@ def _attention(settings, q, k, v, bias, carrier, operands):
 
 
 def _attention_forward(settings, q, k, v, bias, carrier, operands):
-    out, statistics = _call_forward(settings, q, k, v, bias, operands)
+    out, statistics = run_forward_kernel(settings, q, k, v, bias, operands)
     out, statistics = ops.save_for_backward(out), ops.save_for_backward(statistics)
     return (out, carrier), (q, k, v, out, statistics, bias, operands)
 
@@ -114,7 +114,7 @@ def _attention_forward(settings, q, k, v, bias, carrier, operands):
 def _attention_backward(settings, saved, gradients):
     q, k, v, out, statistics, bias, operands = saved
     d_out, d_carrier = gradients
-    dq, dk, dv, d_bias = _call_backward(
+    dq, dk, dv, d_bias = run_backward_kernel(
         settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out
     )
     if d_carrier is None:
@@ -183,7 +183,11 @@ def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs
     )
 
 
-def _call_forward(settings, q, k, v, bias, operands):
+def run_forward_kernel(settings, q, k, v, bias, operands):
+    """Returns the output, and the two statistics of each query and head [B, H / g, 2 g, T].
+
+    g is `heads_per_step`. The arguments are those of `attention`.
+    """
     specs = _specs(settings, q, k, bias, operands)
     group = heads_per_step(q.shape[2] // settings.heads)
     shape = (q.shape[0], settings.heads // group, 2 * group, q.shape[1])
@@ -202,7 +206,21 @@ def _call_forward(settings, q, k, v, bias, operands):
     )(q, k, v, bias, operands)
 
 
-def _call_backward(settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out):
+def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out):
+    """Returns the gradients of queries, keys, values and bias.
+
+    Args:
+        settings: As in `attention`, like q, k, v, bias and operands.
+        q: Queries.
+        k: Keys.
+        v: Values.
+        bias: Added to the scores, or None.
+        d_carrier: The gradient of the bias is added to it in place. None: to nothing.
+        operands: Segments, and words of the dropout hash.
+        out: Output of the forward kernel.
+        statistics: Statistics of the forward kernel.
+        d_out: Gradient of the output.
+    """
     specs = _specs(settings, q, k, bias, operands)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
     d_bias_shape = None if bias is None else jax.ShapeDtypeStruct(bias.shape, bias.dtype)
