@@ -33,7 +33,9 @@ BASE = {
 WORK = {
     "train": "maelm_jax.pretraining.start.resolve_source",
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
-    "plan": "maelm_jax.plan.prepare",
+    "plan": tuple(
+        f"maelm_jax.planning.{name}.devices" for name in ("topologies.CpuDevices", "tpus.TpuSlice", "gpus.GpuCluster")
+    ),
     "finetune": "maelm_jax.finetuning.tasks.check",
     "export": "maelm_jax.encoders.source.find",
     "embed": "maelm_jax.embed.read_lines",
@@ -60,12 +62,12 @@ def commands(tmp_path, monkeypatch):
     encoder = encoder_source.EncoderSource("run", "run/config.gin", unchanged, None, None, unchanged)
     monkeypatch.setattr(encoder_source, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
-        module, name = WORK[command].rsplit(".", 1)
 
         def begin(*_, **__):
             raise Started
 
-        monkeypatch.setattr(importlib.import_module(module), name, begin)
+        for name in [WORK[command]] if isinstance(WORK[command], str) else WORK[command]:
+            monkeypatch.setattr(name, begin)
     return {name: importlib.import_module(f"maelm_jax.{name}").main for name in COMMANDS}
 
 
@@ -105,7 +107,9 @@ SETTINGS = [
     "Corpus.heldout_fraction=0.5", "Corpus.heldout_fraction=nan",
     "Corpus.heldout_fraction=-0.1", "Corpus.rows_dir=''", "Corpus.rows_dir=None",
     "Corpus.rows_dir=5", "Corpus.processes=-1", "Corpus.processes=100000",
-    "Corpus.processes=2.5", "Masking.rate=0", "Masking.rate=1", "Masking.rate=-0.15",
+    "Corpus.processes=2.5",
+    "Corpus.minimum_characters=-1", "Corpus.document_filter=keep", "Corpus.document_filter=''",
+    "Corpus.deduplicate=1", "Corpus.skip_bad_files=yes", "Corpus.text_column=''", "Masking.rate=0", "Masking.rate=1", "Masking.rate=-0.15",
     "Masking.rate=15%", "Masking.unit=sentence", "Masking.unit=None",
     "Masking.encoder_mask_fraction=-0.1", "Masking.encoder_mask_fraction=1.1",
     "Masking.random_fraction=2", "Masking.keep_fraction=-1",
