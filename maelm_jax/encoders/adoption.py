@@ -110,7 +110,7 @@ def load_params(
         if fault := _fault_of(path, values, parameter.shape, vocabulary_size):
             faults.append(f"{path} {fault}")
         else:
-            result[path] = _shard_like(parameter, values[path])
+            result[path] = shard_like(parameter, values[path])
     if faults:
         raise config.ConfigError(f"{source_path} does not fit this model: " + "; ".join(faults))
     tree = traverse_util.unflatten_dict(result, sep="/")
@@ -129,7 +129,7 @@ def _fault_of(
     return "" if stored == shape else f"has shape {stored}, expected {shape}"
 
 
-def _shard_like(parameter: jax.Array, value: np.ndarray) -> jax.Array:
+def shard_like(parameter: jax.Array, value: np.ndarray) -> jax.Array:
     """Returns `value`, padded with zero rows, with the shape and the sharding of `parameter`."""
     missing_rows = len(parameter) - len(value)
     if missing_rows:

@@ -36,6 +36,9 @@ class PairFormat(typing.NamedTuple):
     has_types: bool = False
 
 
+REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the published code
+
+
 class ClassifierStyle(typing.NamedTuple):
     """How a classifier of the family scores the first state: dense, activation, norm, out.
 

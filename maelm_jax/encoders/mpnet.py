@@ -3,7 +3,7 @@
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders.family import Family, LanguageHeadNames, PairFormat
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
 from maelm_jax.encoders.tensors import TensorMapping
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance
@@ -25,7 +25,7 @@ class Mpnet(Family):
         "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
         ("lm_head.decoder.bias",),
     )  # fmt: skip
-    pair = PairFormat(separators=2)
+    pair = REPEATED_SEPARATOR
     supported: typing.ClassVar = Family.supported | {"relative_attention_num_buckets": BUCKETS}
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:

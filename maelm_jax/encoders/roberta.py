@@ -5,7 +5,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.encoders.family import Family, LanguageHeadNames, PairFormat
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
 
 TYPES = "embeddings.token_type_embeddings.weight"
 
@@ -19,7 +19,7 @@ class Roberta(Family):
         "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
         ("lm_head.decoder.bias",),
     )  # fmt: skip
-    pair = PairFormat(separators=2)
+    pair = REPEATED_SEPARATOR
     defaults: typing.ClassVar = Family.defaults | {"type_vocab_size": 2}
     supported: typing.ClassVar = Family.supported | {
         "is_decoder": False, "add_cross_attention": False,

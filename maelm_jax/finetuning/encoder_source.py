@@ -33,6 +33,8 @@ class EncoderSource:
             is not a workdir.
         encoder: Takes freshly drawn encoder parameters and returns those to start with, in the
             same tree with the same sharding.
+        pooler: The same for the first linear map of a classifier. In the families whose classifiers
+            start from a pooler it returns that, if the encoder came with one.
     """
 
     name: str
@@ -41,6 +43,7 @@ class EncoderSource:
     vocabulary: Vocabulary
     step: int | None
     encoder: collections.abc.Callable[[dict], dict]
+    pooler: collections.abc.Callable[[dict], dict] = lambda dense: dense
 
     @property
     def label(self) -> str:
@@ -109,5 +112,11 @@ def load(name: str, step: int | None = None) -> EncoderSource:
         # The training step donates its state: the run must not share memory with stored_params.
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
+    def pooler(fresh: dict) -> dict:
+        if name.startswith(RANDOM) or "pooler/kernel" not in stored_params():
+            return fresh
+        values = stored_params()
+        return {part: adoption.shard_like(fresh[part], values[f"pooler/{part}"]) for part in fresh}
+
     step = None if name.startswith(RANDOM) else encoder_source.step
-    return EncoderSource(name, gin_file, fit, vocabulary, step, encoder)
+    return EncoderSource(name, gin_file, fit, vocabulary, step, encoder, pooler)

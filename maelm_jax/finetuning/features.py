@@ -8,6 +8,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar
 
@@ -20,7 +21,8 @@ class Features:
         ids: n arrays of token ids, int32, without padding.
         targets: One of: classes, int32 [n]; scores from 0 to 1, float32 [n]; first and last slot of
             the answer, int32 [n, 2].
-        context: SQuAD: the slot at which the context begins, int32 [n]. Zeros in other tasks.
+        context: The slot at which the second sentence or SQuAD's context begins, int32 [n]; 0 where
+            there is one sentence.
     """
 
     ids: list[np.ndarray]
@@ -56,33 +58,48 @@ class EncodedSentences(typing.NamedTuple):
     """Token ids of examples that consist of sentences."""
 
     ids: list[np.ndarray]  # int32, one array an example
+    second: np.ndarray  # int32: slot at which the second sentence begins, 0 without one
     cut: int  # number of examples that were too long and lost tokens
 
 
 def sentences(
-    examples: list[tuple[str, ...]], vocabulary: Vocabulary, length: int
+    examples: list[tuple[str, ...]],
+    vocabulary: Vocabulary,
+    length: int,
+    pair: PairFormat = REPEATED_SEPARATOR,
 ) -> EncodedSentences:
-    """Encodes examples as `<s> A </s>`, those of two sentences as `<s> A </s> </s> B </s>`.
+    """Encodes examples as `<s> A </s>`, those of two sentences as `<s> A </s> B </s>`.
 
     Args:
         examples: One or two sentences each, all the same number.
         vocabulary: Encodes the sentences.
         length: Largest number of tokens. `kept_sizes` says what is cut off.
+        pair: The number of `</s>` between two sentences.
     """
     sentence_count = len(examples[0])
     encoded = [
         encode(vocabulary, [example[i] for example in examples]) for i in range(sentence_count)
     ]
-    special_tokens = 2 if sentence_count == 1 else 4
-    cut, rows = 0, []
+    special_tokens = 2 if sentence_count == 1 else 2 + pair.separators
+    cut, rows, starts = 0, [], []
     for parts in zip(*encoded, strict=True):
         sizes = tuple(map(len, parts))
         kept = kept_sizes(sizes, length - special_tokens)
         cut += kept != sizes
         first, *second = (part[:size] for part, size in zip(parts, kept, strict=True))
-        pair = [vocabulary.eos, *second[0], vocabulary.eos] if second else []
-        rows.append(np.asarray([vocabulary.bos, *first, vocabulary.eos, *pair], np.int32))
-    return EncodedSentences(rows, cut)
+        if second:
+            prefix = pair_prefix(vocabulary, first, pair)
+            row, start = [*prefix, *second[0], vocabulary.eos], len(prefix)
+        else:
+            row, start = [vocabulary.bos, *first, vocabulary.eos], 0
+        rows.append(np.asarray(row, np.int32))
+        starts.append(start)
+    return EncodedSentences(rows, np.asarray(starts, np.int32), cut)
+
+
+def pair_prefix(vocabulary: Vocabulary, first: list[int], pair: PairFormat) -> list[int]:
+    """The tokens before the second of two sentences. `first` are those of the first."""
+    return [vocabulary.bos, *first, *[vocabulary.eos] * pair.separators]
 
 
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:

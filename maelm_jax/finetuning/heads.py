@@ -1,4 +1,4 @@
-"""Heads for fine-tuning, their losses and predictions. The classifier is RoBERTa's (fairseq).
+"""Heads for fine-tuning, their losses and predictions. A classifier is that of the family.
 
 Axis letters: B rows, T slots, D width, C classes.
 """
@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 from maelm_jax import config
+from maelm_jax.encoders import families
 from maelm_jax.finetuning.batches import Batch
 from maelm_jax.finetuning.windows import BEST, Spans
 from maelm_jax.model import keys, layers, loss, maelm, ops
@@ -18,19 +19,23 @@ from maelm_jax.model.positions import MASKED_OUT
 class Classifier(nnx.Module):
     """Scores of C classes from the last state of the first token. C = 1 is a regression.
 
-    The layers are dropout, linear D to D, tanh, dropout, linear D to C.
+    The layers are dropout (in some families), linear D to D, an activation, dropout, linear D to C.
     """
 
     def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
         self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
         self.out = layers.Linear(settings.width, classes, settings, rngs)
         self.rate = settings.dropout
+        self.style = families.closest(settings).classifier
 
     def __call__(
         self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None
     ) -> Float[Array, "B C"]:
         keys = ops.split_keys(keys, 2)
-        x = jnp.tanh(self.dense(ops.dropout(states[:, 0], self.rate, keys[0])))
+        x = states[:, 0]
+        if self.style.has_input_dropout:
+            x = ops.dropout(x, self.rate, keys[0])
+        x = ops.ACTIVATIONS[self.style.activation](self.dense(x))
         return self.out(ops.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
 
@@ -50,6 +55,8 @@ class FineTuned(nnx.Module):
         else:
             self.span = layers.Linear(settings.width, 2, settings, rngs)
         self.classes = classes
+        pair = families.closest(settings).pair
+        self.has_pair_types = pair.has_types and settings.token_types > 1
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
         """Scores of the head.
@@ -64,9 +71,12 @@ class FineTuned(nnx.Module):
         """
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = ops.split_keys(keys, 2)
-        states = self.encoder(
-            batch.ids, slots, (slots < batch.lengths[:, None]).astype(jnp.int32), keys[0]
-        )
+        present = slots < batch.lengths[:, None]
+        types = None
+        if self.has_pair_types:
+            begin = batch.context[:, None]
+            types = ((begin > 0) & (slots >= begin) & present).astype(jnp.int32)
+        states = self.encoder(batch.ids, slots, present.astype(jnp.int32), keys[0], types=types)
         if self.classes:
             return self.classifier(states, keys[1])
         # An answer lies in the context: not in the question, the separators or the padding. Slot 0

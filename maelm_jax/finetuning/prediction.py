@@ -7,6 +7,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, paths, storage
+from maelm_jax.encoders import families
 from maelm_jax.finetuning import files, finished_run, glue, tasks
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
@@ -38,6 +39,7 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
         run.vocabulary,
         run.length,
         run.results["best"],
+        families.closest(run.experiment.model).pair,
     )
     flag = "--workdir" if output is None else "--output"
     target = target_of(run.task, run.folder, input_file, output, dev.endings)

@@ -9,23 +9,27 @@ import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import metrics, squad, windows
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
-) -> TaskData:
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
+    length: int, pair: PairFormat = REPEATED_SEPARATOR,
+) -> TaskData:  # fmt: skip
     """Reads and tokenises the data of "squad1" or "squad2". See tasks.load."""
     data = squad.load(name, settings, corpus)
-    train = windows.make(data.train, vocabulary, settings.squad, length, training=True).rows
+    train = windows.make(
+        data.train, vocabulary, settings.squad, length, training=True, pair=pair
+    ).rows
     if not train.targets.any():
         raise config.ConfigError(
             f"{name}: none of the {len(data.train.questions)} training questions of "
             f"{data.train.source} has an answer that stands in its context at answer_start and "
             f"fits into {length} tokens. Check text and answer_start of the answers."
         )
-    dev = dev_set(name, data.dev, vocabulary, settings, length)
+    dev = dev_set(name, data.dev, vocabulary, settings, length, pair=pair)
     main = "best_f1" if name == "squad2" else "f1"
     notes = data.train.notes + data.dev.notes
     return TaskData(name, 0, (), main, train, {"": dev}, {}, notes)
@@ -33,17 +37,17 @@ def load(
 
 def read_unlabelled(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    best: dict[str, float],
+    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. See tasks.read_unlabelled."""
     questions = squad.Questions(squad.read_file(path), source=path)
     threshold = best.get("best_f1_threshold")
-    return dev_set(name, questions, vocabulary, settings, length, threshold)
+    return dev_set(name, questions, vocabulary, settings, length, threshold, pair)
 
 
 def dev_set(
     name: str, questions: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune,
-    length: int, threshold: float | None = None,
+    length: int, threshold: float | None = None, pair: PairFormat = REPEATED_SEPARATOR,
 ) -> DevSet:  # fmt: skip
     """Questions to answer.
 
@@ -55,6 +59,7 @@ def dev_set(
         length: Largest number of tokens of a window.
         threshold: SQuAD 2.0: answers whose null margin is above it are written as empty. None: the
             threshold with the best F1 on these questions.
+        pair: How the encoder reads question and context.
 
     Raises:
         ConfigError: Two questions have the same id.
@@ -66,7 +71,9 @@ def dev_set(
             f"{questions.source}: more than one question has the id {repeated!r}, and answers are "
             "written by id. Give each question its own."
         )
-    cut = windows.make(questions, vocabulary, settings.squad, length, training=False)
+    cut = windows.make(
+        questions, vocabulary, settings.squad, length, training=False, pair=pair
+    )
     answering = _Answering(
         name == "squad2", questions, cut, settings.squad.answer_length, threshold
     )

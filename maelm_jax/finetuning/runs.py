@@ -7,7 +7,7 @@ import sys
 import time
 
 from maelm_jax import config, paths
-from maelm_jax.encoders import source
+from maelm_jax.encoders import families, source
 from maelm_jax.finetuning import experiments, grid, results, session, table, tasks
 from maelm_jax.finetuning.predictor import length_of
 from maelm_jax.training import loop, run_record
@@ -75,6 +75,7 @@ class _Sessions:
                 experiment.corpus,
                 vocabulary,
                 length_of(experiment),
+                families.closest(experiment.model).pair,
             )
             self._session = session.FinetuneSession(experiment, data, vocabulary)
             self._key = key

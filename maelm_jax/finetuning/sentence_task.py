@@ -8,25 +8,27 @@ import scipy.special
 
 from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, glue, metrics, sentence_data, sentence_files
 from maelm_jax.finetuning.sentence_files import Examples
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
-) -> TaskData:
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
+    length: int, pair: PairFormat = REPEATED_SEPARATOR,
+) -> TaskData:  # fmt: skip
     """Reads and tokenises the data of a sentence task. See tasks.load."""
     task = glue.task_of(name, settings.custom)
     data = sentence_data.load(task, settings, corpus)
-    train = tokenise(data.train, vocabulary, length, "training")
+    train = tokenise(data.train, vocabulary, length, "training", pair)
     dev_sets = {
-        part: dev_set(task, examples, vocabulary, length, part or "dev")
+        part: dev_set(task, examples, vocabulary, length, part or "dev", pair)
         for part, examples in data.dev.items()
     }
     unscored = {}
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
-        unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic")
+        unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic", pair)
     notes = [note for examples in (data.train, *data.dev.values()) for note in examples.notes]
     if name == glue.OWN and "f1" in task.metrics:
         notes.append(f"f1 is that of the label {task.labels[1]!r}")
@@ -39,36 +41,39 @@ def load(
 
 
 def read_unlabelled(
-    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int
-) -> DevSet:
+    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
+    pair: PairFormat = REPEATED_SEPARATOR,
+) -> DevSet:  # fmt: skip
     """Reads a file to predict. See tasks.read_unlabelled."""
     task = glue.task_of(name, settings.custom)
     examples = sentence_files.read(task, path, labelled=False)
-    return dev_set(task, examples, vocabulary, length, path)
+    return dev_set(task, examples, vocabulary, length, path, pair)
 
 
 def tokenise(
-    examples: Examples, vocabulary: Vocabulary, length: int, which: str
-) -> features.Features:
+    examples: Examples, vocabulary: Vocabulary, length: int, which: str,
+    pair: PairFormat = REPEATED_SEPARATOR,
+) -> features.Features:  # fmt: skip
     """Tokenises examples, and adds a note to them that says how many were cut.
 
     `which` names them in the note. Scores from 0 to 5 are divided by 5, which changes no
     correlation. Missing labels are class 0.
     """
-    ids, cut = features.sentences(examples.sentences, vocabulary, length)
+    ids, second, cut = features.sentences(examples.sentences, vocabulary, length, pair)
     if cut:
         examples.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
     targets = np.zeros(len(ids), np.int32) if examples.labels is None else examples.labels
     if targets.dtype == np.float32:
         targets = targets / np.float32(glue.HIGHEST_SCORE)
-    return features.Features(ids, targets, np.zeros(len(ids), np.int32))
+    return features.Features(ids, targets, second)
 
 
 def dev_set(
-    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str
-) -> DevSet:
+    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str,
+    pair: PairFormat = REPEATED_SEPARATOR,
+) -> DevSet:  # fmt: skip
     """Examples to predict. `which` names them in notes."""
-    tokenised = tokenise(examples, vocabulary, length, which)
+    tokenised = tokenise(examples, vocabulary, length, which, pair)
     return DevSet(
         tokenised,
         functools.partial(metrics.glue, task.metrics, tokenised.targets),

@@ -81,6 +81,8 @@ class FinetuneSession:
         """The state before the first step: the given encoder, and a head drawn with `seed`."""
         params = self.fresh_params(keys.of_stream(seed, keys.INIT_STREAM))
         params |= {"encoder": encoder.encoder(params["encoder"])}
+        if "classifier" in params:
+            params["classifier"]["dense"] = encoder.pooler(params["classifier"]["dense"])
         # The training step donates the buffers of its state: no two fields may share a buffer.
         return State(
             _copy(self.zero),

@@ -7,6 +7,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import glue, question_task, sentence_data, sentence_task, squad
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 
@@ -47,8 +48,9 @@ def check(name: str, settings: config.Finetune):
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
-) -> TaskData:
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
+    length: int, pair: PairFormat = REPEATED_SEPARATOR,
+) -> TaskData:  # fmt: skip
     """Reads and tokenises the data of a task.
 
     Args:
@@ -57,12 +59,13 @@ def load(
         corpus: Settings of TFDS.
         vocabulary: Encodes the text.
         length: Largest number of tokens of an example.
+        pair: How the encoder reads two sentences.
 
     Raises:
         ConfigError: The task is unknown, or data is missing or malformed.
     """
     kind = question_task if name in squad.FILES else sentence_task
-    data = kind.load(name, settings, corpus, vocabulary, length)
+    data = kind.load(name, settings, corpus, vocabulary, length, pair)
     count, available = settings.train_examples, len(data.train.ids)
     if count is None or count >= available:
         return data
@@ -75,7 +78,7 @@ def load(
 
 def read_unlabelled(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    best: dict[str, float],
+    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. Its labels can be missing.
 
@@ -86,10 +89,13 @@ def read_unlabelled(
         vocabulary: Encodes the text.
         length: Largest number of tokens of an example.
         best: Metrics of the run's best evaluation. In SQuAD 2.0 they include the null threshold.
+        pair: How the encoder reads two sentences.
 
     Raises:
         ConfigError: The file is malformed or belongs to another task.
     """
     if name in squad.FILES:
-        return question_task.read_unlabelled(name, path, settings, vocabulary, length, best)
-    return sentence_task.read_unlabelled(name, path, settings, vocabulary, length)
+        return question_task.read_unlabelled(
+            name, path, settings, vocabulary, length, best, pair
+        )
+    return sentence_task.read_unlabelled(name, path, settings, vocabulary, length, pair)

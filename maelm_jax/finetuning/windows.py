@@ -9,13 +9,14 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, squad
 
 BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer
 
 
 class Windows(typing.NamedTuple):
-    """n windows: `<s> question </s> </s> part of the context </s>`."""
+    """n windows: `<s> question </s> part of the context </s>`."""
 
     rows: features.Features
     question: np.ndarray  # int32 [n]: index of the question; ascending
@@ -32,14 +33,14 @@ class _Context(typing.NamedTuple):
 
 def make(
     questions: squad.Questions, vocabulary: Vocabulary, settings: config.Squad, length: int,
-    training: bool,
+    training: bool, pair: PairFormat = REPEATED_SEPARATOR,
 ) -> Windows:  # fmt: skip
     """Makes windows of at most `length` tokens. Adds notes of what is cut or left out.
 
     In training, targets are the (first, last) slot of the answer, or (0, 0) in a window that does
     not hold all of one. A question whose answer is not in its context gets no window.
     """
-    maker = _Maker(vocabulary, settings, length)
+    maker = _Maker(vocabulary, settings, length, pair)
     texts = features.encode(vocabulary, [question.text for question in questions.questions])
     for number, (question, tokens) in enumerate(zip(questions.questions, texts, strict=True)):
         maker.add(number, question, tokens, training)
@@ -51,8 +52,11 @@ def make(
 class _Maker:
     """Collects the windows of one question after the other."""
 
-    def __init__(self, vocabulary: Vocabulary, settings: config.Squad, length: int):
+    def __init__(
+        self, vocabulary: Vocabulary, settings: config.Squad, length: int, pair: PairFormat
+    ):
         self.vocabulary, self.settings, self.length = vocabulary, settings, length
+        self.pair = pair
         self.contexts: dict[str, _Context] = {}
         self.offsets: list[np.ndarray] = []
         # Of each window: ids, slots of the answer, first slot of the context, number of the
@@ -70,8 +74,7 @@ class _Maker:
             return
         limit = min(self.settings.question_length, self.length // 2 - 4)
         self.cut += len(asked) > limit
-        eos = self.vocabulary.eos
-        prefix = [self.vocabulary.bos, *asked[:limit], eos, eos]
+        prefix = features.pair_prefix(self.vocabulary, asked[:limit], self.pair)
         size = self.length - len(prefix) - 1  # largest number of tokens of the context
         step = max(1, min(self.settings.stride, size // 2))
         starts = range(0, max(len(context.tokens) - size, 0) + step, step)
@@ -79,7 +82,7 @@ class _Maker:
         answer_tokens = _tokens_of(answer, context.offsets)
         for start in starts:
             part = context.tokens[start : start + size]
-            self.ids.append(np.asarray([*prefix, *part, eos], np.int32))
+            self.ids.append(np.asarray([*prefix, *part, self.vocabulary.eos], np.int32))
             self.targets.append(_target(answer_tokens, start, len(part), len(prefix)))
             self.prefixes.append(len(prefix))
             self.owners.append(number)
