@@ -73,7 +73,7 @@ def compute(text: str, speed: Speed) -> Compute:
 def kernels(text: str, speed: Speed) -> typing.Iterator[Kernel]:
     """Yields every kernel of a step with its estimate."""
     program = hlo.parse(text)
-    shapes = _shapes(program)
+    shapes = hlo.output_shapes(program)
     for instruction in hlo.executed(text):
         if instruction.fused or not instruction.opcode or instruction.opcode in NO_KERNEL:
             continue
@@ -84,15 +84,8 @@ def kernels(text: str, speed: Speed) -> typing.Iterator[Kernel]:
             yield Kernel(instruction, MATRIX_PRODUCT, seconds)
         else:
             kind = CUDNN if "__cudnn$" in instruction.line else OTHER
-            moved = moved_bytes(instruction, shapes)
+            moved = hlo.moved_bytes(instruction, shapes)
             yield Kernel(instruction, kind, moved / speed.bandwidth)
-
-
-def _shapes(program: hlo.Program) -> dict[str, str]:
-    """Text of the output's shape of every instruction, by name."""
-    lines = (line for computation in program.computations.values() for line in computation)
-    instructions = (hlo.Instruction(line, times=1, fused=False) for line in lines)
-    return {one.name: one.output for one in instructions}
 
 
 def _fusion(
@@ -156,14 +149,7 @@ def product_seconds(instruction: hlo.Instruction, shapes: dict[str, str], speed:
     depth = math.prod(left[axis] for axis in map(int, re.findall(r"\d+", contracted[1])))
     peak = speed.flops * PEAK_SHARE.get(dtype, 1.0)
     compute_time = 2 * depth * math.prod(output) / peak
-    return max(compute_time, moved_bytes(instruction, shapes) / speed.bandwidth)
-
-
-def moved_bytes(instruction: hlo.Instruction, shapes: dict[str, str]) -> int:
-    """Bytes of the operands and of the output, without the workspace of a library's kernel."""
-    inputs = (shapes.get(name, "") for name in instruction.operands)
-    texts = [*inputs, re.sub(r"\b[su]8\[\d+\]", "", instruction.output)]
-    return sum(sum(hlo.array_bytes(text)) for text in texts)
+    return max(compute_time, hlo.moved_bytes(instruction, shapes) / speed.bandwidth)
 
 
 def _array(shape: str) -> tuple[str, tuple[int, ...]]:

@@ -127,6 +127,7 @@ class CycleEstimate(typing.NamedTuple):
     """The TPU compiler's estimate of one step on one core."""
 
     cycles: int
+    operations: int  # with an estimate, each counted as often as it runs
     unknown: list[str]  # names of the operations without an estimate, which `cycles` leaves out
 
 
@@ -140,19 +141,22 @@ def estimated_cycles(text: str) -> CycleEstimate | None:
         The cycles of all fusions and copies with an estimate, each counted as often as it runs.
         None if the text has no estimates.
     """
-    total, unknown, estimated = 0, set(), False
+    total, operations, unknown = 0, 0, set()
     for instruction in executed(text):
         match = re.search(r'"estimated_cycles":"(\d+)"', instruction.line)
-        if 'custom_call_target="tpu_custom_call"' in instruction.line:  # a kernel of Pallas
-            unknown.add(instruction.name)
         if match is None or instruction.fused:
             continue
-        estimated = True
         if int(match[1]) >= UNKNOWN:
             unknown.add(instruction.name)
         else:
+            operations += instruction.times
             total += instruction.times * int(match[1])
-    return CycleEstimate(total, sorted(unknown)) if estimated else None
+    return CycleEstimate(total, operations, sorted(unknown)) if operations or unknown else None
+
+
+def is_pallas(instruction: "Instruction") -> bool:
+    """Whether an instruction calls a TPU kernel that is written in Pallas."""
+    return 'custom_call_target="tpu_custom_call"' in instruction.line
 
 
 def _members(line: str) -> tuple[int, ...]:
@@ -278,3 +282,17 @@ def _trips(line: str, program: Program) -> int:
     name = re.search(r"condition=%?([\w.\-]+)", line)[1]
     matches = (re.search(r"constant\((\d+)\)", one) for one in program.computations.get(name, ()))
     return max((int(match[1]) for match in matches if match), default=1)
+
+
+def output_shapes(program: Program) -> dict[str, str]:
+    """Text of the output's shape of every instruction, by name."""
+    lines = (line for computation in program.computations.values() for line in computation)
+    instructions = (Instruction(line, times=1, fused=False) for line in lines)
+    return {one.name: one.output for one in instructions}
+
+
+def moved_bytes(instruction: Instruction, shapes: dict[str, str]) -> int:
+    """Bytes of the operands and of the output, without the workspace of a library's kernel."""
+    inputs = (shapes.get(name, "") for name in instruction.operands)
+    texts = [*inputs, re.sub(r"\b[su]8\[\d+\]", "", instruction.output)]
+    return sum(sum(array_bytes(text)) for text in texts)

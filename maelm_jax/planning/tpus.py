@@ -5,7 +5,12 @@ import os
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
-from maelm_jax.planning.target import ENVIRONMENT, GIB, Compute, Target
+from maelm_jax.planning.target import ENVIRONMENT, GIB, Compute, KernelGroup, Target
+
+METHOD = "the compiler's estimate"
+CYCLES = "compiled operations (the compiler's cycles)"
+# benchmarks/kernel_cycles.py has the cycles of these kernels by their static profiles.
+PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,6 +19,7 @@ class TpuChip:
 
     kind: str  # key of flops.PEAK_FLOPS
     hbm: float  # bytes a chip
+    bandwidth: float  # bytes/s of a chip's HBM
     # Hz of the compiler's cycles: peak FLOP/s divided by the FLOPs that the matrix units do in a
     # cycle. docs/tpus.md says how well that fits.
     clock: float
@@ -30,10 +36,12 @@ CUBES = (
     "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16",
 )  # fmt: skip
 TPUS = {
-    "v4": TpuChip("TPU v4", 32 * GIB, 1.05e9, 4.5e10, 2, CUBES, "v4-{cores}"),
-    "v5e": TpuChip("TPU v5 lite", 16 * GIB, 1.5e9, 4.5e10, 1, SQUARES, "v5litepod-{chips}"),
-    "v5p": TpuChip("TPU v5", 95 * GIB, 1.75e9, 9e10, 1, CUBES, "v5p-{cores}"),
-    "v6e": TpuChip("TPU v6 lite", 32 * GIB, 1.75e9, 9e10, 1, SQUARES, "v6e-{chips}"),
+    "v4": TpuChip("TPU v4", 32 * GIB, 1.2e12, 1.05e9, 4.5e10, 2, CUBES, "v4-{cores}"),
+    "v5e": TpuChip(
+        "TPU v5 lite", 16 * GIB, 8.19e11, 1.5e9, 4.5e10, 1, SQUARES, "v5litepod-{chips}"
+    ),
+    "v5p": TpuChip("TPU v5", 95 * GIB, 2.765e12, 1.75e9, 9e10, 1, CUBES, "v5p-{cores}"),
+    "v6e": TpuChip("TPU v6 lite", 32 * GIB, 1.64e12, 1.75e9, 9e10, 1, SQUARES, "v6e-{chips}"),
 }
 
 
@@ -92,8 +100,19 @@ class TpuSlice(Target):
         estimate = hlo.estimated_cycles(text)
         if estimate is None:
             return None
-        seconds = estimate.cycles / self.chip.clock
-        return Compute(seconds, "the compiler's estimate", tuple(estimate.unknown))
+        kernels = self._kernels(text)
+        compiled = KernelGroup(CYCLES, estimate.operations, estimate.cycles / self.chip.clock)
+        seconds = compiled.seconds + kernels.seconds
+        groups = (compiled, kernels) if kernels.launches else ()
+        return Compute(seconds, METHOD, tuple(estimate.unknown), groups)
+
+    def _kernels(self, text: str) -> KernelGroup:
+        """The kernels written in Pallas, for which the compiler has no estimate."""
+        shapes = hlo.output_shapes(hlo.parse(text))
+        calls = [one for one in hlo.executed(text) if hlo.is_pallas(one)]
+        moved = sum(call.times * hlo.moved_bytes(call, shapes) for call in calls)
+        launches = sum(call.times for call in calls)
+        return KernelGroup(PALLAS, launches, moved * self.chip.cores / self.chip.bandwidth)
 
     def sending(self, collectives: list[hlo.Collective]) -> float:
         return sum(one.sent_bytes for one in collectives) / (2 * self.chip.link)
