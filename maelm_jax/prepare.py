@@ -8,9 +8,11 @@ The rows are written once, under Corpus.rows_dir. Training prepares missing rows
 interrupted preparation continues where it stopped.
 
 To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
-Give each machine its own --host=I. Host 0 joins the parts.
+Give each machine its own --host=I. Host 0 joins the parts. In an array job, whose tasks need not
+run at the same time, give each task --shard=I --shards=N. Start the command with --join at the end.
 """
 
+import argparse
 import dataclasses
 import logging
 
@@ -33,19 +35,30 @@ def main(argv: list[str]) -> int:
         help="machines that share the work"
     )
     parser.add_argument(
+        "--shard", type=cli.whole_number(0), metavar="I",
+        help="tokenise one part only, from 0; needs --shards"
+    )
+    parser.add_argument(
+        "--shards", type=cli.whole_number(1, 10_000), metavar="N", help="number of parts"
+    )
+    parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
+    parser.add_argument(
         "--skip_bad_files", action="store_true",
         help="leave out files that cannot be read: Corpus.skip_bad_files=True"
     )
     args, experiment = cli.parse(parser, argv)
-    if not 0 <= args.host < args.hosts:
-        raise config.ConfigError(
-            f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
-        )
+    check_division(args)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
+    if args.shard is not None:
+        rows.write_part(corpus, vocabulary, args.shard, args.shards)
+        print(f"shard {args.shard} of {args.shards} is done; --join joins them")
+        return 0
+    if args.join:
+        rows.join(corpus, vocabulary)
     stores = rows.prepare(corpus, vocabulary, args.host, args.hosts)
     print(
         f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; "
@@ -57,6 +70,22 @@ def main(argv: list[str]) -> int:
         if left_out is not None:
             print(left_out_line(source, left_out))
     return 0
+
+
+def check_division(args: argparse.Namespace):
+    """Raises ConfigError if the flags that divide the work do not fit together."""
+    if not 0 <= args.host < args.hosts:
+        raise config.ConfigError(
+            f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
+        )
+    if (args.shard is None) != (args.shards is None):
+        raise config.ConfigError("--shard and --shards: give both, or neither")
+    if args.shard is not None and args.shard >= args.shards:
+        raise config.ConfigError(
+            f"--shard={args.shard} --shards={args.shards}: shard must lie between 0 and shards - 1"
+        )
+    if (args.hosts > 1) + (args.shard is not None) + args.join > 1:
+        raise config.ConfigError("--hosts, --shard and --join: give one of them")
 
 
 def table(stores: dict[str, dict[str, Rows]]) -> str:

@@ -109,6 +109,66 @@ def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabula
     return prepared_folders.prefix(name, request)
 
 
+def write_part(
+    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, part: int, parts: int
+):
+    """Tokenises one part of the text, as one task of an array job. `join` makes the stores.
+
+    Args:
+        corpus: The sources, and the folder of the rows, which all tasks share.
+        vocabulary: Turns text into ids.
+        part: Number of the part, from 0.
+        parts: Number of parts.
+
+    Raises:
+        ConfigError: The text cannot be read, or `rows_dir` cannot be used.
+    """
+    if corpus.deduplicate:
+        raise config.ConfigError(
+            "Corpus.deduplicate needs all text at once; use --host and --hosts instead of --shard")
+    for source, folder in folders(corpus, vocabulary).items():
+        if is_complete(folder):
+            continue
+        prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
+        blocks_folder = _blocks_folder(folder)
+        with rows_dir.writing(corpus), _only_process(blocks_folder, part):
+            shards = sources.shards(source, corpus)
+            _write_blocks(folder, blocks_folder, shards, corpus, vocabulary, part, parts, None)
+
+
+def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
+    """Joins the parts of all sources into stores.
+
+    Args:
+        corpus: The sources, and the folder of the rows.
+        vocabulary: Turns text into ids.
+
+    Raises:
+        ConfigError: A part is not finished. The message names a shard that lacks it.
+    """
+    for source, folder in folders(corpus, vocabulary).items():
+        if is_complete(folder):
+            continue
+        blocks_folder, shards = _blocks_folder(folder), sources.shards(source, corpus)
+        unfinished = [
+            shard.path or f"{source}, part {number}"
+            for number, shard in enumerate(shards)
+            if block_files.missing(blocks_folder, number)]
+        if unfinished:
+            raise config.ConfigError(
+                f"{blocks_folder}: {len(unfinished)} of {len(shards)} files are not finished, the "
+                f"first is {unfinished[0]}; run prepare with every --shard first")
+        with rows_dir.writing(corpus), _only_process(blocks_folder, 0):
+            if not is_complete(folder):
+                _join(folder, blocks_folder, source, len(shards), corpus, vocabulary)
+            shutil.rmtree(blocks_folder, ignore_errors=True)
+
+
+def _blocks_folder(folder: pathlib.Path) -> pathlib.Path:
+    """Returns the folder of the blocks of a store that is not complete."""
+    return folder.with_name(f"{folder.name}.parts")
+
+
 def _make(
     folder: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary,
     host: int, hosts: int
@@ -117,7 +177,7 @@ def _make(
     prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
     prepared_folders.log_changes(folder, [source], corpus, store_manifest.FILE)
     started = time.monotonic()
-    parts = folder.with_name(f"{folder.name}.parts")
+    parts = _blocks_folder(folder)
     with _only_process(parts, host):
         if not is_complete(folder):
             shards = sources.shards(source, corpus)

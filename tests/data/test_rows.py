@@ -55,6 +55,28 @@ def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabular
             np.testing.assert_array_equal(table, one[split], err_msg=f"{name}, {split}")
 
 
+def test_parts_of_an_array_job_join_to_the_same_store(corpus, vocabulary, tmp_path):
+    """In any order, one of them twice; more parts than files are divided by blocks."""
+    (one,) = rows.prepare(corpus, vocabulary).values()
+    for order in ((1, 0, 1), (2, 0, 1)):
+        parted = config.dataclasses.replace(corpus, rows_dir=str(tmp_path / f"parts{len(set(order))}"))
+        for position, part in enumerate(order):
+            if position == len(set(order)) - 1:
+                with pytest.raises(config.ConfigError, match=r"files are not finished, the first is \S+\.txt; run prepare with every --shard"):
+                    rows.join(parted, vocabulary)
+            rows.write_part(parted, vocabulary, part, len(set(order)))
+        rows.join(parted, vocabulary)
+        (folder,) = rows.folders(parted, vocabulary).values()
+        assert (folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
+        assert not list(folder.parent.glob("*.parts"))
+        rows.join(parted, vocabulary)  # once more changes nothing
+
+
+def test_an_array_job_cannot_deduplicate(corpus, vocabulary):
+    with pytest.raises(config.ConfigError, match="Corpus.deduplicate needs all text at once; use --host and --hosts"):
+        rows.write_part(config.dataclasses.replace(corpus, deduplicate=True), vocabulary, 0, 2)
+
+
 def test_two_preparations_at_once_make_one_whole_store(corpus, vocabulary, tmp_path, monkeypatch):
     """Both begin before either has written anything. The second waits for the first and uses its store."""
     alone = prepared_rows(config.dataclasses.replace(corpus, rows_dir=str(tmp_path / "alone")), vocabulary)
