@@ -12,6 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
 PUBLISHED = ["published/base.gin", "published/base_plus.gin", "published/large_plus.gin"]
 COMPLETE = [*PRESETS, *PUBLISHED]
+MODERN = ["modern_base.gin", "modern_tiny.gin"]
 MACROS = ("TRAIN_STEPS=7", "BATCH_SIZE=8", "SEQUENCE_LENGTH=64", "SEED=3", "TEXT_FILES=some/*.txt")
 
 
@@ -28,6 +29,8 @@ def test_every_config_loads_with_every_macro(name):
 def test_every_ablation_loads_over_every_size():
     for ablation in sorted((gin_files.CONFIGS / "ablations").glob("*.gin")):
         for name in COMPLETE:
+            if name in MODERN and ablation.name == "reference_positions.gin":
+                continue  # rotary positions have no buckets
             experiment = gin_files.load([name, f"ablations/{ablation.name}"], MACROS)
             assert experiment.model.decoder_layers > 0 or experiment.masking.encoder_mask_fraction == 1, ablation
 
@@ -48,6 +51,14 @@ def test_the_paper_s_presets():
     assert (large.model.layers, large.model.width, large.model.heads) == (24, 1024, 16)
 
 
+def test_the_modern_preset_is_modernbert_base_with_a_decoder():
+    model = gin_files.load(["modern_base.gin"]).model
+    assert (model.layers, model.width, model.heads, model.feed_forward, model.decoder_layers) == (22, 768, 12, 1152, 4)
+    assert (model.normalization, model.positions, model.feed_forward_gate, model.biases) == ("pre", "rotary", True, False)
+    tiny = gin_files.load(["modern_tiny.gin"]).model
+    assert not tiny.has_bert_blocks and tiny.relative_buckets == "none"
+
+
 @pytest.mark.parametrize("name,buckets", [("base", (32, 128)), ("base_plus", (64, 128)), ("large_plus", (128, 256))])
 def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_only(name, buckets):
     preset, published = gin_files.load([f"{name}.gin"]), gin_files.load([f"published/{name}.gin"])
@@ -66,6 +77,8 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     (["Model.layer=3"], "layer"),
     (["Modle.layers=3"], "Modle"),
     (["SEED"], "expected --gin.NAME=VALUE"),
+    (["Model.positions=rotary"], "Model.positions = 'rotary' needs relative_buckets = 'none', got 't5'"),
+    (["Model.positions=rotary", "Model.relative_buckets=none", "Model.decoder_relative_bias=False", "Model.heads=128"], "heads of an even size"),
     (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
     (["SEQUENCE_LENGTH=256"], "longer than the position table: set Model.max_positions to 256"),
     (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),

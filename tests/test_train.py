@@ -122,9 +122,10 @@ def test_small_configs_take_a_step(text, tmp_path, files, more):
     assert (line["eval_loss"] < line["unigram"] + 0.4) == bool(more)
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny.gin", "small.gin", pytest.param("base.gin", marks=pytest.mark.slow), pytest.param("large_plus.gin", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", [
+    "tiny.gin", "modern_tiny.gin", "small.gin",
+    pytest.param("base.gin", marks=pytest.mark.slow), pytest.param("large_plus.gin", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_dry_run(name, tmp_path):
     with quick_compilation():
         done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")

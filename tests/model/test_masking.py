@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.model import masking, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -108,3 +108,8 @@ def test_what_overflows_the_budget_stays_visible():
     inputs = model_inputs.split(ids, segments, positions, selected, jnp.zeros_like(selected), model_inputs.Budget(60, 10), SPECIAL.mask)
     assert int((inputs.masked_index < 10).sum()) == 10
     assert int((inputs.encoder_index < 60).sum()) == int((ids != 1).sum()) - 10
+
+
+def test_the_modern_preset_has_whole_tiles_of_128_slots():
+    settings = gin_files.load(["modern_base.gin"])
+    assert masking.budget(settings.masking, settings.corpus.sequence_length) == model_inputs.Budget(384, 128)
