@@ -12,6 +12,7 @@ import pytest
 from testing import call
 
 from maelm_jax import analyze, config, gin_files
+from maelm_jax.analysis import figures
 from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
@@ -107,9 +108,9 @@ def test_the_numbers(report, runs):
 
 def test_the_report(report):
     said = (report / "report.md").read_text()
-    figures = sorted(path.name for path in report.glob("*.png"))
-    assert len(figures) == 6 and all(f"]({name})" in said for name in figures)
-    assert any("fine-tuning" in name for name in figures) and any("rank_of_mask" in name for name in figures)
+    drawn = sorted(path.name for path in report.glob("*.png"))
+    assert len(drawn) == 6 and all(f"]({name})" in said for name in drawn)
+    assert any("fine-tuning" in name for name in drawn) and any("rank_of_mask" in name for name in drawn)
     found = json.loads((report / "ranks.json").read_text())
     for run in found["runs"]:
         assert f"### {run['name']}" in said
@@ -133,6 +134,15 @@ def test_what_the_tables_must_not_pass_over(report):
     assert "not comparable" not in reports.markdown(results, {})
     mlm["masking"]["keep_fraction"] = 0.1
     assert "mlm: the encoder reads some of the predicted tokens as they are" in reports.markdown(results, {})
+
+
+def test_the_ranks_that_fine_tuned_runs_logged_are_drawn(report, tmp_path):
+    results = json.loads((report / "ranks.json").read_text())
+    tuned = results["runs"][-1]
+    assert "rank_while_fine-tuning.png" not in {path.name for path in report.glob("*.png")}
+    tuned |= {"fine_tuned": True, "rank_curve": {"steps": [0, 4, 6], "ranks": [9, 8, 7]}}
+    drawn = figures.draw(results, tmp_path)
+    assert drawn["How does the rank change while fine-tuning?"] == "rank_while_fine-tuning.png"
 
 
 def test_tau_changes_the_rank(runs, report, tmp_path):

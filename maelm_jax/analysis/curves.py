@@ -1,4 +1,4 @@
-"""The held-out loss of a pretraining run, by step and by hours of training."""
+"""What a run logged: the held-out loss by step and by hours of training, and the rank by step."""
 
 import numpy as np
 
@@ -27,6 +27,19 @@ def heldout_curve(workdir: str, experiment: config.Experiment) -> dict:
         "losses": [line["eval_loss"] for line in evaluations],
         "hours": [line["step"] * seconds / 3600 for line in evaluations],
         "unigram": evaluations[-1]["unigram"] if evaluations else None,
+    }
+
+
+def rank_curve(workdir: str) -> dict:
+    """Reads the ranks that a run logged: without [MASK], of the last layer.
+
+    Returns:
+        Lists `steps` and `ranks`.
+    """
+    lines = [line for line in metrics.read(workdir) if "rank_plain_last" in line]
+    return {
+        "steps": [line["step"] for line in lines],
+        "ranks": [line["rank_plain_last"] for line in lines],
     }
 
 

@@ -55,6 +55,7 @@ def _figures(results: dict) -> list[Figure]:
     pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
     masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
     stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
+    tuned = [run for run in runs if run.get("fine_tuned") and run["rank_curve"]["steps"]]
     evaluated = [run for run in pretrained if run["curve"]["steps"]]
 
     def ranks_of(runs: list[dict], tokens: str) -> list[Line]:
@@ -90,6 +91,12 @@ def _figures(results: dict) -> list[Figure]:
             "rank_before_and_after_fine-tuning.png",
             len(pairs),
             lambda panels: before_and_after(panels, pairs),
+        ),
+        Figure(
+            "How does the rank change while fine-tuning?",
+            "rank_while_fine-tuning.png",
+            1 if tuned else 0,
+            lambda panels: while_fine_tuning(panels[0], tuned, style),
         ),
         Figure(
             "How many dimensions hold the last layer's squared length?",
@@ -207,6 +214,15 @@ def before_and_after(panels: list, pairs: list[tuple[dict, dict]]):
         by_layer(panel, [Line(label, run, "plain", style) for label, run, style in named])
         panel.set_title(after["name"], fontsize="medium")
     same_scale(panels)
+
+
+def while_fine_tuning(axes, runs: list[dict], style: dict[str, dict]):
+    """Plots the ranks that fine-tuned runs logged, on the text of their tasks."""
+    for run in runs:
+        curve = run["rank_curve"]
+        axes.plot(curve["steps"], curve["ranks"], label=run["name"], **style[run["name"]])
+    axes.set(xlabel="step", ylabel="effective rank of the last layer\n(text of the task, tau 0.9)")
+    axes.set_ylim(bottom=0)
 
 
 def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):

@@ -55,6 +55,8 @@ def measure(
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
         "curve": curves.heldout_curve(run.workdir, experiment),
+        "fine_tuned": experiment.finetune is not None,
+        "rank_curve": curves.rank_curve(run.workdir),
     }
 
 

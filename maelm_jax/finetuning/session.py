@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.finetuning import heads, results
+from maelm_jax.finetuning import heads, rank_curve, results
 from maelm_jax.finetuning import predictor as predictors
 from maelm_jax.finetuning.batches import Batches, padded_lengths
 from maelm_jax.finetuning.encoder_source import EncoderSource
@@ -69,6 +69,7 @@ class FinetuneSession:
             heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh
         )
         self.peak = flops.peak_flops(experiment.model.dtype).flops_per_second
+        self.rank_monitors = rank_curve.RankMonitors(task, vocabulary, self.mesh)
 
     def _padded_lengths(self, longest: int) -> list[int]:
         """Lengths that batches are padded to. The last one fits every example to predict."""
@@ -130,6 +131,8 @@ class FinetuneSession:
         writer = metrics.Writer(workdir, first_step)
         try:
             job = self._job(schedule, experiment, evaluator)
+            if experiment.run.rank_every and not metrics.read(workdir):
+                writer.write(0, self.rank_monitors.of(experiment)(state.params))
             state, status = loop.run(job, state, first_step, writer, checkpoints)
         finally:
             writer.close()
@@ -188,6 +191,9 @@ class FinetuneSession:
             tokens_per_step=schedule.tokens_per_step,
             flops_per_step=schedule.flops_per_step(experiment.model),
             peak_flops=self.peak,
+            measures=(
+                loop.Measure(experiment.run.rank_every, self.rank_monitors.of(experiment)),
+            ),
         )
 
     def _finish(

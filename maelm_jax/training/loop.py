@@ -21,14 +21,14 @@ class Evaluation(typing.NamedTuple):
     """Result of an evaluation."""
 
     state: tuple  # the state to continue with
-    values: dict[str, float]  # to log
+    values: dict[str, float | int]  # to log
 
 
 class Measure(typing.NamedTuple):
     """A measurement of the parameters. It also runs after the last step."""
 
     every: int  # interval in steps. 0: never
-    function: collections.abc.Callable[[dict], dict[str, float]]  # params -> values to log
+    function: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
 
 
 @dataclasses.dataclass
@@ -123,7 +123,7 @@ def run(
 
 def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
     """Runs the evaluation and the measurements that are due after a step."""
-    values: dict[str, float] = {}
+    values: dict[str, float | int] = {}
     if job.evaluates_after(step):
         state, values = job.evaluate(state)
     for measure in job.measures_after(step):

@@ -41,7 +41,7 @@ class Writer:
             str(storage.local_path(workdir) / "tensorboard"), purge_step=step + 1 if step else None
         )
 
-    def write(self, step: int, values: dict[str, float | None]):
+    def write(self, step: int, values: dict[str, float | int | None]):
         """Writes the values of a step. None means not known yet; TensorBoard omits it."""
         if self._board is None:
             return

@@ -124,7 +124,7 @@ class StepLog:
             )
         return numbers
 
-    def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float]):
+    def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float | int]):
         """Writes a line if one is due.
 
         A line is due every `log_every` steps, after the last step, and if `evaluation` has values.

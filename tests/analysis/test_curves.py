@@ -34,3 +34,9 @@ def test_workdirs_written_before_have_their_inflated_lines_outvoted(tmp_path):
 
 def test_a_run_without_a_timed_step_has_no_hours(tmp_path):
     assert hours(tmp_path, [{"step": 1, "tokens_per_second": None, "eval_loss": 5.0, "unigram": 6.0}]) == [0.0]
+
+
+def test_the_ranks_that_a_run_logged(tmp_path):
+    lines = ['{"step": 0, "rank_plain_last": 9, "rank_real_last": 8}', '{"step": 1, "loss": 2.0}', '{"step": 4, "loss": 1.0, "rank_plain_last": 7}']
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert curves.rank_curve(str(tmp_path)) == {"steps": [0, 4], "ranks": [9, 7]}

@@ -104,6 +104,7 @@ QUICK = [
     "--gin.BATCH_SIZE=16",
     "--gin.MAX_LENGTH=64",
     "--gin.Finetune.evaluations=1",
+    "--gin.Run.rank_every=0",
 ]
 
 

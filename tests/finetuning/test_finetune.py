@@ -16,7 +16,10 @@ from maelm_jax.finetuning import encoder_source, experiments
 from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import step_log
 
-SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
+SMALL = [
+    "--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3",
+    "--gin.Run.rank_every=0",
+]  # fmt: skip
 
 
 def arguments(data_dir, init_from, workdir, *more) -> list[str]:

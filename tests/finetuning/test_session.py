@@ -18,7 +18,7 @@ from maelm_jax.model import maelm
 from maelm_jax.training import optimizer
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
-FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
+FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "Run.rank_every=0", "MAX_LENGTH=64"]
 
 
 def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
