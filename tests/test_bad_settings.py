@@ -110,7 +110,7 @@ SETTINGS = [
     "Corpus.processes=2.5",
     "Corpus.minimum_characters=-1", "Corpus.document_filter=keep", "Corpus.document_filter=''",
     "Corpus.deduplicate=1", "Corpus.skip_bad_files=yes", "Corpus.text_column=''", "Masking.rate=0", "Masking.rate=1", "Masking.rate=-0.15",
-    "Masking.rate=15%", "Masking.unit=sentence", "Masking.unit=None",
+    "Masking.rate=15%", "Masking.unit=nothing", "Masking.unit=None",
     "Masking.encoder_mask_fraction=-0.1", "Masking.encoder_mask_fraction=1.1",
     "Masking.random_fraction=2", "Masking.keep_fraction=-1",
     "Masking.random_fraction=0.5", "Masking.renumber=no", "Masking.compact=0", "Model.layers=0",

@@ -85,7 +85,7 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     (["Model.heads=3"], "not divisible by heads"),
     (["Masking.random_fraction=0.5"], "set encoder_mask_fraction above 0"),
     (["Masking.encoder_mask_fraction=1", "Masking.random_fraction=0.7", "Masking.keep_fraction=0.6"], "must not exceed 1 together"),
-    (["Masking.unit=sentence"], "Masking.unit must be one of 'token', 'word', 'span', got 'sentence'"),
+    (["Masking.unit=nothing"], "Masking.unit must be one of 'token', 'word', 'span', got 'nothing'"),
     (["Model.decoder_slots=masked"], "needs decoder_attention with 'cross'"),
     (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
     (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),

@@ -17,7 +17,7 @@ IMPLEMENTATION = "threefry2x32"
 # Streams of a seed.
 INIT_STREAM, TRAIN_STREAM, EVALUATION_STREAM = 0, 1, 2
 # Streams of the mask of a row.
-NUMBERS_STREAM, ORDER_STREAM, SPANS_STREAM, LAST_UNIT_STREAM, REPLACEMENT_STREAM = 0, 1, 2, 3, 4
+COUNT_STREAM, ORDER_STREAM, SPANS_STREAM, LAST_UNIT_STREAM, REPLACEMENT_STREAM = 0, 1, 2, 3, 4
 # Streams of the replacement ids of a row: a random token, and which replacement a slot gets.
 TOKEN_STREAM, KIND_STREAM = 0, 1
 

@@ -23,20 +23,25 @@ UNIT_LIMIT = 10
 SPAN_ENDS = 0.2
 
 
+def _longest_unit(unit: str, length: int) -> int:
+    """The largest number of tokens of a unit in a row of `length` slots."""
+    return 1 if unit == "token" else min(UNIT_LIMIT, length)
+
+
 def budget(masking: config.Masking, length: int) -> Budget:
     """Returns the number of slots that `draw` needs.
 
     At most ceil(rate L) tokens of a row are selected, and at least floor(rate L) of a full row.
-    Words and spans are selected whole, so these numbers may be off by one unit.
+    Words and spans are selected whole, so V and M have room for one unit more and one less.
 
     Args:
         masking: The settings of masking.
         length: L, tokens.
 
     Returns:
-        V, rounded up to a multiple of 8 but at most L, and M. V is L unless `masking.compact`.
+        V and M. V is rounded up to a multiple of 8, at most L. Without `masking.compact` it is L.
     """
-    slack = 0 if masking.unit == "token" else UNIT_LIMIT - 1
+    slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)
     if not masking.compact:
         return Budget(length, masked)
@@ -61,19 +66,24 @@ def _first_of_unit(
     if unit == "token":
         return slots
     if unit == "word":
-        begins = ~jnp.take(_of_every_id(special), ids)
-    else:
+        begins = ~jnp.take(_continues_word(special), ids)
+    elif unit == "span":
         begins = jax.random.bernoulli(key, SPAN_ENDS, ids.shape)
+    else:
+        raise ValueError(f"Masking.unit={unit!r} has no case here; add one")
     begins |= ~eligible | ~jnp.roll(eligible, 1)
     begins = begins.at[0].set(True)
     offset = slots - jax.lax.cummax(jnp.where(begins, slots, 0))
-    return slots - offset % UNIT_LIMIT
+    return slots - offset % _longest_unit(unit, ids.size)
 
 
-def _of_every_id(special: config.SpecialIds) -> Bool[Array, " W"]:
-    """`continues_word` as an array. Raises ValueError where it is empty."""
+def _continues_word(special: config.SpecialIds) -> Bool[Array, " W"]:
+    """`SpecialIds.continues_word` as an array. Raises ValueError where it is empty."""
     if not special.continues_word:
-        raise ValueError("these masks need SpecialIds.continues_word: Vocabulary.special gives it")
+        raise ValueError(
+            "SpecialIds.continues_word is empty, but word masking and random tokens need it. "
+            "Use the `special` of a loaded Vocabulary."
+        )
     return jnp.asarray(special.continues_word)
 
 
@@ -85,7 +95,7 @@ def _replacement_ids(
     if not (masking.random_fraction or masking.keep_fraction):
         return mask
     reserved = sorted({special.bos, special.pad, special.eos, special.unk, special.mask})
-    text_ids = _of_every_id(special).size - len(reserved)
+    text_ids = _continues_word(special).size - len(reserved)
     token_key = jax.random.fold_in(key, keys.TOKEN_STREAM)
     token = jax.random.randint(token_key, ids.shape, 0, text_ids, dtype=ids.dtype)
     # `token` is n; the n-th id that is text is found by stepping over each smaller special id.
@@ -110,7 +120,7 @@ class RowMask(typing.NamedTuple):
 def _rank_in_random_order(
     key: Key[Array, ""], eligible: Bool[Array, " L"], first: Int[Array, " L"]
 ) -> Int[Array, " L"]:
-    """Each slot's place in a random order of units. Ineligible slots come last.
+    """Each slot's index in a random order of units. Ineligible slots come last.
 
     `first` is the slot at which the unit begins.
     """
@@ -118,8 +128,8 @@ def _rank_in_random_order(
     noise = jax.random.bits(key, first.shape)[first] >> 1
     # argsort is stable, so a unit's slots stay together.
     order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
-    places = jnp.arange(order.size, dtype=order.dtype)
-    return jnp.zeros_like(order).at[order].set(places, unique_indices=True)
+    indices = jnp.arange(order.size, dtype=order.dtype)
+    return jnp.zeros_like(order).at[order].set(indices, unique_indices=True)
 
 
 def _draw_row(
@@ -136,7 +146,8 @@ def _draw_row(
     def stream(number: int) -> Key[Array, ""]:
         return jax.random.fold_in(key, number)
 
-    u, v = jax.random.uniform(stream(keys.NUMBERS_STREAM), (2,))
+    # Uniform numbers that round the two counts up or down, so that their means are exact.
+    u, v = jax.random.uniform(stream(keys.COUNT_STREAM), (2,))
     count = jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32)
     count = jnp.minimum(count, largest_count)
     first = _first_of_unit(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
@@ -166,8 +177,8 @@ def draw(
     Of a row's n tokens, floor(rate n + u) are selected without replacement, u uniform in [0, 1). Of
     the k selected ones the encoder sees floor(delta k + v), v uniform in [0, 1).
 
-    Units (words, spans) are taken in random order as long as they fit. The unit that exceeds the
-    number is taken with the probability that makes the expected number right.
+    Units (words, spans) are taken in random order. Where the next unit has s tokens and only r < s
+    may still be selected, it is selected with probability r / s. So the expected number is exact.
 
     A row's mask depends on its key and its tokens alone, so it is the same on every mesh.
 
@@ -189,9 +200,9 @@ def draw(
     eligible = tokens
     if not masking.mask_special_tokens:
         eligible = tokens & ~jnp.isin(ids, jnp.asarray(special.never_masked, dtype=ids.dtype))
-    slack = 0 if masking.unit == "token" else UNIT_LIMIT - 1
+    largest_count = math.ceil(masking.rate * ids.shape[1])
     draw_row = functools.partial(
-        _draw_row, masking=masking, largest_count=sizes.masked - slack, special=special
+        _draw_row, masking=masking, largest_count=largest_count, special=special
     )
     mask: RowMask = jax.vmap(draw_row)(row_keys, ids, tokens, eligible)
     return model_inputs.split(

@@ -61,7 +61,7 @@ def test_special_tokens_as_in_the_reference():
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.25, 1.0])
-def test_let_in(delta):
+def test_delta_is_the_share_of_selected_slots_that_the_encoder_reads(delta):
     ids = rows_of_two_segments()
     inputs, sizes = draw(ids, encoder_mask_fraction=delta)
     selected = np.asarray(inputs.masked_index) < sizes.masked

@@ -75,9 +75,12 @@ def test_a_training_step(name):
     train_step = step.make_train_step(step.pretraining_loss(experiment, graph, SPECIAL), updates, state, 0, 1, mesh)
     for _ in range(2):  # the learning rate is 0 in the first
         state, values = train_step(state, sharding.shard_batch(np.asarray(some_rows()), mesh))
-        assert np.isfinite(float(values["loss"])) and float(values["count"]) > 0 and float(values["grad_norm"]) > 0
+        assert float(values["count"]) > 0, "nothing is masked in these rows: more rows, or a higher Masking.rate"
+        assert np.isfinite(float(values["loss"]))
+        assert float(values["grad_norm"]) > 0
     same = jax.tree.map(np.array_equal, before, jax.device_get(state.params))
-    assert [sharding.parameter_path(keys) for keys, value in jax.tree_util.tree_leaves_with_path(same) if value] == [], "no gradient reaches these"
+    unchanged = [sharding.parameter_path(keys) for keys, value in jax.tree_util.tree_leaves_with_path(same) if value]
+    assert unchanged == [], "no gradient reaches these parameters"
 
 
 @pytest.mark.parametrize("percent", [0, 25, 50, 75, 100])
@@ -280,6 +283,14 @@ def test_units_are_selected_whole_at_the_right_rate(name):
     else:
         assert np.mean(lengths) > 3.0 and max(lengths) >= masking.UNIT_LIMIT
         assert np.mean(np.asarray(lengths) > 15) < 0.01
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+@pytest.mark.parametrize("length,rate", [(8, 0.15), (16, 0.5), (32, 0.9)])
+def test_the_rate_holds_where_a_unit_more_does_not_fit_into_the_row(unit, length, rate):
+    ids = jnp.full((4000, length), 7, jnp.int32).at[:, 0].set(SPECIAL.bos)
+    settings = config.Masking(unit=unit, rate=rate, mask_special_tokens=True)
+    assert abs(selected(draw(settings, ids)).mean() - rate) < 0.02
 
 
 def test_a_word_longer_than_the_limit_is_cut():
