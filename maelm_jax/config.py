@@ -72,7 +72,7 @@ class Corpus(Settings):
     minimum_characters: int = setting(
         0, "Shorter documents are left out.", "characters", ge=0, le=10**9)
     document_filter: Text | None = setting(
-        None, "`module:function`. Documents for which the function returns False are left out.")
+        None, "Python function `module:function`. Leaves out documents for which it is False.")
     deduplicate: bool = setting(
         False, "True leaves out a document whose exact text came before in its source.")
     skip_bad_files: bool = setting(
@@ -156,7 +156,7 @@ class Model(Settings):
     decoder_refills_mask: bool = setting(
         True, "True gives the decoder [MASK] also where the encoder saw a selected slot.")
     positions: typing.Literal["learned", "rotary"] = setting(
-        "learned", "`learned` adds a table's rows to tokens. `rotary` turns queries and keys.")
+        "learned", "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.")
     rotary_theta: float = setting(
         10_000.0, "Base of the wavelengths of rotary positions.", gt=1, le=1e9)
     max_positions: int = setting(
@@ -179,8 +179,8 @@ class Model(Settings):
     layer_norm_eps: float = setting(
         1e-5, "Added to the variance in layer normalisation.", ge=1e-30, le=1)
     family: Family | None = setting(
-        None, "Stock family of the encoder. It decides sentence pairs, heads and the class of an "
-        "export. None is the first that computes it.")
+        None, "Stock family: decides sentence pairs, heads and the class of an export. "
+        "None is the first that fits.")
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32.")
     attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
@@ -352,7 +352,7 @@ class SpecialIds:
 
     bos: int  # <s>, at the start of every segment
     pad: int
-    eos: int  # </s>, after every line
+    eos: int  # </s>, after every line, and where a row ends inside a line
     unk: int
     mask: int
     continues_word: tuple[bool, ...] = ()  # one per id; random tokens and word masking need it

@@ -22,6 +22,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent
 INSTALLED_CONFIGS = PACKAGE / "configs"
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 SECTIONS = {cls.__name__: cls for cls in config.ALL_SECTIONS}
+PRESET = CONFIGS / "base.gin"  # every pretraining config includes it, and so sets every macro
 RECORD = "config.gin"  # in a workdir: every setting of the run
 # Settings that records of older runs lack, with the values that those runs had.
 UNRECORDED = {"Model.decoder_refills_mask": False}
@@ -50,9 +51,17 @@ def find_gin_file(name: str) -> pathlib.Path:
         raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error
     if name and pathlib.Path(name).is_dir():
         raise ConfigError(f"gin file {name!r} is a folder; name a file in it")
-    known = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.gin")))
-    places = " and ".join(shown(str(path)) for path in candidates)
-    raise ConfigError(f"no gin file {shown(name)}: looked for {places}; configs/ holds {known}")
+    raise ConfigError(f"no gin file {shown(name)}{_near_config(name)}")
+
+
+def _near_config(name: str) -> str:
+    """Returns a hint to the file of configs/ that `name` may mean, or the list of its files."""
+    known = {str(path.relative_to(CONFIGS)): path.name for path in CONFIGS.rglob("*.gin")}
+    same_name = [path for path, base in known.items() if base == pathlib.Path(name).name]
+    if same_name:
+        return f"; did you mean {' or '.join(sorted(same_name))}?"
+    top_level = ", ".join(sorted(path for path, base in known.items() if path == base))
+    return closest(name, known) or f"; configs/ holds {top_level}, and files in its folders"
 
 
 class _Reader:
@@ -62,12 +71,21 @@ class _Reader:
         self.macros: set[str] = set()  # names of the defined macros
         self.uses: dict[str, set[str]] = {}  # macro -> names that were bound to a value with it
         self.bound_finetune = False
+        self.named: list[str] = []  # the files that were named, not included, in their order
 
     def read_file(self, name: str, including: tuple[pathlib.Path, ...] = ()):
         """Binds the statements of a file. `including` has the files that include it."""
         path = find_gin_file(name)
         if path.resolve() in including:
             raise ConfigError(f"{path} includes itself; remove one of the include lines")
+        if not including:
+            self.named.append(name)
+        if len(self.named) > 1 and path.resolve() == PRESET.resolve():
+            first = self.named[-1]
+            raise ConfigError(
+                f"--gin_file={first} replaces what {self.named[0]} sets, because it "
+                f"{'is' if path.name == first else 'includes'} base.gin; give {first} first"
+            )
         try:
             text = path.read_bytes().decode("utf-8")
         except OSError as error:
@@ -243,6 +261,7 @@ def load(
                 if pathlib.Path(name).name == RECORD:
                     for text in values_of_older_run(pathlib.Path(name)):
                         reader.bind_text(text, names)
+            _check_size(reader)
             for text in bindings:
                 reader.bind_text(text, names)
         _check_macros(reader)
@@ -255,6 +274,14 @@ def load(
     finally:
         gin.clear_config()  # so that later instances have the defaults of config.py
     return Experiment(*sections)
+
+
+def _check_size(reader: _Reader):
+    """Raises ConfigError where only files of configs/ are named that do not make a whole config."""
+    partial = [name for name in reader.named if find_gin_file(name).is_relative_to(CONFIGS)]
+    if partial and partial == reader.named and not reader.macros:
+        files = " ".join(f"--gin_file={name}" for name in ["tiny.gin", *partial])
+        raise ConfigError(f"{partial[0]} sets no model size; name a size first: {files}")
 
 
 def _check_macros(reader: _Reader):

@@ -239,7 +239,7 @@ def page(sections: collections.abc.Sequence[type]) -> str:
         "- A wrong value ends the command with exit status 2. One line names the setting, the",
         "  values that it takes and the value given.",
         "- A wrong name ends it in the same way. The line names the nearest setting.",
-        "- A resumed run keeps its settings, except those that change no number of a step",
+        "- A resumed run keeps its settings, except those that change no past step",
         "  (`FREE_ON_RESUME` in `maelm_jax/setting_changes.py`). Other changes are refused.",
     ]
     return "\n".join(lines) + "\n"

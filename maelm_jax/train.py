@@ -2,7 +2,7 @@
 
 A small encoder on text that is already on this machine, and the MLM baseline for it:
     python -m maelm_jax.train --gin_file=tiny.gin
-    python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin
+    python -m maelm_jax.train --gin_file=tiny.gin --gin_file=mlm.gin --workdir=runs/tiny-mlm
 Your own text:
     python -m maelm_jax.train --gin_file=small.gin --gin.TEXT_FILES='books/*.txt'
 Print sizes, FLOPs, memory and mesh without reading data:

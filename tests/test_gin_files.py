@@ -1,6 +1,7 @@
 """Reading gin files: macros and the settings they stand for, and texts that are no gin files."""
 
 import pathlib
+import re
 
 import pytest
 
@@ -134,3 +135,25 @@ def test_a_record_that_lacks_a_setting_has_the_value_of_its_run(tmp_path):
     flags = cli.parser("")
     resumed = cli.parse(flags, ["--gin_file=tiny.gin", f"--workdir={tmp_path}"])[1]
     assert not resumed.model.decoder_refills_mask, "the same command goes on with an older run"
+
+
+@pytest.mark.parametrize("first", ["mlm.gin", "ablations/rate_30.gin"])
+def test_a_preset_that_would_undo_an_earlier_file_is_refused(first):
+    with pytest.raises(config.ConfigError, match=f"tiny.gin replaces what {first} sets, because it includes base.gin; give tiny.gin first"):
+        gin_files.load([first, "tiny.gin"])
+
+
+@pytest.mark.parametrize("bindings", [[], ["TEXT_FILES=a"]])
+def test_an_ablation_without_a_size_is_refused(bindings):
+    with pytest.raises(config.ConfigError, match="no model size; name a size first: --gin_file=tiny.gin --gin_file=ablations/spans.gin"):
+        gin_files.load(["ablations/spans.gin"], bindings)
+
+
+@pytest.mark.parametrize("name,hint", [
+    ("spans.gin", "no gin file 'spans.gin'; did you mean ablations/spans.gin?"),
+    ("ablations/span.gin", "did you mean ablations/spans.gin?"),
+    ("nothing-like-it", "configs/ holds base.gin, base_plus.gin"),
+])
+def test_a_gin_file_that_does_not_exist_brings_a_hint(name, hint):
+    with pytest.raises(config.ConfigError, match=re.escape(hint)):
+        gin_files.find_gin_file(name)
