@@ -93,15 +93,15 @@ def test_batches_and_layers_make_no_difference(encoder):
         assert both.count == 2 * one[name].count
 
 
-def test_the_watch_measures_what_the_analysis_does(encoder):
+def test_the_monitor_measures_what_the_analysis_does(encoder):
     _, params = encoder
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
     settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), MODEL, config.Optimizer(), config.Mesh(), run)
     mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
-    eye = monitor.RankMonitor(settings, 100, SPECIAL, rows(), mesh)
-    found = eye({"encoder": params})
+    ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, rows(), mesh)
+    found = ranks_of({"encoder": params})
     assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
-    used = rows()[: len(eye._rows)]
+    used = rows()[: len(ranks_of._rows)]
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
     run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(MODEL, 100, 1), p)(i, where, segments, every=True))
     segments, positions = model_inputs.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
@@ -110,5 +110,5 @@ def test_the_watch_measures_what_the_analysis_does(encoder):
     for layer, name in ((1, "middle"), (2, "last")):
         squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
-    assert "1 measurements of" in eye.cost(100.0)
+    assert "1 measurements of" in ranks_of.cost(100.0)
     assert monitor.RankMonitor(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"
