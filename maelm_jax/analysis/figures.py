@@ -53,10 +53,23 @@ def _figures(results: dict) -> list[Figure]:
     style = dict(zip((run["name"] for run in runs), plotting.line_styles(), strict=False))
     pairs = before_and_after_pairs(runs)
     pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
+    return [
+        *_figures_by_layer(runs, pretrained, style),
+        *_figures_of_training(runs, pretrained, style),
+        *_figures_of_fine_tuning(runs, pairs, style),
+        Figure(
+            "How many dimensions hold the last layer's squared length?",
+            "spectra_of_the_last_layer.png",
+            2,
+            lambda panels: spectra(panels, pretrained, style, results["tau"]),
+        ),
+    ]
+
+
+def _figures_by_layer(
+    runs: list[dict], pretrained: list[dict], style: dict[str, dict]
+) -> list[Figure]:
     masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
-    stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
-    tuned = [run for run in runs if run.get("fine_tuned") and run["rank_curve"]["steps"]]
-    evaluated = [run for run in pretrained if run["curve"]["steps"]]
 
     def ranks_of(runs: list[dict], tokens: str) -> list[Line]:
         return [Line(run["name"], run, tokens, style[run["name"]]) for run in runs]
@@ -80,12 +93,35 @@ def _figures(results: dict) -> list[Figure]:
             1,
             lambda panels: by_layer(panels[0], ranks_of(pretrained, "plain")),
         ),
+    ]
+
+
+def _figures_of_training(
+    runs: list[dict], pretrained: list[dict], style: dict[str, dict]
+) -> list[Figure]:
+    stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
+    evaluated = [run for run in pretrained if run["curve"]["steps"]]
+    return [
         Figure(
             "How does the rank of the last layer change with training?",
             "rank_by_step.png",
             2 if stepped else 0,
             lambda panels: by_step(panels, stepped, style),
         ),
+        Figure(
+            "How far has each run come? Held-out loss",
+            "held-out_loss.png",
+            1 if evaluated else 0,
+            lambda panels: losses(panels[0], evaluated, style),
+        ),
+    ]
+
+
+def _figures_of_fine_tuning(
+    runs: list[dict], pairs: list[tuple[dict, dict]], style: dict[str, dict]
+) -> list[Figure]:
+    tuned = [run for run in runs if run.get("fine_tuned") and run["rank_curve"]["steps"]]
+    return [
         Figure(
             "Does fine-tuning lower the rank?",
             "rank_before_and_after_fine-tuning.png",
@@ -97,18 +133,6 @@ def _figures(results: dict) -> list[Figure]:
             "rank_while_fine-tuning.png",
             1 if tuned else 0,
             lambda panels: while_fine_tuning(panels[0], tuned, style),
-        ),
-        Figure(
-            "How many dimensions hold the last layer's squared length?",
-            "spectra_of_the_last_layer.png",
-            2,
-            lambda panels: spectra(panels, pretrained, style, results["tau"]),
-        ),
-        Figure(
-            "How far has each run come? Held-out loss",
-            "held-out_loss.png",
-            1 if evaluated else 0,
-            lambda panels: losses(panels[0], evaluated, style),
         ),
     ]
 

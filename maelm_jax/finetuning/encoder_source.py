@@ -69,19 +69,7 @@ def load(name: str, step: int | None = None) -> EncoderSource:
     Raises:
         ConfigError: There is no such encoder or step, or the encoder has no vocabulary.
     """
-    if name.startswith(RANDOM):
-        step = None
-    encoder_source = source.find(name.removeprefix(RANDOM), step)
-    if step is not None and encoder_source.step is None:
-        raise config.ConfigError(
-            f"--step={step}: {name} is no workdir, so it has no checkpoints by step. "
-            "Leave --step out, or name a workdir"
-        )
-    if encoder_source.vocabulary is None:
-        raise config.ConfigError(
-            f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "
-            "with its vocabulary's file beside it"
-        )
+    encoder_source = _find(name, step)
     vocabulary = vocabularies.load(encoder_source.vocabulary)
     config_file = pathlib.Path(encoder_source.path) / "config.gin"
     gin_file = str(config_file) if config_file.is_file() else OTHERS
@@ -120,3 +108,21 @@ def load(name: str, step: int | None = None) -> EncoderSource:
 
     step = None if name.startswith(RANDOM) else encoder_source.step
     return EncoderSource(name, gin_file, fit, vocabulary, step, encoder, pooler)
+
+
+def _find(name: str, step: int | None) -> source.EncoderSource:
+    """Finds the source of the weights. Raises ConfigError if it lacks the step or a vocabulary."""
+    if name.startswith(RANDOM):
+        step = None
+    encoder_source = source.find(name.removeprefix(RANDOM), step)
+    if step is not None and encoder_source.step is None:
+        raise config.ConfigError(
+            f"--step={step}: {name} is no workdir, so it has no checkpoints by step. "
+            "Leave --step out, or name a workdir"
+        )
+    if encoder_source.vocabulary is None:
+        raise config.ConfigError(
+            f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "
+            "with its vocabulary's file beside it"
+        )
+    return encoder_source
