@@ -198,9 +198,23 @@ def test_dropout():
     assert ops.dropout(x, 0.1, None) is x
 
 
-def test_rematerialised_gradients_are_the_same():
-    graph, params, inputs = make(dropout=0.1, attention_dropout=0.1)
-    again, _ = maelm.create(config.Model(**{**TINY, "dropout": 0.1, "attention_dropout": 0.1, "rematerialise": True}), 100, SPECIAL)
+@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+def test_the_states_of_all_layers_end_with_the_encoder_s_output(architecture):
+    graph, params, inputs = make(**architecture)
+    model = maelm.apply(graph, params)
+    states, last = model.encode(inputs, every=True), model.encode(inputs)
+    assert states.shape == (TINY["layers"] + 1, *last.shape)
+    np.testing.assert_allclose(states[-1], last, rtol=1e-5, atol=1e-5)
+    visible = np.asarray(inputs.encoder_slots) < LENGTH
+    spread = np.asarray(states).std(axis=-1)[:, visible]
+    assert np.abs(spread - 1).max() < 0.5, "each layer's states are normalized"
+
+
+@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+def test_rematerialised_gradients_are_the_same(architecture):
+    changes = architecture | {"dropout": 0.1, "attention_dropout": 0.1}
+    graph, params, inputs = make(**changes)
+    again, _ = maelm.create(config.Model(**(TINY | changes | {"rematerialise": True})), 100, SPECIAL)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
         jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params)
