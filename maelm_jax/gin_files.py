@@ -13,16 +13,13 @@ import warnings
 import gin
 from gin import config_parser
 
-from maelm_jax import config, config_finetune
+from maelm_jax import config, config_files, config_finetune
 from maelm_jax.config import ConfigError, Experiment
 from maelm_jax.settings import closest, field_names, shown
 
-PACKAGE = pathlib.Path(__file__).resolve().parent
-# An installed package has configs/ inside. In a checkout it is beside the package.
-INSTALLED_CONFIGS = PACKAGE / "configs"
-CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 SECTIONS = {cls.__name__: cls for cls in config.ALL_SECTIONS}
-PRESET = CONFIGS / "base.gin"  # every pretraining config includes it, and so sets every macro
+# Every pretraining config includes it, and so sets every macro.
+PRESET = config_files.CONFIGS / "base.gin"
 RECORD = "config.gin"  # in a workdir: every setting of the run
 # Settings that records of older runs lack, with the values that those runs had.
 UNRECORDED = {"Model.decoder_refills_mask": False}
@@ -33,35 +30,6 @@ UNREADABLE = (
     SyntaxError, tokenize.TokenError, ValueError, TypeError, RecursionError, MemoryError,
     AttributeError, IndexError, KeyError, StopIteration,
 )
-
-
-def find_gin_file(name: str) -> pathlib.Path:
-    """Returns the path of a gin file: `name` itself, or else `name` in configs/.
-
-    Raises:
-        ConfigError: There is no such file. The message says where it looked.
-    """
-    candidates = [pathlib.Path(name), CONFIGS / name]
-    try:
-        for path in candidates:
-            if path.is_file():
-                return path
-    except OSError as error:
-        reason = error.strerror
-        raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error
-    if name and pathlib.Path(name).is_dir():
-        raise ConfigError(f"gin file {name!r} is a folder; name a file in it")
-    raise ConfigError(f"no gin file {shown(name)}{_near_config(name)}")
-
-
-def _near_config(name: str) -> str:
-    """Returns a hint to the file of configs/ that `name` may mean, or the list of its files."""
-    known = {str(path.relative_to(CONFIGS)): path.name for path in CONFIGS.rglob("*.gin")}
-    same_name = [path for path, base in known.items() if base == pathlib.Path(name).name]
-    if same_name:
-        return f"; did you mean {' or '.join(sorted(same_name))}?"
-    top_level = ", ".join(sorted(path for path, base in known.items() if path == base))
-    return closest(name, known) or f"; configs/ holds {top_level}, and files in its folders"
 
 
 class _Reader:
@@ -75,7 +43,7 @@ class _Reader:
 
     def read_file(self, name: str, including: tuple[pathlib.Path, ...] = ()):
         """Binds the statements of a file. `including` has the files that include it."""
-        path = find_gin_file(name)
+        path = config_files.find(name)
         if path.resolve() in including:
             raise ConfigError(f"{path} includes itself; remove one of the include lines")
         if not including:
@@ -278,7 +246,8 @@ def load(
 
 def _check_size(reader: _Reader):
     """Raises ConfigError where only files of configs/ are named that do not make a whole config."""
-    partial = [name for name in reader.named if find_gin_file(name).is_relative_to(CONFIGS)]
+    configs = config_files.CONFIGS
+    partial = [name for name in reader.named if config_files.find(name).is_relative_to(configs)]
     if partial and partial == reader.named and not reader.macros:
         files = " ".join(f"--gin_file={name}" for name in ["tiny.gin", *partial])
         raise ConfigError(f"{partial[0]} sets no model size; name a size first: {files}")

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from maelm_jax import config, gin_files, setting_changes
+from maelm_jax import config, config_files, gin_files, setting_changes
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
+PRESETS = [path.name for path in sorted(config_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
 PUBLISHED = ["published/base.gin", "published/base_plus.gin", "published/large_plus.gin"]
 COMPLETE = [*PRESETS, *PUBLISHED]
 MODERN = ["modern_base.gin", "modern_tiny.gin"]
@@ -27,7 +27,7 @@ def test_every_config_loads_with_every_macro(name):
 
 
 def test_every_ablation_loads_over_every_size():
-    for ablation in sorted((gin_files.CONFIGS / "ablations").glob("*.gin")):
+    for ablation in sorted((config_files.CONFIGS / "ablations").glob("*.gin")):
         for name in COMPLETE:
             if name in MODERN and ablation.name == "reference_positions.gin":
                 continue  # rotary positions have no buckets

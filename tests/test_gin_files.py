@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from maelm_jax import cli, config, gin_files
+from maelm_jax import cli, config, config_files, gin_files
 
 DATA = pathlib.Path(__file__).parent / "data"
 
@@ -156,4 +156,4 @@ def test_an_ablation_without_a_size_is_refused(bindings):
 ])
 def test_a_gin_file_that_does_not_exist_brings_a_hint(name, hint):
     with pytest.raises(config.ConfigError, match=re.escape(hint)):
-        gin_files.find_gin_file(name)
+        config_files.find(name)

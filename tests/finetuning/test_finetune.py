@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from testing import call, finish, send_when, start
 
-from maelm_jax import config, finetune, gin_files
+from maelm_jax import config, config_files, finetune, gin_files
 from maelm_jax.finetuning import encoder_source, experiments
 from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import step_log
@@ -194,7 +194,7 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((config_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]

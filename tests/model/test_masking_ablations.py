@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, config_files, gin_files
 from maelm_jax.model import maelm, masking, model_inputs
 from maelm_jax.training import flops, optimizer, sharding, step
 
@@ -24,7 +24,7 @@ BETWEEN = (
 )  # fmt: skip
 FILES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ())
-    for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))
+    for path in sorted((config_files.CONFIGS / "ablations").glob("*.gin"))
 ]
 
 

@@ -1,0 +1,39 @@
+"""Finds gin files: in the working directory, then in configs/."""
+
+import pathlib
+
+from maelm_jax.settings import ConfigError, closest, shown
+
+PACKAGE = pathlib.Path(__file__).resolve().parent
+# An installed package has configs/ inside. In a checkout it is beside the package.
+INSTALLED_CONFIGS = PACKAGE / "configs"
+CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
+
+
+def find(name: str) -> pathlib.Path:
+    """Returns the path of a gin file: `name` itself, or else `name` in configs/.
+
+    Raises:
+        ConfigError: There is no such file. The message says where it looked.
+    """
+    candidates = [pathlib.Path(name), CONFIGS / name]
+    try:
+        for path in candidates:
+            if path.is_file():
+                return path
+    except OSError as error:
+        reason = error.strerror
+        raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error
+    if name and pathlib.Path(name).is_dir():
+        raise ConfigError(f"gin file {name!r} is a folder; name a file in it")
+    raise ConfigError(f"no gin file {shown(name)}{_near(name)}")
+
+
+def _near(name: str) -> str:
+    """Returns a hint to the file of configs/ that `name` may mean, or the list of its files."""
+    known = {str(path.relative_to(CONFIGS)): path.name for path in CONFIGS.rglob("*.gin")}
+    same_name = [path for path, base in known.items() if base == pathlib.Path(name).name]
+    if same_name:
+        return f"; did you mean {' or '.join(sorted(same_name))}?"
+    top_level = ", ".join(sorted(path for path, base in known.items() if path == base))
+    return closest(name, known) or f"; configs/ holds {top_level}, and files in its folders"
