@@ -49,7 +49,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[str], int]:
     """Returns the `type` of a flag that takes an integer from `least` to `most`."""
 
-    def read(text: str) -> int:
+    def parse_number(text: str) -> int:
         try:
             value = int(text)
         except ValueError:  # int() also raises it for more than 4300 digits
@@ -59,12 +59,12 @@ def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[s
             raise argparse.ArgumentTypeError(wrong)
         return value
 
-    return read
+    return parse_number
 
 
 def add_process_flags(flags: argparse.ArgumentParser):
     """Adds the flags of a command that may run as several processes (training/distributed.py)."""
-    about = "Slurm and Open MPI tell each its place; docs/gpus.md"
+    about = "Slurm and Open MPI give each process its number; docs/gpus.md"
     group = flags.add_argument_group("several processes", about)
     meeting = 'where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes'
     group.add_argument("--coordinator", metavar="HOST:PORT", help=meeting)
@@ -72,17 +72,33 @@ def add_process_flags(flags: argparse.ArgumentParser):
     number = "the number of this one, from 0"
     group.add_argument("--process", type=whole_number(0), metavar="I", help=number)
     wait = {"type": whole_number(1, DAY), "default": 120, "metavar": "SECONDS"}
-    given_up = "after which one that does not come or answer is given up"
-    group.add_argument("--peer_timeout", **wait, help=given_up)
+    waiting = "how long to wait for another process to join or answer"
+    group.add_argument("--peer_timeout", **wait, help=waiting)
 
 
-def arguments(
-    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
-) -> tuple[argparse.Namespace, list[str]]:
+class Arguments(typing.NamedTuple):
+    """A command line."""
+
+    flags: argparse.Namespace
+    bindings: list[str]  # NAME=VALUE of each --gin.NAME=VALUE
+
+
+class Command(typing.NamedTuple):
+    """A command line, and the settings of its gin files and bindings."""
+
+    flags: argparse.Namespace
+    experiment: config.Experiment
+
+
+class EncoderCommand(typing.NamedTuple):
+    """The command line of a command that reads an encoder."""
+
+    flags: argparse.Namespace
+    experiment: config.Experiment | None  # None if --workdir is no workdir
+
+
+def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
     """Parses the command line and checks that each value is text and --workdir can be a folder.
-
-    Returns:
-        The flags, and the bindings NAME=VALUE that follow `--gin.`.
 
     Raises:
         ConfigError: A flag or value is wrong.
@@ -98,7 +114,7 @@ def arguments(
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
     if args.workdir is not None:
         paths.check_folder("--workdir", args.workdir)
-    return args, bindings
+    return Arguments(args, bindings)
 
 
 def _check_text(flag: str, text):
@@ -117,9 +133,7 @@ def _printable(text: str) -> str:
     return line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def parse(
-    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
-) -> tuple[argparse.Namespace, config.Experiment]:
+def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
     """Parses `argv` and builds the settings. Without --gin_file, reads config.gin of the workdir.
 
     Raises:
@@ -145,12 +159,10 @@ def parse(
     experiment = gin_files.load(args.gin_file, bindings)
     paths.check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
     deterministic_operations(experiment.run.deterministic)
-    return args, experiment
+    return Command(args, experiment)
 
 
-def parse_encoder(
-    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
-) -> tuple[argparse.Namespace, config.Experiment | None]:
+def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> EncoderCommand:
     """Parses `argv` of a command that reads an encoder: a workdir, a folder or a checkpoint.
 
     The settings are None if --workdir is no workdir, because such an encoder has no settings of a
@@ -162,13 +174,13 @@ def parse_encoder(
     args, bindings = arguments(flags, argv)
     path = pathlib.Path(args.workdir or "")
     if not args.workdir or not path.exists() or args.gin_file or (path / "config.gin").is_file():
-        return parse(flags, argv)
+        return EncoderCommand(*parse(flags, argv))
     if bindings:
         raise config.ConfigError(
             f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "
             "workdir. Leave it out"
         )
-    return args, None
+    return EncoderCommand(args, None)
 
 
 def compilation_cache() -> pathlib.Path:

@@ -59,12 +59,12 @@ class _Reader:
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; is it the right file?") from error
         except UnicodeDecodeError as error:
-            place = f"{path}, byte {error.start}"
-            raise ConfigError(f"{place}: not UTF-8 text; give a gin file") from error
+            position = f"{path}, byte {error.start}"
+            raise ConfigError(f"{position}: not UTF-8 text; give a gin file") from error
         self.read_text(text, str(path), (*including, path.resolve()))
 
-    def read_text(self, text: str, where: str, including: tuple[pathlib.Path, ...] = ()):
-        """Binds the statements of gin text. `where` is the name of the text in messages."""
+    def read_text(self, text: str, origin: str, including: tuple[pathlib.Path, ...] = ()):
+        """Binds the statements of gin text. `origin` is the name of the text in messages."""
         delegate, parser, line = _MacroRecorder(), None, 1
         try:
             parser = config_parser.ConfigParser(text, delegate)
@@ -78,18 +78,19 @@ class _Reader:
                     if statement.scope:
                         raise _Wrong(f"scope {statement.scope!r} is not used here; leave it out")
                     names = [part for part in (statement.selector, statement.arg_name) if part]
-                    self.bind(".".join(names), statement.value, delegate.take())
+                    self.bind(".".join(names), statement.value, delegate.recorded_macros())
         except _Wrong as error:  # gin appends lines about the location
-            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
+            raise ConfigError(f"{origin}, line {line}: {error}".split("\n")[0]) from error
         except _NoValue as error:
             line = parser.current_token.start[0] if parser else line
-            raise ConfigError(f"{where}, line {line}: {error}".split("\n")[0]) from error
+            raise ConfigError(f"{origin}, line {line}: {error}".split("\n")[0]) from error
         except ImportError as error:
-            raise ConfigError(f"{where}, line {line}: {error}; is the module installed?") from error
+            message = f"{origin}, line {line}: {error}; is the module installed?"
+            raise ConfigError(message) from error
         except ConfigError:
             raise
         except UNREADABLE as error:
-            raise ConfigError(_syntax_message(error, where, line)) from error
+            raise ConfigError(_syntax_message(error, origin, line)) from error
 
     def bind(self, name: str, value, macros: collections.abc.Iterable[str] = ()):
         """Binds a macro or a field to a value. Raises _Wrong for an unknown name.
@@ -128,16 +129,16 @@ class _Reader:
             names: The gin files, for messages.
         """
         name, _, value = text.partition("=")
-        where = f"--gin.{shown(name)[1:-1]}"
+        origin = f"--gin.{shown(name)[1:-1]}"
         if not value or not NAME.fullmatch(name):
             raise ConfigError(f"--gin.{shown(text)[1:-1]}: expected --gin.NAME=VALUE")
         if "." not in name and name not in self.macros:
             hint = closest(name, self.macros) or f"; there are {', '.join(sorted(self.macros))}"
-            raise ConfigError(f"{where}: no macro of this name in {', '.join(names)}{hint}")
+            raise ConfigError(f"{origin}: no macro of this name in {', '.join(names)}{hint}")
         if value.startswith(("%", "@")):
             if "\n" in value or "\r" in value:
-                raise ConfigError(f"{where}={shown(value)}: expected one value")
-            self.read_text(f"{name} = {value}", f"{where}={shown(value)[1:-1]}")
+                raise ConfigError(f"{origin}={shown(value)}: expected one value")
+            self.read_text(f"{name} = {value}", f"{origin}={shown(value)[1:-1]}")
             return
         with contextlib.suppress(UNREADABLE):  # the value stays a string
             value = ast.literal_eval(value)
@@ -169,13 +170,13 @@ class _MacroRecorder(gin.config.ParserDelegate):
     def configurable_reference(self, scoped_configurable_name, evaluate):
         raise _NoValue(f"@{scoped_configurable_name}: a value is a Python literal or a %MACRO")
 
-    def take(self) -> set[str]:
+    def recorded_macros(self) -> set[str]:
         """Returns the macros recorded since the last call."""
         names, self._names = self._names, set()
         return names
 
 
-def _syntax_message(error: Exception, where: str, line: int) -> str:
+def _syntax_message(error: Exception, origin: str, line: int) -> str:
     """Returns the message for text that is not gin, with the line of the error."""
     if isinstance(error, SyntaxError):
         line, text = error.lineno or line, error.msg
@@ -185,7 +186,7 @@ def _syntax_message(error: Exception, where: str, line: int) -> str:
         text = "a value is nested too deeply"
     else:
         text = str(error)
-    return f"{where}, line {line}: {' '.join(text.split())[:200]}; is it gin (NAME = VALUE)?"
+    return f"{origin}, line {line}: {' '.join(text.split())[:200]}; is it gin (NAME = VALUE)?"
 
 
 def values_of_older_run(record: pathlib.Path) -> list[str]:

@@ -201,8 +201,8 @@ def _range(limits: collections.abc.Sequence) -> str:
         parts.append(f" from {bounds.pop('ge')} to {bounds.pop('le')}")
     else:
         words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-        found = [f"{word} {bounds[bound]}" for bound, word in words.items() if bound in bounds]
-        parts.append(", " + " and ".join(found) if found else "")
+        limits_in_words = [f"{words[bound]} {bounds[bound]}" for bound in words if bound in bounds]
+        parts.append(", " + " and ".join(limits_in_words) if limits_in_words else "")
     if "multiple_of" in bounds:
         parts.append(f", a multiple of {bounds['multiple_of']}")
     return "".join(parts)

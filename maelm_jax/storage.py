@@ -89,50 +89,50 @@ def unused(path):
     return free
 
 
-def in_bucket(place: str | os.PathLike) -> bool:
+def in_bucket(path: str | os.PathLike) -> bool:
     """Returns whether a path is in a bucket."""
-    return str(place).startswith(("gs://", "s3://"))
+    return str(path).startswith(("gs://", "s3://"))
 
 
-def require_local(place: str):
-    """Raises ConfigError if `place` is in a bucket, for code that supports local folders only."""
-    if in_bucket(place):
+def require_local(path: str):
+    """Raises ConfigError if `path` is in a bucket, for code that supports local folders only."""
+    if in_bucket(path):
         raise settings.ConfigError(
-            f"{place}: only train and prepare know buckets; "
+            f"{path}: only train and prepare know buckets; "
             "give a folder of this machine (gcloud storage cp -r copies one)"
         )
 
 
-def local_path(place: str) -> pathlib.Path:
-    """Returns a folder on this machine for `place`.
+def local_path(path: str) -> pathlib.Path:
+    """Returns a folder on this machine for `path`.
 
     A local folder is returned as it is. For a folder in a bucket, the result is its local copy
     under $XDG_CACHE_HOME/maelm_jax, which is created if it does not exist.
     """
-    if not in_bucket(place):
-        return pathlib.Path(place)
+    if not in_bucket(path):
+        return pathlib.Path(path)
     # Orbax's paths then use fsspec too, even if TensorFlow is installed.
     os.environ.setdefault("EPATH_USE_TF", "false")
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-    folder = cache / "maelm_jax" / hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    folder = cache / "maelm_jax" / hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def fetch_folders(place: str, pattern: str, manifest: str):
-    """Copies subfolders of a bucket's folder into `local_path(place)`.
+def fetch_folders(path: str, pattern: str, manifest: str):
+    """Copies subfolders of a bucket's folder into `local_path(path)`.
 
     A folder that is on this machine already is not copied again.
 
     Args:
-        place: A folder in a bucket.
+        path: A folder in a bucket.
         pattern: Glob pattern for the names of the subfolders.
         manifest: A file name. Only subfolders that hold this file are copied.
     """
-    files, root = file_system(place)
-    for found in files.glob(f"{root}/{pattern}/{manifest}"):
-        source = found.rsplit("/", 1)[0]
-        target = local_path(place) / source.rsplit("/", 1)[1]
+    files, root = file_system(path)
+    for manifest_path in files.glob(f"{root}/{pattern}/{manifest}"):
+        source = manifest_path.rsplit("/", 1)[0]
+        target = local_path(path) / source.rsplit("/", 1)[1]
         if target.is_dir():
             continue
         arriving = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
@@ -146,34 +146,35 @@ def fetch_folders(place: str, pattern: str, manifest: str):
             shutil.rmtree(arriving, ignore_errors=True)
 
 
-def fetch_files(place: str, names: typing.Sequence[str]):
-    """Copies files of a bucket's folder into `local_path(place)`.
+def fetch_files(path: str, names: typing.Sequence[str]):
+    """Copies files of a bucket's folder into `local_path(path)`.
 
     Local copies of files that the bucket does not have are deleted.
     """
-    files, root = file_system(place)
+    files, root = file_system(path)
     for name in names:
-        target = local_path(place) / name
+        target = local_path(path) / name
         if files.exists(f"{root}/{name}"):
             write(target, files.cat_file(f"{root}/{name}"))
         else:
             target.unlink(missing_ok=True)
 
 
-def send(place: str):
-    """Copies all files of `local_path(place)` to the bucket, except temporary and lock files.
+def send(path: str):
+    """Copies all files of `local_path(path)` to the bucket, except temporary and lock files.
 
-    Does nothing if `place` is a local folder.
+    Does nothing if `path` is a local folder.
     """
-    if not in_bucket(place):
+    if not in_bucket(path):
         return
-    files, root = file_system(place)
-    for path in sorted(local_path(place).rglob("*")):
-        if path.is_file() and path.suffix not in (".tmp", ".lock"):
-            files.pipe_file(f"{root}/{path.relative_to(local_path(place))}", path.read_bytes())
+    files, root = file_system(path)
+    local = local_path(path)
+    for file in sorted(local.rglob("*")):
+        if file.is_file() and file.suffix not in (".tmp", ".lock"):
+            files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 
 
-def file_system(place: str):
+def file_system(path: str):
     """Opens the file system of a folder, in a bucket or on this machine, without a listings cache.
 
     Returns:
@@ -185,9 +186,9 @@ def file_system(place: str):
     try:
         import fsspec
 
-        files, root = fsspec.url_to_fs(place, use_listings_cache=False)
+        files, root = fsspec.url_to_fs(path, use_listings_cache=False)
     except ImportError as error:
         raise settings.ConfigError(
-            f"{place}: {error}; pip install '.[bucket]' has what buckets need"
+            f"{path}: {error}; pip install '.[bucket]' has what buckets need"
         ) from error
     return files, root.rstrip("/")
