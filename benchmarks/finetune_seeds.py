@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config, gin_files, tables
-from maelm_jax.finetuning import batches, encoder_source, features, heads
+from maelm_jax.finetuning import batches, encoder_source, features, heads, task_data
 from maelm_jax.training import optimizer, sharding, step
 
 CLASSES = 3
@@ -73,7 +73,8 @@ def make_ways(args: argparse.Namespace) -> list[Way]:
     experiment = gin_files.load([source.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
     size, pad = source.vocabulary.size, source.vocabulary.pad
     mesh = sharding.make_mesh(experiment.mesh)
-    graph, init = heads.create(experiment.model, size, pad, CLASSES)
+    head = task_data.Head("sentence", CLASSES)
+    graph, init = heads.create(experiment.model, size, pad, head)
     updates = optimizer.create_adjustable(experiment.optimizer)
 
     def fresh_states() -> list[step.State]:
@@ -85,7 +86,7 @@ def make_ways(args: argparse.Namespace) -> list[Way]:
 
     by_seed = random_batches(args, size)
     states = fresh_states()
-    one_seed = step.make_train_step(heads.loss_of(graph), updates, states[0], 0, 1, mesh)
+    one_seed = step.make_train_step(heads.loss_of(graph, head), updates, states[0], 0, 1, mesh)
     every_seed = jax.jit(jax.vmap(one_seed), donate_argnums=0)
     stacked_states, stacked_batches = stack(fresh_states()), stack(by_seed)
 

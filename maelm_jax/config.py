@@ -11,6 +11,7 @@ import sys
 import typing
 
 from maelm_jax import config_finetune
+from maelm_jax.config_finetune import Conll as Conll
 from maelm_jax.config_finetune import CustomTask as CustomTask
 from maelm_jax.config_finetune import Finetune
 from maelm_jax.config_finetune import Grid as Grid

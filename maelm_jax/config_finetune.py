@@ -2,6 +2,8 @@
 
 import typing
 
+import pydantic
+
 from maelm_jax.settings import (
     LearningRate,
     Positive,
@@ -16,8 +18,23 @@ from maelm_jax.settings import (
 )
 
 Task = typing.Literal[
-    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own"
+    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own",
+    "conll",
 ]
+
+
+Column = typing.Annotated[int, pydantic.Field(ge=-1, le=1000)]
+
+
+class FileSettings(Settings):
+    """Base class of settings that name a training file and a dev file."""
+
+    def require_files(self, gin_file: str):
+        """Raises ConfigError when a file is not named. `gin_file` has the macros for both."""
+        for name, macro in (("train_file", "TRAIN_FILE"), ("dev_file", "DEV_FILE")):
+            is_named = getattr(self, name) is not None
+            remedy = f"Give --gin_file={gin_file} --gin.{macro}=FILE"
+            self.require(is_named, f"{name} is missing. {remedy}")
 
 
 @declare
@@ -56,7 +73,7 @@ class Squad(Settings):
 
 
 @declare
-class CustomTask(Settings):
+class CustomTask(FileSettings):
     """The task `own`: one or two columns of text and a label, in your own files."""
 
     train_file: Text | None = setting(
@@ -68,10 +85,7 @@ class CustomTask(Settings):
 
     def check_complete(self):
         """Raises ConfigError when a setting that the task `own` needs is missing."""
-        for name, macro in (("train_file", "TRAIN_FILE"), ("dev_file", "DEV_FILE")):
-            is_named = getattr(self, name) is not None
-            remedy = f"Give --gin_file=finetune/own.gin --gin.{macro}=FILE"
-            self.require(is_named, f"{name} is missing. {remedy}")
+        self.require_files("finetune/own.gin")
         count = len(self.columns)
         self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
         self.require(
@@ -80,8 +94,23 @@ class CustomTask(Settings):
 
 
 @declare
+class Conll(FileSettings):
+    """The task `conll`: a label for each word, in your own files with a line for each word."""
+
+    train_file: Text | None = setting(
+        None, "Columns between spaces or tabs, a blank line between sentences. It has all labels.")
+    dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
+    word_column: Column = setting(0, "Column of the word, from 0. -1 is the last.")
+    label_column: Column = setting(-1, "Column of the label, from 0. -1 is the last.")
+
+    def check_complete(self):
+        """Raises ConfigError when a setting that the task `conll` needs is missing."""
+        self.require_files("finetune/conll.gin")
+
+
+@declare
 class Finetune(Settings):
-    """Fine-tuning on labelled tasks. `Grid`, `Squad` and `CustomTask` have its other settings."""
+    """Fine-tuning on labelled tasks. The sections below have its other settings."""
 
     tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
@@ -96,14 +125,17 @@ class Finetune(Settings):
     grid: Grid = section(Grid)
     squad: Squad = section(Squad)
     custom: CustomTask = section(CustomTask)
+    conll: Conll = section(Conll)
 
     def check(self):
         self.require_distinct("tasks")
         if "own" in self.listed("tasks"):
             self.custom.check_complete()
+        if "conll" in self.listed("tasks"):
+            self.conll.check_complete()
 
 
-SECTIONS = (Finetune, Grid, Squad, CustomTask)
+SECTIONS = (Finetune, Grid, Squad, CustomTask, Conll)
 # Older names of settings. The config.gin of a workdir may have them, and gin files of users.
 OLDER_NAMES = {
     f"Finetune.{name}": f"{owner.__name__}.{name}"

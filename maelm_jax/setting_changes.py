@@ -26,6 +26,8 @@ FREE_ON_RESUME = (
     "Finetune.data_dir",
     "CustomTask.train_file",
     "CustomTask.dev_file",
+    "Conll.train_file",
+    "Conll.dev_file",
     "Finetune.eval_batch_size",
 )
 

@@ -163,6 +163,12 @@ def flat_lines(axes) -> list[str]:
     return [line.get_label() for line in axes.lines if list(line.get_xdata()) == [0, 1] and len(set(line.get_ydata())) == 1]
 
 
+def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):
+    """Writes sentences of (word, label) as CoNLL files are: a line a word, blank lines between."""
+    blocks = ["".join(f"{word} {label}\n" for word, label in words) for words in sentences]
+    path.write_text("\n".join(blocks))
+
+
 # Content of a JSON file of this program that is damaged, by the kind of damage.
 DAMAGED_JSON = {
     "empty": b"",

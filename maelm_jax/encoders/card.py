@@ -170,6 +170,8 @@ def fine_tuning(about: About) -> dict[str, str]:
             "also at the question, the separators and padding, where no answer can begin or end: "
             "training ruled these out, the class does not"
         )
+    elif about.architecture.endswith("TokenClassification"):
+        rows["logits"] = "the label of a word is that of its first token"
     elif not results.get("labels"):
         rows["output"] = (
             "the score divided by its largest value, as it was trained (STS-B: score / 5)"
@@ -203,6 +205,7 @@ def render(about: About) -> str:
     heads = {
         "MaskedLM": "logits",
         "SequenceClassification": "logits",
+        "TokenClassification": "logits",
         "QuestionAnswering": "start_logits` and `output.end_logits",
     }
     head = next((name for name in heads if about.architecture.endswith(name)), "")

@@ -246,6 +246,8 @@ class Family(abc.ABC):
         """Returns the mappings of the head of a fine-tuned model."""
         if task_class == fine_tuned_head.QUESTION_ANSWERING:
             return tables.linear("qa_outputs", "span")
+        if task_class == fine_tuned_head.TOKEN_CLASSIFICATION:
+            return tables.linear("classifier", "token/out")
         return [
             mapping
             for part, name in self.classifier_names.items()

@@ -9,14 +9,16 @@ from maelm_jax.config import ConfigError
 
 SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
 QUESTION_ANSWERING = "ForQuestionAnswering"
-MODULES = ("classifier", "span")  # the top-level modules of the parameters of heads
+TOKEN_CLASSIFICATION = "ForTokenClassification"
+MODULES = ("classifier", "span", "token")  # the top-level modules of the parameters of heads
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTunedHead:
     """The head of a fine-tuned run.
 
-    The parameters are `classifier` (dense, out) or `span` (one linear map to start and end).
+    The parameters are `classifier` (dense, out), `span` (one linear map to start and end) or
+    `token` (out).
 
     Attributes:
         task_class: The end of the name of the stock class.
@@ -37,15 +39,18 @@ class FineTunedHead:
         """
         if "span/kernel" in params:
             return cls(QUESTION_ANSWERING)
-        if "classifier/out/bias" not in params:
+        task_class, bias = SEQUENCE_CLASSIFICATION, params.get("classifier/out/bias")
+        if "token/out/bias" in params:
+            task_class, bias = TOKEN_CLASSIFICATION, params["token/out/bias"]
+        if bias is None:
             return None
-        classes = len(params["classifier/out/bias"])
+        classes = len(bias)
         if classes > 1 and len(labels) != classes:
             raise ConfigError(
                 f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
                 f"{', '.join(labels) or 'none'}"
             )
-        return cls(SEQUENCE_CLASSIFICATION, tuple(labels) if classes > 1 else ())
+        return cls(task_class, tuple(labels) if classes > 1 else ())
 
     def config_entries(self) -> dict[str, typing.Any]:
         """Returns the entries of config.json that describe the head."""
@@ -57,8 +62,10 @@ class FineTunedHead:
                 "label2id": {"score": 0},
                 "problem_type": "regression",
             }
-        return {
+        entries = {
             "id2label": {str(index): label for index, label in enumerate(self.labels)},
             "label2id": {label: index for index, label in enumerate(self.labels)},
-            "problem_type": "single_label_classification",
         }
+        if self.task_class == SEQUENCE_CLASSIFICATION:
+            entries["problem_type"] = "single_label_classification"
+        return entries

@@ -124,16 +124,19 @@ def task_logits(
     """Computes the logits of a fine-tuned head (finetuning/heads.py) in NumPy.
 
     Args:
-        params: The parameter tree, with `classifier` or `span`.
+        params: The parameter tree, with `classifier`, `span` or `token`.
         states: float32 [lines, length, width], the last hidden states.
         real: bool [lines, length], False at padding.
         style: What a classifier computes.
 
     Returns:
-        [lines, classes] of a classifier; [positions that are not padding, 2] of a span head.
+        [lines, classes] of a classifier; [positions that are not padding, 2 or classes] of the
+        heads `span` and `token`.
     """
     if "span" in params:
         return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
+    if "token" in params:
+        return states[real] @ params["token"]["out"]["kernel"] + params["token"]["out"]["bias"]
     dense, out = params["classifier"]["dense"], params["classifier"]["out"]
     hidden = jnp.asarray(states[:, 0] @ dense["kernel"] + dense["bias"])
     hidden = np.asarray(ops.ACTIVATIONS[style.activation](hidden))

@@ -194,7 +194,7 @@ def _compare_task_head(
     if "span" in params:
         theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)[real]
     else:
-        theirs = outputs.logits.numpy()
+        theirs = outputs.logits.numpy()[real] if "token" in params else outputs.logits.numpy()
     ours = inference.task_logits(params, states, real, style)
     return difference(f"logits of {stock_class.__name__}", theirs, ours)
 

@@ -10,7 +10,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax.finetuning.features import Features
+from maelm_jax.finetuning.features import NO_LABEL, Features
 
 MOST_LENGTHS = 10  # largest number of padded lengths: each compiles the training step once
 ENOUGH = 0.12  # share of padding below which no further length is added
@@ -24,7 +24,7 @@ class Batch(typing.NamedTuple):
 
     ids: np.ndarray  # int32 [B, T]
     lengths: np.ndarray  # int32 [B]
-    targets: np.ndarray  # [B] or [B, 2]
+    targets: np.ndarray  # [B], [B, 2] or [B, T]
     context: np.ndarray  # int32 [B]
     weights: np.ndarray  # float32 [B]
     seed: np.ndarray  # uint32 [B], the same value in every row
@@ -176,10 +176,13 @@ def pack(features: Features, size: int, rows: int, pad: int, seed: int) -> Batch
     ids = np.full((rows, size), pad, np.int32)
     for row, tokens in zip(ids, features.ids, strict=False):
         row[: len(tokens)] = tokens
+    targets = features.targets
+    if features.has_slot_targets:
+        targets = _fit_slots(targets, size)
     return Batch(
         ids,
         np.maximum(_fill_up(features.lengths, rows), 1),
-        _fill_up(features.targets, rows),
+        _fill_up(targets, rows),
         _fill_up(features.context, rows),
         _fill_up(np.ones(len(features.ids), np.float32), rows),
         np.full(rows, seed, np.uint32),
@@ -190,6 +193,12 @@ def _fill_up(values: np.ndarray, rows: int) -> np.ndarray:
     """`values` with zeros added up to `rows` rows."""
     missing = np.zeros((rows - len(values), *values.shape[1:]), values.dtype)
     return np.concatenate([values, missing])
+
+
+def _fit_slots(targets: np.ndarray, size: int) -> np.ndarray:
+    """Targets of slots [n, any number], cut or padded with NO_LABEL to [n, size]."""
+    missing = max(size - targets.shape[1], 0)
+    return np.pad(targets[:, :size], [(0, 0), (0, missing)], constant_values=NO_LABEL)
 
 
 class EvaluationBatch(typing.NamedTuple):

@@ -10,6 +10,7 @@ import tqdm
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 
+NO_LABEL = -1  # target of a slot that is not predicted
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar
 
 
@@ -20,14 +21,16 @@ class Features:
     Attributes:
         ids: n arrays of token ids, int32, without padding.
         targets: One of: classes, int32 [n]; scores from 0 to 1, float32 [n]; first and last slot of
-            the answer, int32 [n, 2].
+            the answer, int32 [n, 2]; the class of each slot or NO_LABEL, int32 [n, longest row].
         context: The slot at which the second sentence or SQuAD's context begins, int32 [n]; 0 where
             there is one sentence.
+        has_slot_targets: Whether `targets` are classes of slots.
     """
 
     ids: list[np.ndarray]
     targets: np.ndarray
     context: np.ndarray
+    has_slot_targets: bool = False
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
@@ -36,8 +39,11 @@ class Features:
 
     def select(self, indices: np.ndarray) -> "Features":
         """The examples with these indices, in this order."""
-        return Features(
-            [self.ids[i] for i in indices], self.targets[indices], self.context[indices]
+        return dataclasses.replace(
+            self,
+            ids=[self.ids[i] for i in indices],
+            targets=self.targets[indices],
+            context=self.context[indices],
         )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.encoders import families, family
 from maelm_jax.finetuning import batches, predictor, results, tasks
 from maelm_jax.finetuning.task_data import DevSet
 
@@ -28,7 +29,13 @@ class FinishedRun:
     def __init__(self, folder: pathlib.Path, content: dict, experiment: config.Experiment):
         self.folder, self.results, self.experiment = folder, content, experiment
         self.task: str = content["task"]
+        self.labels: tuple[str, ...] = tuple(content.get("labels", ()))
         self.length = predictor.length_of(experiment)
+
+    @property
+    def pair(self) -> family.PairFormat:
+        """How the encoder reads two sentences."""
+        return families.closest(self.experiment.model).pair
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -36,8 +43,8 @@ class FinishedRun:
 
     def outputs(self, dev_sets: list[DevSet]) -> list:
         """Outputs of the model for all examples of each set. See Predictor.outputs."""
-        classes = tasks.classes_of(self.task, self.experiment.finetune).count
-        model = predictor.restore(str(self.folder), self.experiment, classes, self.vocabulary)
+        head = tasks.head_of(self.task, self.experiment.finetune, self.labels)
+        model = predictor.restore(str(self.folder), self.experiment, head, self.vocabulary)
         lengths = np.concatenate([dev.features.lengths for dev in dev_sets])
         sizes = batches.padded_lengths(lengths, self.length)
         return [model.predictor.outputs(model.params, dev, sizes) for dev in dev_sets]

@@ -3,6 +3,9 @@
 Axis letters: B rows, T slots, D width, C classes.
 """
 
+import collections.abc
+import typing
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +14,8 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.encoders import families
 from maelm_jax.finetuning.batches import Batch
+from maelm_jax.finetuning.features import NO_LABEL
+from maelm_jax.finetuning.task_data import Head
 from maelm_jax.finetuning.windows import BEST, Spans
 from maelm_jax.model import keys, layers, loss, maelm, ops
 from maelm_jax.model.positions import MASKED_OUT
@@ -39,22 +44,38 @@ class Classifier(nnx.Module):
         return self.out(ops.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
 
-class FineTuned(nnx.Module):
-    """The encoder with one head: `classifier` with `classes` outputs, or `span` if `classes` is 0.
+class TokenClassifier(nnx.Module):
+    """Scores of C classes of each slot: dropout, linear D to C. It is that of stock models."""
 
-    `span` scores each slot as the start and as the end of an answer.
+    def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
+        self.out = layers.Linear(settings.width, classes, settings, rngs)
+        self.rate = settings.dropout
+
+    def __call__(
+        self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None
+    ) -> Float[Array, "B T C"]:
+        return self.out(ops.dropout(states, self.rate, keys)).astype(jnp.float32)
+
+
+class FineTuned(nnx.Module):
+    """The encoder with one head: `classifier`, `span` or `token`, by the kind of head.
+
+    `classifier` scores the row, `span` each slot as the start and as the end of an answer, `token`
+    the class of each slot.
     """
 
     def __init__(
-        self, settings: config.Model, vocabulary_size: int, pad_id: int, classes: int,
+        self, settings: config.Model, vocabulary_size: int, pad_id: int, head: Head,
         rngs: nnx.Rngs,
     ):  # fmt: skip
         self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
-        if classes:
-            self.classifier = Classifier(settings, classes, rngs)
+        self.kind = head.kind
+        if head.kind == "sentence":
+            self.classifier = Classifier(settings, head.classes, rngs)
+        elif head.kind == "span":
+            self.span = layers.Linear(settings.width, head.classes, settings, rngs)
         else:
-            self.span = layers.Linear(settings.width, 2, settings, rngs)
-        self.classes = classes
+            self.token = TokenClassifier(settings, head.classes, rngs)
         pair = families.closest(settings).pair
         self.has_pair_types = pair.has_types and settings.token_types > 1
 
@@ -66,8 +87,8 @@ class FineTuned(nnx.Module):
             keys: Keys of dropout, one a row; None without dropout.
 
         Returns:
-            float32 [B, C] of `classifier`, or [B, T, 2] of `span`. The latter is MASKED_OUT at the
-            slots where no answer can start or end.
+            float32 [B, C] of `classifier`, [B, T, C] of `token`, or [B, T, 2] of `span`. The last
+            is MASKED_OUT at the slots where no answer can start or end.
         """
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = ops.split_keys(keys, 2)
@@ -77,8 +98,10 @@ class FineTuned(nnx.Module):
             begin = batch.context[:, None]
             types = ((begin > 0) & (slots >= begin) & present).astype(jnp.int32)
         states = self.encoder(batch.ids, slots, present.astype(jnp.int32), keys[0], types=types)
-        if self.classes:
+        if self.kind == "sentence":
             return self.classifier(states, keys[1])
+        if self.kind == "token":
+            return self.token(states, keys[1])
         # An answer lies in the context: not in the question, the separators or the padding. Slot 0
         # stands for "no answer".
         allowed = (slots == 0) | (
@@ -87,39 +110,71 @@ class FineTuned(nnx.Module):
         return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), MASKED_OUT)
 
 
-def create(settings: config.Model, vocabulary_size: int, pad_id: int, classes: int):
-    """Returns the graph of FineTuned, and `init`, which draws its parameters from a key.
+class Created(typing.NamedTuple):
+    """The result of `create`."""
 
-    See maelm.create.
-    """
+    graph: nnx.GraphDef  # of FineTuned
+    init: collections.abc.Callable  # key -> parameters
+
+
+def create(settings: config.Model, vocabulary_size: int, pad_id: int, head: Head) -> Created:
+    """Returns a model with fresh parameters in functional form. See maelm.create."""
+
+    def build(rngs: nnx.Rngs) -> FineTuned:
+        return FineTuned(settings, vocabulary_size, pad_id, head, rngs)
 
     def init(key):
-        return nnx.to_pure_dict(
-            nnx.state(
-                FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(key)), nnx.Param
-            )
-        )
+        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(key)), nnx.Param))
 
-    return nnx.graphdef(
-        nnx.eval_shape(lambda: FineTuned(settings, vocabulary_size, pad_id, classes, nnx.Rngs(0)))
-    ), init
+    return Created(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
 
 
-def _nats(scores: Float[Array, "B C"], target: Int[Array, " B"]) -> Float[Array, " B"]:
-    """Cross-entropy of each row, in nats."""
-    return (
-        jax.nn.logsumexp(scores, axis=1)
-        - jnp.take_along_axis(scores, target[:, None], axis=1)[:, 0]
+def _nats(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:
+    """Cross-entropy of each target, in nats."""
+    of_target = jnp.take_along_axis(scores, target[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(scores, axis=-1) - of_target
+
+
+def _row_sums(losses, correct, weights: Float[Array, "..."]) -> loss.Sums:
+    """Sums of losses and of right predictions, both [...], with their weights."""
+    return loss.Sums(
+        (losses * weights).sum(), (correct.astype(jnp.float32) * weights).sum(), weights.sum()
     )
 
 
-def loss_of(graph: nnx.GraphDef):
+def _sentence_sums(scores: Float[Array, "B C"], batch: Batch) -> loss.Sums:
+    target = batch.targets
+    if target.dtype == jnp.float32:  # a regression
+        error = scores[:, 0] - target
+        return _row_sums(error**2, jnp.abs(error) < 0.1, batch.weights)
+    correct = jnp.argmax(scores, axis=1).astype(target.dtype) == target
+    return _row_sums(_nats(scores, target), correct, batch.weights)
+
+
+def _span_sums(scores: Float[Array, "B T 2"], batch: Batch) -> loss.Sums:
+    by_end = jnp.moveaxis(scores, 2, 1)  # [B, 2, T]
+    correct = jnp.argmax(by_end, axis=2).astype(batch.targets.dtype) == batch.targets
+    losses = _nats(by_end, batch.targets).mean(axis=1)
+    return _row_sums(losses, correct.all(axis=1), batch.weights)
+
+
+def _token_sums(scores: Float[Array, "B T C"], batch: Batch) -> loss.Sums:
+    target = batch.targets
+    labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
+    correct = jnp.argmax(scores, axis=2).astype(target.dtype) == target
+    return _row_sums(_nats(scores, jnp.maximum(target, 0)), correct, labelled)
+
+
+SUMS = {"sentence": _sentence_sums, "span": _span_sums, "token": _token_sums}
+
+
+def loss_of(graph: nnx.GraphDef, head: Head):
     """Returns the loss function for training.step.make_train_step.
 
     The loss of a row is the cross-entropy of its class; the mean of the cross-entropies of start
     and end slot; or, in a regression, the squared error of the score, which is from 0 to 1. The
     sums count a row as correct when its class is right; when both slots are right; or when its
-    score is less than 0.1 away.
+    score is less than 0.1 away. With a head for tokens, the sums are of labelled slots, not rows.
     """
 
     def loss_fn(
@@ -127,38 +182,34 @@ def loss_of(graph: nnx.GraphDef):
     ) -> loss.Sums:
         run_key = jax.random.fold_in(key, batch.seed[0])
         dropout_keys = keys.of_rows(run_key, numbers) if train else None
-        scores, target = maelm.apply(graph, params)(batch, dropout_keys), batch.targets
-        if scores.ndim == 3:
-            each = 0.5 * (
-                _nats(scores[:, :, 0], target[:, 0]) + _nats(scores[:, :, 1], target[:, 1])
-            )
-            correct = (jnp.argmax(scores, axis=1).astype(target.dtype) == target).all(axis=1)
-        elif target.dtype == jnp.float32:
-            each = (scores[:, 0] - target) ** 2
-            correct = jnp.abs(scores[:, 0] - target) < 0.1
-        else:
-            each = _nats(scores, target)
-            correct = jnp.argmax(scores, axis=1).astype(target.dtype) == target
-        weights = batch.weights
-        return loss.Sums(
-            (each * weights).sum(), (correct.astype(jnp.float32) * weights).sum(), weights.sum()
-        )
+        return SUMS[head.kind](maelm.apply(graph, params)(batch, dropout_keys), batch)
 
     return loss_fn
 
 
-def predict_of(graph: nnx.GraphDef):
-    """Returns a function (params, batch) -> float32 [B, C] scores, or Spans of the B windows."""
+def predict_of(graph: nnx.GraphDef, head: Head):
+    """Returns a function (params, batch) -> predictions.
+
+    They are float32 [B, C] scores of sentences, Spans of the B windows, or int32 [B, T] classes of
+    tokens.
+    """
 
     def predict(params: dict, batch: Batch):
         scores = maelm.apply(graph, params)(batch)
-        if scores.ndim == 2:
+        if head.kind == "sentence":
             return scores
-        null = scores[:, 0].sum(axis=1)
-        short = max(BEST - scores.shape[1], 0)
-        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=MASKED_OUT)
-        start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
-        end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
-        return Spans(start, start_slot, end, end_slot, null)
+        if head.kind == "token":
+            return jnp.argmax(scores, axis=2).astype(jnp.int32)
+        return _spans(scores)
 
     return predict
+
+
+def _spans(scores: Float[Array, "B T 2"]) -> Spans:
+    """The highest scores of starts and ends."""
+    null = scores[:, 0].sum(axis=1)
+    short = max(BEST - scores.shape[1], 0)
+    padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=MASKED_OUT)
+    start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
+    end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
+    return Spans(start, start_slot, end, end_slot, null)

@@ -1,4 +1,4 @@
-"""Metrics of GLUE (from scikit-learn and SciPy) and SQuAD (as its official evaluation, 2.0)."""
+"""Metrics: GLUE's (scikit-learn, SciPy), entities' (seqeval), SQuAD's (as its evaluation, 2.0)."""
 
 import collections
 import functools
@@ -9,6 +9,7 @@ import typing
 import numpy as np
 import scipy.stats
 import sklearn.metrics
+from seqeval.metrics import sequence_labeling
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -43,6 +44,54 @@ def glue(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[
     """
     predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
     return {name: float(METRICS[name](truth, predicted)) for name in names}
+
+
+# Prefixes of entity labels, in the forms that seqeval knows: BIOES for BILOU.
+PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
+OUTSIDE = "O"
+
+
+def is_of_entity(label: str) -> bool:
+    """Whether a label has the form B-X or I-X (also that of BIOES and BILOU), or is OUTSIDE."""
+    prefix, dash, name = label.partition("-")
+    return label == OUTSIDE or bool(prefix in PREFIXES and dash and name)
+
+
+def words(gold: list[list[str]], predicted: list[list[str]], entities: bool) -> dict[str, float]:
+    """Computes metrics of labels of words, by sentence.
+
+    Args:
+        gold: The right labels.
+        predicted: The labels of the model.
+        entities: Whether all labels are `is_of_entity`.
+
+    Returns:
+        "accuracy" of words. With `entities` also "f1", "precision" and "recall" of whole entities,
+        as conlleval has them.
+    """
+    right = [
+        gold_label == label
+        for sentence in zip(gold, predicted, strict=True)
+        for gold_label, label in zip(*sentence, strict=True)
+    ]
+    result = {"accuracy": sum(right) / len(right)}
+    if entities:
+        measured = sequence_labeling.precision_recall_fscore_support(
+            _with_known_prefixes(gold),
+            _with_known_prefixes(predicted),
+            average="micro",
+            zero_division=0,
+        )
+        result |= dict(zip(("precision", "recall", "f1"), map(float, measured), strict=False))
+    return result
+
+
+def _with_known_prefixes(sentences: list[list[str]]) -> list[list[str]]:
+    """Labels of entities with the prefixes of BIOES."""
+    return [
+        [label if label == OUTSIDE else PREFIXES[label[0]] + label[1:] for label in labels]
+        for labels in sentences
+    ]
 
 
 def normalise(answer: str) -> str:

@@ -7,7 +7,6 @@ import pathlib
 import typing
 
 from maelm_jax import config, paths, storage
-from maelm_jax.encoders import families
 from maelm_jax.finetuning import files, finished_run, glue, tasks
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
@@ -38,8 +37,8 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
         run.experiment.finetune,
         run.vocabulary,
         run.length,
-        run.results["best"],
-        families.closest(run.experiment.model).pair,
+        run.results,
+        run.pair,
     )
     flag = "--workdir" if output is None else "--output"
     target = target_of(run.task, run.folder, input_file, output, dev.endings)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import batches, heads
-from maelm_jax.finetuning.task_data import DevSet
+from maelm_jax.finetuning.task_data import DevSet, Head
 from maelm_jax.model import keys
 from maelm_jax.training import checkpoint_params, sharding
 
@@ -18,13 +18,14 @@ from maelm_jax.training import checkpoint_params, sharding
 class Predictor:
     """Computes the outputs of a fine-tuned model for all examples of a set."""
 
-    def __init__(self, graph, init, mesh: jax.sharding.Mesh, pad: int, batch_size: int):
+    def __init__(self, graph, init, head: Head, mesh: jax.sharding.Mesh, pad: int, batch_size: int):
         devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self.mesh, self.pad = mesh, pad
         self.batch_size = -(-batch_size // devices) * devices
         params = sharding.shardings_of(jax.eval_shape(init, keys.of_seed(0)), mesh)
         self.predict = jax.jit(
-            heads.predict_of(graph), in_shardings=(params, NamedSharding(mesh, sharding.BATCH))
+            heads.predict_of(graph, head),
+            in_shardings=(params, NamedSharding(mesh, sharding.BATCH)),
         )
 
     def outputs(self, params: dict, dev: DevSet, sizes: list[int]):
@@ -48,9 +49,18 @@ class Predictor:
 
         def joined(*arrays):
             rows = [array[: len(part)] for array, part in zip(arrays, indices, strict=True)]
-            return np.concatenate(rows)[order]
+            return np.concatenate(_equally_wide(rows))[order]
 
         return jax.tree.map(joined, *jax.device_get(outputs))
+
+
+def _equally_wide(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Arrays [rows, slots, ...] with zeros added up to the most slots."""
+    if arrays[0].ndim == 1:
+        return arrays
+    slots = max(array.shape[1] for array in arrays)
+    others = [(0, 0)] * (arrays[0].ndim - 2)
+    return [np.pad(array, [(0, 0), (0, slots - array.shape[1]), *others]) for array in arrays]
 
 
 def shard(batch: batches.Batch, mesh: jax.sharding.Mesh) -> batches.Batch:
@@ -71,10 +81,10 @@ class Restored(typing.NamedTuple):
 
 
 def restore(
-    workdir: str, experiment: config.Experiment, classes: int, vocabulary: Vocabulary
+    workdir: str, experiment: config.Experiment, head: Head, vocabulary: Vocabulary
 ) -> Restored:
-    """Loads the model of a finished run. `classes` is that of heads.create."""
-    graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, classes)
+    """Loads the model of a finished run."""
+    graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, head)
     mesh = sharding.make_mesh(experiment.mesh)
     shapes = jax.eval_shape(init, keys.of_seed(0))
     like = jax.tree.map(
@@ -84,4 +94,4 @@ def restore(
     )
     params = checkpoint_params.restore_params(workdir, like).state
     batch_size = experiment.finetune.eval_batch_size
-    return Restored(Predictor(graph, init, mesh, vocabulary.pad, batch_size), params)
+    return Restored(Predictor(graph, init, head, mesh, vocabulary.pad, batch_size), params)

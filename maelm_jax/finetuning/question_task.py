@@ -11,7 +11,7 @@ from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import metrics, squad, windows
-from maelm_jax.finetuning.task_data import DevSet, TaskData
+from maelm_jax.finetuning.task_data import SPAN, DevSet, TaskData
 
 
 def load(
@@ -32,7 +32,7 @@ def load(
     dev = dev_set(name, data.dev, vocabulary, settings, length, pair=pair)
     main = "best_f1" if name == "squad2" else "f1"
     notes = data.train.notes + data.dev.notes
-    return TaskData(name, 0, (), main, train, {"": dev}, {}, notes)
+    return TaskData(name, SPAN, (), main, train, {"": dev}, {}, notes)
 
 
 def read_unlabelled(

@@ -35,6 +35,9 @@ def read(folder: pathlib.Path) -> dict:
     results = files.read_record(
         path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list
     )
+    labels = results.get("labels", [])
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise config.ConfigError(f"{path}: damaged, labels are not a list of names. {remedy}")
     for name, value in results["best"].items():
         if not isinstance(value, number) or not isinstance(results["last"].get(name), number):
             raise config.ConfigError(f"{path}: damaged, {name} is no number. {remedy}")

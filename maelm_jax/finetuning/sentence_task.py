@@ -11,7 +11,7 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, glue, metrics, sentence_data, sentence_files
 from maelm_jax.finetuning.sentence_files import Examples
-from maelm_jax.finetuning.task_data import DevSet, TaskData
+from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 
 def load(
@@ -35,9 +35,13 @@ def load(
     first = next(iter(data.dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
-        name, max(len(task.labels), 1), task.labels, main, train, dev_sets, unscored, notes,
-        task.selected_by,
-    )  # fmt: skip
+        name, head_of(task), task.labels, main, train, dev_sets, unscored, notes, task.selected_by
+    )
+
+
+def head_of(task: glue.Task) -> Head:
+    """The head of a sentence task."""
+    return Head("sentence", max(len(task.labels), 1))
 
 
 def read_unlabelled(

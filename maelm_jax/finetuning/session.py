@@ -45,7 +45,7 @@ class FinetuneSession:
         self.task, self.vocabulary = task, vocabulary
         self.mesh = sharding.make_mesh(experiment.mesh)
         self.graph, self.init = heads.create(
-            experiment.model, vocabulary.size, vocabulary.pad, task.classes
+            experiment.model, vocabulary.size, vocabulary.pad, task.head
         )
         self.updates = optimizer.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.of_seed(0))
@@ -61,12 +61,22 @@ class FinetuneSession:
         )
         self.sizes = self._padded_lengths(predictors.length_of(experiment))
         self.predictor = predictors.Predictor(
-            self.graph, self.init, self.mesh, vocabulary.pad, experiment.finetune.eval_batch_size
+            self.graph,
+            self.init,
+            task.head,
+            self.mesh,
+            vocabulary.pad,
+            experiment.finetune.eval_batch_size,
         )
         state = State(self.zero, shapes, moments, shapes, self.zero)
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
-            heads.loss_of(self.graph), self.updates, state, 0, experiment.run.accumulate, self.mesh
+            heads.loss_of(self.graph, task.head),
+            self.updates,
+            state,
+            0,
+            experiment.run.accumulate,
+            self.mesh,
         )
         self.peak = flops.peak_flops(experiment.model.dtype).flops_per_second
         self.rank_monitors = rank_curve.RankMonitors(task, vocabulary, self.mesh)

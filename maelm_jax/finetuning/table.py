@@ -16,6 +16,7 @@ COLUMNS = (
     ("WNLI", "wnli", "accuracy", 100), ("Own", "own", "accuracy", 100),
     ("SQuAD1 EM", "squad1", "exact", 1), ("SQuAD1 F1", "squad1", "f1", 1),
     ("SQuAD2 EM", "squad2", "best_exact", 1), ("SQuAD2 F1", "squad2", "best_f1", 1),
+    ("Words F1", "conll", "f1", 100), ("Words accuracy", "conll", "accuracy", 100),
 )  # fmt: skip
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")

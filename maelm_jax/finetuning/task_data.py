@@ -12,6 +12,16 @@ import numpy as np
 from maelm_jax.finetuning import features
 
 
+class Head(typing.NamedTuple):
+    """The head that a task needs. See heads.FineTuned."""
+
+    kind: typing.Literal["sentence", "span", "token"]
+    classes: int  # 1 with "sentence" is a regression; "span" scores a start and an end
+
+
+SPAN = Head("span", 2)
+
+
 @dataclasses.dataclass(frozen=True)
 class DevSet:
     """Examples to predict. `outputs` are those of heads.predict_of for all examples, in order.
@@ -36,7 +46,7 @@ class TaskData:
     """A task with its data."""
 
     name: str
-    classes: int  # outputs of the classifier; 1 is a regression; 0: start and end of an answer
+    head: Head
     labels: tuple[str, ...]  # names of the classes; empty without classes
     main: str  # the metric of the score
     train: features.Features

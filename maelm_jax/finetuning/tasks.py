@@ -1,47 +1,52 @@
 """The tasks by name: checks that their data is there, and reads it."""
 
 import dataclasses
-import typing
 
 import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
-from maelm_jax.finetuning import glue, question_task, sentence_data, sentence_task, squad
-from maelm_jax.finetuning.task_data import DevSet, TaskData
+from maelm_jax.finetuning import (
+    glue,
+    question_task,
+    sentence_data,
+    sentence_task,
+    squad,
+    token_task,
+)
+from maelm_jax.finetuning.task_data import SPAN, DevSet, Head, TaskData
 
-NAMES = (*glue.TASKS, *squad.FILES, glue.OWN)
+NAMES = (*glue.TASKS, *squad.FILES, glue.OWN, token_task.NAME)
 SAMPLE_SEED = 0  # draws the sample of Finetune.train_examples; runs of all seeds share it
 
 
-class Classes(typing.NamedTuple):
-    """The outputs of the classifier of a task."""
+def head_of(name: str, settings: config.Finetune, labels: tuple[str, ...]) -> Head:
+    """The head of a finished run. `labels` are those of its results.
 
-    count: int  # 1 is a regression; 0: the head finds the start and the end of an answer
-    labels: tuple[str, ...]  # their names; empty without classes
-
-
-def classes_of(name: str, settings: config.Finetune) -> Classes:
-    """The classes of a task. Raises ConfigError when the task is unknown."""
-    if name in squad.FILES:
-        return Classes(0, ())
+    Raises:
+        ConfigError: The task is unknown.
+    """
     if name not in NAMES:
         raise config.ConfigError(f"Finetune.tasks: no task {name!r}; there are {', '.join(NAMES)}")
-    labels = glue.task_of(name, settings.custom).labels
-    return Classes(max(len(labels), 1), labels)
+    if name == token_task.NAME:
+        return Head("token", len(labels))
+    if name in squad.FILES:
+        return SPAN
+    return sentence_task.head_of(glue.task_of(name, settings.custom))
 
 
 def check(name: str, settings: config.Finetune):
-    """Checks that a task and its files exist. Does not read them, and does not check TFDS.
+    """Checks that the files of a task exist. Does not read them, and does not check TFDS.
 
     Raises:
-        ConfigError: The task is unknown, or a file is missing.
+        ConfigError: A file is missing.
     """
-    classes = classes_of(name, settings)
-    if settings.data_dir is None and name != glue.OWN:
+    if name == token_task.NAME:
+        token_task.locate(settings.conll)
+    elif settings.data_dir is None and name != glue.OWN:
         return
-    if classes.count == 0:
+    elif name in squad.FILES:
         squad.locate(name, settings)
     else:
         sentence_data.locate(glue.task_of(name, settings.custom), settings)
@@ -64,8 +69,12 @@ def load(
     Raises:
         ConfigError: The task is unknown, or data is missing or malformed.
     """
-    kind = question_task if name in squad.FILES else sentence_task
-    data = kind.load(name, settings, corpus, vocabulary, length, pair)
+    if name == token_task.NAME:
+        data = token_task.load(name, settings, corpus, vocabulary, length)
+    elif name in squad.FILES:
+        data = question_task.load(name, settings, corpus, vocabulary, length, pair)
+    else:
+        data = sentence_task.load(name, settings, corpus, vocabulary, length, pair)
     count, available = settings.train_examples, len(data.train.ids)
     if count is None or count >= available:
         return data
@@ -78,7 +87,7 @@ def load(
 
 def read_unlabelled(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR,
+    results: dict, pair: PairFormat = REPEATED_SEPARATOR,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. Its labels can be missing.
 
@@ -88,13 +97,18 @@ def read_unlabelled(
         settings: Settings of the fine-tuning run.
         vocabulary: Encodes the text.
         length: Largest number of tokens of an example.
-        best: Metrics of the run's best evaluation. In SQuAD 2.0 they include the null threshold.
+        results: Results of the run. Those of SQuAD 2.0 have the null threshold, those of `conll`
+            the labels.
         pair: How the encoder reads two sentences.
 
     Raises:
         ConfigError: The file is malformed or belongs to another task.
     """
+    if name == token_task.NAME:
+        labels = tuple(results["labels"])
+        return token_task.read_unlabelled(path, settings, vocabulary, length, labels)
     if name in squad.FILES:
+        best = results.get("best", {})
         return question_task.read_unlabelled(
             name, path, settings, vocabulary, length, best, pair
         )

@@ -28,10 +28,10 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
-    (r"(classifier/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
+    (r"(classifier/(dense|out)|span|token/out)/(kernel|bias)", PartitionSpec()),
 )
 # The first names of parameter paths.
-TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span")
+TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span", "token")
 BATCH = PartitionSpec(("data", "fsdp"))  # rows are sharded over data and fsdp
 
 

@@ -167,6 +167,12 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     assert run(squad, tmp_path / "out3") == 0
     assert "MPNetForQuestionAnswering" in (tmp_path / "out3" / "config.json").read_text()
     assert "training ruled these out" in (tmp_path / "out3" / "README.md").read_text()
+    words = make_workdir(tmp_path / "conll", {}, params | {"token": {"out": head(3)}})
+    (words / "results.json").write_text(json.dumps(results | {"task": "conll", "labels": ["B-X", "I-X", "O"]}))
+    assert run(words, tmp_path / "out5") == 0
+    content = json.loads((tmp_path / "out5" / "config.json").read_text())
+    assert content["architectures"] == ["MPNetForTokenClassification"] and "problem_type" not in content
+    assert "the label of a word is that of its first token" in (tmp_path / "out5" / "README.md").read_text()
     score = make_workdir(tmp_path / "stsb", {}, params | {"classifier": {"dense": head(32), "out": head(1)}})
     (score / "results.json").write_text(json.dumps(results | {"task": "stsb", "labels": []}))
     assert run(score, tmp_path / "out4") == 0

@@ -157,6 +157,17 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
         assert np.abs(logits.numpy() - expected[:, :, side])[real].max() < 1e-5 * np.abs(expected).max()
     assert verify.huggingface(tmp_path, unflatten(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 
+    token = {"token/out/kernel": array(32, 3), "token/out/bias": array(3)}
+    head = fine_tuned_head.FineTunedHead.of(params | token, ["B-X", "I-X", "O"])
+    huggingface.write(tmp_path, params | token, model, vocabulary.size, vocabulary.special, head)
+    stock, info = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "B-X", 1: "I-X", 2: "O"}
+    with torch.no_grad():
+        logits = stock.eval()(**batch).logits.numpy()
+    expected = states @ token["token/out/kernel"] + token["token/out/bias"]
+    assert np.abs(logits - expected)[real].max() < 1e-5 * np.abs(expected).max()
+    assert verify.huggingface(tmp_path, unflatten(params | token), model, vocabulary)[1]["of"].endswith("ForTokenClassification")
+
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
     swapped = {"attention/key": "attention.attn.q", "attention/query": "attention.attn.k"}

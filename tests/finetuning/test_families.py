@@ -15,6 +15,7 @@ from maelm_jax.data import vocabulary as vocabularies  # noqa: E402
 from maelm_jax.encoders import families, fine_tuned_head, huggingface, source  # noqa: E402
 from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
 from maelm_jax.finetuning import batches, encoder_source, features, heads  # noqa: E402
+from maelm_jax.finetuning.task_data import SPAN, Head  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 SIZES = {
@@ -31,8 +32,12 @@ CONFIGS = {
 PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
 
 
-@pytest.mark.parametrize("model_type,classes", [*((name, 3) for name in sorted(CONFIGS)), ("bert", 0)])
-def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabulary, model_type, classes):
+SENTENCE, TOKEN = Head("sentence", 3), Head("token", 3)
+CASES = [*((name, SENTENCE) for name in sorted(CONFIGS)), ("bert", SPAN), ("bert", TOKEN), ("distilbert", TOKEN)]
+
+
+@pytest.mark.parametrize("model_type,head", CASES)
+def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabulary, model_type, head):
     torch.manual_seed(0)
     family = families.FAMILIES[model_type]
     stock = transformers.AutoModel.from_config(CONFIGS[model_type]())
@@ -43,12 +48,12 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     start = encoder_source.load(str(tmp_path / "stock"))
     model = source.find(str(tmp_path / "stock")).model(config.Model())
 
-    graph, init = heads.create(model, vocabulary.size, vocabulary.pad, classes)
+    graph, init = heads.create(model, vocabulary.size, vocabulary.pad, head)
     params = jax.jit(init)(jax.random.key(1))
     params["encoder"] = start.encoder(params["encoder"])
-    if classes:
+    if head == SENTENCE:
         params["classifier"]["dense"] = start.pooler(params["classifier"]["dense"])
-    if model_type == "bert" and classes:
+    if model_type == "bert" and head == SENTENCE:
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, stock.pooler.dense.weight.detach().numpy())
     encoded = features.sentences(PAIRS, vocabulary, 48, family.pair)
     rows = features.Features(encoded.ids, np.zeros(len(PAIRS), np.int32), encoded.second)
@@ -57,10 +62,10 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
 
     flat = {path: np.asarray(value) for path, value in flatten(params).items()}
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
-    head = fine_tuned_head.FineTunedHead.of(flat, ["a", "b", "c"])
+    stock_head = fine_tuned_head.FineTunedHead.of(flat, ["a", "b", "c"])
     (tmp_path / "out").mkdir()
     tokenizers.write(tmp_path / "out", vocabulary, 48, family.pair)
-    huggingface.write(tmp_path / "out", flat, model, vocabulary.size, vocabulary.special, head)
+    huggingface.write(tmp_path / "out", flat, model, vocabulary.size, vocabulary.special, stock_head)
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -68,8 +73,11 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     inputs = tokenizer(list(first), list(second), padding=True, return_tensors="pt")
     with torch.no_grad():
         outputs = task_model.eval()(**inputs)
-    if classes:
+    if head == SENTENCE:
         assert np.abs(outputs.logits.numpy() - ours).max() < 1e-5 * max(1, np.abs(ours).max())
+    elif head == TOKEN:
+        theirs, real = outputs.logits.numpy(), inputs["attention_mask"].numpy() > 0
+        assert np.abs(theirs - ours[:, : theirs.shape[1]])[real].max() < 1e-5 * max(1, np.abs(ours).max())
     else:
         theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)
         for row, second, length, ours_row in zip(theirs, encoded.second, rows.lengths, ours, strict=True):

@@ -161,7 +161,7 @@ def test_a_task_of_ones_own(tmp_path):
     assert train.sentences == [("Why?", "Because."), ("Who?", ""), ("When?", "There.")] and list(train.labels) == [1, 2, 0]
     assert dev[""].sentences == [("Where?", "Here.")] and list(dev[""].labels) == [1]
     assert "1 examples with an empty sentence" in train.notes[0]
-    assert tasks.classes_of("own", chosen) == (3, ("no", "yes", "unclear"))
+    assert tasks.head_of("own", chosen, ()) == ("sentence", 3)
     sentence_task.write_predictions(task, np.eye(3)[[2, 0]], tmp_path / "predictions.tsv")
     assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\tunclear\n1\tno\n"
     sentence_task.write_probabilities(task, np.log([[0.25, 0.5, 0.25], [1, 3, 4]]).astype(np.float32), tmp_path / "p.tsv")

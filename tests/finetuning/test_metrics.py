@@ -21,6 +21,30 @@ def test_correlations():
     assert metrics.glue(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
 
 
+@pytest.mark.parametrize("gold,predicted,precision,recall", [
+    ("B-A I-A O B-B", "B-A I-A O B-B", 1, 1),
+    ("B-A I-A O B-B", "B-A O O B-B", 1 / 2, 1 / 2),  # half an entity is a wrong one
+    ("B-A I-A O O", "B-A I-A O B-A", 1 / 2, 1),
+    ("B-A B-A", "B-A I-A", 0, 0),  # two entities are not one of two words
+    ("I-A I-A O", "B-A I-A O", 1, 1),  # IOB1 means the same
+    ("B-A I-A O S-B", "B-A L-A O U-B", 1, 1),  # BIOES and BILOU do
+    ("O O", "O B-A", 0, 0),
+    ("O B-A", "O O", 0, 0),
+])  # fmt: skip
+def test_entities_are_right_as_a_whole(gold, predicted, precision, recall):
+    sentences = [[labels.split(), ["O"]] for labels in (gold, predicted)]
+    scores = metrics.words(*sentences, entities=True)
+    assert (scores["precision"], scores["recall"]) == pytest.approx((precision, recall))
+    total = precision + recall
+    assert scores["f1"] == pytest.approx(2 * precision * recall / total if total else 0.0)
+
+
+def test_labels_that_are_no_entities_have_an_accuracy_only():
+    assert metrics.words([["NN", "VB"], ["NN"]], [["NN", "NN"], ["NN"]], entities=False) == {"accuracy": 2 / 3}
+    assert all(map(metrics.is_of_entity, ["O", "B-A", "I-B-C", "U-A"]))
+    assert not any(map(metrics.is_of_entity, ["NN", "B-", "B", "NN-A", "", "-A"]))
+
+
 @pytest.mark.parametrize("gold,answer,exact,f1", [
     ("the Denver Broncos", "Denver Broncos!", 1, 1.0),
     ("Denver Broncos", "denver  the broncos", 1, 1.0),

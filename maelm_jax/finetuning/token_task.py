@@ -1,0 +1,184 @@
+"""Labels for words (task `conll`) as training sees them: tokenised sentences, scores, predictions.
+
+A label belongs to the first token of its word. The other tokens of the word have none.
+"""
+
+import collections.abc
+import dataclasses
+import os
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config, storage
+from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.finetuning import conll_files, features, metrics
+from maelm_jax.finetuning.conll_files import Sentences
+from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
+
+NAME = "conll"
+OUTSIDE = "O"  # label of a word that is in no entity
+SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
+
+
+def load(
+    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
+) -> TaskData:
+    """Reads and tokenises the files of the task. The labels are those of the training file."""
+    train_path, dev_path = locate(settings.conll)
+    train = conll_files.read(train_path, settings.conll, labelled=True)
+    dev = conll_files.read(dev_path, settings.conll, labelled=True)
+    labels = tuple(sorted({label for sentence in train.labels for label in sentence}))
+    if len(labels) < 2:
+        raise config.ConfigError(
+            f"{train_path}: every word has the label {labels[0]!r}. "
+            "Give a file with two labels or more, or correct Conll.label_column."
+        )
+    rows = tokenise(train, labels, vocabulary, length, "training")
+    entities = all(map(metrics.is_of_entity, labels))
+    _check_dev_labels(dev, labels, dev_path, entities)
+    dev_sets = {"": dev_set(dev, labels, vocabulary, length, "dev")}
+    notes = train.notes + dev.notes
+    if not entities:
+        notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
+    main = "f1" if entities else "accuracy"
+    return TaskData(
+        name, Head("token", len(labels)), labels, main, rows.features, dev_sets, {}, notes
+    )
+
+
+def _check_dev_labels(dev: Sentences, labels: tuple[str, ...], path, entities: bool):
+    """Notes labels that the training file lacks. With `entities`, all must be labels of those."""
+    unknown = sorted({label for sentence in dev.labels for label in sentence} - set(labels))
+    if unknown:
+        dev.notes.append(f"dev: labels that the training file lacks: {', '.join(unknown)}")
+    others = [label for label in unknown if not metrics.is_of_entity(label)]
+    if entities and others:
+        raise config.ConfigError(
+            f"{path}: the label {others[0]!r} is not B-X, I-X or O, as those of the training file "
+            "are. Correct it, or Conll.label_column."
+        )
+
+
+def locate(settings: config.Conll) -> list[pathlib.Path]:
+    """The training file and the dev file. Raises ConfigError when one is missing."""
+    paths = [pathlib.Path(settings.train_file), pathlib.Path(settings.dev_file)]
+    if absent := [str(path) for path in paths if not os.path.isfile(path)]:
+        raise config.ConfigError(
+            f"{NAME}: no file {' or '.join(absent)}. Correct Conll.train_file or Conll.dev_file."
+        )
+    return paths
+
+
+def read_unlabelled(
+    path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
+    labels: tuple[str, ...],
+) -> DevSet:  # fmt: skip
+    """Reads a file to predict. See tasks.read_unlabelled."""
+    sentences = conll_files.read(path, settings.conll, labelled=False)
+    return dev_set(sentences, labels, vocabulary, length, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordRows:
+    """Tokenised sentences."""
+
+    features: features.Features
+    slots: list[np.ndarray]  # of each sentence, int [words]: slot of a word's first token, or -1
+
+
+def tokenise(
+    sentences: Sentences, labels: tuple[str, ...], vocabulary: Vocabulary, length: int, which: str
+) -> WordRows:
+    """Encodes each sentence as `<s> words </s>`, and notes how many sentences were cut.
+
+    Args:
+        sentences: The sentences. Notes are added to them.
+        labels: Names of the classes. A word with another label, or without one, has no target.
+        vocabulary: Encodes the words with a space between two of them.
+        length: Largest number of tokens.
+        which: Names the sentences in notes.
+    """
+    class_of = {label: index for index, label in enumerate(labels)}
+    ids, slots = [], []
+    cut = lost = 0
+    for words in sentences.words:
+        tokens, offsets = vocabulary.encode_with_offsets(" ".join(words))
+        kept = tokens[: length - SPECIAL_TOKENS]
+        first = first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
+        first[first >= len(kept)] = -1
+        cut += len(kept) < len(tokens)
+        lost += int((first < 0).sum())
+        ids.append(np.asarray([vocabulary.bos, *kept, vocabulary.eos], np.int32))
+        slots.append(np.where(first < 0, -1, first + 1))
+    if cut:
+        sentences.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
+    if lost:
+        words = sum(map(len, sentences.words))
+        sentences.notes.append(f"{which}: {lost} of {words} words have no token in their row")
+    targets = np.full((len(ids), max(map(len, ids))), features.NO_LABEL, np.int32)
+    for row, of_words, in_row in zip(targets, sentences.labels, slots, strict=True):
+        for label, slot in zip(of_words, in_row, strict=False):  # no labels in a file to predict
+            if slot >= 0:
+                row[slot] = class_of.get(label, features.NO_LABEL)
+    context = np.zeros(len(ids), np.int32)
+    return WordRows(features.Features(ids, targets, context, has_slot_targets=True), slots)
+
+
+def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> np.ndarray:
+    """Index of the first token of each word; -1 for a word that has none of its own.
+
+    Args:
+        words: The words of the text, which has one space between two of them.
+        offsets: First character of each token and the one after its last, int [tokens, 2].
+    """
+    sizes = np.asarray([len(word) for word in words])
+    starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
+    # The first token that ends inside the word or after it.
+    tokens = np.searchsorted(offsets[:, 1], starts, side="right")
+    begins = np.append(offsets[:, 0], np.iinfo(np.int64).max)[tokens]
+    has_token = begins < starts + sizes
+    # A token of two words is that of the first one.
+    has_token[1:] &= tokens[1:] != tokens[:-1]
+    return np.where(has_token, tokens, -1)
+
+
+def dev_set(
+    sentences: Sentences, labels: tuple[str, ...], vocabulary: Vocabulary, length: int, which: str
+) -> DevSet:
+    """Sentences to predict. `which` names them in notes."""
+    rows = tokenise(sentences, labels, vocabulary, length, which)
+    labelling = _Labelling(sentences, rows.slots, labels)
+    return DevSet(rows.features, labelling.score, labelling.write, (".txt",), sentences.notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Labelling:
+    """Turns outputs of the model, the class of each slot, into labels, scores and files."""
+
+    sentences: Sentences
+    slots: list[np.ndarray]
+    labels: tuple[str, ...]
+
+    def predicted(self, outputs: np.ndarray) -> list[list[str]]:
+        """The labels of the words. A word without a token in its row is OUTSIDE."""
+        fallback = OUTSIDE if OUTSIDE in self.labels else self.labels[0]
+        return [
+            [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
+            for row, slots in zip(outputs, self.slots, strict=True)
+        ]
+
+    def score(self, outputs: np.ndarray) -> dict[str, float]:
+        entities = all(map(metrics.is_of_entity, self.labels))
+        return metrics.words(self.sentences.labels, self.predicted(outputs), entities)
+
+    def write(self, outputs: np.ndarray, folder: pathlib.Path, stem: str) -> pathlib.Path:
+        """Writes a word and its label on each line, and a blank line after each sentence."""
+        sentences = zip(self.sentences.words, self.predicted(outputs), strict=True)
+        blocks = [
+            "".join(f"{word} {label}\n" for word, label in zip(words, labels, strict=True))
+            for words, labels in sentences
+        ]
+        path = folder / f"{stem}.txt"
+        storage.write(path, "\n".join(blocks))
+        return path
