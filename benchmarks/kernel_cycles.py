@@ -68,6 +68,7 @@ def profiled(kernel: str, kind: str, heads: int, slots: int) -> int:
     nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "p").mkdir()
         profile = f"--xla_jf_dump_to={folder} --xla_jf_dump_static_llo_profile_to={folder}/p"
         command = [sys.executable, __file__, f"--slots={slots}", "--compile", kernel, kind]
         done = subprocess.run(
@@ -115,7 +116,8 @@ def compile_kernel(kernel: str, kind: str, heads: int, slots: int):
         statistics = shaped(jnp.float32, 1, heads // group, 2 * group, slots)
         call = functools.partial(attention_tpu.run_backward_kernel, settings)
         arrays = (states, states, states, bias, bias, operands, states, statistics, states)
-    jax.jit(call).lower(*arrays).compile()
+    donated = [4] if kernel == "backward" and bias is not None else []  # the sum of gradients
+    jax.jit(call, donate_argnums=donated).lower(*arrays).compile()
 
 
 if __name__ == "__main__":
