@@ -2,13 +2,14 @@
 
 import errno
 import gzip
+import json
 import os
 
 import pytest
 from testing import DAMAGED_JSON, one_line
 
 from maelm_jax import config
-from maelm_jax.data import rows, sources, vocabulary_training
+from maelm_jax.data import rows, sources, store_manifest, vocabulary_training
 
 
 def read(pattern, **settings):
@@ -30,6 +31,26 @@ def test_a_nested_glob_mixes_formats(tmp_path):
     (tmp_path / "b" / "c" / "part.json.gz").write_bytes(gzip.compress(b'{"text": "three"}\n{"text": "four"}\n'))
     (tmp_path / "d" / "part.txt").write_text("five")
     assert read(tmp_path / "**") == ["one", "two", "three", "four", "five"]
+
+
+def test_every_format_gives_the_same_rows(small_vocabulary, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    texts = [f"Document {number} says a few words.\nIts second line, naïve." for number in range(300)]
+    records = "\n".join(json.dumps({"text": text}) for text in texts).encode()
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(records))
+    with pyarrow.CompressedOutputStream(str(tmp_path / "a.json.zst"), "zstd") as file:
+        file.write(records)
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=70)
+    contents = set()
+    for name in ("a.txt", "a.jsonl.gz", "a.json.zst", "a.parquet"):
+        corpus = config.Corpus(
+            text_files=str(tmp_path / name), sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
+        )
+        (splits,) = rows.prepare(corpus, small_vocabulary).values()
+        contents.add(store_manifest.fingerprint(splits["train"].folder))
+    assert len(contents) == 1
 
 
 def test_no_match_says_the_pattern():
