@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import call
+from testing import call, random_parameters
 
 from maelm_jax import analyze, config, gin_files
 from maelm_jax.analysis import figures
@@ -28,17 +28,6 @@ def text(tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("text")
     (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
     return folder
-
-
-def random_parameters(shapes: dict, seed: int) -> dict:
-    """Normal matrices; LayerNorms as they begin, so that no common mean hides the rest."""
-    rng = np.random.default_rng(seed)
-
-    def leaf(keys, x):
-        name = keys[-1].key
-        return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder", "decoder", "head"), seed=0) -> str:

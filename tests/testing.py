@@ -17,6 +17,7 @@ import typing
 import unittest.mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
@@ -194,3 +195,14 @@ def prepared_rows(corpus, vocabulary, **kwargs) -> dict[str, np.ndarray]:
     """{split: rows} of a corpus of one source."""
     (splits,) = rows.prepare(corpus, vocabulary, **kwargs).values()
     return {split: store[np.arange(len(store))] for split, store in splits.items()}
+
+
+def random_parameters(shapes: dict, seed: int) -> dict:
+    """Normal matrices; LayerNorms as they begin, so that no common mean hides the rest."""
+    rng = np.random.default_rng(seed)
+
+    def leaf(keys, x):
+        name = keys[-1].key
+        return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, shapes)

@@ -4,26 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import random_parameters
 
 from maelm_jax import config
-from maelm_jax.analysis import moments, monitor, ranks
+from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import maelm, masking, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
 LENGTH, WIDTH, ROWS = 16, 8, 70
 MODEL = config.Model(layers=2, width=WIDTH, heads=2, feed_forward=16, max_positions=LENGTH, num_buckets=8, max_distance=16)
-
-
-def random_parameters(shapes: dict) -> dict:
-    """Normal matrices; LayerNorms as they begin, so that no common mean hides the rest."""
-    rng = np.random.default_rng(1)
-
-    def leaf(keys, x):
-        name = keys[-1].key
-        return jnp.ones(x.shape) if name == "scale" else jnp.zeros(x.shape) if name == "bias" else jnp.asarray(rng.normal(0, 0.3, x.shape), x.dtype)
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def rows():
@@ -35,7 +25,7 @@ def rows():
 @pytest.fixture(scope="module")
 def encoder():
     graph = maelm.encoder_graph(MODEL, 100, SPECIAL.pad)
-    return graph, random_parameters(maelm.encoder_shapes(MODEL, 100, SPECIAL.pad))
+    return graph, random_parameters(maelm.encoder_shapes(MODEL, 100, SPECIAL.pad), seed=1)
 
 
 def measured(encoder, settings, layers=None, **how):
@@ -91,24 +81,3 @@ def test_batches_and_layers_make_no_difference(encoder):
         np.testing.assert_allclose(last[name].product, one[name].product[1:], rtol=1e-4, atol=1e-3)
         both = one[name] + other[name]
         assert both.count == 2 * one[name].count
-
-
-def test_the_monitor_measures_what_the_analysis_does(encoder):
-    _, params = encoder
-    corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
-    settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), MODEL, config.Optimizer(), config.Mesh(), run)
-    mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
-    ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, rows(), mesh)
-    found = ranks_of({"encoder": params})
-    assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
-    used = rows()[: len(ranks_of._rows)]
-    assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
-    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(MODEL, 100, 1), p)(i, where, segments, every=True))
-    segments, positions = model_inputs.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
-    every = np.asarray(run_encoder(params, jnp.asarray(used), positions, segments))
-    assert min(found.values()) > 1
-    for layer, name in ((1, "middle"), (2, "last")):
-        squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
-        assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
-    assert "1 measurements of" in ranks_of.cost(100.0)
-    assert monitor.RankMonitor(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"
