@@ -145,7 +145,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
         if args.workdir and not saved.is_file():
             raise config.ConfigError(
                 f"{workdirs.no_run(args.workdir)}. "
-                "To start one, give --gin_file=FILE (configs/ holds tiny.gin, ...)"
+                "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
         if not args.workdir:
             raise config.ConfigError(
