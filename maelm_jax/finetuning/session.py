@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
@@ -56,9 +55,8 @@ class FinetuneSession:
         self.fresh_moments = jax.jit(
             self.updates.init, out_shardings=sharding.shardings_of(moments, self.mesh)
         )
-        self.zero = jax.device_put(
-            jnp.zeros((), jnp.int32), NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        )
+        replicated = jax.NamedSharding(self.mesh, jax.P())
+        self.zero = jax.device_put(jnp.zeros((), jnp.int32), replicated)
         self.sizes = self._padded_lengths(predictors.length_of(experiment))
         self.predictor = predictors.Predictor(
             self.graph,
@@ -160,10 +158,7 @@ class FinetuneSession:
         return content
 
     def _check_selection(self, workdir: str, state: State):
-        """Checks that the evaluations before `state` were compared by this task's metrics.
-
-        An unfinished run of another version may have compared others.
-        """
+        """Checks that this version selects the best evaluation as the run before `state` did."""
         lines = [line for line in metrics.read(workdir) if line["step"] <= int(state.step)]
         past = results.evaluations_in(lines, self.task.main)
         best = max(map(self.task.selection_score, past), default=-np.inf)
@@ -259,9 +254,8 @@ class FinetuneSession:
         best_checkpoint = checkpoint.Checkpoints(str(folder), keep=1)
         best_checkpoint.save(number, {"params": params})
         best_checkpoint.close()
-        outputs = (outputs or self.outputs(params, self.task.dev)) | self.outputs(
-            params, self.task.unscored
-        )
+        outputs = outputs or self.outputs(params, self.task.dev)
+        outputs = outputs | self.outputs(params, self.task.unscored)
         written = []
         for name, dev in (self.task.dev | self.task.unscored).items():
             # The predictions of the first dev set have no name in their file name.

@@ -1,7 +1,7 @@
 """Primitives with hand-written gradients or dropout, and what a layer saves for its backward pass.
 
-Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it.
-In the cross-entropy: P predicted slots of all rows, W rows of the token table.
+Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it (in
+the cross-entropy: predicted slots of all rows), W rows of the token table.
 """
 
 import collections.abc
@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int, Key, UInt32
 def save_for_backward(x: Array) -> Array:
     """Marks a value of the forward pass that the backward pass keeps.
 
-    `stack.run` computes all other values again: dropout's masks, GELU, the output of
-    LayerNorm. A few operations an element cost less than storing and reading the value.
+    All other values are computed again: dropout's masks, GELU, the output of LayerNorm. A few
+    operations an element cost less than storing and reading the value.
     """
     return ad_checkpoint.checkpoint_name(x, "kept")
 
@@ -33,8 +33,7 @@ def layer_norm(
 ) -> Float[Array, "B T D"]:
     """Normalises the last axis with the biased variance, as PyTorch does.
 
-    The computation is in float32 and in two passes: the mean, then the variance. The result has
-    the dtype of x.
+    It computes in float32, in two passes (mean, variance). The result has the dtype of x.
     """
     return _layer_norm_forward(x, scale, bias, epsilon)[0]
 
