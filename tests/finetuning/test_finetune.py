@@ -199,7 +199,9 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]
     )
-    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv", "CustomTask.labels=('no', 'yes')"] if path.stem == "own" else []
+    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv"] if path.stem in ("own", "conll") else []
+    if path.stem == "own":
+        own.append("CustomTask.labels=('no', 'yes')")
     found = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
     stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
     assert experiments.of_encoder(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
