@@ -37,7 +37,7 @@ from maelm_jax.settings import (
 from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
 
-Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet"]
+Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet", "modernbert"]
 
 
 @declare

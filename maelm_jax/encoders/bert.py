@@ -4,15 +4,9 @@ import typing
 
 from maelm_jax import config
 from maelm_jax.encoders import tensors as tables
-from maelm_jax.encoders.family import (
-    ClassifierStyle,
-    Family,
-    LanguageHeadNames,
-    PairFormat,
-)
+from maelm_jax.encoders.family import FIXED_EPSILON, Family
+from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 from maelm_jax.encoders.tensors import TensorMapping
-
-DISTILBERT_EPSILON = 1e-12  # of the stock class, which has no setting for it
 
 
 class Bert(Family):
@@ -103,6 +97,7 @@ class DistilBert(Family):
         "feed_forward/down": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
     }  # fmt: skip
     layers_name = "transformer.layer."
+    epsilon = None
     language_head = LanguageHeadNames(
         "vocab_transform", "vocab_layer_norm", "vocab_projector.bias", ("vocab_projector.weight",)
     )
@@ -133,9 +128,9 @@ class DistilBert(Family):
             )
         if model.token_types:
             misfits.append("the stock DistilBert has no token types, this model has some")
-        if model.layer_norm_eps != DISTILBERT_EPSILON:
+        if model.layer_norm_eps != FIXED_EPSILON:
             misfits.append(
-                f"the stock DistilBert has an epsilon of {DISTILBERT_EPSILON}, this model "
+                f"the stock DistilBert has an epsilon of {FIXED_EPSILON}, this model "
                 f"{model.layer_norm_eps}"
             )
         return misfits

@@ -56,7 +56,7 @@ class Encoder:
         """
         encoder_source = source.find(os.fspath(path), step)
         vocabulary = encoder_source.load_vocabulary()
-        model = encoder_source.model(config.Model())
+        model = encoder_source.model(encoder_source.base)
         params = encoder_source.read(model)
         head = FineTunedHead.of(params, encoder_source.labels)
         return cls(params, model, vocabulary, encoder_source.length, head, encoder_source.step)

@@ -5,11 +5,12 @@ import typing
 from maelm_jax import config, json_files
 from maelm_jax.encoders.bert import BERT, DISTILBERT, ELECTRA
 from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.encoders.roberta import ROBERTA
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for family in (BERT, DISTILBERT, ELECTRA, MPNET, ROBERTA)
+    family.model_type: family for family in (BERT, DISTILBERT, ELECTRA, MODERNBERT, MPNET, ROBERTA)
 }
 
 
@@ -21,6 +22,8 @@ def closest(model: config.Model) -> Family:
     """
     if model.family:
         return FAMILIES[model.family]
+    if model.positions == "rotary":
+        return MODERNBERT
     if model.relative_buckets != "none":
         return MPNET
     return BERT if model.token_types > 1 else ROBERTA
@@ -34,7 +37,7 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
     """
     family = closest(model)
     misfits = family.misfits(model, special)
-    if not model.has_bert_blocks:
+    if family is not MODERNBERT and not model.has_bert_blocks:
         misfits.append("its layers are not post-LN with biases and learned positions")
     if misfits:
         raise config.ConfigError(

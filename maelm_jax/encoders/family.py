@@ -12,9 +12,11 @@ import numpy as np
 from maelm_jax import config, json_files
 from maelm_jax.encoders import fine_tuned_head
 from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 from maelm_jax.encoders.tensors import TensorMapping
 
 POSITIONS = "max_position_embeddings"
+FIXED_EPSILON = 1e-12  # of stock classes that have no setting for it
 # {part of a block here: its name in a stock layer of BERT, ELECTRA and RoBERTa}.
 BERT_PARTS = {
     "attention/query": "attention.self.query", "attention/key": "attention.self.key",
@@ -22,50 +24,6 @@ BERT_PARTS = {
     "attention_norm": "attention.output.LayerNorm", "feed_forward/up": "intermediate.dense",
     "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
 }  # fmt: skip
-
-
-class PairFormat(typing.NamedTuple):
-    """How a model of the family reads two sentences: `<s> A </s> B </s>`.
-
-    Attributes:
-        separators: The number of `</s>` between the sentences.
-        has_types: Whether the tokens of B, and the `</s>` after it, have token type 1.
-    """
-
-    separators: int
-    has_types: bool = False
-
-
-REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the published code
-
-
-class ClassifierStyle(typing.NamedTuple):
-    """How a classifier of the family scores the first state: dense, activation, norm, out.
-
-    Attributes:
-        activation: "tanh", "relu" or "gelu", after the first linear map.
-        has_input_dropout: Whether dropout comes before the first linear map too.
-    """
-
-    activation: str = "tanh"
-    has_input_dropout: bool = True
-
-
-class LanguageHeadNames(typing.NamedTuple):
-    """The names of the tensors of a stock language-model head.
-
-    Attributes:
-        dense, norm: The start of the names of a linear map and of a LayerNorm.
-        bias: The bias of the logits.
-        tied: Copies of the token table.
-        tied_bias: Copies of `bias`.
-    """
-
-    dense: str
-    norm: str
-    bias: str
-    tied: tuple[str, ...]
-    tied_bias: tuple[str, ...] = ()
 
 
 class Family(abc.ABC):
@@ -86,6 +44,7 @@ class Family(abc.ABC):
         defaults: The stock class's values of entries that a config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
+        epsilon: The entry of config.json for the epsilon of LayerNorm; None if it is fixed.
         left_out: Beginnings of the names of stock tensors that an import leaves out. A name that
             starts with "." stands inside the encoder.
     """
@@ -114,6 +73,7 @@ class Family(abc.ABC):
     supported: typing.ClassVar[dict[str, typing.Any]] = {
         "hidden_act": "gelu", "tie_word_embeddings": True, "position_embedding_type": "absolute",
     }  # fmt: skip
+    epsilon: typing.ClassVar[str | None] = "layer_norm_eps"
     left_out: typing.ClassVar[tuple[str, ...]] = (
         ".pooler.", ".embeddings.position_ids", "classifier.", "qa_outputs.",
     )  # fmt: skip
@@ -163,8 +123,8 @@ class Family(abc.ABC):
             "eos_token_id": special.eos,
             "dtype": "float32",
         }
-        if "layer_norm_eps" in self.defaults:
-            entries["layer_norm_eps"] = model.layer_norm_eps
+        if self.epsilon:
+            entries[self.epsilon] = model.layer_norm_eps
         return entries | self.own_entries(model)
 
     def model_settings(self, content: dict) -> dict[str, typing.Any]:
@@ -177,8 +137,9 @@ class Family(abc.ABC):
         return {
             "family": self.model_type,
             **{field: entries[entry] for field, entry in self.sizes.items()},
+            **{field: entries[name] for field, name in self.dropouts.items() if name in entries},
             "max_positions": entries[POSITIONS] - offset,
-            "layer_norm_eps": float(entries.get("layer_norm_eps", 1e-12)),
+            "layer_norm_eps": float(entries[self.epsilon]) if self.epsilon else FIXED_EPSILON,
             **self.own_settings(entries),
         }
 
@@ -198,9 +159,9 @@ class Family(abc.ABC):
             if name in entries and not json_files.is_integer(entries[name], least, most):
                 shown = json_files.shown(entries[name])
                 faults.append(f"{name} {shown} (an integer from {least} to {most})")
-        if not json_files.is_number(entries.get("layer_norm_eps", 1e-12), 1e-30, 1.0):
-            shown = json_files.shown(entries["layer_norm_eps"])
-            faults.append(f"layer_norm_eps {shown} (a number from 1e-30 to 1)")
+        if self.epsilon and not json_files.is_number(entries[self.epsilon], 1e-30, 1.0):
+            shown = json_files.shown(entries[self.epsilon])
+            faults.append(f"{self.epsilon} {shown} (a number from 1e-30 to 1)")
         if not faults:
             offset = self.unused_positions(entries["pad_token_id"])
             if entries[POSITIONS] <= offset:
@@ -296,13 +257,14 @@ class Family(abc.ABC):
             shapes = shapes | {
                 "pooler/kernel": (model.width, model.width), "pooler/bias": (model.width,),
             }  # fmt: skip
+        left_out = tuple(self._full_name(name, prefix) for name in self.left_out)
         names, head = self.language_head, self.language_model_mappings()
-        if any(mapping.name in tensors for mapping in head):
+        own_names = [mapping.name for mapping in head if not mapping.name.startswith(left_out)]
+        if any(name in tensors for name in own_names):
             mappings += head
             tied = dict.fromkeys(names.tied, prefix + self.token_table)
             tied |= dict.fromkeys(names.tied_bias, names.bias)
         kept = {mapping.name for mapping in mappings}
-        left_out = tuple(self._full_name(name, prefix) for name in self.left_out)
         tensors = {
             name: tensors[name]
             for name in tensors

@@ -18,7 +18,7 @@ class FineTunedHead:
     """The head of a fine-tuned run.
 
     The parameters are `classifier` (dense, out), `span` (one linear map to start and end) or
-    `token` (out).
+    `token` (out). Those of ModernBERT are dense, norm and out in every head.
 
     Attributes:
         task_class: The end of the name of the stock class.
@@ -37,7 +37,7 @@ class FineTunedHead:
         Raises:
             ConfigError: `labels` does not hold one name for each class.
         """
-        if "span/kernel" in params:
+        if "span/kernel" in params or "span/out/kernel" in params:
             return cls(QUESTION_ANSWERING)
         task_class, bias = SEQUENCE_CLASSIFICATION, params.get("classifier/out/bias")
         if "token/out/bias" in params:

@@ -11,7 +11,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders.family import ClassifierStyle
+from maelm_jax.encoders import families
 from maelm_jax.model import maelm, model_inputs, ops
 
 LINES_AT_A_TIME = 8
@@ -119,25 +119,38 @@ def logits(
 
 
 def task_logits(
-    params: dict, states: np.ndarray, real: np.ndarray, style: ClassifierStyle
+    params: dict, states: np.ndarray, real: np.ndarray, model: config.Model
 ) -> np.ndarray:
-    """Computes the logits of a fine-tuned head (finetuning/heads.py) in NumPy.
+    """Computes the logits of a fine-tuned head (finetuning/heads.py).
 
     Args:
         params: The parameter tree, with `classifier`, `span` or `token`.
         states: float32 [lines, length, width], the last hidden states.
         real: bool [lines, length], False at padding.
-        style: What a classifier computes.
+        model: The settings of the model.
 
     Returns:
         [lines, classes] of a classifier; [positions that are not padding, 2 or classes] of the
         heads `span` and `token`.
     """
-    if "span" in params:
-        return states[real] @ params["span"]["kernel"] + params["span"]["bias"]
-    if "token" in params:
-        return states[real] @ params["token"]["out"]["kernel"] + params["token"]["out"]["bias"]
-    dense, out = params["classifier"]["dense"], params["classifier"]["out"]
-    hidden = jnp.asarray(states[:, 0] @ dense["kernel"] + dense["bias"])
-    hidden = np.asarray(ops.ACTIVATIONS[style.activation](hidden))
-    return hidden @ out["kernel"] + out["bias"]
+    if "classifier" in params:
+        return _scores(params["classifier"], states[:, 0], model)
+    head = params["span"] if "span" in params else params["token"]
+    if "dense" in head:
+        return _scores(head, states[real], model)
+    return _linear(head.get("out", head), states[real])
+
+
+def _scores(head: dict, states: np.ndarray, model: config.Model) -> np.ndarray:
+    """Computes dense, activation, norm and out on states [n, width]."""
+    style = families.closest(model).classifier
+    hidden = ops.ACTIVATIONS[style.activation](jnp.asarray(_linear(head["dense"], states)))
+    if style.has_norm:
+        hidden = ops.layer_norm(
+            hidden[None], jnp.asarray(head["norm"]["scale"]), None, model.layer_norm_eps
+        )[0]
+    return _linear(head["out"], np.asarray(hidden))
+
+
+def _linear(params: dict, x: np.ndarray) -> np.ndarray:
+    return x @ params["kernel"] + params.get("bias", np.float32(0))

@@ -3,7 +3,8 @@
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
+from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
 from maelm_jax.encoders.tensors import TensorMapping
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance

@@ -5,7 +5,8 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
+from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
 
 TYPES = "embeddings.token_type_embeddings.weight"
 

@@ -57,6 +57,7 @@ class EncoderSource:
         step: The step of a workdir's checkpoint; None for every other source.
         labels: The names of the classes of a fine-tuned run.
         ignored_head: The stock class whose head is not read, or None.
+        base: Supplies the settings that the source does not determine, such as those of training.
     """
 
     path: str
@@ -68,6 +69,7 @@ class EncoderSource:
     step: int | None = None
     labels: tuple[str, ...] = ()
     ignored_head: str | None = None
+    base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def model(self, base: config.Model) -> config.Model:
         """Returns `base` with the settings of the source.
@@ -191,6 +193,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         _read_params=read_params,
         step=step,
         labels=tuple(results.get("labels", ())),
+        base=model,
     )
 
 

@@ -29,6 +29,9 @@ class TensorMapping(typing.NamedTuple):
         transposed: Whether the other format has the transposed matrix.
         offset: The number of unused rows at the start of the other tensor (position tables of MPNet
             and RoBERTa). They are written as 0.
+        part: The other tensor joins `parts` parameters of one size along its first axis. This one
+            is number `part`.
+        parts: The number of joined parameters.
     """
 
     name: str
@@ -36,6 +39,8 @@ class TensorMapping(typing.NamedTuple):
     layer: int | None = None
     transposed: bool = False
     offset: int = 0
+    part: int = 0
+    parts: int = 1
 
 
 def linear(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
@@ -94,7 +99,8 @@ def export_tensors(
         {name in the other format: array}. The arrays are views of `params` except where rows are
         added, so that writing them needs little memory.
     """
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
+    joined: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
         value = params[mapping.path]
         if mapping.layer is not None:
@@ -104,8 +110,13 @@ def export_tensors(
         if mapping.offset:
             unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
             value = np.concatenate([unused, value])
-        tensors[mapping.name] = value.T if mapping.transposed else value
-    return tensors
+        value = value.T if mapping.transposed else value
+        if mapping.parts > 1:
+            joined.setdefault(mapping.name, []).append(value)
+            tensors[mapping.name] = value  # replaced below; keeps the order of the mappings
+        else:
+            tensors[mapping.name] = value
+    return tensors | {name: np.concatenate(parts) for name, parts in joined.items()}
 
 
 def import_tensors(
@@ -142,6 +153,7 @@ def import_tensors(
         if fault := _fault_of(value, _expected_shape(mapping, shapes, ids)):
             faults.append(f"{mapping.name} {fault}")
             continue
+        value = np.split(value, mapping.parts)[mapping.part]
         value = (value.T if mapping.transposed else value[mapping.offset :]).astype(np.float32)
         if mapping.layer is None:
             params[mapping.path] = np.ascontiguousarray(value)
@@ -168,8 +180,8 @@ def _expected_shape(
         shape = shape[1:]
     if mapping.path in VOCABULARY and 0 < ids <= shape[0]:
         shape = (ids, *shape[1:])
-    shape = (shape[0] + mapping.offset, *shape[1:])
-    return shape[::-1] if mapping.transposed else shape
+    shape = shape[::-1] if mapping.transposed else shape
+    return (shape[0] * mapping.parts + mapping.offset, *shape[1:])
 
 
 def _fault_of(value: np.ndarray | None, shape: tuple[int, ...]) -> str:

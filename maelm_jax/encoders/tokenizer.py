@@ -19,7 +19,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders.family import PairFormat
+from maelm_jax.encoders.task_formats import PairFormat
 
 SPACE = "▁"  # SentencePiece writes a space as this character
 # A control character is a grapheme cluster of its own. SentencePiece maps delete it from texts.

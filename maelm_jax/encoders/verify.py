@@ -14,9 +14,8 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import families, inference, published, torch_checkpoint
+from maelm_jax.encoders import inference, published, torch_checkpoint
 from maelm_jax.encoders import tokenizer as tokenizers
-from maelm_jax.encoders.family import ClassifierStyle
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
@@ -106,8 +105,7 @@ def huggingface(
     if name.endswith("MaskedLM"):
         reports.append(_compare_language_model(folder, head, ids, params, model, vocabulary))
     elif not name.endswith("Model"):
-        style = families.closest(model).classifier
-        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary, style))
+        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary, model))
     return reports
 
 
@@ -183,7 +181,7 @@ def _compare_task_head(
     states: np.ndarray,
     params: dict,
     vocabulary: vocabularies.Vocabulary,
-    style: ClassifierStyle,
+    model: config.Model,
 ) -> Report:
     """Compares the logits of a fine-tuned head."""
     import torch
@@ -195,7 +193,7 @@ def _compare_task_head(
         theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)[real]
     else:
         theirs = outputs.logits.numpy()[real] if "token" in params else outputs.logits.numpy()
-    ours = inference.task_logits(params, states, real, style)
+    ours = inference.task_logits(params, states, real, model)
     return difference(f"logits of {stock_class.__name__}", theirs, ours)
 
 

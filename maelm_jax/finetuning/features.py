@@ -8,7 +8,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 
 NO_LABEL = -1  # target of a slot that is not predicted
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar

@@ -22,25 +22,31 @@ from maelm_jax.model.positions import MASKED_OUT
 
 
 class Classifier(nnx.Module):
-    """Scores of C classes from the last state of the first token. C = 1 is a regression.
+    """Scores of C classes from states. C = 1 is a regression.
 
-    The layers are dropout (in some families), linear D to D, an activation, dropout, linear D to C.
+    The layers are those of the family: dropout (in some), linear D to D, an activation, LayerNorm
+    (in some), dropout, linear D to C.
     """
 
     def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
-        self.dense = layers.Linear(settings.width, settings.width, settings, rngs)
-        self.out = layers.Linear(settings.width, classes, settings, rngs)
-        self.rate = settings.dropout
         self.style = families.closest(settings).classifier
+        width = settings.width
+        self.dense = layers.Linear(width, width, settings, rngs, self.style.has_bias)
+        if self.style.has_norm:
+            self.norm = layers.LayerNorm(settings)
+        self.out = layers.Linear(width, classes, settings, rngs)
+        self.rate = settings.dropout
 
     def __call__(
-        self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None
-    ) -> Float[Array, "B C"]:
+        self, states: Float[Array, "B *T D"], keys: Key[Array, " B"] | None
+    ) -> Float[Array, "B *T C"]:
         keys = ops.split_keys(keys, 2)
-        x = states[:, 0]
+        x = states
         if self.style.has_input_dropout:
             x = ops.dropout(x, self.rate, keys[0])
         x = ops.ACTIVATIONS[self.style.activation](self.dense(x))
+        if self.style.has_norm:
+            x = self.norm(x.reshape(x.shape[0], -1, x.shape[-1])).reshape(x.shape)
         return self.out(ops.dropout(x, self.rate, keys[1])).astype(jnp.float32)
 
 
@@ -70,10 +76,15 @@ class FineTuned(nnx.Module):
     ):  # fmt: skip
         self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
         self.kind = head.kind
+        self.transforms_tokens = families.closest(settings).classifier.transforms_tokens
         if head.kind == "sentence":
             self.classifier = Classifier(settings, head.classes, rngs)
+        elif head.kind == "span" and self.transforms_tokens:
+            self.span = Classifier(settings, head.classes, rngs)
         elif head.kind == "span":
             self.span = layers.Linear(settings.width, head.classes, settings, rngs)
+        elif self.transforms_tokens:
+            self.token = Classifier(settings, head.classes, rngs)
         else:
             self.token = TokenClassifier(settings, head.classes, rngs)
         pair = families.closest(settings).pair
@@ -99,7 +110,7 @@ class FineTuned(nnx.Module):
             types = ((begin > 0) & (slots >= begin) & present).astype(jnp.int32)
         states = self.encoder(batch.ids, slots, present.astype(jnp.int32), keys[0], types=types)
         if self.kind == "sentence":
-            return self.classifier(states, keys[1])
+            return self.classifier(states[:, 0], keys[1])
         if self.kind == "token":
             return self.token(states, keys[1])
         # An answer lies in the context: not in the question, the separators or the padding. Slot 0
@@ -107,7 +118,8 @@ class FineTuned(nnx.Module):
         allowed = (slots == 0) | (
             (slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1)
         )
-        return jnp.where(allowed[:, :, None], self.span(states).astype(jnp.float32), MASKED_OUT)
+        scores = self.span(states, keys[1]) if self.transforms_tokens else self.span(states)
+        return jnp.where(allowed[:, :, None], scores.astype(jnp.float32), MASKED_OUT)
 
 
 class Created(typing.NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import metrics, squad, windows
 from maelm_jax.finetuning.task_data import SPAN, DevSet, TaskData
 

@@ -8,7 +8,7 @@ import scipy.special
 
 from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, glue, metrics, sentence_data, sentence_files
 from maelm_jax.finetuning.sentence_files import Examples
 from maelm_jax.finetuning.task_data import DevSet, Head, TaskData

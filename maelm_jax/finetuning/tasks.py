@@ -6,7 +6,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import (
     glue,
     question_task,

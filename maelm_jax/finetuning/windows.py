@@ -9,7 +9,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.family import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, squad
 
 BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer

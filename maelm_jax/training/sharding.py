@@ -28,7 +28,8 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
-    (r"(classifier/(dense|out)|span|token/out)/(kernel|bias)", PartitionSpec()),
+    (r"((classifier|span|token)/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
+    (r"(classifier|span|token)/norm/scale", PartitionSpec()),
 )
 # The first names of parameter paths.
 TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span", "token")

@@ -22,6 +22,10 @@ KINDS = {
     "mpnet": {},
     "mpnet-mlm": {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False},
     "roberta": {"Model.relative_buckets": "none", "Model.decoder_relative_bias": False},
+    "modernbert": {
+        "Model.relative_buckets": "none", "Model.positions": "rotary", "Model.normalization": "pre", "Model.feed_forward_gate": True,
+        "Model.biases": False, "Model.decoder_relative_bias": False,
+    },
     "roberta-mlm": {
         "Model.relative_buckets": "none", "Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False,
     },

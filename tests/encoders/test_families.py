@@ -20,10 +20,15 @@ SIZES = {
     "vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 50, "initializer_range": 0.2, "pad_token_id": 1,
 }  # fmt: skip
+MODERNBERT = {
+    "layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
+    "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2,
+}  # fmt: skip
 CONFIGS = {
     "bert": lambda: transformers.BertConfig(**SIZES),
     "distilbert": lambda: transformers.DistilBertConfig(**SIZES | {"hidden_dim": 48}),
     "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),
+    "modernbert": lambda: transformers.ModernBertConfig(**SIZES, **MODERNBERT),
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
     "roberta": lambda: transformers.RobertaConfig(**SIZES, type_vocab_size=1, layer_norm_eps=1e-5),
 }
@@ -112,7 +117,7 @@ def test_a_fine_tuned_folder_gives_its_encoder(model_type, tmp_path, vocabulary,
 
 
 @pytest.mark.parametrize("change,message", [
-    ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'mpnet', 'roberta')"),
+    ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'modernbert', 'mpnet', 'roberta')"),
     ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' (only 'gelu')"), ({"is_decoder": True}, "is_decoder True (only False)"),
     ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
 ])  # fmt: skip

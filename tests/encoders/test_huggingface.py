@@ -37,13 +37,14 @@ ROOT = pathlib.Path(__file__).parents[2]
 def exported(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
     """{kind: folder}, verified as they were written."""
     root = tmp_path_factory.mktemp("exported")
-    for name in ("mpnet", "mpnet-mlm", "roberta", "roberta-mlm"):
+    for name in ("mpnet", "mpnet-mlm", "roberta", "roberta-mlm", "modernbert"):
         assert export.main([f"--workdir={workdirs[name]}", f"--output={root / name}", "--verify"]) == 0
     return {path.name: path for path in root.iterdir()}
 
 
 @pytest.mark.parametrize("name,stock", [
-    ("mpnet", "MPNetModel"), ("mpnet-mlm", "MPNetForMaskedLM"), ("roberta", "RobertaModel"), ("roberta-mlm", "RobertaForMaskedLM")
+    ("mpnet", "MPNetModel"), ("mpnet-mlm", "MPNetForMaskedLM"), ("roberta", "RobertaModel"), ("roberta-mlm", "RobertaForMaskedLM"),
+    ("modernbert", "ModernBertModel"),
 ])  # fmt: skip
 def test_hidden_states(exported, name, stock):
     reports = json.loads((exported[name] / "verification.json").read_text())

@@ -26,6 +26,7 @@ CONFIGS = {
     "bert": lambda: transformers.BertConfig(**SIZES),
     "distilbert": lambda: transformers.DistilBertConfig(**SIZES | {"hidden_dim": 48}),
     "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),
+    "modernbert": lambda: transformers.ModernBertConfig(**SIZES, layer_types=["full_attention"] * 2, eos_token_id=2, bos_token_id=0),
     "mpnet": lambda: transformers.MPNetConfig(**SIZES),
     "roberta": lambda: transformers.RobertaConfig(**SIZES, type_vocab_size=1),
 }
@@ -33,7 +34,7 @@ PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
 
 
 SENTENCE, TOKEN = Head("sentence", 3), Head("token", 3)
-CASES = [*((name, SENTENCE) for name in sorted(CONFIGS)), ("bert", SPAN), ("bert", TOKEN), ("distilbert", TOKEN)]
+CASES = [*((name, SENTENCE) for name in sorted(CONFIGS)), ("bert", SPAN), ("modernbert", SPAN), ("bert", TOKEN), ("modernbert", TOKEN)]
 
 
 @pytest.mark.parametrize("model_type,head", CASES)
