@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from testing import flatten, unflatten
 
+import maelm_jax
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.encoders import encoder as encoders
 from maelm_jax.encoders import export_formats, huggingface, inference, source, verify
@@ -217,6 +218,20 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     for more, message in ((["--step=3"], "need a workdir"), (["--gin.Model.layers=3"], "is no workdir. Leave it out")):
         with pytest.raises(config.ConfigError, match=message):
             run(tmp_path / "out", tmp_path / "third", *more)
+
+
+def test_the_three_lines_of_the_readme(workdirs, tmp_path, monkeypatch):
+    readme = (pathlib.Path(__file__).parents[2] / "README.md").read_text()
+    [row] = [line for line in readme.splitlines() if line.startswith("| use it in Python |")]
+    lines = row.split("`")[1::2]
+    assert len(lines) == 3
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(workdirs["mpnet"])
+    monkeypatch.chdir(tmp_path)
+    names = {"maelm_jax": maelm_jax}
+    for line in lines:
+        exec(line, names)
+    assert names["vectors"].shape == (1, 32) and (tmp_path / "folder" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("content,output,message", [
