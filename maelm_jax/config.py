@@ -255,9 +255,12 @@ class Model(Settings):
 
 @declare
 class Optimizer(Settings):
-    """AdamW as in the published code. The learning rate rises linearly to its peak."""
+    """AdamW as in the published code, or Muon. The learning rate rises linearly to its peak."""
 
+    kind: typing.Literal["adamw", "muon"] = setting(
+        "adamw", "Rule for the layers' matrices in pretraining. AdamW is that of all else.")
     learning_rate: LearningRate = setting(5e-4, "Learning rate at its peak.")
+    muon_learning_rate: LearningRate = setting(2e-3, "Its peak for what Muon updates.")
     warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
         "linear", "Linear decay to 0 from the peak on, or only at the end. Of pretraining.")
@@ -334,6 +337,10 @@ class Experiment:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
                 "without a decoder nothing stands at a dropped position")
+        if self.finetune is not None and self.optimizer.kind != "adamw":
+            raise ConfigError(
+                f"Optimizer.kind = {self.optimizer.kind!r} is of pretraining: "
+                "set it to 'adamw' for fine-tuning")
         self._check_accumulation()
 
     def _check_accumulation(self):

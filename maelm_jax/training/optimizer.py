@@ -1,16 +1,21 @@
-"""AdamW with the settings of the published code (github.com/yumeng5/MAE-LM).
+"""AdamW with the settings of the published code (github.com/yumeng5/MAE-LM), and Muon.
 
-One difference: the published code (fairseq) adds epsilon to sqrt(v) before the bias correction,
-optax after it. The first steps differ slightly.
+AdamW differs in one point: the published code (fairseq) adds epsilon to sqrt(v) before the bias
+correction, optax after it. The first steps differ slightly.
 """
 
+import dataclasses
 import typing
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from maelm_jax import config
+from maelm_jax.training import sharding
+
+MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typically is
 
 
 def schedule(settings: config.Optimizer, train_steps: int) -> optax.Schedule:
@@ -38,12 +43,43 @@ def _decayed(params: dict) -> dict:
     )
 
 
-def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransformation:
-    """Returns the optimiser: clipping by the global norm, then AdamW.
+def _rules(params: dict) -> dict:
+    """Returns for each parameter the rule that updates it: "muon" for the layers' matrices."""
 
-    Weight decay is decoupled. Without `decay_norms_and_biases` it leaves out biases and scales.
-    """
+    def leaf(keys, _):
+        path = sharding.parameter_path(keys)
+        return "muon" if "/blocks/" in path and path.endswith("/kernel") else "adamw"
+
+    return jax.tree_util.tree_map_with_path(leaf, params)
+
+
+def _matrix_axes(kernels: dict) -> dict:
+    """Returns the axes of stacked kernels [N, in, out]: each of the N is a matrix of its own."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers((1,), (2,)), kernels)
+
+
+def _clipped(
+    settings: config.Optimizer, *rules: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Returns clipping by the global norm, then the rules."""
     clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
+    chain = optax.chain(clip, *rules)
+
+    def update(gradient, state, params):
+        # optax multiplies floats by integer counts, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            return chain.update(gradient, state, params)
+
+    return optax.GradientTransformation(chain.init, update)
+
+
+def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransformation:
+    """Returns the optimiser of pretraining: clipping by the global norm, then AdamW or Muon.
+
+    Muon (Jordan 2024; scaled as by Liu et al. 2025, arXiv 2502.16982) updates the matrices of the
+    layers, AdamW all other parameters. Weight decay is decoupled. Without `decay_norms_and_biases`
+    it leaves out biases and scales.
+    """
     adamw = optax.adamw(
         schedule(settings, train_steps),
         settings.b1,
@@ -52,14 +88,16 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
         weight_decay=settings.weight_decay,
         mask=None if settings.decay_norms_and_biases else _decayed,
     )
-    chain = optax.chain(clip, adamw)
-
-    def update(gradient, state, params):
-        # optax multiplies floats by integer counts, which strict promotion refuses.
-        with jax.numpy_dtype_promotion("standard"):
-            return chain.update(gradient, state, params)
-
-    return optax.GradientTransformation(chain.init, update)
+    if settings.kind == "adamw":
+        return _clipped(settings, adamw)
+    of_matrices = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
+    muon = optax.contrib.muon(
+        schedule(of_matrices, train_steps),
+        weight_decay=settings.weight_decay,
+        muon_weight_dimension_numbers=_matrix_axes,
+        consistent_rms=MUON_RMS,
+    )
+    return _clipped(settings, optax.partition({"muon": muon, "adamw": adamw}, _rules))
 
 
 class Schedule(typing.NamedTuple):
@@ -86,23 +124,19 @@ def create_adjustable(settings: config.Optimizer) -> optax.GradientTransformatio
     `with_schedule` sets the schedule, which is linear. The settings of the learning rate and its
     schedule have no effect.
     """
-    clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps)
-    mask = None if settings.decay_norms_and_biases else _decayed
-    decay = optax.add_decayed_weights(settings.weight_decay, mask)
-    chain = optax.chain(clip, adam, decay)
+    decayed = None if settings.decay_norms_and_biases else _decayed
+    chain = _clipped(settings, adam, optax.add_decayed_weights(settings.weight_decay, decayed))
 
     def init(params):
         return chain.init(params), Schedule(*(jnp.zeros((), jnp.float32) for _ in Schedule._fields))
 
     def update(gradient, state, params):
-        with jax.numpy_dtype_promotion("standard"):  # as in `create`
-            updates, inner = chain.update(gradient, state[0], params)
-        rate = state[1].rate()
-        return jax.tree.map(lambda u: -rate * u, updates), (
-            inner,
-            state[1]._replace(count=state[1].count + 1.0),
-        )
+        inner, schedule_state = state
+        updates, inner = chain.update(gradient, inner, params)
+        rate = schedule_state.rate()
+        schedule_state = schedule_state._replace(count=schedule_state.count + 1.0)
+        return jax.tree.map(lambda u: -rate * u, updates), (inner, schedule_state)
 
     return optax.GradientTransformation(init, update)
 

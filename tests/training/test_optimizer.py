@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from maelm_jax import config
-from maelm_jax.training import optimizer
+from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint, optimizer, sharding, step
 
 
 def rates(steps, train_steps: int, **settings) -> list[float]:
@@ -60,3 +61,42 @@ def test_clipping_and_decay():
     np.testing.assert_allclose(change["w"], [-5.0], rtol=1e-5)
     clipped, _ = optax.clip_by_global_norm(2.0).update({"w": jnp.asarray([8.0])}, optax.EmptyState())
     np.testing.assert_allclose(clipped["w"], [2.0])
+
+
+MUON = config.Optimizer(kind="muon", learning_rate=1e-3, muon_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0)
+
+
+def flat(tree) -> dict[str, jax.Array]:
+    return {sharding.parameter_path(keys): leaf for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def test_muon_updates_every_matrix_of_the_layers_and_nothing_else():
+    model = config.Model(layers=2, width=16, heads=2, feed_forward=32, feed_forward_gate=True, decoder_attention="self+cross", max_positions=16)
+    params = jax.eval_shape(maelm.create(model, 100, config.SpecialIds.of_size(100)).init, jax.random.key(0))
+    state = jax.eval_shape(optimizer.create(MUON, 10).init, params)
+    groups = state[1].inner_states
+    by_muon, by_adam = (flat(groups[rule]).keys() - {""} for rule in ("muon", "adamw"))
+    matrices = {path for path in flat(params) if "/blocks/" in path and len(flat(params)[path].shape) == 3}
+    assert by_muon == matrices and len(matrices) == 2 * 7 + 4
+    assert by_muon | by_adam == flat(params).keys() and not by_muon & by_adam
+
+
+def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_restored(tmp_path):
+    keys = jax.random.split(jax.random.key(0), 4)
+    kernel = jax.random.normal(keys[0], (2, 8, 16)) * jnp.asarray([1.0, 100.0])[:, None, None]
+    params = {"encoder": {"blocks": {"attention": {"query": {"kernel": kernel}}}, "norm": {"scale": jnp.ones(8)}}}
+    updates = optimizer.create(MUON, 10**9)
+    change, opt_state = updates.update(params, updates.init(params), params)
+    matrices = np.asarray(change["encoder"]["blocks"]["attention"]["query"]["kernel"])
+    for matrix in matrices:
+        size = np.linalg.svd(matrix, compute_uv=False) / (1e-2 * 0.2 * 4)  # 4: the root of the longer side
+        assert (np.abs(size - 0.95) < 0.35).all()
+    np.testing.assert_allclose(change["encoder"]["norm"]["scale"], -1e-3, rtol=1e-3)
+
+    state = step.State(jnp.int32(1), params, opt_state)
+    checkpoints = checkpoint.Checkpoints(str(tmp_path))
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    restored = checkpoints.restore(jax.tree.map(jnp.zeros_like, state)).state
+    checkpoints.close()
+    jax.tree.map(np.testing.assert_array_equal, restored, state)

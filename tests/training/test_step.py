@@ -95,6 +95,14 @@ def test_a_mesh_gives_the_same_losses_of_the_modern_architecture():
             assert abs(a[name] - b[name]) <= 1e-5 * abs(b[name]), name
 
 
+@pytest.mark.slow
+def test_a_mesh_gives_the_same_losses_with_muon():
+    muon = config.Optimizer(kind="muon", learning_rate=1e-2, muon_learning_rate=1e-2, warmup_steps=2)
+    ours, theirs = (run(dataclasses.replace(experiment(mesh), optimizer=muon))[0] for mesh in ((2, 2, 2), (1, 1, 1)))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["count"] == b["count"] and abs(a["loss"] - b["loss"]) <= 1e-4 * b["loss"]
+
+
 def test_accumulation_is_the_whole_batch():
     whole, parts = (run(experiment(accumulate=n)) for n in (1, 4))
     for a, b in zip(parts[0], whole[0], strict=True):
