@@ -6,6 +6,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from testing import call, quick_compilation
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -128,3 +129,28 @@ def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change,
     with pytest.raises(config.ConfigError) as error:
         source.find(str(folder))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_mae_lm_trains_from_a_stock_folder(model_type, tmp_path, vocabulary):
+    """Two steps with a tiny learning rate: the run adopts the family, and its encoder is still the stock one, which it exports as."""
+    from pydoc_data import topics
+
+    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
+    settings = {
+        "Run.init_from": folder, "TEXT_FILES": tmp_path / "text.txt", "TRAIN_STEPS": 2, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32,
+        "Corpus.rows_dir": tmp_path / "rows", "Corpus.heldout_fraction": 0.1, "Corpus.processes": 1, "Run.eval_rows": 8,
+        "Optimizer.learning_rate": 1e-6,
+    }  # fmt: skip
+    argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    with quick_compilation():
+        done = call("train", *argv)
+    assert done.status == 0, done.stderr
+    assert f"Model.family: None -> '{model_type}'" in done.stdout and "with fresh weights: decoder and head" in done.stdout
+    run, stock = maelm_jax.load_encoder(tmp_path / "run"), maelm_jax.load_encoder(folder)
+    for path, value in stock.params.items():
+        if path.startswith("encoder/"):
+            assert np.abs(run.params[path] - value).max() < 1e-4, path
+    run.save_pretrained(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
