@@ -199,18 +199,13 @@ class Model(Settings):
         self.require(
             self.relative_buckets != "none" or not self.decoder_relative_bias,
             "decoder_relative_bias needs relative_buckets other than 'none'")
-        if self.positions == "rotary":
-            self._check_rotary()
-        self._check_decoder()
-
-    def _check_rotary(self):
-        head = self.width // self.heads
+        rotary, head = self.positions == "rotary", self.width // self.heads
         self.require(
-            self.relative_buckets == "none",
+            not rotary or self.relative_buckets == "none",
             f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}")
-        self.require(
-            head % 2 == 0,
-            f"positions = 'rotary' needs heads of an even size, got width / heads = {head}")
+        wrong = f"positions = 'rotary' needs heads of an even size, got width / heads = {head}"
+        self.require(not rotary or head % 2 == 0, wrong)
+        self._check_decoder()
 
     def _check_decoder(self):
         self.require(
@@ -338,9 +333,7 @@ class Experiment:
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
                 "without a decoder nothing stands at a dropped position")
         if self.finetune is not None and self.optimizer.kind != "adamw":
-            raise ConfigError(
-                f"Optimizer.kind = {self.optimizer.kind!r} is of pretraining: "
-                "set it to 'adamw' for fine-tuning")
+            raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
         self._check_accumulation()
 
     def _check_accumulation(self):

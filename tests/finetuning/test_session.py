@@ -8,14 +8,12 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from testing import only_devices
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import batches, encoder_source, features, heads, predictor, session, task_data, tasks
 from maelm_jax.model import maelm
-from maelm_jax.training import optimizer
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "Run.rank_every=0", "MAX_LENGTH=64"]
@@ -147,22 +145,6 @@ def test_an_answer_is_in_the_context_or_nowhere(pretrained):
         allowed = {0, *range(first, length - 1)}
         for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
             assert set(np.asarray(slots[row])[np.asarray(scores[row]) > -1e8].tolist()) == allowed
-
-
-def test_the_adjustable_optimiser_is_the_other_one():
-    settings = config.Optimizer(learning_rate=3e-3, warmup_steps=4, clip_norm=0.5)
-    one, other = optimizer.create(settings, 20), optimizer.create_adjustable(settings)
-    params = {"encoder": jnp.asarray([1.0, -2.0, 3.0])}
-    a, b = one.init(params), optimizer.with_schedule(other.init(params), 3e-3, 4, 20)
-    ours = theirs = params
-    for number in range(20):
-        gradient = {"encoder": jnp.sin(jnp.arange(3.0) + number)}
-        updates, a = one.update(gradient, a, theirs)
-        theirs = optax.apply_updates(theirs, updates)
-        assert float(b[1].rate()) == pytest.approx(float(optimizer.schedule(settings, 20)(number)), rel=1e-5)
-        updates, b = other.update(gradient, b, ours)
-        ours = optax.apply_updates(ours, updates)
-        np.testing.assert_allclose(ours["encoder"], theirs["encoder"], rtol=1e-5)
 
 
 def test_a_workdir_without_an_encoder(pretrained, tmp_path):

@@ -9,7 +9,6 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking, ops
-from maelm_jax.model.positions import RelativeBias, _bucket, _look_up, bucket_of_distance
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
@@ -122,80 +121,6 @@ def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(r
     masked = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
     assert (size[visible & ~masked] > 0).all() and (visible & masked).any()
     assert ((size[visible & masked] > 0) == (not refills)).all()
-
-
-def test_t5_buckets_are_those_of_stock_mpnet():
-    bucket = bucket_of_distance(config.Model())
-    distances = np.arange(-511, 512)
-    # Raffel et al., with 32 buckets up to 128: from these distances on the next bucket begins
-    starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
-    expected = np.searchsorted(starts, np.abs(distances), side="right") - 1 + 16 * (distances > 0)
-    assert (bucket == expected).all()
-
-
-@pytest.mark.parametrize("buckets,farthest,starts", [
-    (32, 128, {8: 8, 9: 9, 11: 9, 12: 10, 18: 11, 27: 12, 39: 13, 58: 14, 85: 14, 86: 15, 500: 15}),
-    (64, 128, {17: 17, 19: 18, 22: 19, 49: 25, 111: 31, 110: 30}),
-    (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
-])  # fmt: skip
-def test_reference_buckets(buckets, farthest, starts):
-    rows = bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
-    offset = buckets // 2 - 1
-    for distance, bucket in starts.items():
-        assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
-    assert rows.min() == 0 and rows.max() <= buckets - 1
-
-
-@pytest.mark.parametrize("kind", ["t5", "reference"])
-def test_an_accelerator_looks_up_the_same_bias(monkeypatch, kind):
-    """It selects where a CPU gathers, and multiplies by one-hot rows where a CPU adds one by one: those branches are run here by hand."""
-    module = RelativeBias(config.Model(**TINY, relative_buckets=kind), maelm.nnx.Rngs(0))
-    positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
-
-    def bias(table):
-        return _look_up(table, _bucket(positions[:, None] - positions[:, :, None], module.buckets))
-
-    value_and_gradient = lambda: (bias(module.table[...]), jax.grad(lambda t: (bias(t) ** 3).sum())(module.table[...]))  # noqa: E731
-    expected, gradient = value_and_gradient()
-    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *inputs, cpu, default: default(*inputs))
-    found, again = value_and_gradient()
-    assert (found == expected).all()
-    np.testing.assert_allclose(again, gradient, rtol=1e-3, atol=1e-6)
-    assert np.abs(gradient).max() > 1e-4
-
-
-def test_bias_table_gradient():
-    settings = config.Model(**TINY)
-    table = RelativeBias(settings, maelm.nnx.Rngs(0))
-    positions = jnp.asarray(np.sort(np.random.default_rng(0).permutation(LENGTH)[:20]))[None].repeat(2, 0).astype(jnp.int32)
-    weight = jax.random.normal(jax.random.key(0), (2, 4, 20, 20))
-    bucket = jnp.asarray(bucket_of_distance(settings))[positions[:, None, :] - positions[:, :, None] + LENGTH - 1]
-    ours = jax.grad(lambda t: (_look_up(t, bucket) * weight).sum())(table.table[...])
-    plain = jax.grad(lambda t: (jnp.moveaxis(t[bucket], -1, 1) * weight).sum())(table.table[...])
-    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
-    assert float(jnp.abs(ours).max()) > 1
-
-
-def test_local_bias_favours_neighbours():
-    table = RelativeBias(config.Model(relative_bias_init="local"), maelm.nnx.Rngs(0))
-    bias = np.asarray(table(jnp.arange(64, dtype=jnp.int32)[None], jnp.dtype(jnp.float32)))[0]
-    assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
-
-
-def test_dropout():
-    x = jnp.ones((8, 16, 128, 64))
-    keys = jax.random.split(jax.random.key(0), 8)
-    y = np.asarray(ops.dropout(x, 0.1, keys))
-    kept = y != 0
-    assert abs(kept.mean() - 0.9) < 0.001
-    np.testing.assert_allclose(y[kept], 1 / 0.9, rtol=1e-6)
-    for axis in range(4):  # neighbours along every axis are independent
-        a, b = np.take(kept, range(7), axis), np.take(kept, range(1, 8), axis)
-        assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 0.01
-    np.testing.assert_array_equal(ops.dropout(x[3:5], 0.1, keys[3:5]), y[3:5])  # a row's own affair
-    other = np.asarray(ops.dropout(x, 0.1, jax.random.split(jax.random.key(1), 8))) != 0
-    assert abs(np.corrcoef(kept.ravel(), other.ravel())[0, 1]) < 0.01
-    assert ops.dropout(x, 0.1, None) is x
 
 
 @pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])

@@ -28,13 +28,6 @@ def draw(ids, seed=0, **settings):
     return masking.draw(keys, ids, settings, sizes, SPECIAL), sizes
 
 
-def test_segments_and_positions():
-    ids = jnp.asarray([[0, 9, 9, 2, 0, 9, 2, 1, 1], [1] * 9])
-    segments, positions = model_inputs.segments_and_positions(ids, bos=0, pad=1)
-    assert segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [0] * 9]
-    assert positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 0], [0] * 9]
-
-
 @pytest.mark.parametrize("rate", [0.15, 0.4])
 def test_rate_and_uniformity(rate):
     ids = rows_of_two_segments()

@@ -1,4 +1,4 @@
-"""The relative position bias, as each platform computes it."""
+"""Positions: the buckets of the relative bias, the bias as each platform computes it, and rotary positions."""
 
 import jax
 import jax.numpy as jnp
@@ -45,3 +45,58 @@ def test_only_a_tpu_selects_instead_of_gathering(platform_name, gathers):
     look_up = jax.jit(lambda state, where: nnx.merge(graph, state)(where, jnp.dtype("float32")))
     lowered = look_up.trace(state, jnp.zeros((2, 8), jnp.int32)).lower(lowering_platforms=(platform_name,))
     assert ("stablehlo.gather" in lowered.as_text()) == gathers
+
+
+def test_t5_buckets_are_those_of_stock_mpnet():
+    bucket = positions.bucket_of_distance(config.Model())
+    distances = np.arange(-511, 512)
+    # Raffel et al., with 32 buckets up to 128: from these distances on the next bucket begins
+    starts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]
+    expected = np.searchsorted(starts, np.abs(distances), side="right") - 1 + 16 * (distances > 0)
+    assert (bucket == expected).all()
+
+
+@pytest.mark.parametrize("buckets,farthest,starts", [
+    (32, 128, {8: 8, 9: 9, 11: 9, 12: 10, 18: 11, 27: 12, 39: 13, 58: 14, 85: 14, 86: 15, 500: 15}),
+    (64, 128, {17: 17, 19: 18, 22: 19, 49: 25, 111: 31, 110: 30}),
+    (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
+])  # fmt: skip
+def test_reference_buckets(buckets, farthest, starts):
+    rows = positions.bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
+    offset = buckets // 2 - 1
+    for distance, bucket in starts.items():
+        assert rows[511 + distance] - offset == bucket and rows[511 - distance] - offset == -bucket
+    assert rows.min() == 0 and rows.max() <= buckets - 1
+
+
+def test_bias_table_gradient():
+    table = positions.RelativeBias(SETTINGS, nnx.Rngs(0))
+    of_slots = jnp.asarray(np.sort(np.random.default_rng(0).permutation(64)[:20]))[None].repeat(2, 0).astype(jnp.int32)
+    weight = jax.random.normal(jax.random.key(0), (2, 4, 20, 20))
+    bucket = jnp.asarray(positions.bucket_of_distance(SETTINGS))[of_slots[:, None, :] - of_slots[:, :, None] + 63]
+    ours = jax.grad(lambda t: (positions._look_up(t, bucket) * weight).sum())(table.table[...])
+    plain = jax.grad(lambda t: (jnp.moveaxis(t[bucket], -1, 1) * weight).sum())(table.table[...])
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+    assert float(jnp.abs(ours).max()) > 1
+
+
+def test_local_bias_favours_neighbours():
+    table = positions.RelativeBias(config.Model(relative_bias_init="local"), nnx.Rngs(0))
+    bias = np.asarray(table(jnp.arange(64, dtype=jnp.int32)[None], jnp.dtype(jnp.float32)))[0]
+    assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
+
+
+def test_rotated_scores_depend_on_distances_only():
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 1, 16)).astype(np.float32)) for _ in range(2))
+
+    def scores(query: int, key: int) -> np.ndarray:
+        a, b = (
+            positions.rotate(x, positions.rotation(jnp.full((1, 1), at, jnp.int32), 8, 100.0), heads=2)
+            for x, at in ((q, query), (k, key))
+        )  # fmt: skip
+        return np.asarray((a * b).reshape(2, 8).sum(1))
+
+    np.testing.assert_allclose(scores(7, 3), scores(104, 100), rtol=1e-4, atol=1e-5)
+    assert np.abs(scores(7, 3) - scores(7, 4)).min() > 1e-2
+    np.testing.assert_array_equal(positions.rotate(q, positions.rotation(jnp.zeros((1, 1), jnp.int32), 8, 100.0), heads=2), q)

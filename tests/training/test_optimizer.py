@@ -100,3 +100,19 @@ def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_resto
     restored = checkpoints.restore(jax.tree.map(jnp.zeros_like, state)).state
     checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, restored, state)
+
+
+def test_the_adjustable_optimiser_is_the_other_one():
+    settings = config.Optimizer(learning_rate=3e-3, warmup_steps=4, clip_norm=0.5)
+    one, other = optimizer.create(settings, 20), optimizer.create_adjustable(settings)
+    params = {"encoder": jnp.asarray([1.0, -2.0, 3.0])}
+    a, b = one.init(params), optimizer.with_schedule(other.init(params), 3e-3, 4, 20)
+    ours = theirs = params
+    for number in range(20):
+        gradient = {"encoder": jnp.sin(jnp.arange(3.0) + number)}
+        updates, a = one.update(gradient, a, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+        assert float(b[1].rate()) == pytest.approx(float(optimizer.schedule(settings, 20)(number)), rel=1e-5)
+        updates, b = other.update(gradient, b, ours)
+        ours = optax.apply_updates(ours, updates)
+        np.testing.assert_allclose(ours["encoder"], theirs["encoder"], rtol=1e-5)
