@@ -1,0 +1,62 @@
+"""The fused attention in programs compiled by the TPU compiler, without a TPU: calls of kernels, no array of scores, memory."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LAYERS, DECODER_LAYERS = 3, 2
+SETTINGS = {
+    "Model.layers": LAYERS, "Model.decoder_layers": DECODER_LAYERS, "Model.width": 256, "Model.heads": 4, "Model.feed_forward": 256,
+    "Model.dtype": "bfloat16", "Model.max_positions": 256, "Vocabulary.size": 512, "SEQUENCE_LENGTH": 256, "BATCH_SIZE": 32,
+}  # fmt: skip
+VISIBLE = 224  # slots of the encoder
+COMPILE = """
+import json, re, sys
+SCORES = '(f32|bf16).[0-9]+,[0-9]+,(?:224,224|256,256).'
+from maelm_jax import cli
+from maelm_jax.planning import hlo, topologies
+_, experiment = cli.parse(cli.parser(""), sys.argv[1:])
+devices = topologies.parse("v5e:2x2").devices()
+import jax, numpy as np
+from maelm_jax.training import attention_report, sharding, step
+sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
+mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
+train_step, state, batch = step.abstract(experiment, mesh)
+program = train_step.lower(state, batch).compile()
+text = program.as_text()
+calls = [one for one in hlo.executed(text) if 'custom_call_target="tpu_custom_call"' in one.line]
+scores = {dtype for one in hlo.executed(text) if not one.fused for dtype in re.findall(SCORES, one.output)}
+print(json.dumps({
+    "report": attention_report.describe(experiment, mesh), "temporaries": program.memory_analysis().temp_size_in_bytes,
+    "calls": sorted(one.times for one in calls), "scores": sorted(scores),
+}))
+"""
+
+
+def compiled(**settings) -> dict:
+    values = {**SETTINGS, **{name.replace("__", "."): value for name, value in settings.items()}}
+    flags = ["--gin_file=tiny.gin", *(f"--gin.{name}={value}" for name, value in values.items())]
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run([sys.executable, "-c", COMPILE, *flags], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_compiled_step_keeps_no_scores(tensor):
+    """`auto` takes the kernels: one call a layer and pass. Only the bias has the shape of scores, in bfloat16."""
+    program = compiled(Mesh__tensor=tensor)
+    assert program["report"] == "attention: pallas_tpu in encoder, decoder (bfloat16 on TPU v5 lite)"
+    assert program["calls"] == sorted(2 * [DECODER_LAYERS, LAYERS]), "forward and backward, no forward again"
+    assert program["scores"] == ["bf16"]
+    if tensor == 1:  # XLA divides the other layers of the model over `tensor` with large copies
+        stacked_scores = 4 * LAYERS * SETTINGS["BATCH_SIZE"] // 4 * SETTINGS["Model.heads"] * VISIBLE**2
+        assert program["temporaries"] < stacked_scores, "those of the encoder's layers, in float32"
