@@ -7,6 +7,12 @@ The report has the effective rank of every layer, the spectra, and the dimension
     python -m maelm_jax.analyze --runs=runs/tiny --gin.Corpus.text_files='other/*.txt'
     python -m maelm_jax.analyze --runs=runs/tiny,runs/tiny-mlm --all_steps
 
+--encoders takes workdirs, exported folders, folders of stock transformers and checkpoints of the
+published code. All are measured on the same documents of --text, each with its own tokenizer, with
+and without [MASK] at 15% of the tokens.
+
+    python -m maelm_jax.analyze --encoders=bert-base,runs/tiny --text='books/*.txt'
+
 RUN is the workdir of a pretrained or a fine-tuned run. Each run is measured on held-out rows of its
 own corpus, with masks drawn as in its own pretraining. --step measures another checkpoint than the
 newest. --all_steps also measures the last layer at every checkpoint. --gin.NAME=VALUE and
@@ -29,16 +35,19 @@ def main(argv: list[str]) -> int:
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     ranks.check_tau(args.tau)
     paths.check_output_folder("--workdir", args.workdir)
-    workdirs = [path for path in args.runs.split(",") if path]
-    if not workdirs:
-        raise config.ConfigError(f"--runs={args.runs} names no workdir. Give at least one")
+    _check_flags(args, bindings)
 
-    from maelm_jax.analysis import measurement, report, runs
+    from maelm_jax.analysis import encoders, measurement, report, runs
 
     # Open every run before measuring any, so that a bad run is reported at once.
-    opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
-    trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
-    rows = [runs.heldout_rows(run, args.tokens) for run in trained]
+    if args.encoders:
+        trained = runs.with_unique_names(encoders.open_encoders(_listed(args.encoders), args.text))
+        rows = encoders.rows_of_text(trained, args.tokens)
+    else:
+        workdirs = _listed(args.runs)
+        opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
+        trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
+        rows = [runs.heldout_rows(run, args.tokens) for run in trained]
     notes = runs.differences(trained)
     for note in notes:
         print(note)
@@ -56,10 +65,41 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _listed(paths: str | None) -> list[str]:
+    """Returns the paths of a flag that separates them by commas."""
+    return [path for path in (paths or "").split(",") if path]
+
+
+def _check_flags(args: argparse.Namespace, bindings: list[str]):
+    """Raises ConfigError if flags contradict each other or name nothing."""
+    if (args.runs is None) == (args.encoders is None):
+        raise config.ConfigError("give either --runs=RUN,RUN or --encoders=PATH,PATH --text=FILES")
+    if args.runs is not None:
+        if not _listed(args.runs):
+            raise config.ConfigError(f"--runs={args.runs} names no workdir. Give at least one")
+        if args.text:
+            raise config.ConfigError(
+                "--text goes with --encoders. With --runs, give --gin.Corpus.text_files"
+            )
+        return
+    if not _listed(args.encoders):
+        raise config.ConfigError(f"--encoders={args.encoders} names none. Give at least one")
+    if not args.text:
+        raise config.ConfigError("--encoders needs --text=FILES, a glob of the text to measure on")
+    if bindings or args.gin_file or args.all_steps or args.step is not None:
+        raise config.ConfigError(
+            "settings, --step and --all_steps go with --runs. Leave them out beside --encoders"
+        )
+
+
 def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
     runs = "workdirs to analyse, separated by commas"
-    flags.add_argument("--runs", required=True, metavar="RUN,RUN", help=runs)
+    flags.add_argument("--runs", metavar="RUN,RUN", help=runs)
+    encoders = "any encoders instead of runs, measured on the documents of --text"
+    flags.add_argument("--encoders", metavar="PATH,PATH", help=encoders)
+    text = "with --encoders: glob of text files, as Corpus.text_files"
+    flags.add_argument("--text", metavar="FILES", help=text)
     tau = "share of the squared length that the effective rank holds"
     flags.add_argument("--tau", type=float, default=0.9, help=tau)
     tokens = "held-out tokens of each run to measure, at most"

@@ -100,7 +100,7 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
     heldout = {name: store["heldout"] for name, store in stores.items()}
     every_row = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
     result = first_rows(every_row, run.vocabulary.pad, tokens)
-    _check_enough(run, visible_tokens(run, result))
+    check_enough(run, visible_tokens(run, result))
     return result
 
 
@@ -116,7 +116,7 @@ def visible_tokens(run: TrainedRun, rows: np.ndarray) -> int:
     return int(tokens * (1 - run.experiment.masking.rate))
 
 
-def _check_enough(run: TrainedRun, visible: int):
+def check_enough(run: TrainedRun, visible: int):
     """Raises ConfigError if `visible` tokens are too few for a rank."""
     width = run.experiment.model.width
     least = ranks.LEAST_PER_DIMENSION * width

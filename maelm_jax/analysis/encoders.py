@@ -1,0 +1,76 @@
+"""Any pretrained encoders, and the same documents for each of them, for `analyze --encoders`."""
+
+import pathlib
+
+import numpy as np
+
+from maelm_jax import config
+from maelm_jax.analysis import runs
+from maelm_jax.analysis.runs import TrainedRun
+from maelm_jax.data import packing, sources
+from maelm_jax.encoders.encoder import Encoder
+
+CHARACTERS_PER_TOKEN = 4  # about as many in English; turns --tokens into an amount of text
+LONGEST_ROW = 512
+# Every selected token is replaced by [MASK], so that each encoder is measured with and without.
+MASKING = config.Masking(encoder_mask_fraction=1.0)
+
+
+def open_encoders(paths: list[str], text: str) -> list[TrainedRun]:
+    """Loads encoders of any kind. All get rows of one length, the longest that all can read.
+
+    Args:
+        paths: Workdirs, exported or stock folders, checkpoints of the published code.
+        text: Glob of the files to measure on.
+
+    Raises:
+        ConfigError: There is no such encoder, or it cannot be computed here.
+    """
+    loaded = [Encoder.load(path) for path in paths]
+    length = min(LONGEST_ROW, *(encoder.length for encoder in loaded))
+    return [
+        _as_run(path, encoder, text, length) for path, encoder in zip(paths, loaded, strict=True)
+    ]
+
+
+def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
+    """Returns an encoder in the form of a run without training. Its step is that of a workdir."""
+    experiment = config.Experiment(
+        config.Vocabulary(),
+        config.Corpus(text_files=text, sequence_length=length),
+        MASKING,
+        encoder.model,
+        config.Optimizer(),
+        config.Mesh(),
+        config.Run(),
+    )
+    name, step = pathlib.Path(path).name, encoder.step or 0
+    return TrainedRun(name, path, experiment, encoder.vocabulary, step, encoder.tree())
+
+
+def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
+    """Reads the same documents for every encoder, each with its own tokenizer.
+
+    Args:
+        encoders: Encoders of `open_encoders`.
+        tokens: About the number of tokens to read.
+
+    Returns:
+        For each encoder the token ids, int32 [R, L].
+
+    Raises:
+        ConfigError: The text is missing or too short for a rank.
+    """
+    corpus = encoders[0].experiment.corpus
+    texts, characters = [], 0
+    for document in sources.documents_of(f"files:{corpus.text_files}", corpus):
+        texts.append(document)
+        characters += len(document)
+        if characters >= tokens * CHARACTERS_PER_TOKEN:
+            break
+    rows = []
+    for encoder in encoders:
+        packed = packing.pack(texts, encoder.vocabulary, corpus.sequence_length).rows
+        rows.append(packed.astype(np.int32))
+        runs.check_enough(encoder, runs.visible_tokens(encoder, rows[-1]))
+    return rows

@@ -1,0 +1,38 @@
+"""`analyze --encoders`: any encoders on the same documents."""
+
+import json
+
+import numpy as np
+import pytest
+
+from maelm_jax import analyze, config, export
+from maelm_jax.analysis import encoders
+
+
+def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
+    from pydoc_data import topics
+
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)))
+    export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'exported'}", "--no-verify"])
+    flags = [f"--encoders={workdirs['mpnet']},{tmp_path / 'exported'}", f"--text={tmp_path / 'text.txt'}", f"--workdir={tmp_path / 'report'}"]
+    assert analyze.main([*flags, "--tokens=8000", "--sets=1"]) == 0
+    run, exported = json.loads((tmp_path / "report" / "ranks.json").read_text())["runs"]
+    assert (run["length"], run["rows"], run["layers"]) == (48, exported["rows"], exported["layers"])
+    assert run["tokens"]["mask"] > 100, "[MASK] was read"
+
+
+def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"Document {number} says {number} times a word. " * 20 for number in range(200)))
+    opened = encoders.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
+    a, b = encoders.rows_of_text(opened, 8000)
+    assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
+
+
+@pytest.mark.parametrize("flags,message", [
+    ([], "give either --runs"), (["--runs=a", "--encoders=b"], "give either --runs"), (["--encoders=a"], "needs --text"),
+    (["--encoders=,", "--text=x"], "names none"), (["--runs=a", "--text=x"], "--text goes with --encoders"),
+    (["--encoders=a", "--text=x", "--step=3"], "go with --runs"), (["--encoders=nowhere", "--text=x"], "no such file"),
+])  # fmt: skip
+def test_flags_that_do_not_fit_are_one_line(flags, message, tmp_path):
+    with pytest.raises(config.ConfigError, match=message):
+        analyze.main([*flags, f"--workdir={tmp_path}"])
