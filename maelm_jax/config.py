@@ -360,10 +360,7 @@ class SpecialIds:
 
     @classmethod
     def of_size(cls, size: int) -> "SpecialIds":
-        """The special ids that data/vocabulary.py gives a trained vocabulary of this size.
-
-        Every id counts as a whole word.
-        """
+        """The ids of a vocabulary trained by data/vocabulary.py, every id a whole word."""
         return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property

@@ -12,26 +12,23 @@ A source is one of:
 
 import collections.abc
 import dataclasses
-import functools
 import pathlib
 import typing
 
-import jax
 import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import (
-    fine_tuned_head,
     huggingface,
     published,
     pytorch,
     run_results,
+    stated,
     weight_files,
 )
 from maelm_jax.encoders import tensors as tables
-from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
@@ -102,7 +99,7 @@ class EncoderSource:
             print(f"{self.path}: the head of {self.ignored_head} is ignored")
         params = self._read_params(self.model(base))
         if "encoder/token_embedding" not in params:
-            modules = ", ".join(sorted(_modules(params)))
+            modules = ", ".join(sorted(stated.modules(params)))
             raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
         if self.vocabulary:
             size = vocabularies.load(self.vocabulary).size
@@ -179,8 +176,8 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     def read_params(_):
         tree = checkpoint_params.read_params(str(folder), step)
         params = traverse_util.flatten_dict(tree, sep="/")
-        shapes = parameter_shapes(model, vocabularies.load(folder / "vocabulary").size)
-        _check_shapes(params, shapes, f"{folder}, step {step}")
+        shapes = stated.parameter_shapes(model, vocabularies.load(folder / "vocabulary").size)
+        stated.check_shapes(params, shapes, f"{folder}, step {step}")
         return params
 
     settings = {name: getattr(model, name) for name in (*ENCODER_FIELDS, *DECODER_FIELDS)}
@@ -213,10 +210,10 @@ def _weight_folder(folder: pathlib.Path) -> EncoderSource:
 def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
     fields = (*ENCODER_FIELDS, *DECODER_FIELDS)
     settings = pytorch.settings(content, fields, str(folder / "config.json"))
-    _check_settings(settings, str(folder))
+    stated.check_settings(settings, str(folder))
 
     def read_params(model):
-        shapes = parameter_shapes(model, content["vocabulary_size"])
+        shapes = stated.parameter_shapes(model, content["vocabulary_size"])
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
     length = run_results.stated_length(folder, settings["max_positions"])
@@ -226,10 +223,10 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     settings = huggingface.settings(content, str(folder))
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
-    _check_settings(settings, str(folder))
+    stated.check_settings(settings, str(folder))
 
     def read_params(model):
-        shapes = parameter_shapes(model, content["vocab_size"])
+        shapes = stated.parameter_shapes(model, content["vocab_size"])
         tensors = weight_files.open_folder(folder)
         return huggingface.read(content, tensors, model, shapes, str(folder))
 
@@ -246,72 +243,12 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
 
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
     stored = published.read(file)
-    _check_settings(stored.settings, str(file))
+    stated.check_settings(stored.settings, str(file))
 
     def read_params(model):
-        shapes = parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
+        shapes = stated.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
         return published.import_params(stored.tensors, shapes, str(file))
 
     kind = "checkpoint of the reference"
     length = stored.settings["max_positions"]
     return EncoderSource(str(file), kind, stored.settings, vocabulary, length, read_params)
-
-
-def _check_settings(settings: dict[str, typing.Any], path: str):
-    """Raises a one-line ConfigError if no model can have the settings of a source."""
-    for name, value in settings.items():
-        is_depth = name in ("layers", "decoder_layers")
-        most = json_files.MOST_LAYERS if is_depth else json_files.LARGEST
-        if isinstance(value, (int, float)) and not 0 <= value <= most:  # true for NaN as well
-            shown = json_files.shown(value)
-            raise config.ConfigError(f"{path}: {name} is {shown}, not a number from 0 to {most}")
-    unknown = {
-        "heads": 1,
-        "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0),
-    }
-    try:
-        dataclasses.replace(config.Model(), **(unknown | settings))
-    except (config.ConfigError, TypeError) as error:  # gin appends lines to the message
-        raise config.ConfigError(
-            f"{path}: not an encoder that a run can start from: {str(error).splitlines()[0]}"
-        ) from error
-
-
-def _check_shapes(
-    params: dict[str, typing.Any], shapes: dict[str, tuple[int, ...]], checkpoint_name: str
-):
-    """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
-
-    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
-    """
-    heads = set(fine_tuned_head.MODULES)
-    is_fine_tuned = bool(_modules(params) & heads)
-    expected = {"encoder"} if is_fine_tuned else _modules(shapes)
-    compared = (_modules(params) | expected) - heads
-    faults = []
-    for path in sorted({*params, *shapes}):
-        if path.split("/")[0] not in compared:
-            continue
-        stored = params[path].shape if path in params else "missing"
-        configured = shapes.get(path, "no parameter")
-        if stored != configured:
-            faults.append(f"{path} is {stored} in the checkpoint, {configured} by the settings")
-    if faults:
-        raise config.ConfigError(
-            f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
-            f"{tables.listed(faults)}"
-        )
-
-
-def _modules(params: collections.abc.Iterable[str]) -> set[str]:
-    """Returns the top-level modules of parameter paths."""
-    return {path.split("/")[0] for path in params}
-
-
-@functools.lru_cache(maxsize=4)
-def parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
-    """Returns {path: shape} of the parameters of a model."""
-    special = config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1)
-    _, init = maelm.create(model, vocabulary_size, special)
-    tree = jax.eval_shape(init, keys.of_seed(0))
-    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

@@ -1,0 +1,90 @@
+"""The structure that docs/architecture.md promises, checked on the source: layers, sizes, tests beside modules."""
+
+import ast
+import graphlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "maelm_jax"
+FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES if path.name != "__init__.py"}
+
+# Top to bottom. A module imports from its own layer and from those below it.
+LAYERS = (
+    {"train", "prepare", "finetune", "analyze", "export", "embed", "plan", "commands"},
+    {"pretraining", "finetuning"},
+    {"analysis", "encoders", "planning"},
+    {"training"},
+    {"data"},
+    {"model"},
+    {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
+    {"gin_files"},
+    {"config", "config_finetune", "config_files"},
+    {"settings", "storage", "json_files", "tables", "plotting"},
+)
+LONGEST_FILE, LONGEST_CONFIG, LONGEST_FUNCTION = 300, 400, 60
+
+
+def imports(path: pathlib.Path) -> set[str]:
+    """Modules of the package that a file imports, at its top or inside a function."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names & MODULES.keys()
+
+
+def layer(module: str) -> int:
+    part = module.split(".")[1]
+    numbers = [number for number, names in enumerate(LAYERS) if part in names]
+    assert numbers, f"maelm_jax/{part} belongs to no layer: add it to LAYERS and to docs/architecture.md"
+    return numbers[0]
+
+
+def test_no_import_runs_upwards():
+    upwards = [(module, name) for module, path in MODULES.items() for name in imports(path) if layer(name) < layer(module)]
+    assert not upwards
+
+
+def test_no_import_circle():
+    try:
+        graphlib.TopologicalSorter({module: imports(path) - {module} for module, path in MODULES.items()}).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_files_and_functions_are_short():
+    long = []
+    for path in FILES + sorted((ROOT / "benchmarks").glob("*.py")):
+        source = path.read_text()
+        limit = LONGEST_CONFIG if path == PACKAGE / "config.py" else LONGEST_FILE
+        if source.count("\n") > limit:
+            long.append(f"{path.relative_to(ROOT)}: {source.count(chr(10))} lines")
+        long += [
+            f"{path.relative_to(ROOT)}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= LONGEST_FUNCTION
+        ]
+    assert not long
+
+
+def test_every_file_has_its_line_in_the_map():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert [module for module, path in MODULES.items() if f"`{path.name}`" not in page and f"/{path.name}`" not in page] == []
+
+
+def test_tests_are_named_after_a_module_of_their_package_or_a_command():
+    commands = {path.stem for path in PACKAGE.glob("*.py")}
+    astray = []
+    for folder in sorted(path for path in (ROOT / "tests").iterdir() if (PACKAGE / path.name).is_dir()):
+        modules = commands | {path.stem for path in (PACKAGE / folder.name).glob("*.py")}
+        astray += [
+            str(path.relative_to(ROOT))
+            for path in sorted(folder.glob("test_*.py"))
+            if not any(path.stem == f"test_{module}" or path.stem.startswith(f"test_{module}_") for module in modules)
+        ]
+    assert not astray
