@@ -169,7 +169,7 @@ def test_seeds_that_diverged_are_named():
     (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
     (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
-    (["--gin_file=tiny.gin", "--init_from=RUN"], "names no task; stack a task's file"),
+    (["--gin_file=finetune/grid.gin", "--init_from=RUN"], "names no task; stack a task's file"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks must be one of 'cola', 'sst2'.*got 'rta'"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds names a value twice"),
