@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import logging
+import lzma
 import os
 import pathlib
 import shutil
@@ -162,6 +163,23 @@ def repeated(workdir: pathlib.Path) -> list[tuple]:
 def flat_lines(axes) -> list[str]:
     """The labels of the lines that cross the whole figure at one height."""
     return [line.get_label() for line in axes.lines if list(line.get_xdata()) == [0, 1] and len(set(line.get_ydata())) == 1]
+
+
+def fresh_model(workdir: pathlib.Path, head):
+    """Graph and fresh parameters of a model to fine-tune, with the shape of a pretrained run."""
+    from maelm_jax import gin_files
+    from maelm_jax.finetuning import encoder_source, heads
+
+    vocabulary = encoder_source.load(str(workdir)).vocabulary
+    settings = gin_files.load([str(workdir / "config.gin")]).model
+    graph, init = heads.create(settings, vocabulary.size, vocabulary.pad, head)
+    return graph, init(jax.random.key(0))
+
+
+def write_text(path: pathlib.Path, text: str):
+    """Writes text, packed if the name ends in .xz. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(text.encode()) if path.suffix == ".xz" else text.encode())
 
 
 def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):

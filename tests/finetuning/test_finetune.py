@@ -1,19 +1,19 @@
 """The command: a grid that is killed, a table, predictions for a file, bad input."""
 
-import dataclasses
 import json
+import os
 import pathlib
 import shutil
 import signal
-import types
 
 import numpy as np
 import pytest
 from testing import call, finish, send_when, start
 
-from maelm_jax import config, config_files, finetune, gin_files
-from maelm_jax.finetuning import encoder_source, experiments
-from maelm_jax.finetuning import grid as grid_module
+from maelm_jax import config, finetune, gin_files
+from maelm_jax.finetuning import (
+    encoder_source,
+)
 from maelm_jax.training import step_log
 
 SMALL = [
@@ -156,15 +156,6 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
         finetune.main(argv)
 
 
-def test_seeds_that_diverged_are_named():
-    problem = types.SimpleNamespace(name="rte", main="accuracy", notes=[])
-    score = lambda seed, value: {"seed": seed, "score": value, "best": {"accuracy": value}}  # noqa: E731
-    runs = [score(1, 0.7), score(2, 0.5), {"seed": 3, "score": None}]
-    found = {"cell": [run | {"cell": {}, "init_from": "tiny", "workdir": "nowhere"} for run in runs]}
-    assert grid_module.summary(problem, found)["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
-    assert grid_module.summary(problem, {"cell": found["cell"][:2]})["notes"] == []
-
-
 @pytest.mark.parametrize("more,message", [
     (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
     (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
@@ -192,40 +183,6 @@ def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_pat
     done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out"))
     assert done.status == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("path", sorted((config_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
-def test_every_config_loads_on_a_pretrained_run(path, pretrained):
-    files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
-        path.stem, [f"finetune/{path.name}"]
-    )
-    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv"] if path.stem in ("own", "conll") else []
-    if path.stem == "own":
-        own.append("CustomTask.labels=('no', 'yes')")
-    found = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
-    stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
-    assert experiments.of_encoder(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
-    for task, experiment in found.items():
-        assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
-        assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
-    if path.stem == "glue":
-        (alone,) = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
-        assert alone.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
-        assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)
-
-
-@pytest.mark.parametrize("name,tasks,cells", [
-    ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80), ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30), ("squad", ("squad2",), 16),
-])  # fmt: skip
-def test_the_published_grids(name, tasks, cells, pretrained):
-    encoder = encoder_source.load(str(pretrained))
-    by_task = experiments.of_encoder(encoder, [f"published/{name}.gin"], ["DATA_DIR=x"])
-    assert tuple(by_task) == tasks
-    for experiment in by_task.values():
-        assert len(grid_module.cells(experiment.finetune.grid, 5000)) == cells and len(experiment.finetune.grid.listed("seeds")) == 5
-        assert 1 / 16 in experiment.finetune.grid.listed("warmup")
-    large = experiments.of_encoder(encoder, [f"published/{name}.gin", "published/large.gin"], ["DATA_DIR=x"])
-    assert all(max(one.finetune.grid.listed("learning_rate")) == 2e-5 for one in large.values())
 
 
 def test_a_run_can_start_from_an_earlier_checkpoint(data_dir, pretrained, tmp_path):
@@ -256,3 +213,53 @@ def test_a_folder_without_steps_refuses_a_step(pretrained, tmp_path):
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     with pytest.raises(config.ConfigError, match=r"--step=3: \S+stock is no workdir, so it has no checkpoints by step. Leave --step out"):
         encoder_source.load(str(tmp_path / "stock"), 3)
+
+
+@pytest.mark.parametrize(
+    "workdir",
+    ["file", "file/under/it", "/dev/null/x", "/proc/nowhere/x", "x" * 300],
+    ids=lambda path: path[:20],
+)
+def test_a_workdir_that_cannot_be_one(workdir, tmp_path, data_dir, pretrained):
+    (tmp_path / "file").write_text("mine")
+    argv = [
+        "--gin_file=finetune/rte.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={tmp_path / workdir}",
+        "--gin.BATCH_SIZE=16",
+    ]
+    with pytest.raises(
+        config.ConfigError, match="--workdir=.*(is a file; give|cannot be written to|too long)"
+    ) as error:
+        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
+    assert len(str(error.value).splitlines()) == 1 and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_workdir(tmp_path, data_dir, pretrained):
+    (tmp_path / "out").mkdir(mode=0o500)
+    argv = [
+        "--gin_file=finetune/rte.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={tmp_path / 'out'}",
+        "--gin.BATCH_SIZE=16",
+    ]
+    with pytest.raises(config.ConfigError, match="cannot be written to .Permission denied"):
+        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
+
+
+@pytest.mark.parametrize("name", ["inputs.json", "results.json", "config.gin", "vocabulary"])
+def test_what_is_in_the_way_inside_a_workdir_is_named(name, tmp_path, data_dir, pretrained):
+    """A folder in the place of a file, a file in the place of a folder."""
+    place = tmp_path / "out" / name
+    place.parent.mkdir()
+    place.write_text("") if name == "vocabulary" else place.mkdir()
+    argv = [
+        "--gin_file=finetune/rte.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={tmp_path / 'out'}",
+        "--gin.BATCH_SIZE=16",
+    ]
+    with pytest.raises(config.ConfigError, match=name) as error:
+        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
+    assert len(str(error.value).splitlines()) == 1

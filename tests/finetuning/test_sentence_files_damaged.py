@@ -6,21 +6,18 @@ import json
 import lzma
 import os
 import pathlib
-import shutil
 
 import hypothesis
 import pytest
 from hypothesis import strategies
 
-from maelm_jax import config, finetune, paths
+from maelm_jax import config, paths
 from maelm_jax.finetuning import (
-    files,
     glue,
     question_task,
     sentence_files,
     sentence_task,
     squad,
-    tasks,
 )
 
 OWN = config.CustomTask(
@@ -264,117 +261,6 @@ def test_an_answer_far_out_of_place_is_found_where_it_is(tmp_path, start):
     assert squad.answer_span(squad.read_file(tmp_path / "x.json")[0]) == (4, 7)
 
 
-def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib.Path:
-    """SQuAD 1.1's files, of which `change` is made to each question of the training file."""
-    content = json.loads((data_dir / "squad" / "train-v1.1.json").read_text())
-    for question in (
-        question
-        for article in content["data"]
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-    ):
-        change(question)
-    (folder / "train-v1.1.json").write_text(json.dumps(content))
-    shutil.copy(data_dir / "squad" / "dev-v1.1.json", folder)
-    return folder
-
-
-@pytest.mark.parametrize("change", [
-    lambda question: question.update(answers=[{"text": "not there at all", "answer_start": 0}]),
-    lambda question: question.update(answers=[]),
-    lambda question: question.update(answers=[{"text": "", "answer_start": 0}]),
-], ids=["elsewhere", "none", "empty"])  # fmt: skip
-def test_squad_without_a_trainable_answer_ends_with_its_count(
-    tmp_path, data_dir, pretrained, change
-):
-    argv = [
-        "--gin_file=finetune/squad1.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={tmp_path / 'out'}",
-        "--gin.MAX_LENGTH=64",
-    ]
-    where = r"none of the 32 training questions of .*train-v1.1.json has an answer that stands in its context at answer_start"
-    with pytest.raises(config.ConfigError, match=where) as error:
-        finetune.main([*argv, f"--gin.DATA_DIR={squad_files(tmp_path, data_dir, change)}"])
-    left = [path.name for path in (tmp_path / "out").iterdir()]
-    assert len(str(error.value).splitlines()) == 1 and left == ["run.lock"]
-
-
-def test_two_questions_of_one_id_are_refused_where_answers_are_written(
-    tmp_path, data_dir, vocabulary
-):
-    path = (
-        squad_files(tmp_path, data_dir, lambda question: question.update(id="q"))
-        / "train-v1.1.json"
-    )
-    with pytest.raises(
-        config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
-    ):
-        tasks.read_unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
-
-
-def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
-    for name in ("RTE/train.tsv", "RTE/dev.tsv", "train-v1.1.json", "dev-v1.1.json"):
-        (tmp_path / name).mkdir(parents=True)
-    settings = config.Finetune(data_dir=str(tmp_path))
-    for task in ("rte", "squad1"):
-        with pytest.raises(config.ConfigError, match=f"{task}: no "):
-            tasks.check(task, settings)
-    for path in (tmp_path, tmp_path / "gone", pathlib.Path(__file__) / "under"):
-        with pytest.raises(config.ConfigError, match="cannot be read"):
-            next(files.rows(path))
-
-
-@pytest.mark.parametrize(
-    "data_dir", [__file__, __file__ + "/under", "~nobody-of-this-name/glue", "x" * 4000]
-)
-def test_a_data_dir_that_is_no_folder(data_dir):
-    with pytest.raises(config.ConfigError, match="DATA_DIR: no folder|rte: no train"):
-        tasks.check("rte", config.Finetune(data_dir=data_dir))
-
-
-def test_the_files_of_ones_own_task_are_looked_for_first(tmp_path):
-    (tmp_path / "folder").mkdir()
-    for path in (tmp_path / "folder", tmp_path / "gone", "x" * 4000, __file__ + "/under"):
-        custom = config.CustomTask(train_file=str(path), dev_file=__file__, labels=("no", "yes"))
-        settings = config.Finetune(tasks="own", custom=custom)
-        with pytest.raises(config.ConfigError, match="own: no file"):
-            tasks.check("own", settings)
-
-
-@pytest.mark.parametrize(
-    "workdir",
-    ["file", "file/under/it", "/dev/null/x", "/proc/nowhere/x", "x" * 300],
-    ids=lambda path: path[:20],
-)
-def test_a_workdir_that_cannot_be_one(workdir, tmp_path, data_dir, pretrained):
-    (tmp_path / "file").write_text("mine")
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={tmp_path / workdir}",
-        "--gin.BATCH_SIZE=16",
-    ]
-    with pytest.raises(
-        config.ConfigError, match="--workdir=.*(is a file; give|cannot be written to|too long)"
-    ) as error:
-        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
-    assert len(str(error.value).splitlines()) == 1 and (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_read_only_workdir(tmp_path, data_dir, pretrained):
-    (tmp_path / "out").mkdir(mode=0o500)
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={tmp_path / 'out'}",
-        "--gin.BATCH_SIZE=16",
-    ]
-    with pytest.raises(config.ConfigError, match="cannot be written to .Permission denied"):
-        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
-
-
 @pytest.mark.parametrize("number,name,kind", [
     (errno.EROFS, "out/metrics.jsonl", config.ConfigError), (errno.EACCES, "out", config.ConfigError), (errno.ENOTDIR, "", config.ConfigError),
     (errno.ENOSPC, "out/metrics.jsonl", OSError), (errno.EIO, "out/metrics.jsonl", OSError), (errno.EACCES, "elsewhere", OSError),
@@ -383,20 +269,3 @@ def test_only_a_path_that_cannot_be_written_is_the_user_s_mistake(tmp_path, numb
     with pytest.raises(kind) as error, paths.writing("--workdir", tmp_path / "out"):
         raise OSError(number, os.strerror(number), str(tmp_path / name))
     assert (os.strerror(number) in str(error.value)) and str(tmp_path / name) in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["inputs.json", "results.json", "config.gin", "vocabulary"])
-def test_what_is_in_the_way_inside_a_workdir_is_named(name, tmp_path, data_dir, pretrained):
-    """A folder in the place of a file, a file in the place of a folder."""
-    place = tmp_path / "out" / name
-    place.parent.mkdir()
-    place.write_text("") if name == "vocabulary" else place.mkdir()
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={tmp_path / 'out'}",
-        "--gin.BATCH_SIZE=16",
-    ]
-    with pytest.raises(config.ConfigError, match=name) as error:
-        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
-    assert len(str(error.value).splitlines()) == 1

@@ -1,7 +1,13 @@
 """The sentence tasks as training sees them."""
 
+import dataclasses
+
+import numpy as np
+import pytest
+from testing import write_text
+
 from maelm_jax import config
-from maelm_jax.finetuning import sentence_task
+from maelm_jax.finetuning import glue, sentence_data, sentence_task, tasks
 
 
 def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
@@ -18,3 +24,41 @@ def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
 
     found = sentence_task.load("own", settings, config.Corpus(), Letters(), 16)
     assert "f1 is that of the label 'yes'" in found.notes
+
+
+def test_the_submission_format(tmp_path):
+    sentence_task.write_predictions(glue.TASKS["rte"], np.asarray([[0.0, 1.0], [2.0, 1.0]]), tmp_path / "p.tsv")
+    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
+    sentence_task.write_predictions(glue.TASKS["stsb"], np.asarray([[0.5], [1.2]]), tmp_path / "p.tsv")
+    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500\n1\t5.000\n"
+
+
+OWN = {"columns": ("question", "answer"), "label": "good", "labels": ("no", "yes", "unclear")}
+
+
+def test_a_task_of_ones_own(tmp_path):
+    write_text(tmp_path / "train.tsv.xz", "good\tquestion\tanswer\nyes\tWhy?\tBecause.\nunclear\tWho?\t\nno\tWhen?\tThere.\n")
+    write_text(tmp_path / "dev.tsv", "answer\tquestion\tgood\nHere.\tWhere?\tyes\n")
+    custom = config.CustomTask(train_file=str(tmp_path / "train.tsv.xz"), dev_file=str(tmp_path / "dev.tsv"), **OWN)
+    chosen = config.Finetune(tasks="own", custom=custom)
+    task = glue.task_of("own", custom)
+    train, dev = sentence_data.load(task, chosen, config.Corpus())
+    assert train.sentences == [("Why?", "Because."), ("Who?", ""), ("When?", "There.")] and list(train.labels) == [1, 2, 0]
+    assert dev[""].sentences == [("Where?", "Here.")] and list(dev[""].labels) == [1]
+    assert "1 examples with an empty sentence" in train.notes[0]
+    assert tasks.head_of("own", chosen, ()) == ("sentence", 3)
+    sentence_task.write_predictions(task, np.eye(3)[[2, 0]], tmp_path / "predictions.tsv")
+    assert (tmp_path / "predictions.tsv").read_text() == "index\tprediction\n0\tunclear\n1\tno\n"
+    sentence_task.write_probabilities(task, np.log([[0.25, 0.5, 0.25], [1, 3, 4]]).astype(np.float32), tmp_path / "p.tsv")
+    shown = "index\tno\tyes\tunclear\n0\t0.250000\t0.500000\t0.250000\n1\t0.125000\t0.375000\t0.500000\n"
+    assert (tmp_path / "p.tsv").read_text() == shown
+    tasks.check("own", chosen)
+    with pytest.raises(config.ConfigError, match="gone.tsv"):
+        tasks.check("own", config.Finetune(tasks="own", custom=dataclasses.replace(custom, dev_file="gone.tsv")))
+    for change, message in [
+        ({"labels": ("yes",)}, "two classes"),
+        ({"columns": ()}, "one or two"),
+        ({"train_file": None}, "CustomTask.train_file is missing. Give --gin_file=finetune/own.gin"),
+    ]:
+        with pytest.raises(config.ConfigError, match=message):
+            dataclasses.replace(chosen, custom=dataclasses.replace(custom, **change))

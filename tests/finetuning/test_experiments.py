@@ -1,0 +1,43 @@
+"""Settings of each task with each encoder: every config, and the published grids."""
+
+import dataclasses
+
+import pytest
+
+from maelm_jax import config_files
+from maelm_jax.finetuning import encoder_source, experiments
+from maelm_jax.finetuning import grid as grid_module
+
+
+@pytest.mark.parametrize("path", sorted((config_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+def test_every_config_loads_on_a_pretrained_run(path, pretrained):
+    files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
+        path.stem, [f"finetune/{path.name}"]
+    )
+    own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv"] if path.stem in ("own", "conll") else []
+    if path.stem == "own":
+        own.append("CustomTask.labels=('no', 'yes')")
+    found = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
+    assert experiments.of_encoder(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
+    for task, experiment in found.items():
+        assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
+        assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
+    if path.stem == "glue":
+        (alone,) = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
+        assert alone.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
+        assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)
+
+
+@pytest.mark.parametrize("name,tasks,cells", [
+    ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80), ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30), ("squad", ("squad2",), 16),
+])  # fmt: skip
+def test_the_published_grids(name, tasks, cells, pretrained):
+    encoder = encoder_source.load(str(pretrained))
+    by_task = experiments.of_encoder(encoder, [f"published/{name}.gin"], ["DATA_DIR=x"])
+    assert tuple(by_task) == tasks
+    for experiment in by_task.values():
+        assert len(grid_module.cells(experiment.finetune.grid, 5000)) == cells and len(experiment.finetune.grid.listed("seeds")) == 5
+        assert 1 / 16 in experiment.finetune.grid.listed("warmup")
+    large = experiments.of_encoder(encoder, [f"published/{name}.gin", "published/large.gin"], ["DATA_DIR=x"])
+    assert all(max(one.finetune.grid.listed("learning_rate")) == 2e-5 for one in large.values())

@@ -1,0 +1,49 @@
+"""Heads and their losses: what counts, and where an answer can be."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from testing import fresh_model
+
+from maelm_jax import gin_files
+from maelm_jax.finetuning import batches, features, heads, task_data
+
+PAIR = task_data.Head("sentence", 2)
+
+
+def a_batch(size: int, targets) -> batches.Batch:
+    ids = [np.arange(4, 4 + length, dtype=np.int32) for length in (9, 12, 7)]
+    rows = features.Features(ids, np.asarray(targets), np.asarray([4, 5, 4], np.int32))
+    return jax.tree.map(jnp.asarray, batches.pack(rows, size, 4, 1, seed=0))
+
+
+def test_neither_padding_nor_rows_without_weight_count(pretrained):
+    graph, params = fresh_model(pretrained, PAIR)
+    params = jax.tree.map(lambda x: 4 * x, params)  # so that what is attended to is seen in the scores
+    loss_fn = heads.loss_of(graph, PAIR)
+    sums = lambda batch: loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False)  # noqa: E731
+    short, long = a_batch(12, np.asarray([0, 1, 1], np.int32)), a_batch(24, np.asarray([0, 1, 1], np.int32))
+    np.testing.assert_allclose(sums(short), sums(long), rtol=1e-5)
+    assert float(sums(short).count) == 3
+    other = short._replace(ids=short.ids.at[3].set(7), targets=short.targets.at[3].set(1))
+    np.testing.assert_array_equal(sums(short), sums(other))
+
+
+def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
+    graph, params = fresh_model(pretrained, PAIR)
+    graph = heads.create(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)[0]
+    loss_fn, numbers = heads.loss_of(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
+    batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
+    of = lambda batch: float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)  # noqa: E731
+    assert of(batch) == of(batch) != of(batch._replace(seed=batch.seed + 1))
+
+
+def test_an_answer_is_in_the_context_or_nowhere(pretrained):
+    graph, params = fresh_model(pretrained, task_data.SPAN)
+    spans = heads.predict_of(graph, task_data.SPAN)(params, a_batch(24, np.zeros((3, 2), np.int32)))
+    for row, (first, length) in enumerate([(4, 9), (5, 12), (4, 7)]):
+        allowed = {0, *range(first, length - 1)}
+        for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
+            assert set(np.asarray(slots[row])[np.asarray(scores[row]) > -1e8].tolist()) == allowed

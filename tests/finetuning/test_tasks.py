@@ -1,0 +1,57 @@
+"""The tasks by name: missing data is found before anything runs."""
+
+import pathlib
+
+import pytest
+
+from maelm_jax import config
+from maelm_jax.finetuning import (
+    files,
+    tasks,
+)
+
+
+def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
+    for name in ("RTE/train.tsv", "RTE/dev.tsv", "train-v1.1.json", "dev-v1.1.json"):
+        (tmp_path / name).mkdir(parents=True)
+    settings = config.Finetune(data_dir=str(tmp_path))
+    for task in ("rte", "squad1"):
+        with pytest.raises(config.ConfigError, match=f"{task}: no "):
+            tasks.check(task, settings)
+    for path in (tmp_path, tmp_path / "gone", pathlib.Path(__file__) / "under"):
+        with pytest.raises(config.ConfigError, match="cannot be read"):
+            next(files.rows(path))
+
+
+@pytest.mark.parametrize(
+    "data_dir", [__file__, __file__ + "/under", "~nobody-of-this-name/glue", "x" * 4000]
+)
+def test_a_data_dir_that_is_no_folder(data_dir):
+    with pytest.raises(config.ConfigError, match="DATA_DIR: no folder|rte: no train"):
+        tasks.check("rte", config.Finetune(data_dir=data_dir))
+
+
+def test_the_files_of_ones_own_task_are_looked_for_first(tmp_path):
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", tmp_path / "gone", "x" * 4000, __file__ + "/under"):
+        custom = config.CustomTask(train_file=str(path), dev_file=__file__, labels=("no", "yes"))
+        settings = config.Finetune(tasks="own", custom=custom)
+        with pytest.raises(config.ConfigError, match="own: no file"):
+            tasks.check("own", settings)
+
+
+def test_missing_data_is_found_before_anything_runs(shared_data):
+    tasks.check("mnli", config.Finetune(data_dir=str(shared_data)))
+    tasks.check("squad1", config.Finetune(data_dir=str(shared_data)))
+    tasks.check("squad2", config.Finetune(data_dir=str(shared_data), squad=config.Squad(dev_share=0.25)))
+    for name in ("qnli", "squad2"):
+        with pytest.raises(config.ConfigError, match=f"{name}: no train"):
+            tasks.check(name, config.Finetune(data_dir=str(shared_data)))
+
+
+def test_a_squad_model_is_given_json(tmp_path):
+    from maelm_jax.finetuning import tasks
+
+    (tmp_path / "x.tsv").write_text("index\tsentence1\tsentence2\n0\tThe cat.\tA dog.\n")
+    with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
+        tasks.read_unlabelled("squad1", str(tmp_path / "x.tsv"), config.Finetune(), None, 64, {})
