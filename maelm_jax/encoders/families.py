@@ -42,7 +42,7 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
     if misfits:
         raise config.ConfigError(
             f"no stock transformers model computes this encoder: {'; '.join(misfits)}. "
-            "--format=pytorch holds any model"
+            "--format=pytorch holds any model with post-LN layers"
         )
     return family
 

@@ -118,7 +118,7 @@ def check(model: config.Model):
         raise config.ConfigError(
             "--format=reference: the published code does not compute this model "
             f"({'; '.join(wrong)}). Train a run with --gin_file={CONFIG} after its own --gin_file, "
-            "or use --format=pytorch, which holds any model"
+            "or use --format=pytorch, which holds any model with post-LN layers"
         )
 
 
