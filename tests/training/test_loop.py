@@ -226,11 +226,13 @@ def test_a_signal_at_the_last_step_is_not_lost(when, monkeypatch):
 
     received = []
     monkeypatch.setattr(Saves, "wait", lambda self: kill_when("saving"))
+    descriptor = signal.set_wakeup_fd(-1)  # else a thread of stopping.py may read the signal later, and end this process
     before = signal.signal(signal.SIGTERM, lambda *_: received.append("after the loop"))
     try:
         evaluated = lambda number: kill_when("evaluating") if number == 2 else None  # noqa: E731
         _, saved, status = train(monkeypatch, train_steps=2, eval_every=1, evaluated=evaluated)
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     expected = {"never": (0, []), "evaluating": (loop.STOPPED, []), "saving": (0, ["after the loop"])}
     assert saved == [2] and (status, received) == expected[when]
