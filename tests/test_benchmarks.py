@@ -38,9 +38,9 @@ def test_all_makes_one_table_of_what_was_printed_and_says_what_was_not_measured(
     commands, measures = module.plan(("tiny", "base"), "books/*.txt", with_torch=True)
     for command in commands.values():
         assert (HERE / command[0]).is_file()
-        for flag in command[1:]:
-            if flag.startswith("--gin_file="):
-                gin_files.load([flag.removeprefix("--gin_file=")])
+        names = [flag.removeprefix("--gin_file=") for flag in command[1:] if flag.startswith("--gin_file=")]
+        if names:
+            gin_files.load(names)
     outputs = {"step-tiny": STEP, "torch-tiny-0.0": TORCH, "startup": "cold cache: 31.2 s to\nwarm cache: 12.5 s to\n"}
     text = module.table(commands, measures, outputs)
     figures = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in text.splitlines() if line.startswith("| ")}
