@@ -59,3 +59,12 @@ def corpus(documents, tmp_path, monkeypatch):
     for name, part in (("a", documents[:half]), ("b", documents[half:])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
     return config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=128, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
+
+
+@pytest.fixture
+def small_corpus(tmp_path):
+    """One file of fifty short documents."""
+    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
+    return config.Corpus(
+        text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
+    )

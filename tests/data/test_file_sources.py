@@ -9,7 +9,7 @@ import pytest
 from testing import DAMAGED_JSON, one_line
 
 from maelm_jax import config
-from maelm_jax.data import rows, sources, store_manifest, vocabulary_training
+from maelm_jax.data import rows, sources, store_manifest
 
 
 def read(pattern, **settings):
@@ -69,33 +69,18 @@ def test_identity_is_of_the_bytes(tmp_path):
     assert sources.identity(source, corpus) != first
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-    from pydoc_data import topics
-
-    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
-
-
-def test_a_file_whose_name_is_not_utf8_is_read(corpus, vocabulary, tmp_path):
+def test_a_file_whose_name_is_not_utf8_is_read(small_corpus, small_vocabulary, tmp_path):
     os.rename(tmp_path / "a.txt", os.fsencode(tmp_path) + b"/caf\xe9.txt")
-    (splits,) = rows.prepare(corpus, vocabulary).values()
+    (splits,) = rows.prepare(small_corpus, small_vocabulary).values()
     assert len(splits["train"]) > 0
 
 
 @pytest.mark.parametrize("name", DAMAGED_JSON)
-def test_damaged_hashes_of_files_are_one_line(corpus, tmp_path, name):
+def test_damaged_hashes_of_files_are_one_line(small_corpus, tmp_path, name):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "file_hashes.json").write_bytes(DAMAGED_JSON[name])
     with pytest.raises(config.ConfigError, match=r"file_hashes\.json: damaged.*remove") as caught:
-        sources.identity(f"files:{corpus.text_files}", corpus)
+        sources.identity(f"files:{small_corpus.text_files}", small_corpus)
     one_line(caught)
 
 
@@ -111,11 +96,11 @@ def refusing(original, paths, number):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
-def test_a_file_that_cannot_be_read_is_one_line(corpus, tmp_path, monkeypatch, number):
+def test_a_file_that_cannot_be_read_is_one_line(small_corpus, tmp_path, monkeypatch, number):
     import builtins
 
     monkeypatch.setattr(builtins, "open", refusing(open, ["a.txt"], number))
     for read in (sources.identity, lambda *args: list(sources.documents_of(*args))):
         with pytest.raises(config.ConfigError, match=r"a\.txt: cannot be read") as caught:
-            read(f"files:{corpus.text_files}", corpus)
+            read(f"files:{small_corpus.text_files}", small_corpus)
         one_line(caught)

@@ -10,25 +10,10 @@ from maelm_jax import config, storage
 from maelm_jax.data import rows, rows_dir, vocabulary_training
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-    from pydoc_data import topics
-
-    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
-
-
 @pytest.mark.parametrize("place", ["a.txt", "a.txt/rows", "a.txt/deep/rows"])
-def test_a_rows_dir_that_is_no_folder_is_one_line(corpus, vocabulary, tmp_path, place):
-    corpus = config.dataclasses.replace(corpus, rows_dir=str(tmp_path / place))
-    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
+def test_a_rows_dir_that_is_no_folder_is_one_line(small_corpus, small_vocabulary, tmp_path, place):
+    corpus = config.dataclasses.replace(small_corpus, rows_dir=str(tmp_path / place))
+    for work in (lambda: rows.prepare(corpus, small_vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
         with pytest.raises(config.ConfigError, match="Corpus.rows_dir") as caught:
             work()
         one_line(caught)
@@ -52,22 +37,25 @@ def read_only(monkeypatch, folder):
     monkeypatch.setattr(storage, "write", write)
 
 
-def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeypatch):
-    (before,) = rows.prepare(corpus, vocabulary).values()
+def test_rows_on_a_read_only_disk_are_read(small_corpus, small_vocabulary, tmp_path, monkeypatch):
+    (before,) = rows.prepare(small_corpus, small_vocabulary).values()
     (tmp_path / "rows" / "file_hashes.json").unlink()
     read_only(monkeypatch, tmp_path / "rows")
-    (after,) = rows.prepare(corpus, vocabulary).values()
+    (after,) = rows.prepare(small_corpus, small_vocabulary).values()
     assert after["train"].folder == before["train"].folder
 
 
-def test_a_read_only_disk_without_rows_is_one_line(corpus, vocabulary, tmp_path, monkeypatch):
+def test_a_read_only_disk_without_rows_is_one_line(small_corpus, small_vocabulary, tmp_path, monkeypatch):
     read_only(monkeypatch, tmp_path)
-    for work in (lambda: rows.prepare(corpus, vocabulary), lambda: vocabulary_training.vocabulary_for(config.Vocabulary(size=300), corpus)):
+    def train():
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=300), small_corpus)
+
+    for work in (lambda: rows.prepare(small_corpus, small_vocabulary), train):
         with pytest.raises(config.ConfigError, match="Corpus.rows_dir=.*: cannot be written to .*Read-only") as caught:
             work()
         one_line(caught)
 
 
-def test_a_full_disk_is_not_a_wrong_setting(corpus):
-    with pytest.raises(OSError, match="No space"), rows_dir.writing(corpus):
+def test_a_full_disk_is_not_a_wrong_setting(small_corpus):
+    with pytest.raises(OSError, match="No space"), rows_dir.writing(small_corpus):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "rows")

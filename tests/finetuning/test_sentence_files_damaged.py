@@ -111,11 +111,11 @@ def write(folder: pathlib.Path, name: str, content: bytes, packing: str, draw) -
 
 @fuzzed
 @hypothesis.given(
-    task=strategies.sampled_from(list(glue.TASKS.values())),
+    task=strategies.sampled_from([*glue.TASKS.values(), glue.task_of("own", OWN)]),
     labelled=strategies.booleans(),
     data=strategies.data(),
 )
-def test_any_glue_file_is_read_or_named(task, labelled, data, folder, vocabulary):
+def test_any_file_of_a_task_is_read_or_named(task, labelled, data, folder, vocabulary):
     path = write(
         folder,
         "x.tsv",
@@ -129,24 +129,6 @@ def test_any_glue_file_is_read_or_named(task, labelled, data, folder, vocabulary
             len(sentence_task.tokenise(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
         )
         assert not labelled or len(found.labels) == len(found.sentences)
-
-
-@fuzzed
-@hypothesis.given(labelled=strategies.booleans(), data=strategies.data())
-def test_any_file_of_ones_own_is_read_or_named(labelled, data, folder, vocabulary):
-    task = glue.task_of("own", OWN)
-    path = write(
-        folder,
-        "own.tsv",
-        data.draw(tables(task)),
-        data.draw(strategies.sampled_from(sorted(PACK))),
-        data.draw,
-    )
-    found = outcome(path, lambda: sentence_files.read(task, path, labelled))
-    if found is not None:
-        assert (
-            len(sentence_task.tokenise(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
-        )
 
 
 STRANGE = [
