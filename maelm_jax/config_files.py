@@ -36,4 +36,5 @@ def _near(name: str) -> str:
     if same_name:
         return f"; did you mean {' or '.join(sorted(same_name))}?"
     top_level = ", ".join(sorted(path for path, base in known.items() if path == base))
-    return closest(name, known) or f"; configs/ holds {top_level}, and files in its folders"
+    near = closest(name.removesuffix(".gin"), [path.removesuffix(".gin") for path in known])
+    return near.replace("?", ".gin?") or f"; configs/ holds {top_level}, and files in its folders"
