@@ -29,13 +29,16 @@ FORKED = """if True:
     print(child.exitcode, "ready", flush=True)
     time.sleep(60)
 """
+# A step of training releases the interpreter's lock, and so does the sleep. Without it CPython 3.11
+# may never run the handler: the system may deliver the signal to another thread of the process.
 AS_THE_LOOP = """if True:
+    import time
     from maelm_jax.training import sigterm
     with sigterm.SigtermWatcher() as watcher:
         watcher.start()
         print("ready", flush=True)
         while not watcher.stops_after(1):
-            pass
+            time.sleep(0.001)
     print("saved", flush=True)
     raise SystemExit(143)
 """
