@@ -206,4 +206,4 @@ def table(seconds: dict[str, list[float]], tokens: int) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, trains=True)

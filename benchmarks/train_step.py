@@ -92,4 +92,4 @@ def peak_memory() -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, trains=True)
