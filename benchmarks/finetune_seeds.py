@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config, gin_files, tables
-from maelm_jax.finetuning import batches, encoder_source, features, heads, task_data
+from maelm_jax.finetuning import batches, features, heads, initial_encoder, task_data
 from maelm_jax.training import optimizer, sharding, step
 
 CLASSES = 3
@@ -69,7 +69,7 @@ def seconds_of(function: typing.Callable[[], None]) -> float:
 
 def make_ways(args: argparse.Namespace) -> list[Way]:
     """Both ways to train all seeds: one after the other, and in one step."""
-    source = encoder_source.load(args.init_from)
+    source = initial_encoder.load(args.init_from)
     experiment = gin_files.load([source.gin_file, "finetune/base.gin", "finetune/mnli.gin"])
     size, pad = source.vocabulary.size, source.vocabulary.pad
     mesh = sharding.make_mesh(experiment.mesh)

@@ -121,10 +121,10 @@ def name_of(run) -> str:
 
     The folder of a fine-tuned run may be called seed1, so its source and task name it.
     """
-    from maelm_jax.finetuning import encoder_source
+    from maelm_jax.finetuning import initial_encoder
 
     tuned = run.experiment.finetune
-    return f"{encoder_source.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else run.name
+    return f"{initial_encoder.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else run.name
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies
 
 from maelm_jax import cli, config, gin_files
-from maelm_jax.finetuning import encoder_source
+from maelm_jax.finetuning import initial_encoder
 from maelm_jax.settings import field_names
 
 NINES = "9" * 5000
@@ -59,8 +59,8 @@ def commands(tmp_path, monkeypatch):
     def unchanged(value):
         return value
 
-    encoder = encoder_source.EncoderSource("run", "run/config.gin", unchanged, None, None, unchanged)
-    monkeypatch.setattr(encoder_source, "load", lambda name, step=None: encoder)
+    encoder = initial_encoder.InitialEncoder("run", "run/config.gin", unchanged, None, None, unchanged)
+    monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 
         def begin(*_, **__):

@@ -168,9 +168,9 @@ def flat_lines(axes) -> list[str]:
 def fresh_model(workdir: pathlib.Path, head):
     """Graph and fresh parameters of a model to fine-tune, with the shape of a pretrained run."""
     from maelm_jax import gin_files
-    from maelm_jax.finetuning import encoder_source, heads
+    from maelm_jax.finetuning import heads, initial_encoder
 
-    vocabulary = encoder_source.load(str(workdir)).vocabulary
+    vocabulary = initial_encoder.load(str(workdir)).vocabulary
     settings = gin_files.load([str(workdir / "config.gin")]).model
     graph, init = heads.create(settings, vocabulary.size, vocabulary.pad, head)
     return graph, init(jax.random.key(0))

@@ -5,8 +5,8 @@ import dataclasses
 import typing
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import encoder_source, tasks
-from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning import initial_encoder, tasks
+from maelm_jax.finetuning.initial_encoder import InitialEncoder
 
 BASE = "finetune/base.gin"
 
@@ -15,7 +15,7 @@ class Planned(typing.NamedTuple):
     """One task with one encoder. It is a single run or a grid."""
 
     task: str
-    encoder: EncoderSource
+    encoder: InitialEncoder
     label: str  # name of the encoder, unique among the encoders of the command
     experiment: config.Experiment
 
@@ -44,7 +44,7 @@ def plan(
     names = init_from.split(",")
     if len(set(names)) < len(names):
         raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
-    encoders = [encoder_source.load(name, step) for name in names]
+    encoders = [initial_encoder.load(name, step) for name in names]
     settings = [of_encoder(encoder, given_files, bindings) for encoder in encoders]
     labels = _unique_labels(encoders)
     planned = [
@@ -59,7 +59,7 @@ def plan(
     return Plan(planned, listed or len(planned) > 1)
 
 
-def _unique_labels(encoders: list[EncoderSource]) -> list[str]:
+def _unique_labels(encoders: list[InitialEncoder]) -> list[str]:
     """Short names of the encoders. Two that would be the same get the whole path instead."""
     counts = collections.Counter(encoder.label for encoder in encoders)
     return [
@@ -69,7 +69,7 @@ def _unique_labels(encoders: list[EncoderSource]) -> list[str]:
 
 
 def of_encoder(
-    encoder: EncoderSource, given_files: list[str], bindings: list[str]
+    encoder: InitialEncoder, given_files: list[str], bindings: list[str]
 ) -> dict[str, config.Experiment]:
     """Returns {task: settings} for one encoder.
 
@@ -88,7 +88,7 @@ def of_encoder(
 
 
 def _of_task(
-    task: str, encoder: EncoderSource, given_files: list[str], bindings: list[str]
+    task: str, encoder: InitialEncoder, given_files: list[str], bindings: list[str]
 ) -> config.Experiment:
     """The settings of one task with one encoder."""
     task_files = [f"finetune/{task}.gin"]
@@ -98,7 +98,7 @@ def _of_task(
     return dataclasses.replace(experiment, finetune=finetune)
 
 
-def _load(encoder: EncoderSource, names: list[str], bindings: list[str]) -> config.Experiment:
+def _load(encoder: InitialEncoder, names: list[str], bindings: list[str]) -> config.Experiment:
     """Settings from gin files and bindings, above those of the encoder's own pretraining."""
     pretraining = dataclasses.replace(gin_files.load([encoder.gin_file]), finetune=None)
     return gin_files.load(names, bindings, base=pretraining)

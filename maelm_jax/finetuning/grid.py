@@ -15,7 +15,7 @@ import numpy as np
 
 from maelm_jax import config, setting_changes
 from maelm_jax.finetuning import files, results
-from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
 from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import run_record, sharding, step_log, workdir_lock
@@ -75,7 +75,7 @@ class GridRun:
     """
 
     session: FinetuneSession
-    encoder: EncoderSource
+    encoder: InitialEncoder
     experiment: config.Experiment
     folder: pathlib.Path
     describe: collections.abc.Callable[[pathlib.Path, config.Experiment], None]

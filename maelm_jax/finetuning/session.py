@@ -17,7 +17,7 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import heads, rank_curve, results
 from maelm_jax.finetuning import predictor as predictors
 from maelm_jax.finetuning.batches import Batches, padded_lengths
-from maelm_jax.finetuning.encoder_source import EncoderSource
+from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.schedule import Schedule
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
@@ -86,7 +86,7 @@ class FinetuneSession:
         sizes = padded_lengths(self.task.train.lengths, longest)
         return sizes if sizes[-1] >= longest_dev else [*sizes, longest_dev]
 
-    def fresh_state(self, encoder: EncoderSource, seed: int) -> State:
+    def fresh_state(self, encoder: InitialEncoder, seed: int) -> State:
         """The state before the first step: the given encoder, and a head drawn with `seed`."""
         params = self.fresh_params(keys.of_stream(seed, keys.INIT_STREAM))
         params |= {"encoder": encoder.encoder(params["encoder"])}
@@ -102,7 +102,7 @@ class FinetuneSession:
         )
 
     def run(
-        self, experiment: config.Experiment, encoder: EncoderSource, workdir: str,
+        self, experiment: config.Experiment, encoder: InitialEncoder, workdir: str,
         record: collections.abc.Callable[[], None] = lambda: None,
     ) -> dict | None:  # fmt: skip
         """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from maelm_jax import config_files
-from maelm_jax.finetuning import encoder_source, experiments
+from maelm_jax.finetuning import experiments, initial_encoder
 from maelm_jax.finetuning import grid as grid_module
 
 
@@ -17,14 +17,14 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     own = ["TRAIN_FILE=a.tsv", "DEV_FILE=b.tsv"] if path.stem in ("own", "conll") else []
     if path.stem == "own":
         own.append("CustomTask.labels=('no', 'yes')")
-    found = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
-    stock = dataclasses.replace(encoder_source.load(str(pretrained)), gin_file=encoder_source.OTHERS)  # whose BATCH_SIZE is pretraining's
+    found = experiments.of_encoder(initial_encoder.load(str(pretrained)), files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    stock = dataclasses.replace(initial_encoder.load(str(pretrained)), gin_file=initial_encoder.DEFAULT_GIN_FILE)  # whose BATCH_SIZE is pretraining's
     assert experiments.of_encoder(stock, files, ["BATCH_SIZE=[16, 32]", "DATA_DIR=x", *own]).keys() == found.keys()
     for task, experiment in found.items():
         assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
         assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
     if path.stem == "glue":
-        (alone,) = experiments.of_encoder(encoder_source.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
+        (alone,) = experiments.of_encoder(initial_encoder.load(str(pretrained)), files, ["Finetune.tasks=('rte',)"]).values()
         assert alone.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
         assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)
 
@@ -33,7 +33,7 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80), ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30), ("squad", ("squad2",), 16),
 ])  # fmt: skip
 def test_the_published_grids(name, tasks, cells, pretrained):
-    encoder = encoder_source.load(str(pretrained))
+    encoder = initial_encoder.load(str(pretrained))
     by_task = experiments.of_encoder(encoder, [f"published/{name}.gin"], ["DATA_DIR=x"])
     assert tuple(by_task) == tasks
     for experiment in by_task.values():

@@ -14,7 +14,7 @@ from maelm_jax import config  # noqa: E402
 from maelm_jax.data import vocabulary as vocabularies  # noqa: E402
 from maelm_jax.encoders import families, fine_tuned_head, huggingface, source  # noqa: E402
 from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
-from maelm_jax.finetuning import batches, encoder_source, features, heads  # noqa: E402
+from maelm_jax.finetuning import batches, features, heads, initial_encoder  # noqa: E402
 from maelm_jax.finetuning.task_data import SPAN, Head  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
@@ -46,7 +46,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
         torch.nn.init.normal_(parameter, std=0.2)
     stock.save_pretrained(tmp_path / "stock")
     tokenizers.write(tmp_path / "stock", vocabulary, 48, family.pair)
-    start = encoder_source.load(str(tmp_path / "stock"))
+    start = initial_encoder.load(str(tmp_path / "stock"))
     model = source.find(str(tmp_path / "stock")).model(config.Model())
 
     graph, init = heads.create(model, vocabulary.size, vocabulary.pad, head)

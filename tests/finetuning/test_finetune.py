@@ -11,9 +11,7 @@ import pytest
 from testing import call, finish, send_when, start
 
 from maelm_jax import config, finetune, gin_files
-from maelm_jax.finetuning import (
-    encoder_source,
-)
+from maelm_jax.finetuning import initial_encoder
 from maelm_jax.training import step_log
 
 SMALL = [
@@ -197,11 +195,11 @@ def test_a_run_can_start_from_an_earlier_checkpoint(data_dir, pretrained, tmp_pa
     store = checkpoint.Checkpoints(str(source))
     store.save(5, {"params": jax.tree.map(lambda x: x * 2, params)})
     store.close()
-    encoders = {step: encoder_source.load(str(source), step) for step in (None, 3, 5)}
+    encoders = {step: initial_encoder.load(str(source), step) for step in (None, 3, 5)}
     assert {step: encoder.step for step, encoder in encoders.items()} == {None: 5, 3: 3, 5: 5}
-    assert encoder_source.load(f"random:{source}", 3).step is None
+    assert initial_encoder.load(f"random:{source}", 3).step is None
     with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
-        encoder_source.load(str(source), 4)
+        initial_encoder.load(str(source), 4)
     argv = ["--gin_file=finetune/rte.gin", *arguments(data_dir, source, tmp_path / "run"), "--gin.EPOCHS=1"]
     with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
         finetune.main([*argv, "--step=4"])
@@ -212,7 +210,7 @@ def test_a_folder_without_steps_refuses_a_step(pretrained, tmp_path):
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     with pytest.raises(config.ConfigError, match=r"--step=3: \S+stock is no workdir, so it has no checkpoints by step. Leave --step out"):
-        encoder_source.load(str(tmp_path / "stock"), 3)
+        initial_encoder.load(str(tmp_path / "stock"), 3)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ import shutil
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import (
-    tasks,
-)
+from maelm_jax.finetuning import tasks
 
 
 def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib.Path:

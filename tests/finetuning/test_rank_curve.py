@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import encoder_source, experiments, rank_curve, tasks
+from maelm_jax.finetuning import experiments, initial_encoder, rank_curve, tasks
 from maelm_jax.training import checkpoint_params, sharding
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -33,7 +33,7 @@ def test_a_run_logs_ranks_before_its_first_step_at_intervals_and_after_its_last(
     names = {"rank_plain_middle", "rank_plain_last", "rank_real_middle", "rank_real_last"}
     assert all(names <= set(line) for line in logged.values()) and set(logged[0]) == names | {"step"}
     # Step 0 is the encoder that the run starts from, on the text of the dev set.
-    encoder = encoder_source.load(str(pretrained))
+    encoder = initial_encoder.load(str(pretrained))
     experiment = experiments.of_encoder(encoder, ["finetune/rte.gin"], [f"DATA_DIR={data_dir}", "MAX_LENGTH=64"])["rte"]
     task = tasks.load("rte", experiment.finetune, experiment.corpus, encoder.vocabulary, 64)
     monitors = rank_curve.RankMonitors(task, encoder.vocabulary, sharding.make_mesh(experiment.mesh))

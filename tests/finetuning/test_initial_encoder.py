@@ -10,13 +10,13 @@ import pytest
 from testing import fresh_model
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import encoder_source
+from maelm_jax.finetuning import initial_encoder
 from maelm_jax.finetuning.task_data import SPAN
 from maelm_jax.model import maelm
 
 
 def test_the_encoder_is_the_pretrained_one(pretrained):
-    begin = encoder_source.load(str(pretrained))
+    begin = initial_encoder.load(str(pretrained))
     vocabulary = begin.vocabulary
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
     saved = maelm.create(gin_files.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
@@ -24,7 +24,7 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
     for _ in range(2):  # what is handed out is a copy each time
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.encoder(fresh), saved)
-    jax.tree.map(np.testing.assert_array_equal, encoder_source.load(f"random:{pretrained}").encoder(fresh), fresh)
+    jax.tree.map(np.testing.assert_array_equal, initial_encoder.load(f"random:{pretrained}").encoder(fresh), fresh)
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
@@ -33,13 +33,13 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
-    here, there = encoder_source.load(str(pretrained)), encoder_source.load(str(tmp_path / "stock"))
+    here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
     jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
     files = ["finetune/rte.gin"]
     settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="has no vocabulary"):
-        encoder_source.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
+        initial_encoder.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
 
 
 def test_a_workdir_without_an_encoder(pretrained, tmp_path):
@@ -50,11 +50,11 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
     fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
     with pytest.raises(config.ConfigError, match="no checkpoint"):
-        encoder_source.load(str(tmp_path / "other"))
+        initial_encoder.load(str(tmp_path / "other"))
     saved = checkpoint.Checkpoints(str(tmp_path / "other"))
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
     with pytest.raises(config.ConfigError, match="contradicts the checkpoint: .* is missing in the checkpoint"):
-        encoder_source.load(str(tmp_path / "other")).encoder(fresh)
+        initial_encoder.load(str(tmp_path / "other")).encoder(fresh)
     with pytest.raises(config.ConfigError, match="neither a workdir"):
-        encoder_source.load(str(tmp_path))
+        initial_encoder.load(str(tmp_path))

@@ -17,16 +17,16 @@ from maelm_jax.encoders import adoption, source
 # the control of an experiment.
 RANDOM = "random:"
 # The settings of an encoder that is not a workdir. The encoder itself gives only its shape.
-OTHERS = "base.gin"
+DEFAULT_GIN_FILE = "base.gin"
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderSource:
+class InitialEncoder:
     """An encoder to start from.
 
     Attributes:
         name: Its name in --init_from, with the prefix.
-        gin_file: The config.gin of the workdir, or OTHERS.
+        gin_file: The config.gin of the workdir, or DEFAULT_GIN_FILE.
         fit: Returns settings with the shape of this encoder in them.
         vocabulary: The vocabulary that its token ids belong to.
         step: The step of the workdir's checkpoint. None for fresh weights and for an encoder that
@@ -53,12 +53,11 @@ class EncoderSource:
 
 def label_of(name: str) -> str:
     """The short name of an encoder: "tiny" for runs/tiny, "random-tiny" for random:runs/tiny."""
-    return ("random-" if name.startswith(RANDOM) else "") + pathlib.Path(
-        name.removeprefix(RANDOM)
-    ).name
+    folder = pathlib.Path(name.removeprefix(RANDOM)).name
+    return f"random-{folder}" if name.startswith(RANDOM) else folder
 
 
-def load(name: str, step: int | None = None) -> EncoderSource:
+def load(name: str, step: int | None = None) -> InitialEncoder:
     """Finds the encoder that one name in --init_from stands for.
 
     Args:
@@ -72,7 +71,7 @@ def load(name: str, step: int | None = None) -> EncoderSource:
     encoder_source = _find(name, step)
     vocabulary = vocabularies.load(encoder_source.vocabulary)
     config_file = pathlib.Path(encoder_source.path) / "config.gin"
-    gin_file = str(config_file) if config_file.is_file() else OTHERS
+    gin_file = str(config_file) if config_file.is_file() else DEFAULT_GIN_FILE
 
     def fit(experiment: config.Experiment) -> config.Experiment:
         if encoder_source.step is not None:  # its config.gin has the shape already
@@ -107,7 +106,7 @@ def load(name: str, step: int | None = None) -> EncoderSource:
         return {part: adoption.shard_like(fresh[part], values[f"pooler/{part}"]) for part in fresh}
 
     step = None if name.startswith(RANDOM) else encoder_source.step
-    return EncoderSource(name, gin_file, fit, vocabulary, step, encoder, pooler)
+    return InitialEncoder(name, gin_file, fit, vocabulary, step, encoder, pooler)
 
 
 def _find(name: str, step: int | None) -> source.EncoderSource:
