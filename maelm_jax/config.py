@@ -3,7 +3,7 @@
 settings.py checks every field against its declaration here. `python -m maelm_jax.config` prints
 docs/configuration.md. gin_files.py reads gin files into an `Experiment`. This module imports
 neither JAX nor TensorFlow, so that a wrong setting is reported within a second.
-config_finetune.py has the settings of fine-tuning.
+config_finetune.py has the settings of fine-tuning, config_optimizer.py those of the optimizer.
 """
 
 import dataclasses
@@ -16,10 +16,10 @@ from maelm_jax.config_finetune import CustomTask as CustomTask
 from maelm_jax.config_finetune import Finetune
 from maelm_jax.config_finetune import Grid as Grid
 from maelm_jax.config_finetune import Squad as Squad
+from maelm_jax.config_optimizer import Optimizer as Optimizer
 from maelm_jax.settings import (
     Axis,
     Count,
-    LearningRate,
     Minutes,
     Positive,
     Rate,
@@ -246,28 +246,6 @@ class Model(Settings):
         feed_forward = max(width * self.feed_forward // self.width, 1)
         sizes = {"width": width, "heads": heads, "feed_forward": feed_forward}
         return dataclasses.replace(self, layers=self.decoder_layers or self.layers, **sizes)
-
-
-@declare
-class Optimizer(Settings):
-    """AdamW as in the published code, or Muon. The learning rate rises linearly to its peak."""
-
-    kind: typing.Literal["adamw", "muon"] = setting(
-        "adamw", "Rule for the layers' matrices in pretraining. AdamW is that of all else.")
-    learning_rate: LearningRate = setting(5e-4, "Learning rate at its peak.")
-    muon_learning_rate: LearningRate = setting(2e-3, "Its peak for what Muon updates.")
-    warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
-    schedule: typing.Literal["linear", "wsd"] = setting(
-        "linear", "Linear decay to 0 from the peak on, or only at the end. Of pretraining.")
-    decay_share: ShareBelowOne = setting(
-        0.1, "Share of the steps in which the rate falls. Of `wsd`.")
-    b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
-    b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
-    eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)
-    weight_decay: float = setting(0.01, "Decoupled from the gradient.", ge=0, le=100)
-    decay_norms_and_biases: bool = setting(
-        True, "False exempts biases and the scales of LayerNorms from the decay.")
-    clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0, le=1e9)
 
 
 @declare

@@ -58,6 +58,18 @@ def _matrix_axes(kernels: dict) -> dict:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers((1,), (2,)), kernels)
 
 
+def _freezing_encoder(steps: int) -> optax.GradientTransformation:
+    """Returns a rule that makes the encoder's updates 0 in the first `steps` steps."""
+
+    def share(count):
+        return jnp.where(count < steps, 0.0, 1.0)
+
+    def of_encoder(params):
+        return {module: module == "encoder" for module in params}
+
+    return optax.masked(optax.scale_by_schedule(share), of_encoder)
+
+
 def _clipped(
     settings: config.Optimizer, *rules: optax.GradientTransformation
 ) -> optax.GradientTransformation:
@@ -78,7 +90,8 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
 
     Muon (Jordan 2024; scaled as by Liu et al. 2025, arXiv 2502.16982) updates the matrices of the
     layers, AdamW all other parameters. Weight decay is decoupled. Without `decay_norms_and_biases`
-    it leaves out biases and scales.
+    it leaves out biases and scales. In the first `freeze_encoder_steps` steps the parameters of the
+    encoder do not change; its moments do.
     """
     adamw = optax.adamw(
         schedule(settings, train_steps),
@@ -88,8 +101,11 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
         weight_decay=settings.weight_decay,
         mask=None if settings.decay_norms_and_biases else _decayed,
     )
+    frozen_steps = settings.freeze_encoder_steps
+    # Without frozen steps there is no rule: it would add to the state, and so to checkpoints.
+    last = [_freezing_encoder(frozen_steps)] if frozen_steps else []
     if settings.kind == "adamw":
-        return _clipped(settings, adamw)
+        return _clipped(settings, adamw, *last)
     of_matrices = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
     muon = optax.contrib.muon(
         schedule(of_matrices, train_steps),
@@ -97,7 +113,7 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
         muon_weight_dimension_numbers=_matrix_axes,
         consistent_rms=MUON_RMS,
     )
-    return _clipped(settings, optax.partition({"muon": muon, "adamw": adamw}, _rules))
+    return _clipped(settings, optax.partition({"muon": muon, "adamw": adamw}, _rules), *last)
 
 
 class Schedule(typing.NamedTuple):

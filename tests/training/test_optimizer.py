@@ -63,6 +63,19 @@ def test_clipping_and_decay():
     np.testing.assert_allclose(clipped["w"], [2.0])
 
 
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_encoder_stays_as_it_is_in_its_frozen_steps_only(kind):
+    settings = config.Optimizer(kind=kind, warmup_steps=0, weight_decay=0.5, freeze_encoder_steps=2)
+    updates = optimizer.create(settings, 10)
+    part = {"blocks": {"query": {"kernel": jnp.ones((1, 2, 2))}}, "norm": {"scale": jnp.ones(2)}}
+    params = {"encoder": part, "decoder": part}
+    state = updates.init(params)
+    for number in range(3):
+        change, state = updates.update(params, state, params)
+        for path, value in flat(change).items():
+            assert bool((value != 0).all()) == (path.startswith("decoder") or number == 2), (number, path)
+
+
 MUON = config.Optimizer(kind="muon", learning_rate=1e-3, muon_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0)
 
 

@@ -1,0 +1,29 @@
+"""The settings of the optimizer, in pretraining and in fine-tuning."""
+
+import typing
+
+from maelm_jax.settings import Count, LearningRate, Settings, ShareBelowOne, declare, setting
+
+
+@declare
+class Optimizer(Settings):
+    """AdamW as in the published code, or Muon. The learning rate rises linearly to its peak."""
+
+    kind: typing.Literal["adamw", "muon"] = setting(
+        "adamw", "Rule for the layers' matrices in pretraining. AdamW is that of all else.")
+    learning_rate: LearningRate = setting(5e-4, "Learning rate at its peak.")
+    muon_learning_rate: LearningRate = setting(2e-3, "Its peak for what Muon updates.")
+    warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
+    schedule: typing.Literal["linear", "wsd"] = setting(
+        "linear", "Linear decay to 0 from the peak on, or only at the end. Of pretraining.")
+    decay_share: ShareBelowOne = setting(
+        0.1, "Share of the steps in which the rate falls. Of `wsd`.")
+    b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
+    b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
+    eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)
+    weight_decay: float = setting(0.01, "Decoupled from the gradient.", ge=0, le=100)
+    decay_norms_and_biases: bool = setting(
+        True, "False exempts biases and the scales of LayerNorms from the decay.")
+    clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0, le=1e9)
+    freeze_encoder_steps: Count = setting(
+        0, "First steps in which the encoder stays as it is. Of pretraining.", "steps")
