@@ -1,10 +1,10 @@
-r"""Fine-tune a pretrained encoder on GLUE or SQuAD: one run, a grid, or a table of tasks.
+r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a grid or a table.
 
     # One run.
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny \
         --workdir=runs/rte --gin.DATA_DIR=glue_data
     # One run that starts from an earlier checkpoint.
-    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --step=300 \\
+    python -m maelm_jax.finetune --gin_file=finetune/rte.gin --init_from=runs/tiny --step=300 \
         --workdir=runs/rte-300
     # A grid: the hyperparameters of the paper, five seeds each.
     python -m maelm_jax.finetune --gin_file=finetune/rte.gin --gin_file=finetune/grid.gin \

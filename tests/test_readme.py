@@ -1,9 +1,11 @@
 """Invariant 7, second half: every block of commands in the README is marked, and does as marked.
 
 `<!-- run: ci -->` is run by .ci/run, `<!-- run: slow -->` by the slow test below, `<!-- dry-run -->`
-exactly as it stands. Of `<!-- shown -->` and of the pages under docs/ the settings are checked.
+exactly as it stands. Of `<!-- shown -->`, of the pages under docs/ and of --help the settings are
+checked.
 """
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -19,12 +21,13 @@ BLOCKS = [(found["mark"], found["body"]) for found in BLOCK.finditer(README)]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"python -m maelm_jax\.\w+ --[^`\n]*")  # in a block or in a table
 WITH_PLACEHOLDERS = ("...", "$")
+HELP = [importlib.import_module(f"maelm_jax.{path.stem}").__doc__ for path in (ROOT / "maelm_jax").glob("*.py")]
+TEXTS = [page.read_text() for page in PAGES if page.name != "results.md"]  # its commands are composed by the shell
 COMMANDS = sorted(
     {
         command
-        for page in PAGES
-        if page.name != "results.md"  # its commands are composed by the shell
-        for command in COMMAND.findall(page.read_text())
+        for text in [*TEXTS, *(help_text or "" for help_text in HELP)]
+        for command in COMMAND.findall(re.sub(r"\\\n *", "", text))
         if not any(sign in command for sign in WITH_PLACEHOLDERS)
     }
 )
@@ -61,6 +64,7 @@ def test_documented_commands_name_real_settings(command, tmp_path):
     from maelm_jax import gin_files
 
     argv = shlex.split(command, comments=True)
+    assert "\\" not in command and all(argument.startswith("--") for argument in argv[3:]), argv
     module = argv[2].removeprefix("maelm_jax.")
     assert (ROOT / "maelm_jax" / f"{module}.py").exists()
     files = [a.removeprefix("--gin_file=") for a in argv if a.startswith("--gin_file=")]

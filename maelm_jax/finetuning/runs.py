@@ -3,14 +3,13 @@
 import dataclasses
 import functools
 import pathlib
-import sys
 import time
 
 from maelm_jax import config, paths
 from maelm_jax.encoders import families, source
 from maelm_jax.finetuning import experiments, grid, results, session, table, tasks
 from maelm_jax.finetuning.predictor import length_of
-from maelm_jax.training import loop, run_record
+from maelm_jax.training import attention_report, loop, run_record
 
 
 def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
@@ -79,8 +78,9 @@ class _Sessions:
             )
             self._session = session.FinetuneSession(experiment, data, vocabulary)
             self._key = key
+            lengths, mesh = self._session.sizes, self._session.mesh
             print(describe_data(self._session, experiment))
-            sys.stdout.flush()
+            print(attention_report.describe_encoder(experiment, lengths, mesh), flush=True)
         return self._session
 
 

@@ -1,5 +1,8 @@
 """Describes which attention backend each part of a model takes on a mesh, and why."""
 
+import collections
+import collections.abc
+
 import jax
 import jax.numpy as jnp
 
@@ -20,6 +23,35 @@ def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     }
     if len(set(choices.values())) == 1:
         choices = {", ".join(choices): next(iter(choices.values()))}
+    return _line(choices)
+
+
+def describe_encoder(
+    experiment: config.Experiment, lengths: collections.abc.Sequence[int], mesh: jax.sharding.Mesh
+) -> str:
+    """Returns the line of `describe` for the training of an encoder alone, as in fine-tuning.
+
+    Args:
+        experiment: The settings.
+        lengths: Slots of the rows, one value for each compiled shape.
+        mesh: The devices.
+
+    Raises:
+        ConfigError: `Model.attention_backend` cannot compute one of the lengths.
+    """
+    target, backend = attention_choice.target_of(mesh), experiment.model.attention_backend
+    lengths_of = collections.defaultdict(list)
+    for length in lengths:
+        call = _encoder_call(experiment.model, length)
+        lengths_of[attention_choice.choose(backend, call, target)].append(str(length))
+    if len(lengths_of) == 1:
+        return _line({"encoder": next(iter(lengths_of))})
+    return _line(
+        {f"encoder of {', '.join(slots)} slots": choice for choice, slots in lengths_of.items()}
+    )
+
+
+def _line(choices: dict[str, attention_choice.Choice]) -> str:
     parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
     return f"attention: {'; '.join(parts)}"
 
@@ -28,12 +60,7 @@ def _calls(experiment: config.Experiment) -> dict[str, attention_choice.Call]:
     """The shapes of the attention of each part of the model in training."""
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
-    calls = {
-        "encoder": _call(
-            model, sizes.visible, sizes.visible, model.attention_dropout,
-            model.relative_buckets != "none",
-        )
-    }  # fmt: skip
+    calls = {"encoder": _encoder_call(model, sizes.visible)}
     if model.decoder_layers:
         slots = sizes.masked if model.decoder_slots == "masked" else length
         has_bias = model.decoder_relative_bias
@@ -42,6 +69,11 @@ def _calls(experiment: config.Experiment) -> dict[str, attention_choice.Call]:
         if "cross" in model.decoder_attention:
             calls["cross-attention"] = _call(model.decoder, slots, sizes.visible, 0.0, has_bias)
     return calls
+
+
+def _encoder_call(model: config.Model, slots: int) -> attention_choice.Call:
+    has_bias = model.relative_buckets != "none"
+    return _call(model, slots, slots, model.attention_dropout, has_bias)
 
 
 def _call(

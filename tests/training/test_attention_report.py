@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
+from maelm_jax.model import attention_choice
 from maelm_jax.training import attention_report
 
 
@@ -28,3 +29,10 @@ def test_parts_with_the_same_choice_are_named_together(mesh):
 def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
     with pytest.raises(config.ConfigError, match="heads have size 96"):
         attention_report.describe(experiment(heads=8, attention_backend="pallas_tpu"), mesh)
+
+
+def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
+    assert attention_report.describe_encoder(experiment(), [36, 64], mesh) == "attention: xla in encoder (the platform is cpu)"
+    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("tpu", "TPU v5 lite", 1))
+    line = attention_report.describe_encoder(experiment(dtype="bfloat16"), [36, 64, 128], mesh)
+    assert line.startswith("attention: xla in encoder of 36 slots (") and "; pallas_tpu in encoder of 64, 128 slots (" in line
