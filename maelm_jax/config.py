@@ -79,6 +79,10 @@ class Corpus(Settings):
     skip_bad_files: bool = setting(
         False, "True leaves out files that cannot be read. False ends the command.")
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.")
+    shuffle_shards: int = setting(
+        0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0, le=10**6)
+    cache_gb: float = setting(
+        0.0, "Memory for rows read in place. 0 copies those in a bucket.", "GB", ge=0, le=1e5)
     processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, le=4096)
 
     def check(self):

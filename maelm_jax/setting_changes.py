@@ -22,6 +22,7 @@ FREE_ON_RESUME = (
     "Run.keep_",
     "Corpus.processes",
     "Corpus.rows_dir",
+    "Corpus.cache_gb",
     "Run.init_from",
     "Finetune.data_dir",
     "CustomTask.train_file",

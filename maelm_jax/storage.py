@@ -1,9 +1,9 @@
 """Atomic file writes, and folders in buckets (gs://, s3://) through fsspec.
 
 Small reads from a bucket are slow, and a bucket cannot append to a file. So rows, which are read
-at random, are copied to this machine once. Metrics and TensorBoard files are written to a local
-folder, which is copied to the bucket. Checkpoints are written to the bucket directly, because
-Orbax writes few large objects.
+at random, are copied to this machine once, or fetched as whole files into memory. Metrics and
+TensorBoard files are written to a local folder, which is copied to the bucket. Checkpoints are
+written to the bucket directly, because Orbax writes few large objects.
 """
 
 import contextlib
@@ -119,8 +119,10 @@ def local_path(path: str) -> pathlib.Path:
     return folder
 
 
-def fetch_folders(path: str, pattern: str, manifest: str):
-    """Copies subfolders of a bucket's folder into `local_path(path)`.
+def fetch_folders(
+    path: str, pattern: str, manifest: str, parent: pathlib.Path, depth: int | None = None
+):
+    """Copies subfolders of a bucket's folder to this machine.
 
     A folder that is on this machine already is not copied again.
 
@@ -128,16 +130,19 @@ def fetch_folders(path: str, pattern: str, manifest: str):
         path: A folder in a bucket.
         pattern: Glob pattern for the names of the subfolders.
         manifest: A file name. Only subfolders that hold this file are copied.
+        parent: The folder that they are copied into. It is created if it does not exist.
+        depth: Deeper files are not copied. The files of a subfolder itself have depth 1.
     """
     files, root = file_system(path)
+    parent.mkdir(parents=True, exist_ok=True)
     for manifest_path in files.glob(f"{root}/{pattern}/{manifest}"):
         source = manifest_path.rsplit("/", 1)[0]
-        target = local_path(path) / source.rsplit("/", 1)[1]
+        target = parent / source.rsplit("/", 1)[1]
         if target.is_dir():
             continue
         arriving = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            files.get(f"{source}/", f"{arriving}/", recursive=True)
+            files.get(f"{source}/", f"{arriving}/", recursive=True, maxdepth=depth)
             os.rename(arriving, target)
         except OSError:
             if not target.is_dir():  # otherwise another process of this machine has copied it

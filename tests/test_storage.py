@@ -13,11 +13,12 @@ import sys
 import time
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from maelm_jax import config, finetune, storage
 from maelm_jax.analysis import runs
-from maelm_jax.data import sources
+from maelm_jax.data import block_files, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.encoders import source
 from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
@@ -100,12 +101,40 @@ def put(place: str, content: bytes):
 def test_stores_are_copied_once_and_only_whole_ones(bucket, cache):
     for name in ("a-1/store.json", "a-1/train/c/0/0", "a-2/train/c/0/0", "b-1/store.json"):
         put(f"{bucket}/rows/{name}", name.encode())
-    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json")
+    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
     folder = storage.local_path(f"{bucket}/rows")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == ["a-1/store.json", "a-1/train/c/0/0"]
     put(f"{bucket}/rows/a-1/store.json", b"another")
-    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json")
+    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
     assert (folder / "a-1" / "store.json").read_bytes() == b"a-1/store.json"
+
+
+def test_rows_stay_in_the_bucket_and_are_read_through_a_cache(bucket, cache, tmp_path):
+    table = np.arange(400, dtype=np.uint16).reshape(50, 8)
+    counts = {split: dict.fromkeys(block_files.COUNTS, 50) for split in block_files.SPLITS}
+    with open(tmp_path / "block.npz", "wb") as file:
+        np.savez(file, counts=json.dumps(counts), train=table, heldout=table)
+    (tmp_path / "s-1").mkdir()
+    store.write(tmp_path / "s-1", [tmp_path / "block.npz"], "here", "0", 8, np.dtype(np.uint16), 16)
+    for path in (tmp_path / "s-1").rglob("*"):
+        if path.is_file():
+            put(f"{bucket}/rows4/{path.relative_to(tmp_path)}", path.read_bytes())
+    corpus = config.Corpus(rows_dir=f"{bucket}/rows4/", cache_gb=600e-9)  # two of four files
+    rows_dir.fetch(corpus, "s-*", "store.json")
+    folder = rows_dir.prepared_folder(corpus) / "s-1"
+    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["store.json", "zarr.json", "zarr.json"]
+    rows = rows_in_place.open_stores({"here": folder}, corpus)["here"]["train"]
+    for numbers in (np.arange(50), np.array([49, 3, 17, 3])):
+        assert (rows[numbers] == table[numbers]).all()
+    import fsspec
+
+    files, root = fsspec.url_to_fs(corpus.rows_dir)
+    files.rm_file(f"{root}s-1/train/c/2/0")
+    with pytest.raises(config.ConfigError, match="gs://bucket/rows4/s-1/train/c/2/0: missing"):
+        rows[np.array([40])]
+    copied = config.Corpus(rows_dir=f"{bucket}/rows4/")  # a copy is another folder
+    rows_dir.fetch(copied, "s-*", "store.json")
+    assert (rows_dir.prepared_folder(copied) / "s-1" / "train" / "c" / "1" / "0").is_file()
 
 
 def test_files_are_sent_and_fetched(bucket, cache):
@@ -240,7 +269,10 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    done = subprocess.run([*python, "maelm_jax.train", *bindings, *in_bucket], cwd=ROOT, env=environment("two"), capture_output=True, text=True)
+    in_place = "--gin.Corpus.cache_gb=1e-4"  # the rows are not copied to the second machine
+    line = [*python, "maelm_jax.train", *bindings, *in_bucket, in_place]
+    done = subprocess.run(line, cwd=ROOT, env=environment("two"), capture_output=True, text=True)
+    assert not list((tmp_path / "two").glob("maelm_jax/*/**/c"))
     assert done.returncode == 0 and "resuming gs://" in done.stdout, done.stderr
     storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl", "loss_curve.png", "environment.txt"))
     (sent,) = (path.read_text().splitlines() for path in [storage.local_path(f"{bucket}/runs/z") / "metrics.jsonl"])

@@ -15,10 +15,11 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.data import rows as row_stores
+from maelm_jax.data.store import Rows
 
 PERIOD = 65536  # slots of the schedule, so rates are exact to 1 in 65,536
 ROUNDS = 6  # rounds of the Feistel network
+STEPS_AHEAD = 64  # rows of so many coming steps are fetched while a step runs
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -53,6 +54,39 @@ def permute(positions: np.ndarray, keys: np.ndarray, count: int) -> np.ndarray:
         values[outside] = (left << half) | right
         outside = values >= np.uint64(count)
     return values.astype(np.int64)
+
+
+def permute_in_windows(
+    positions: np.ndarray, keys: np.ndarray, count: int, shard_rows: int, window_shards: int
+) -> np.ndarray:
+    """Like `permute`, but neighbouring positions give rows of few shards.
+
+    The key orders the shards. Then each window of `window_shards` shards has its rows permuted. The
+    last shard is the last in each order if it has fewer rows than the others.
+
+    Args:
+        positions: Positions in range(count), int [n].
+        keys: The key of each position, uint64 [n].
+        count: Number of rows.
+        shard_rows: Rows of a shard.
+        window_shards: Shards of a window.
+
+    Returns:
+        The permuted positions, int64 [n].
+    """
+    window_rows = window_shards * shard_rows
+    window = positions // window_rows
+    window_keys = mix(keys + mix(window.astype(np.uint64) + np.uint64(1)))
+    sizes = np.minimum(count - window * window_rows, window_rows)
+    ordered = window * window_rows
+    for size in np.unique(sizes).tolist():
+        chosen = sizes == size
+        ordered[chosen] += permute(positions[chosen] % window_rows, window_keys[chosen], size)
+    shard, row = np.divmod(ordered, shard_rows)
+    full_shards = count // shard_rows
+    full = shard < full_shards
+    shard[full] = permute(shard[full], keys[full], full_shards)
+    return shard * shard_rows + row
 
 
 class Schedule(typing.NamedTuple):
@@ -90,6 +124,14 @@ class Location(typing.NamedTuple):
     row: np.ndarray  # row number in the task's store, int64 [n]
 
 
+class TaskRows(typing.NamedTuple):
+    """The rows of one task in a batch."""
+
+    store: Rows
+    in_batch: np.ndarray  # whether a row of the batch is of this task, bool [n]
+    numbers: np.ndarray  # row numbers in the store, int64
+
+
 class Batches:
     """Training batches of prepared rows.
 
@@ -100,11 +142,12 @@ class Batches:
         seed: Seed of the data order.
         row_indices: Indices in the global batch of the rows that this host reads, int [n]. None
             reads all rows.
+        shuffle_shards: Corpus.shuffle_shards.
     """
 
     def __init__(
-        self, stores: dict[str, "row_stores.Rows"], rates: dict[str, float], batch_size: int,
-        seed: int, row_indices: np.ndarray | None = None
+        self, stores: dict[str, Rows], rates: dict[str, float], batch_size: int, seed: int,
+        row_indices: np.ndarray | None = None, shuffle_shards: int = 0
     ):
         self.stores = [stores[source] for source in rates]
         self.schedule = schedule(list(rates.values()))
@@ -112,7 +155,9 @@ class Batches:
         if row_indices is None:
             row_indices = np.arange(batch_size)
         self.row_indices = np.asarray(row_indices, np.int64)
+        self.shuffle_shards = shuffle_shards
         self.length = self.stores[0].length
+        self._step_ahead = 0  # the first step whose rows are not requested yet
 
     def locate(self, examples: np.ndarray) -> Location:
         """Finds the rows of examples.
@@ -128,7 +173,11 @@ class Batches:
             of_task = task == index
             epoch[of_task], positions = np.divmod(earlier[of_task], len(store))
             keys = self._permutation_keys(index, epoch[of_task])
-            row[of_task] = permute(positions, keys, len(store))
+            if self.shuffle_shards:
+                row[of_task] = permute_in_windows(
+                    positions, keys, len(store), store.shard_rows, self.shuffle_shards)
+            else:
+                row[of_task] = permute(positions, keys, len(store))
         return Location(task, epoch, row)
 
     def _permutation_keys(self, task: int, epochs: np.ndarray) -> np.ndarray:
@@ -137,17 +186,37 @@ class Batches:
         return mix(mix(mix(seeds) + np.uint64(task)) + epochs.astype(np.uint64))
 
     def batch(self, step: int) -> np.ndarray:
-        """Reads this host's rows of one step, int32 [len(row_indices), length]."""
-        task, _, row = self.locate(step * self.batch_size + self.row_indices)
+        """Reads this host's rows of one step, int32 [len(row_indices), length].
+
+        Stores that are read where they lie begin to fetch the rows of the coming steps.
+        """
         result = np.empty((len(self.row_indices), self.length), np.int32)
-        for index, store in enumerate(self.stores):
-            of_task = task == index
-            result[of_task] = store[row[of_task]]
+        for part in self._rows_of(step):
+            result[part.in_batch] = part.store[part.numbers]
+        if any(store.fetches for store in self.stores):
+            self._fetch_ahead(step)
         return result
+
+    def _rows_of(self, step: int) -> list[TaskRows]:
+        """Finds this host's rows of one step."""
+        task, _, row = self.locate(step * self.batch_size + self.row_indices)
+        masks = [task == index for index in range(len(self.stores))]
+        return [
+            TaskRows(store, mask, row[mask])
+            for store, mask in zip(self.stores, masks, strict=True)]
+
+    def _fetch_ahead(self, step: int):
+        """Requests the rows of the next STEPS_AHEAD steps, as far as the cache has space."""
+        if not step < self._step_ahead <= step + STEPS_AHEAD + 1:
+            self._step_ahead = step + 1
+        while self._step_ahead <= step + STEPS_AHEAD:
+            if not all(part.store.fetch(part.numbers) for part in self._rows_of(self._step_ahead)):
+                break
+            self._step_ahead += 1
 
 
 def heldout(
-    stores: dict[str, "row_stores.Rows"], rates: dict[str, float], count: int
+    stores: dict[str, Rows], rates: dict[str, float], count: int
 ) -> np.ndarray:
     """Reads the rows of every evaluation, the same each time.
 

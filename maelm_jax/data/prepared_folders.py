@@ -38,10 +38,8 @@ def find(
         main_file: Name of the file that a complete folder has.
         any_text: True accepts the newest folder if there is none of the present text.
     """
-    parent = rows_dir.local_folder(corpus)
-    # Rows are read in random order, which is slow in a bucket. So a store is copied here once.
-    if storage.in_bucket(corpus.rows_dir):
-        storage.fetch_folders(corpus.rows_dir, f"{prefix}-*", main_file)
+    parent = rows_dir.prepared_folder(corpus)
+    rows_dir.fetch(corpus, f"{prefix}-*", main_file)
     newest = _newest(parent, prefix, main_file)
     try:
         content = _content_hash(names, corpus)

@@ -22,6 +22,7 @@ from maelm_jax.data import (
     deduplication,
     prepared_folders,
     rows_dir,
+    rows_in_place,
     sources,
     store,
     store_manifest,
@@ -60,17 +61,18 @@ def prepare(
         ConfigError: A source cannot be read or has too little text for one row, or `rows_dir`
             cannot be used.
     """
-    result = {}
-    for source, folder in folders(corpus, vocabulary, any_text).items():
+    store_folders = folders(corpus, vocabulary, any_text)
+    for source, folder in store_folders.items():
         if not is_complete(folder):
             with rows_dir.writing(corpus):
                 _make(folder, source, corpus, vocabulary, host, hosts)
-        result[source] = store.open_splits(folder)
-        if not len(result[source]["train"]):
+    stores = rows_in_place.open_stores(store_folders, corpus)
+    for source, splits in stores.items():
+        if not len(splits["train"]):
             raise config.ConfigError(
                 f"{source}: no text left to train on; the source is too short, "
                 "or Corpus.heldout_fraction too large")
-    return result
+    return stores
 
 
 def is_complete(folder: pathlib.Path) -> bool:

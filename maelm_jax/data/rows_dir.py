@@ -8,6 +8,9 @@ import typing
 
 from maelm_jax import config, paths, storage
 
+IN_PLACE = "in_place"  # folder of small files of stores whose rows stay in the bucket
+# Folders below a prepared folder that hold its small files. Files of rows are deeper.
+SMALL_FILES_DEPTH = 2
 log = logging.getLogger(__name__)
 
 
@@ -20,6 +23,30 @@ def local_folder(corpus: config.Corpus) -> pathlib.Path:
     folder = storage.local_path(corpus.rows_dir)
     paths.check_folder("Corpus.rows_dir", folder)
     return folder
+
+
+def prepared_folder(corpus: config.Corpus) -> pathlib.Path:
+    """Returns the local folder of what was prepared. It may not exist yet."""
+    folder = local_folder(corpus)
+    if storage.in_bucket(corpus.rows_dir) and corpus.cache_gb:
+        return folder / IN_PLACE
+    return folder
+
+
+def fetch(corpus: config.Corpus, pattern: str, main_file: str):
+    """Copies prepared folders of a bucket into `prepared_folder`, once.
+
+    With `Corpus.cache_gb`, only their small files are copied.
+
+    Args:
+        corpus: Holds `rows_dir`. Nothing is done if it is not in a bucket.
+        pattern: Glob pattern for the names of the folders.
+        main_file: Name of the file that a complete folder has.
+    """
+    if storage.in_bucket(corpus.rows_dir):
+        depth = SMALL_FILES_DEPTH if corpus.cache_gb else None
+        storage.fetch_folders(
+            corpus.rows_dir, pattern, main_file, prepared_folder(corpus), depth)
 
 
 def writing(corpus: config.Corpus) -> contextlib.AbstractContextManager[None]:

@@ -26,8 +26,11 @@ class Rows:
         length: Ids in a row.
         shard_rows: Rows in one file of the store.
         statistics: The counts and averages in `store.json`.
-        folder: The store's folder.
+        folder: The store's folder on this machine.
+        fetches: Whether `fetch` saves time.
     """
+
+    fetches = False
 
     def __init__(
         self, folder: pathlib.Path, split: str, array: tensorstore.TensorStore, manifest: dict
@@ -37,10 +40,11 @@ class Rows:
         self.length: int = array.shape[1]
         self.folder, self._split = folder, split
         self.shard_rows: int = array.chunk_layout.write_chunk.shape[0]
-        self._unverified = {
+        self._checksums = {
             name: entry["sha256"]
             for name, entry in manifest.get("files", {}).items()
             if name.startswith(f"{split}/c/")}
+        self._verified: set[str] = set()  # names of files
 
     @classmethod
     def open(cls, path: str | os.PathLike, split: str = "train") -> "Rows":
@@ -55,19 +59,11 @@ class Rows:
         """
         folder = pathlib.Path(path)
         manifest = store_manifest.read(folder)
-        metadata = f"{split}/zarr.json"
         files = manifest.get("files")
         for name, entry in (files or {}).items():
             if name.startswith(f"{split}/"):
                 store_manifest.check_size(folder, name, entry["bytes"])
-        if files:
-            store_manifest.check_content(folder, metadata, files[metadata]["sha256"])
-        array = _open_array(folder, split)
-        shape = (manifest["splits"][split]["rows"], manifest["length"])
-        if array.shape != shape:
-            raise store_manifest.wrong(
-                folder, metadata, f"the array is {array.shape[0]} x {array.shape[1]}, "
-                f"not {shape[0]} x {shape[1]} as in {store_manifest.FILE}")
+        array = open_array(folder, split, manifest)
         if not files:
             for name, size in _shard_sizes(array, split).items():
                 store_manifest.check_size(folder, name, size)
@@ -91,7 +87,15 @@ class Rows:
         numbers = np.asarray(numbers, np.int64)
         if numbers.size == 0:
             return np.zeros((0, self.length), np.int32)
-        if self._unverified:
+        return self._read(numbers)
+
+    def fetch(self, numbers: np.ndarray) -> bool:
+        """Begins to fetch rows that are needed later. Returns False if there is no space yet."""
+        del numbers  # they are on this machine
+        return True
+
+    def _read(self, numbers: np.ndarray) -> np.ndarray:
+        if self._checksums:
             self._verify(numbers)
         try:
             return self.array.oindex[numbers].read().result().astype(np.int32)
@@ -102,8 +106,8 @@ class Rows:
     def _verify(self, numbers: np.ndarray):
         """Checks the files that hold these rows, each file once."""
         shards = np.unique(numbers // self.shard_rows).tolist()
-        names = [_shard_name(self._split, shard) for shard in shards]
-        due = {name: self._unverified[name] for name in names if name in self._unverified}
+        names = {shard_name(self._split, shard) for shard in shards} - self._verified
+        due = {name: self._checksums[name] for name in sorted(names)}
         if due:
             with concurrent.futures.ThreadPoolExecutor(min(VERIFY_THREADS, len(due))) as pool:
                 checks = [
@@ -111,8 +115,7 @@ class Rows:
                     for name in due]
             for check in checks:
                 check.result()
-        for name in due:
-            self._unverified.pop(name, None)
+        self._verified.update(due)
 
 
 def open_splits(folder: pathlib.Path) -> dict[str, Rows]:
@@ -180,7 +183,8 @@ def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
     }
 
 
-def _shard_name(split: str, shard: int) -> str:
+def shard_name(split: str, shard: int) -> str:
+    """Returns the name of a file of rows within its store."""
     return f"{split}/c/{shard}/0"
 
 
@@ -194,18 +198,31 @@ def _shard_sizes(array: tensorstore.TensorStore, split: str) -> dict[str, int]:
     for start in range(0, count, shard):
         chunks = -(-min(shard, count - start) // chunk)
         index = shard // chunk * 16 + 4
-        sizes[_shard_name(split, start // shard)] = (
+        sizes[shard_name(split, start // shard)] = (
             chunks * chunk * length * array.dtype.numpy_dtype.itemsize + index)
     return sizes
 
 
-def _open_array(folder: pathlib.Path, split: str) -> tensorstore.TensorStore:
+def open_array(folder: pathlib.Path, split: str, manifest: dict) -> tensorstore.TensorStore:
+    """Opens the array of a split, which needs only its metadata.
+
+    Raises:
+        ConfigError: The metadata are damaged, or do not agree with the manifest.
+    """
+    name = f"{split}/zarr.json"
+    if files := manifest.get("files"):
+        store_manifest.check_content(folder, name, files[name]["sha256"])
     try:
-        return tensorstore.open(_spec(folder / split), read=True, open=True).result()
+        array = tensorstore.open(_spec(folder / split), read=True, open=True).result()
     except ValueError as error:
         reason = " ".join(str(error).split()).partition(" [")[0]
-        name = f"{split}/zarr.json"
         raise store_manifest.wrong(folder, name, f"damaged: {reason[:300]}") from error
+    shape = (manifest["splits"][split]["rows"], manifest["length"])
+    if array.shape != shape:
+        raise store_manifest.wrong(
+            folder, name, f"the array is {array.shape[0]} x {array.shape[1]}, "
+            f"not {shape[0]} x {shape[1]} as in {store_manifest.FILE}")
+    return array
 
 
 def _spec(path: pathlib.Path) -> dict:

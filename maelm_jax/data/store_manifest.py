@@ -105,15 +105,20 @@ def check_content(folder: pathlib.Path, name: str, expected: str):
     except OSError as error:
         raise wrong(folder, name, f"cannot be read ({error.strerror})") from error
     if checksum != expected:
-        raise wrong(folder, name, f"damaged: its checksum is not that of {FILE}")
+        raise damaged(folder, name)
 
 
-def wrong(folder: pathlib.Path, name: str, reason: str) -> config.ConfigError:
+def damaged(folder: str | os.PathLike, name: str) -> config.ConfigError:
+    """Returns the error for a file of a store whose checksum is wrong."""
+    return wrong(folder, name, f"damaged: its checksum is not that of {FILE}")
+
+
+def wrong(folder: str | os.PathLike, name: str, reason: str) -> config.ConfigError:
     """Returns the error for a file of a store that cannot be used."""
-    return config.ConfigError(f"{folder / name}: {reason}; {remedy(folder)}")
+    return config.ConfigError(f"{folder}/{name}: {reason}; {remedy(folder)}")
 
 
-def remedy(folder: pathlib.Path) -> str:
+def remedy(folder: str | os.PathLike) -> str:
     """Returns what the user can do about a damaged store."""
     return f"remove {folder} and run python -m maelm_jax.prepare again, or copy the folder again"
 

@@ -166,7 +166,8 @@ def make_job(
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
     row_indices = sharding.local_row_indices(run.batch_size, mesh)
     training_rows = batches.Batches(
-        setup.split("train"), setup.rows.rates, run.batch_size, run.seed, row_indices
+        setup.split("train"), setup.rows.rates, run.batch_size, run.seed, row_indices,
+        experiment.corpus.shuffle_shards,
     )
     schedule = optimizer.schedule(experiment.optimizer, run.train_steps)
     return loop.Job(

@@ -11,7 +11,15 @@ import pathlib
 import jax
 
 from maelm_jax import config, storage
-from maelm_jax.data import prepared_folders, rows, rows_dir, sources, store, store_manifest
+from maelm_jax.data import (
+    prepared_folders,
+    rows,
+    rows_dir,
+    rows_in_place,
+    sources,
+    store,
+    store_manifest,
+)
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.training import coordination, row_record
@@ -159,15 +167,14 @@ def _open_or_remake(
 
 def _open_stores(recorded: dict, corpus: config.Corpus) -> RunRows | None:
     """Opens the recorded stores. Returns None if one is missing or differs from its record."""
-    folder = rows_dir.local_folder(corpus)
-    stores, entries = {}, {}
+    folders = {}
     for source, entry in recorded["sources"].items():
-        if storage.in_bucket(corpus.rows_dir):
-            storage.fetch_folders(corpus.rows_dir, entry["store"], store_manifest.FILE)
-        path = folder / entry["store"]
-        if not (path / store_manifest.FILE).is_file():
+        rows_dir.fetch(corpus, entry["store"], store_manifest.FILE)
+        folders[source] = rows_dir.prepared_folder(corpus) / entry["store"]
+        if not rows.is_complete(folders[source]):
             return None
-        stores[source] = store.open_splits(path)
+    stores, entries = rows_in_place.open_stores(folders, corpus), {}
+    for source, entry in recorded["sources"].items():
         entries[source] = _entry(source, stores[source], entry["rate"], corpus)
         entries[source]["text"] = entry["text"]
     record = row_record.without_history(recorded) | {"sources": entries}

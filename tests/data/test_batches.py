@@ -11,6 +11,7 @@ class Table:
     """Rows in memory: row r of task t is [t, r]."""
 
     length = 2
+    fetches = False
 
     def __init__(self, task, count):
         self.rows = np.stack([np.full(count, task), np.arange(count)], 1).astype(np.int32)
@@ -37,6 +38,24 @@ def test_permute_is_a_permutation_that_differs_by_key(count):
         assert abs(np.corrcoef(orders[0], np.arange(count))[0, 1]) < 4 / np.sqrt(count), "neighbours in the store are not neighbours in the epoch"
         steps = np.diff(orders[0]) % count  # of a shift or a stride there would be one value
         assert len(np.unique(steps)) > 0.4 * min(count, 1000)
+
+
+@pytest.mark.parametrize("count", [1, 9, 10, 11, 30, 64, 1000, 1007])
+@pytest.mark.parametrize("shards", [1, 3, 500])
+def test_permute_in_windows_is_a_permutation_whose_windows_hold_whole_shards(count, shards):
+    orders = [batches.permute_in_windows(np.arange(count), np.full(count, key, np.uint64), count, 10, shards) for key in (1, 2)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(count))
+        windows = [order[start : start + 10 * shards] // 10 for start in range(0, count, 10 * shards)]
+        assert all(len(np.unique(window)) <= shards for window in windows)
+    if count >= 64:
+        assert (orders[0] == orders[1]).mean() < 0.2 and (orders[0] == np.arange(count)).mean() < 0.2
+    if count == 1000 and shards == 1:
+        files = [order[::10] // 10 for order in orders]
+        assert (files[0] == files[1]).mean() < 0.2 and (files[0] == np.arange(100)).mean() < 0.2, "files are in another order in each epoch"
+    if count == 1000 and shards == 3:
+        rows = [(order[:30] % 10).tolist() for order in orders] + [(orders[0][30:60] % 10).tolist()]
+        assert len({tuple(row) for row in rows}) == 3, "each window and epoch has its own order"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
