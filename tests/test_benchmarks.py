@@ -100,3 +100,13 @@ def test_accelerator_notices_a_gradient_that_is_zero(accelerator, monkeypatch):
     monkeypatch.setattr(accelerator, "results", without_bias_gradient)
     assert not accelerator.check("pallas_tpu", "bias", shape, expected).agrees
     assert accelerator.check("xla", "bias", shape, expected).agrees
+
+
+def test_difference_of_means_has_an_interval_that_shrinks_with_the_spread():
+    module = load("finetune_vs_transformers")
+    close = module.difference([70.0, 70.2, 70.1], [69.0, 69.2, 69.1])
+    spread = module.difference([60.0, 80.0, 70.3], [59.0, 79.0, 69.3])
+    assert close.mean == pytest.approx(1.0) and spread.mean == pytest.approx(1.0)
+    assert 0 < close.low < 1 < close.high < 2 and spread.low < 0 < 2 < spread.high
+    text = module.table({"rte": {"maelm_jax": [70.0, 70.2, 70.1], "transformers": [69.0, 69.2, 69.1]}})
+    assert "70.10" in text and "69.10" in text and "+1.00" in text
