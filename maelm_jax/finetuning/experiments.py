@@ -28,14 +28,14 @@ class Plan(typing.NamedTuple):
 
 
 def plan(
-    init_from: str, given_files: list[str], bindings: list[str], step: int | None = None
+    init_from: str, files: list[str], bindings: list[str], step: int | None = None
 ) -> Plan:
     """Reads and checks all settings before the first run starts.
 
     Args:
         init_from: Names of encoders, separated by commas.
-        given_files: The gin files of the command.
-        bindings: The settings on its command line.
+        files: The gin files of the command line.
+        bindings: The settings of the command line.
         step: Step of the checkpoint of each encoder. None: the newest.
 
     Raises:
@@ -45,7 +45,7 @@ def plan(
     if len(set(names)) < len(names):
         raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
     encoders = [initial_encoder.load(name, step) for name in names]
-    settings = [of_encoder(encoder, given_files, bindings) for encoder in encoders]
+    settings = [of_encoder(encoder, files, bindings) for encoder in encoders]
     labels = _unique_labels(encoders)
     planned = [
         Planned(task, encoder, label, by_task[task])
@@ -55,7 +55,7 @@ def plan(
     for one in planned:
         tasks.check(one.task, one.experiment.finetune)
     # A list of tasks makes a table, even a list of one. A task given as a string does not.
-    listed = not isinstance(_load(encoders[0], [BASE, *given_files], bindings).finetune.tasks, str)
+    listed = not isinstance(_load(encoders[0], [BASE, *files], bindings).finetune.tasks, str)
     return Plan(planned, listed or len(planned) > 1)
 
 
@@ -69,7 +69,7 @@ def _unique_labels(encoders: list[InitialEncoder]) -> list[str]:
 
 
 def of_encoder(
-    encoder: InitialEncoder, given_files: list[str], bindings: list[str]
+    encoder: InitialEncoder, files: list[str], bindings: list[str]
 ) -> dict[str, config.Experiment]:
     """Returns {task: settings} for one encoder.
 
@@ -78,22 +78,22 @@ def of_encoder(
     the encoder and wins over all of them. Raises ConfigError when there is no task or a value is
     wrong.
     """
-    names = _load(encoder, [BASE, *given_files], bindings).finetune.listed("tasks")
+    names = _load(encoder, [BASE, *files], bindings).finetune.listed("tasks")
     if not names:
         raise config.ConfigError(
             "Finetune.tasks names no task; stack a task's file, as in "
-            f"--gin_file=finetune/rte.gin, on {', '.join(given_files)}"
+            f"--gin_file=finetune/rte.gin, on {', '.join(files)}"
         )
-    return {task: _of_task(task, encoder, given_files, bindings) for task in names}
+    return {task: _of_task(task, encoder, files, bindings) for task in names}
 
 
 def _of_task(
-    task: str, encoder: InitialEncoder, given_files: list[str], bindings: list[str]
+    task: str, encoder: InitialEncoder, files: list[str], bindings: list[str]
 ) -> config.Experiment:
     """The settings of one task with one encoder."""
     task_files = [f"finetune/{task}.gin"]
     bindings = [*bindings, f"Finetune.tasks={task}"]
-    experiment = encoder.fit(_load(encoder, [BASE, *task_files, *given_files], bindings))
+    experiment = encoder.fit(_load(encoder, [BASE, *task_files, *files], bindings))
     finetune = dataclasses.replace(experiment.finetune, init_from=encoder.name)
     return dataclasses.replace(experiment, finetune=finetune)
 

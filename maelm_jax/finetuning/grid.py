@@ -23,7 +23,7 @@ from maelm_jax.training import run_record, sharding, step_log, workdir_lock
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
-Results = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
+ResultsByCell = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
 
 
 def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
@@ -95,7 +95,7 @@ class GridRun:
         all_cells, seeds = cells(grid, len(task.train.ids)), grid.listed("seeds")
         for cell in all_cells:
             sharding.check_mesh(experiment_of(self.experiment, cell, 0), self.session.mesh)
-        found: Results = {}
+        results_by_cell: ResultsByCell = {}
         best = None
         for number, (cell, seed) in enumerate(itertools.product(all_cells, seeds), start=1):
             title = f"{name_of(cell)} seed {seed} ({number} of {len(all_cells) * len(seeds)})"
@@ -103,10 +103,10 @@ class GridRun:
             if result is None:
                 return None
             name = name_of(cell)
-            found.setdefault(name, []).append(result)
-            if len(found[name]) == len(seeds):
-                best = self._keep_better(best, name, found)
-        return summary(task, found)
+            results_by_cell.setdefault(name, []).append(result)
+            if len(results_by_cell[name]) == len(seeds):
+                best = self._keep_better(best, name, results_by_cell)
+        return summary(task, results_by_cell)
 
     def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict | None:
         """The results of a run, which is done if it is not finished; None after SIGTERM."""
@@ -156,11 +156,11 @@ class GridRun:
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         return result
 
-    def _keep_better(self, best: str | None, name: str, found: Results) -> str:
+    def _keep_better(self, best: str | None, name: str, results_by_cell: ResultsByCell) -> str:
         """The better one of the cells `best` and `name`. Removes the models of the other one."""
         if best is None:
             return name
-        is_better = median(found[name]) > median(found[best])
+        is_better = median(results_by_cell[name]) > median(results_by_cell[best])
         keep, drop = (name, best) if is_better else (best, name)
         for checkpoints in (self.folder / drop).glob("seed*/checkpoints"):
             shutil.rmtree(checkpoints)
@@ -212,7 +212,7 @@ def median(runs: list[dict]) -> float:
     return scores[half] if len(scores) % 2 else (scores[half - 1] + scores[half]) / 2
 
 
-def summary(task: TaskData, found: Results) -> dict:
+def summary(task: TaskData, results_by_cell: ResultsByCell) -> dict:
     """The report of a task with one encoder.
 
     Returns:
@@ -221,8 +221,8 @@ def summary(task: TaskData, found: Results) -> dict:
         chosen cell. "model": the workdir with its middle score among those with a checkpoint, or
         None. Besides these: task, main_metric, seeds, notes.
     """
-    chosen = max(found, key=lambda name: median(found[name]))
-    runs = found[chosen]
+    chosen = max(results_by_cell, key=lambda name: median(results_by_cell[name]))
+    runs = results_by_cell[chosen]
     scored = [run for run in runs if run["score"] is not None]
     notes = list(task.notes)
     if lost := len(runs) - len(scored):
@@ -233,7 +233,8 @@ def summary(task: TaskData, found: Results) -> dict:
     return {
         "task": task.name, "main_metric": task.main, "chosen": chosen, "seeds": len(runs),
         "metrics": _spread(scored), "model": _middle_model(scored),
-        "cells": [_cell_report(name, of_cell) for name, of_cell in found.items()], "notes": notes,
+        "cells": [_cell_report(name, of_cell) for name, of_cell in results_by_cell.items()],
+        "notes": notes,
     }  # fmt: skip
 
 

@@ -48,7 +48,7 @@ def glue(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[
 
 # Prefixes of entity labels, in the forms that seqeval knows: BIOES for BILOU.
 PREFIXES = {"B": "B", "I": "I", "E": "E", "S": "S", "L": "E", "U": "S"}
-OUTSIDE = "O"
+OUTSIDE = "O"  # label of a word that is in no entity
 
 
 def is_of_entity(label: str) -> bool:

@@ -44,7 +44,7 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
     if is_single:
         print(results.summary(folder))
     else:
-        print(f"{table.markdown(reports)}\n{folder}/table.md")
+        print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 

@@ -87,16 +87,19 @@ def _folders(task: glue.Task, settings: config.Finetune) -> str:
     return f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, .tsv.xz or .tsv.gz)"
 
 
-def _require(task: glue.Task, found: dict, source: str):
-    """Raises ConfigError when the training data or every dev set in `found` is missing."""
+def _require(task: glue.Task, by_part: dict, source: str):
+    """Raises ConfigError when the training data or every dev set in `by_part` is missing."""
     names = _file_names(task)
     absent = []
-    if found[TRAIN] is None:
+    if by_part[TRAIN] is None:
         absent = [TRAIN]
-    elif not any(found[part] for part in task.parts):
+    elif not any(by_part[part] for part in task.parts):
         absent = [names[part] for part in task.parts]
     if absent:
-        raise config.ConfigError(f"{task.name}: no {' or '.join(absent)} in {source}")
+        raise config.ConfigError(
+            f"{task.name}: no {' or '.join(absent)} in {source}. "
+            "Give the folder with --gin.DATA_DIR=FOLDER."
+        )
 
 
 def _read_split(task: glue.Task, split: str, corpus: config.Corpus) -> Examples | None:
@@ -145,7 +148,7 @@ def tests(task: glue.Task, settings: config.Finetune, corpus: config.Corpus) -> 
     Raises:
         ConfigError: A file is not as expected.
     """
-    found = {}
+    examples_by_name = {}
     for part in task.parts:
         name = _with_part("test", part)
         if settings.data_dir is None:
@@ -154,7 +157,7 @@ def tests(task: glue.Task, settings: config.Finetune, corpus: config.Corpus) -> 
             path = files.locate(settings.data_dir, f"{task.folder}/{name}.tsv")
             examples = path and sentence_files.read(task, path, labelled=False)
         if examples:
-            found[task.submission(part)] = examples
+            examples_by_name[task.submission(part)] = examples
     if task.name == "mnli" and (examples := diagnostic(settings, corpus)):
-        found[glue.DIAGNOSTIC] = examples
-    return found
+        examples_by_name[glue.DIAGNOSTIC] = examples
+    return examples_by_name

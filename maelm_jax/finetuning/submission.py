@@ -6,9 +6,8 @@ import tempfile
 import zipfile
 
 from maelm_jax import config, paths, storage
-from maelm_jax.finetuning import files, finished_run, glue, sentence_data, sentence_task
+from maelm_jax.finetuning import files, finished_run, glue, sentence_data, sentence_task, table
 
-TABLE = "table.json"
 # The files that GLUE's server asks for.
 EXPECTED = (
     *(task.submission(part) for task in glue.TASKS.values() for part in task.parts),
@@ -72,11 +71,12 @@ def models_of(workdir: str | None, init_from: str | None) -> list[str]:
         ConfigError: `workdir` is neither a finished run nor a table, or the encoder is not clear.
     """
     folder = pathlib.Path(workdir or "")
-    if not workdir or not (folder / TABLE).is_file():
+    if not workdir or not (folder / table.JSON_FILE).is_file():
         run = finished_run.read(workdir, [], "--submission")
         return _of_glue({run.task: str(run.folder)}, workdir)
     remedy = "Run the grid again."
-    reports = files.read_record(folder / TABLE, remedy, reports=dict)["reports"]
+    path = folder / table.JSON_FILE
+    reports = files.read_record(path, remedy, reports=dict)["reports"]
     if init_from is None and len(reports) == 1:
         (init_from,) = reports
     if init_from not in reports:
@@ -87,18 +87,18 @@ def models_of(workdir: str | None, init_from: str | None) -> list[str]:
     models = {}
     for task, report in reports[init_from].items():
         if not isinstance(report, dict) or not isinstance(report.get("model"), str | None):
-            raise config.ConfigError(f"{folder / TABLE}: damaged, {task} has no model. {remedy}")
+            raise config.ConfigError(f"{path}: damaged, {task} has no model. {remedy}")
         models[task] = report.get("model")
     return _of_glue(models, workdir)
 
 
 def _of_glue(models: dict[str, str | None], workdir: str) -> list[str]:
-    found = [model for task, model in models.items() if task in glue.TASKS and model]
-    if not found:
+    chosen = [model for task, model in models.items() if task in glue.TASKS and model]
+    if not chosen:
         raise config.ConfigError(
             f"--submission: {workdir} has no model of a task of GLUE. Fine-tune on one first."
         )
-    return found
+    return chosen
 
 
 def _predict(model: str, folder: pathlib.Path, bindings: list[str]) -> list[str]:

@@ -6,6 +6,7 @@ import typing
 from maelm_jax import tables
 from maelm_jax.finetuning import differences, results
 
+MARKDOWN_FILE, JSON_FILE = "table.md", "table.json"
 # (column, task, metric, factor to percent), in the order of the paper's tables.
 COLUMNS = (
     ("MNLI-m", "mnli", "matched_accuracy", 100), ("MNLI-mm", "mnli", "mismatched_accuracy", 100),
@@ -158,12 +159,12 @@ def write(
         Paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "table.md").write_text(markdown(reports, tasks))
+    (folder / MARKDOWN_FILE).write_text(markdown(reports, tasks))
     results.write_json(
-        folder / "table.json",
+        folder / JSON_FILE,
         {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports},
     )
-    paths = [folder / "table.md", folder / "table.json"]
+    paths = [folder / MARKDOWN_FILE, folder / JSON_FILE]
     if len(reports) > 1:
         paths.append(differences.plot(values(reports), folder))
     return paths

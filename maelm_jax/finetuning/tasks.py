@@ -70,7 +70,7 @@ def load(
         ConfigError: The task is unknown, or data is missing or malformed.
     """
     if name == token_task.NAME:
-        data = token_task.load(name, settings, corpus, vocabulary, length)
+        data = token_task.load(settings, vocabulary, length)
     elif name in squad.FILES:
         data = question_task.load(name, settings, corpus, vocabulary, length, pair)
     else:

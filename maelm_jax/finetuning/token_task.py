@@ -17,13 +17,10 @@ from maelm_jax.finetuning.conll_files import Sentences
 from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 NAME = "conll"
-OUTSIDE = "O"  # label of a word that is in no entity
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
 
 
-def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary, length: int
-) -> TaskData:
+def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> TaskData:
     """Reads and tokenises the files of the task. The labels are those of the training file."""
     train_path, dev_path = locate(settings.conll)
     train = conll_files.read(train_path, settings.conll, labelled=True)
@@ -43,7 +40,7 @@ def load(
         notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
     main = "f1" if entities else "accuracy"
     return TaskData(
-        name, Head("token", len(labels)), labels, main, rows.features, dev_sets, {}, notes
+        NAME, Head("token", len(labels)), labels, main, rows.features, dev_sets, {}, notes
     )
 
 
@@ -161,8 +158,8 @@ class _Labelling:
     labels: tuple[str, ...]
 
     def predicted(self, outputs: np.ndarray) -> list[list[str]]:
-        """The labels of the words. A word without a token in its row is OUTSIDE."""
-        fallback = OUTSIDE if OUTSIDE in self.labels else self.labels[0]
+        """The labels of the words. A word without a token in its row is metrics.OUTSIDE."""
+        fallback = metrics.OUTSIDE if metrics.OUTSIDE in self.labels else self.labels[0]
         return [
             [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
             for row, slots in zip(outputs, self.slots, strict=True)

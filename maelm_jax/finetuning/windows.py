@@ -64,8 +64,8 @@ class _Maker:
         self.ids, self.targets, self.prefixes, self.owners, self.starts = [], [], [], [], []
         self.cut = self.lost = self.split = 0  # questions: cut, without window, of several windows
 
-    def add(self, number: int, question: squad.Question, asked: list[int], training: bool):
-        """Adds the windows of a question. `asked` are its tokens."""
+    def add(self, number: int, question: squad.Question, tokens: list[int], training: bool):
+        """Adds the windows of a question. `tokens` are those of its text."""
         context = self._tokenised(question.context)
         self.offsets.append(context.offsets)
         answer = squad.answer_span(question) if training and question.answers else None
@@ -73,8 +73,8 @@ class _Maker:
             self.lost += 1
             return
         limit = min(self.settings.question_length, self.length // 2 - 4)
-        self.cut += len(asked) > limit
-        prefix = features.pair_prefix(self.vocabulary, asked[:limit], self.pair)
+        self.cut += len(tokens) > limit
+        prefix = features.pair_prefix(self.vocabulary, tokens[:limit], self.pair)
         size = self.length - len(prefix) - 1  # largest number of tokens of the context
         step = max(1, min(self.settings.stride, size // 2))
         starts = range(0, max(len(context.tokens) - size, 0) + step, step)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from maelm_jax import config_files
+from maelm_jax import config, config_files
 from maelm_jax.finetuning import experiments, initial_encoder
 from maelm_jax.finetuning import grid as grid_module
 
@@ -41,3 +41,25 @@ def test_the_published_grids(name, tasks, cells, pretrained):
         assert 1 / 16 in experiment.finetune.grid.listed("warmup")
     large = experiments.of_encoder(encoder, [f"published/{name}.gin", "published/large.gin"], ["DATA_DIR=x"])
     assert all(max(one.finetune.grid.listed("learning_rate")) == 2e-5 for one in large.values())
+
+
+# Settings of the optimiser that fine-tuning does not read.
+OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "schedule", "decay_share", "freeze_encoder_steps"}
+
+
+def test_the_optimiser_of_fine_tuning_does_not_depend_on_that_of_pretraining(pretrained, tmp_path):
+    """Encoders of a table share a session: its optimiser and mesh."""
+    other = {"kind": "'muon'", "b1": 0.8, "b2": 0.9, "eps": 1e-4, "weight_decay": 0.5, "decay_norms_and_biases": False, "clip_norm": 7.0}
+    unknown = {field.name for field in dataclasses.fields(config.Optimizer)} - other.keys() - OF_PRETRAINING
+    assert not unknown, "does fine-tuning read it? Bind it in configs/finetune/base.gin and add it here"
+    lines = [f"Optimizer.{name} = {value}" for name, value in other.items()]
+    lines += ["Mesh.data = 2", "Mesh.fsdp = 2", "Mesh.tensor = 2", "Run.accumulate = 4"]
+    (tmp_path / "config.gin").write_text((pretrained / "config.gin").read_text() + "\n".join(lines))
+    encoder = initial_encoder.load(str(pretrained))
+    one, another = (
+        experiments.of_encoder(dataclasses.replace(encoder, gin_file=str(path)), ["finetune/rte.gin"], ["DATA_DIR=x"])["rte"]
+        for path in (pretrained / "config.gin", tmp_path / "config.gin")
+    )
+    for name in other:
+        assert getattr(one.optimizer, name) == getattr(another.optimizer, name), name
+    assert (one.mesh, one.run.accumulate) == (another.mesh, another.run.accumulate)

@@ -168,7 +168,7 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(
 
 
 def load(files, vocabulary, **more):
-    return token_task.load("conll", settings(files, **more), config.Corpus(), vocabulary, 64)
+    return token_task.load(settings(files, **more), vocabulary, 64)
 
 
 def test_labels_come_from_the_training_file(tmp_path, vocabulary):
