@@ -13,10 +13,12 @@ Show memory and collectives on 8 simulated CPU devices:
 
 h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are those of the compiled
 program. Step time is an estimate: of the kernels, each counted as often as it runs, plus the time
-to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. On a GPU it
-is a sum of rooflines and of the compiler's cost model (planning/gpu_cost.py). The estimate leaves
-out waiting for data and other work, so a real run can be slower. Exit status: 0 done, 1 the step
-does not fit or anything else, 2 wrong input.
+to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. It has none
+for the Pallas kernels of this project's attention: these count with the bytes that they move, which
+is a lower bound. On a GPU the kernels' time is a sum of rooflines and of the compiler's cost model
+(planning/gpu_cost.py). The estimate leaves out waiting for data and other work, so a real run can
+be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not fit, or anything else,
+2 wrong input.
 """
 
 from maelm_jax import cli
@@ -31,7 +33,7 @@ def main(argv: list[str]) -> int:
     sweep_help = "try microbatches, rematerialisation and meshes, and recommend one"
     flags.add_argument("--sweep", action="store_true", help=sweep_help)
     largest_help = (
-        "do not look for the largest microbatch that fits (two to four more compilations)"
+        "do not look for the largest microbatch that fits (at most five more compilations)"
     )
     flags.add_argument("--no_largest", action="store_true", help=largest_help)
     args, experiment = cli.parse(flags, argv)
@@ -45,10 +47,8 @@ def main(argv: list[str]) -> int:
     if args.sweep:
         plans = search.sweep(experiment, target, devices)
         print(report.of_sweep(plans))
-        fastest = search.fastest(plans)
-        if fastest:
-            print(report.recommendation(fastest))
-        return 0
+        print(report.recommendation(search.fastest(plans)))
+        return 1 if all(plan.fits is False for plan in plans) else 0
     plan = estimate.compile_step(experiment, target, devices)
     print(report.of_plan(plan, target), flush=True)
     if not args.no_largest and target.memory:

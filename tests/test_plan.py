@@ -8,6 +8,11 @@ import subprocess
 import sys
 
 import pytest
+from testing import call
+
+from maelm_jax import gin_files
+from maelm_jax.planning import estimate, search, target
+from maelm_jax.training import sharding
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -16,6 +21,19 @@ def run(*more: str) -> subprocess.CompletedProcess:
     argv = [sys.executable, "-m", "maelm_jax.plan", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Model.width=32", *more]
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     return subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, env=environment)
+
+
+@pytest.mark.parametrize("fits,status,recommended", [((False, False), 1, "none"), ((False, True), 0, "--gin.Mesh.data=8")])
+def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, recommended, monkeypatch):
+    experiment = gin_files.load(["tiny.gin"])
+    compute = target.Compute(1.0, "")
+    plans = [
+        estimate.Plan(experiment, sharding.MeshSizes(8, 1, 1), 4, {}, 1.0, one, model_flops=1.0, compute=compute, sending=0.0)
+        for one in fits
+    ]
+    monkeypatch.setattr(search, "sweep", lambda *_: plans)
+    done = call("plan", "--gin_file=tiny.gin", "--topology=cpu:8", "--sweep")
+    assert done.status == status and f"recommended: {recommended}" in done.stdout
 
 
 @pytest.mark.slow
@@ -38,7 +56,7 @@ def test_a_plan_for_simulated_devices():
 def test_the_tpu_compiler():
     done = run("--topology=v5e:2x2", "--gin.Model.dtype=bfloat16", "--no_largest")
     assert done.returncode == 0, done.stderr
-    for what in ("v5e:2x2: 4 chips of TPU v5 lite", "fits in 16.00", "the compiler's estimate", "chip-hours"):
+    for what in ("v5e:2x2: 4 chips of TPU v5 lite", "fits in 16.00", "the compiler's cycles", "chip-hours"):
         assert what in done.stdout
     done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Model.width=512", "--no_largest")
     assert done.returncode == 1 and "does not fit: the compiler needs" in done.stdout

@@ -143,16 +143,20 @@ def fusion_bytes(instruction: hlo.Instruction, program: hlo.Program, shapes: dic
 def product_seconds(instruction: hlo.Instruction, shapes: dict[str, str], speed: Speed) -> float:
     """Roofline of a matrix product of cuBLAS."""
     inputs = [shapes[name] for name in instruction.operands]
-    dtype, left = _array(inputs[0])
-    _, output = _array(instruction.output)
+    left, output = _first_array(inputs[0]), _first_array(instruction.output)
     contracted = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.line)
-    depth = math.prod(left[axis] for axis in map(int, re.findall(r"\d+", contracted[1])))
-    peak = speed.flops * PEAK_SHARE.get(dtype, 1.0)
-    compute_time = 2 * depth * math.prod(output) / peak
+    depth = math.prod(left.sizes[axis] for axis in map(int, re.findall(r"\d+", contracted[1])))
+    peak = speed.flops * PEAK_SHARE.get(left.dtype, 1.0)
+    compute_time = 2 * depth * math.prod(output.sizes) / peak
     return max(compute_time, hlo.moved_bytes(instruction, shapes) / speed.bandwidth)
 
 
-def _array(shape: str) -> tuple[str, tuple[int, ...]]:
-    """Type and dimensions of the first array in the text of a shape."""
+class _Array(typing.NamedTuple):
+    dtype: str
+    sizes: tuple[int, ...]  # of its axes
+
+
+def _first_array(shape: str) -> _Array:
+    """The first array in the text of a shape."""
     match = re.search(r"\b([a-z]+\d+)\[([\d,]*)\]", shape)
-    return match[1], tuple(map(int, filter(None, match[2].split(","))))
+    return _Array(match[1], tuple(map(int, filter(None, match[2].split(",")))))

@@ -61,12 +61,10 @@ class Collective(typing.NamedTuple):
     @property
     def sent_bytes(self) -> float:
         """Bytes that a device sends in a step if the devices form a ring."""
-        return (
-            self.total_bytes
-            * (self.group - 1)
-            / self.group
-            * (2 if self.kind == "all-reduce" else 1)
-        )
+        if self.kind == "collective-permute":  # the whole array, to one other device
+            return self.total_bytes
+        share = (self.group - 1) / self.group
+        return self.total_bytes * share * (2 if self.kind == "all-reduce" else 1)
 
 
 def collectives(text: str) -> list[Collective]:
@@ -160,7 +158,7 @@ def is_pallas(instruction: "Instruction") -> bool:
 
 
 def _members(line: str) -> tuple[int, ...]:
-    """Numbers of the devices of a collective's first group."""
+    """Numbers of the devices of a collective's first group, or of a permutation's first pair."""
     if explicit := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
         return tuple(map(int, explicit[1].split(",")))
     if iota := re.search(r"replica_groups=(\[\d+,\d+\])<=(\[[\d,]+\])(T\([\d,]+\))?", line):
@@ -174,7 +172,8 @@ def _members(line: str) -> tuple[int, ...]:
         axes = re.findall(r"'(\w+)'", mesh[3])
         first_group = tuple(slice(None) if axis in axes else 0 for axis in sizes)
         return tuple(ids.reshape(tuple(sizes.values()))[first_group].flatten().tolist())
-    return (0, 1) if "source_target_pairs={{" in line else (0,)
+    pair = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line)
+    return (int(pair[1]), int(pair[2])) if pair else (0,)
 
 
 def _iota(shape: str, permutation: str | None) -> np.ndarray:

@@ -32,8 +32,8 @@ def of_plan(plan: Plan, target: Target) -> str:
 
 
 def _refusal(plan: Plan, target: Target) -> str:
-    needed, limit = plan.needed / GIB, target.memory / GIB
-    return f"does not fit: the compiler needs {needed:.2f} GiB a device of {limit:.2f}"
+    limit = f" of {target.memory / GIB:.2f}" if target.memory else ""
+    return f"does not fit: the compiler needs {plan.needed / GIB:.2f} GiB a device{limit}"
 
 
 def _memory(plan: Plan, target: Target) -> str:
@@ -136,8 +136,13 @@ def of_sweep(plans: list[Plan]) -> str:
     return tables.plain(header, rows)
 
 
-def recommendation(plan: Plan) -> str:
-    """The flags that choose the mesh, the microbatch and the rematerialisation of a plan."""
+def recommendation(plan: Plan | None) -> str:
+    """The flags that choose the mesh, the microbatch and the rematerialisation of a plan.
+
+    `plan` is None if no plan of a sweep fits and has an estimated time.
+    """
+    if plan is None:
+        return "recommended: none, for no plan fits and has an estimated time"
     flags = {f"Mesh.{name}": size for name, size in plan.mesh._asdict().items()}
     flags["Run.accumulate"] = plan.experiment.run.accumulate
     flags["Model.rematerialise"] = plan.experiment.model.rematerialise

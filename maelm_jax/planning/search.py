@@ -97,7 +97,7 @@ def _next_rows(needed: dict[int, float], fitting: set[int], limit: float) -> int
 
 def choices(experiment: config.Experiment, devices: int) -> list[config.Experiment]:
     """Meshes, rematerialisation and microbatches to try, all with the same batch size."""
-    result = []
+    result: list[config.Experiment] = []
     for fsdp in dict.fromkeys((*SWEEP_FSDP, devices)):
         if devices % fsdp or experiment.model.width % fsdp:
             continue
@@ -111,15 +111,26 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
 
 
 def sweep(experiment: config.Experiment, target: Target, devices: list) -> list[estimate.Plan]:
-    """Compiles all of `choices`."""
+    """Compiles all of `choices`.
+
+    Raises:
+        ConfigError: There are none, because the batch is no multiple of any of the microbatches.
+    """
+    candidates = choices(experiment, len(devices))
+    if not candidates:
+        sizes = ", ".join(map(str, SWEEP_ROWS))
+        raise config.ConfigError(
+            f"Run.batch_size={experiment.run.batch_size} is no multiple of {len(devices)} devices "
+            f"x {sizes} rows, the microbatches of --sweep. Give another --gin.BATCH_SIZE"
+        )
     bar = tqdm.tqdm(
-        choices(experiment, len(devices)),
+        candidates,
         desc="compiling",
         unit="program",
         disable=None,
         file=sys.stderr,
     )
-    return [estimate.compile_step(choice, target, devices) for choice in bar]
+    return [estimate.compile_step(candidate, target, devices) for candidate in bar]
 
 
 def fastest(plans: list[estimate.Plan]) -> estimate.Plan | None:

@@ -7,7 +7,8 @@ from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.planning.target import ENVIRONMENT, GIB, Compute, KernelGroup, Target
 
-METHOD = "the compiler's estimate"
+METHOD = "the compiler's cycles"
+METHOD_WITH_PALLAS = f"{METHOD}; Pallas kernels by their bytes, at least"
 CYCLES = "compiled operations (the compiler's cycles)"
 # benchmarks/kernel_cycles.py has the cycles of these kernels by their static profiles.
 PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
@@ -103,11 +104,13 @@ class TpuSlice(Target):
         kernels = self._kernels(text)
         compiled = KernelGroup(CYCLES, estimate.operations, estimate.cycles / self.chip.clock)
         seconds = compiled.seconds + kernels.seconds
-        groups = (compiled, kernels) if kernels.launches else ()
-        return Compute(seconds, METHOD, tuple(estimate.unknown), groups)
+        unknown = tuple(estimate.unknown)
+        if not kernels.launches:
+            return Compute(seconds, METHOD, unknown)
+        return Compute(seconds, METHOD_WITH_PALLAS, unknown, (compiled, kernels))
 
     def _kernels(self, text: str) -> KernelGroup:
-        """The kernels written in Pallas, for which the compiler has no estimate."""
+        """The kernels written in Pallas. The compiler has no cycles for them: their bytes count."""
         shapes = hlo.output_shapes(hlo.parse(text))
         calls = [one for one in hlo.executed(text) if hlo.is_pallas(one)]
         moved = sum(call.times * hlo.moved_bytes(call, shapes) for call in calls)

@@ -49,6 +49,12 @@ def test_the_devices_of_a_group_are_read_in_every_notation(groups, members):
     assert (found.kind, found.members, found.group, found.array_bytes) == ("all-reduce", members, len(members), 32)
 
 
+def test_a_permutation_sends_the_whole_array_to_one_device():
+    line = "  %p = (f32[8]{0}, f32[8]{0}) collective-permute-start(%x), channel_id=1, source_target_pairs={{3,11},{11,3}}"
+    [permutation] = hlo.collectives(f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{line}\n}}\n")
+    assert (permutation.members, permutation.array_bytes, permutation.sent_bytes) == ((3, 11), 32, 32)
+
+
 def test_the_parts_of_an_instruction():
     line = "  ROOT %d.1 = (bf16[2,3]{1,0}, s8[64]{0}) custom-call(%a.0, %b), custom_call_target=\"__cublas$lt$matmul\""
     instruction = hlo.Instruction(line, 1, False)

@@ -13,7 +13,7 @@ PLAN = estimate.Plan(
     config.Experiment(*(section() for section in config.SECTIONS)), sharding.MeshSizes(4, 1, 1), 8,
     memory={"parameters": target.GIB, "batch": target.GIB / 2}, needed=1.5 * target.GIB, fits=True, model_flops=8e12, compiled=True,
     collectives=[hlo.Collective("all-reduce", 4_000_000, (0, 1, 2, 3), 1, "jit(step)/transpose/while/body/psum")] * 2,
-    compute=target.Compute(0.2, "the compiler's estimate"), sending=0.05,
+    compute=target.Compute(0.2, "the compiler's cycles"), sending=0.05,
 )  # fmt: skip
 
 
@@ -40,6 +40,12 @@ def test_a_sweep_has_a_line_for_each_plan_and_no_time_for_one_that_does_not_fit(
     refused = dataclasses.replace(PLAN, fits=False)
     lines = [line.split() for line in report.of_sweep([PLAN, refused]).splitlines()[1:]]
     assert lines[0][-2] == "250.0" and lines[1][-2:] == ["-", "-"] and lines[1][-3] == "no"
+
+
+def test_a_recommendation_has_the_flags_of_its_plan():
+    flags = "--gin.Mesh.data=4 --gin.Mesh.fsdp=1 --gin.Mesh.tensor=1 --gin.Run.accumulate=1 --gin.Model.rematerialise=False"
+    assert report.recommendation(PLAN) == f"recommended: {flags}"
+    assert report.recommendation(None).startswith("recommended: none")
 
 
 @pytest.mark.parametrize("name,origin", [

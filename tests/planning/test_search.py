@@ -54,3 +54,9 @@ def test_the_fastest_plan_fits_and_has_an_estimate():
     slow, fast = timed(2.0), timed(1.0)
     assert search.fastest([slow, fast, timed(0.5, fits=False), plan_of(8, 1.0)]) is fast
     assert search.fastest([plan_of(8, 1.0)]) is None
+
+
+def test_a_batch_that_no_microbatch_of_a_sweep_divides_is_refused():
+    small = dataclasses.replace(EXPERIMENT, run=dataclasses.replace(EXPERIMENT.run, batch_size=24))
+    with pytest.raises(config.ConfigError, match="Run.batch_size=24 is no multiple of 8 devices x 32, 16, 8, 4 rows"):
+        search.sweep(small, SLICE, [None] * 8)

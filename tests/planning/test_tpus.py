@@ -21,9 +21,11 @@ def test_a_pallas_kernel_counts_with_the_bytes_that_it_moves(name, clock, bandwi
         tpus.CYCLES: (1, pytest.approx(1.5e6 / clock)), tpus.PALLAS: (1, pytest.approx(moved / bandwidth)),
     }  # fmt: skip
     assert compute.seconds == pytest.approx(sum(group.seconds for group in compute.groups))
+    assert compute.method == "the compiler's cycles; Pallas kernels by their bytes, at least"
 
 
 def test_a_step_without_such_kernels_has_the_cycles_only():
     without = "\n".join(line for line in TEXT.splitlines() if "tpu_custom_call" not in line)
     compute = topologies.parse("v5e:2x2").compute(without)
     assert compute.seconds == pytest.approx(1e-3) and not compute.groups and not compute.unknown
+    assert compute.method == "the compiler's cycles"
