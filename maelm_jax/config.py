@@ -164,6 +164,12 @@ class Model(Settings):
         "learned", "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.")
     rotary_theta: float = setting(
         10_000.0, "Base of the wavelengths of rotary positions.", gt=1, le=1e9)
+    local_attention: Count = setting(
+        0, "Window of layers with local attention, half to each side. 0: no such layers.", "tokens")
+    global_every: Positive = setting(
+        3, "With local attention, layers 0, n, 2n, ... attend to the whole segment.", "layers")
+    local_rotary_theta: float = setting(
+        10_000.0, "`rotary_theta` of layers with local attention.", gt=1, le=1e9)
     max_positions: int = setting(
         512, "The longest row that fits; rows of a learned table.", "tokens", ge=1, le=2**20)
     token_types: int = setting(
@@ -209,6 +215,8 @@ class Model(Settings):
             f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}")
         wrong = f"positions = 'rotary' needs heads of an even size, got width / heads = {head}"
         self.require(not rotary or head % 2 == 0, wrong)
+        self.require(
+            rotary or self.local_attention == 0, "local_attention needs positions = 'rotary'")
         self._check_decoder()
 
     def _check_decoder(self):
@@ -244,12 +252,16 @@ class Model(Settings):
 
     @property
     def decoder(self) -> "Model":
-        """A Model with the decoder's sizes. Its layer count is the encoder's without a decoder."""
+        """A Model with the decoder's sizes. Its layer count is the encoder's without a decoder.
+
+        No layer of a decoder has local attention.
+        """
         width = self.decoder_width or self.width
         heads = width * self.heads // self.width
         feed_forward = max(width * self.feed_forward // self.width, 1)
         sizes = {"width": width, "heads": heads, "feed_forward": feed_forward}
-        return dataclasses.replace(self, layers=self.decoder_layers or self.layers, **sizes)
+        layers = self.decoder_layers or self.layers
+        return dataclasses.replace(self, layers=layers, local_attention=0, **sizes)
 
 
 @declare
@@ -314,6 +326,11 @@ class Experiment:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
                 "without a decoder nothing stands at a dropped position")
+        drops = self.masking.compact and self.masking.encoder_mask_fraction < 1
+        if self.model.local_attention and self.finetune is None and drops:
+            raise ConfigError(
+                "Model.local_attention is for encoders that read whole rows, and the compact "
+                "encoder drops positions: set Masking.compact to False")
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
         self._check_accumulation()

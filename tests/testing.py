@@ -209,6 +209,56 @@ def one_line(caught) -> str:
     return message
 
 
+# Stock encoders that `stock_config` knows: model types, and a ModernBERT with local attention.
+STOCK_ENCODERS = ("bert", "distilbert", "electra", "modernbert", "modernbert-local", "mpnet", "roberta")
+
+
+def stock_config(name: str, vocabulary_size: int):
+    """The transformers config of a small encoder of STOCK_ENCODERS."""
+    import transformers
+
+    sizes = {
+        "vocab_size": vocabulary_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
+        "max_position_embeddings": 50, "pad_token_id": 1,
+    }  # fmt: skip
+    rotary = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
+    theta = {"full_attention": {"rope_type": "default", "rope_theta": 1000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
+    makers = {
+        "bert": lambda: transformers.BertConfig(**sizes),
+        "distilbert": lambda: transformers.DistilBertConfig(**sizes | {"hidden_dim": 48}),
+        "electra": lambda: transformers.ElectraConfig(**sizes, embedding_size=32),
+        "modernbert": lambda: transformers.ModernBertConfig(**sizes, **rotary, layer_types=["full_attention"] * 2, rope_parameters=theta),
+        "modernbert-local": lambda: transformers.ModernBertConfig(
+            **sizes | {"num_hidden_layers": 4}, **rotary, local_attention=8, rope_parameters=theta
+        ),
+        "mpnet": lambda: transformers.MPNetConfig(**sizes),
+        "roberta": lambda: transformers.RobertaConfig(**sizes, type_vocab_size=1, layer_norm_eps=1e-5),
+    }
+    return makers[name]()
+
+
+def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> pathlib.Path:
+    """A folder that transformers saved, of a model in which every parameter is random, with a tokenizer.json.
+
+    `name` is one of STOCK_ENCODERS, `auto` the name of the class that makes the model, such as "AutoModel".
+    """
+    import torch
+    import transformers
+
+    from maelm_jax.encoders import families
+    from maelm_jax.encoders import tokenizer as tokenizers
+
+    torch.manual_seed(0)
+    settings = stock_config(name, vocabulary.size)
+    stock = getattr(transformers, auto).from_config(settings)
+    for parameter in stock.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1) * 0.5, std=0.2)
+    stock.save_pretrained(folder)
+    tokenizers.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
+    (folder / "sentencepiece.model").unlink()
+    return folder
+
+
 def prepared_rows(corpus, vocabulary, **kwargs) -> dict[str, np.ndarray]:
     """{split: rows} of a corpus of one source."""
     (splits,) = rows.prepare(corpus, vocabulary, **kwargs).values()

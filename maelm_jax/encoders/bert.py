@@ -90,12 +90,10 @@ class DistilBert(Family):
 
     model_type = "distilbert"
     class_name = "DistilBert"
-    part_names: typing.ClassVar = {
-        "attention/query": "attention.q_lin", "attention/key": "attention.k_lin",
-        "attention/value": "attention.v_lin", "attention/out": "attention.out_lin",
-        "attention_norm": "sa_layer_norm", "feed_forward/up": "ffn.lin1",
-        "feed_forward/down": "ffn.lin2", "feed_forward_norm": "output_layer_norm",
-    }  # fmt: skip
+    part_names: typing.ClassVar = tables.part_names(
+        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
+        "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm",
+    )  # fmt: skip
     layers_name = "transformer.layer."
     epsilon = None
     language_head = LanguageHeadNames(

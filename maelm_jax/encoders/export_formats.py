@@ -12,6 +12,7 @@ from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import families, huggingface, published, pytorch, tokenizer, verify
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
+from maelm_jax.encoders.tensors import Weights
 
 VERIFICATION = "verification.json"
 
@@ -54,21 +55,18 @@ def check(format: str, model: config.Model, special: config.SpecialIds):
 def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     """Writes every file of the export except the model card."""
     params, model, vocabulary, length, head = exported
+    weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
         tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
-        architecture = huggingface.architecture(params, model, vocabulary.special, head)
-        parameters = huggingface.write(
-            folder, params, model, vocabulary.size, vocabulary.special, head
-        )
-        return Written(architecture, parameters)
+        parameters = huggingface.write(folder, weights, head)
+        return Written(huggingface.architecture(weights, head), parameters)
     if format == "pytorch":
         try:
             tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
         except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)
-        parameters = pytorch.write(folder, params, model, vocabulary.size, vocabulary.special)
-        return Written("maelm.MaeLm", parameters)
+        return Written("maelm.MaeLm", pytorch.write(folder, weights))
     vocabulary.save(folder)
     parameters = published.write(folder / "model.pt", params, model, vocabulary.size)
     return Written("the reference's layout", parameters)

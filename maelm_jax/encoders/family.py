@@ -17,13 +17,12 @@ from maelm_jax.encoders.tensors import TensorMapping
 
 POSITIONS = "max_position_embeddings"
 FIXED_EPSILON = 1e-12  # of stock classes that have no setting for it
-# {part of a block here: its name in a stock layer of BERT, ELECTRA and RoBERTa}.
-BERT_PARTS = {
-    "attention/query": "attention.self.query", "attention/key": "attention.self.key",
-    "attention/value": "attention.self.value", "attention/out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm", "feed_forward/up": "intermediate.dense",
-    "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
-}  # fmt: skip
+# The names in a stock layer of BERT, ELECTRA and RoBERTa.
+BERT_PARTS = tables.part_names(
+    "attention.self.query", "attention.self.key", "attention.self.value",
+    "attention.output.dense", "attention.output.LayerNorm",
+    "intermediate.dense", "output.dense", "output.LayerNorm",
+)  # fmt: skip
 
 
 class Family(abc.ABC):
@@ -91,10 +90,9 @@ class Family(abc.ABC):
         """Returns the reasons why no stock model of the family computes the encoder of `model`."""
 
     def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """Returns the fields of config.Model that the family or its config.json determine.
+        """Returns the fields of config.Model that only this family or its config.json determine.
 
-        `entries` are those of config.json with defaults. The fields of `sizes`, the positions and
-        epsilon are not among the result.
+        `entries` are those of config.json with defaults. The result replaces what BERT_LAYERS says.
         """
         return {"relative_buckets": "none", "token_types": 0}
 
@@ -136,6 +134,7 @@ class Family(abc.ABC):
         offset = self.unused_positions(entries["pad_token_id"])
         return {
             "family": self.model_type,
+            **tables.BERT_LAYERS,
             **{field: entries[entry] for field, entry in self.sizes.items()},
             **{field: entries[name] for field, name in self.dropouts.items() if name in entries},
             "max_positions": entries[POSITIONS] - offset,

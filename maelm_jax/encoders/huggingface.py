@@ -16,13 +16,8 @@ from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 
 
-def architecture(
-    params: typing.Container[str],
-    model: config.Model,
-    special: config.SpecialIds,
-    head: FineTunedHead | None = None,
-) -> str:
-    """Returns the name of the stock class that loads the export of parameters {path: array}.
+def architecture(weights: tables.Weights, head: FineTunedHead | None = None) -> str:
+    """Returns the name of the stock class that loads the export of a model.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
     The prediction head of an MAE-LM run reads the decoder, so its class has no head.
@@ -30,20 +25,15 @@ def architecture(
     Raises:
         ConfigError: No stock model computes the encoder.
     """
-    class_name = families.of_model(model, special).class_name
+    class_name = families.of_model(weights.model, weights.special).class_name
     if head:
         return class_name + head.task_class
-    reads_encoder = model.decoder_layers == 0 and "head/bias" in params
+    reads_encoder = weights.model.decoder_layers == 0 and "head/bias" in weights.params
     return class_name + ("ForMaskedLM" if reads_encoder else "Model")
 
 
 def write(
-    folder: pathlib.Path,
-    params: dict[str, np.ndarray],
-    model: config.Model,
-    vocabulary_size: int,
-    special: config.SpecialIds,
-    head: FineTunedHead | None = None,
+    folder: pathlib.Path, weights: tables.Weights, head: FineTunedHead | None = None
 ) -> int:
     """Writes config.json and model.safetensors into `folder`.
 
@@ -55,10 +45,8 @@ def write(
     Raises:
         ConfigError: No stock model computes the encoder.
     """
-    family, stock_class = (
-        families.of_model(model, special),
-        architecture(params, model, special, head),
-    )
+    params, model, vocabulary_size, special = weights
+    family, stock_class = families.of_model(model, special), architecture(weights, head)
     prefix = "" if stock_class.endswith("Model") else family.prefix
     tensors = tables.export_tensors(
         params, family.encoder_mappings(model, special.pad, prefix), vocabulary_size

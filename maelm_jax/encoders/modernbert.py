@@ -1,7 +1,8 @@
 """ModernBERT (arXiv 2412.13663): pre-LN layers with rotary positions, GeGLU and no biases.
 
-Only encoders in which every layer attends to the whole text are computed here. The first layer has
-no norm before its attention. Its place in our parameters holds the norm after the last layer.
+Layers 0, n, 2n, ... attend to the whole text, the others to a window. In many encoders, n is 1. The
+first layer has no norm before its attention. Its place in our parameters holds the norm after the
+last layer.
 """
 
 import typing
@@ -13,15 +14,15 @@ from maelm_jax.encoders.family import POSITIONS, Family
 from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 from maelm_jax.encoders.tensors import TensorMapping
 
-GLOBAL = "full_attention"
-DEFAULT_THETA = 160_000.0
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+WINDOW, GLOBAL_EVERY = 128, 3  # of the stock class, if config.json has no such entry
+OLDER_THETA = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}  # of earlier transformers
+DEFAULT_THETA = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
 # The settings of config.Model that make its layers ModernBERT's.
 LAYERS = {
     "normalization": "pre", "positions": "rotary", "feed_forward_gate": True, "biases": False,
     "relative_buckets": "none", "token_types": 0,
 }  # fmt: skip
-
-
 # {end of the name of a stock task class: top-level module of the parameters here}.
 MODULES = {
     fine_tuned_head.SEQUENCE_CLASSIFICATION: "classifier",
@@ -31,7 +32,7 @@ MODULES = {
 
 
 class ModernBert(Family):
-    """ModernBERT with global attention in every layer."""
+    """ModernBERT, with or without layers of local attention."""
 
     model_type = "modernbert"
     class_name = "ModernBert"
@@ -53,7 +54,7 @@ class ModernBert(Family):
     supported: typing.ClassVar = {
         "hidden_activation": "gelu", "tie_word_embeddings": True, "norm_bias": False,
         "attention_bias": False, "mlp_bias": False, "decoder_bias": True, "classifier_bias": False,
-        "classifier_activation": "gelu", "classifier_pooling": "cls",
+        "classifier_activation": "gelu",
     }  # fmt: skip
     left_out: typing.ClassVar = ("classifier.", "head.")
     token_table = "embeddings.tok_embeddings.weight"
@@ -72,21 +73,32 @@ class ModernBert(Family):
         ]
 
     def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """Returns the settings of the layers, and theta."""
-        return LAYERS | {"rotary_theta": float(_rotary(entries)["rope_theta"])}
+        """Returns the settings of the layers."""
+        settings = LAYERS | {"rotary_theta": float(_rotary(entries, GLOBAL)["rope_theta"])}
+        types = _layer_types(entries)
+        if LOCAL in types:
+            settings |= {
+                "local_attention": entries.get("local_attention", WINDOW),
+                "global_every": _period(types),
+                "local_rotary_theta": float(_rotary(entries, LOCAL)["rope_theta"]),
+            }
+        return settings
 
     def own_entries(self, model: config.Model) -> dict[str, typing.Any]:
         """Returns the entries of the layers, of present and of earlier versions of transformers."""
-        rotary = {"rope_type": "default", "rope_theta": model.rotary_theta}
-        return {
-            "layer_types": [GLOBAL] * model.layers,
-            "rope_parameters": {GLOBAL: rotary, "sliding_attention": rotary},
-            "global_attn_every_n_layers": 1,
-            "global_rope_theta": model.rotary_theta,
-            "local_rope_theta": model.rotary_theta,
+        thetas, period = {GLOBAL: model.rotary_theta, LOCAL: model.rotary_theta}, 1
+        entries = {
+            "classifier_pooling": "cls",
             "embedding_dropout": model.dropout,
             "classifier_dropout": model.dropout,
         }
+        if model.local_attention:
+            thetas[LOCAL], period = model.local_rotary_theta, model.global_every
+            entries["local_attention"] = model.local_attention
+        rotary = {kind: {"rope_type": "default", "rope_theta": thetas[kind]} for kind in thetas}
+        older = {OLDER_THETA[kind]: thetas[kind] for kind in thetas}
+        entries |= {"global_attn_every_n_layers": period, "rope_parameters": rotary} | older
+        return entries | {"layer_types": _types(model.layers, period)}
 
     def config_entries(
         self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
@@ -98,21 +110,19 @@ class ModernBert(Family):
     def faults(self, content: dict) -> list[str]:
         """Returns why the encoder of a config.json cannot be computed here; empty if it can."""
         faults = super().faults(content)
-        types = content.get("layer_types")
-        if types is None:
-            every = content.get("global_attn_every_n_layers", 3)
-            if every != 1:
-                shown = json_files.shown(every)
-                faults.append(f"global_attn_every_n_layers {shown} (only 1: no local attention)")
-        elif not json_files.is_texts(types) or set(types) != {GLOBAL}:
-            shown = json_files.shown(types)
-            faults.append(f"layer_types {shown} (only {GLOBAL!r}: no local attention)")
-        rotary = _rotary(content)
-        if rotary.get("rope_type", "default") != "default":
-            faults.append(f"rope_type {json_files.shown(rotary['rope_type'])} (only 'default')")
-        if not json_files.is_number(rotary["rope_theta"], 1.0 + 1e-9, 1e9):
-            shown = json_files.shown(rotary["rope_theta"])
-            faults.append(f"rope_theta {shown} (a number above 1, up to 1e9)")
+        if faults:
+            return faults
+        entries = self.defaults | content
+        faults = _layer_type_faults(entries)
+        if faults:
+            return faults
+        kinds = sorted(set(_layer_types(entries)))
+        if LOCAL in kinds:
+            faults += _integer_faults(entries, "local_attention", WINDOW)
+        if entries.get("rope_scaling") is not None:
+            faults.append(f"rope_scaling {json_files.shown(entries['rope_scaling'])} (only None)")
+        for kind in kinds:
+            faults += _rotary_faults(entries, kind)
         return faults
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
@@ -136,12 +146,63 @@ class ModernBert(Family):
         return [*_transform_mappings(module), *tables.linear("classifier", f"{module}/out")]
 
 
-def _rotary(content: dict) -> dict[str, typing.Any]:
-    """Returns the rotary parameters of global layers, in the present form of transformers."""
-    default = {"rope_theta": content.get("global_rope_theta", DEFAULT_THETA)}
+def _types(layers: int, period: int) -> list[str]:
+    """Returns the kind of attention of each layer, if layers 0, `period`, ... are global."""
+    return [LOCAL if layer % period else GLOBAL for layer in range(layers)]
+
+
+def _layer_types(entries: dict[str, typing.Any]) -> typing.Any:
+    """Returns the kind of attention of each layer that the entries of a config.json state."""
+    stated = entries.get("layer_types")
+    if stated is not None:
+        return stated
+    every = entries.get("global_attn_every_n_layers", GLOBAL_EVERY)
+    return _types(entries["num_hidden_layers"], every)
+
+
+def _layer_type_faults(entries: dict[str, typing.Any]) -> list[str]:
+    """Returns why the order of global and local layers cannot be computed here."""
+    faults = _integer_faults(entries, "global_attn_every_n_layers", GLOBAL_EVERY)
+    if faults:
+        return faults
+    types, layers = _layer_types(entries), entries["num_hidden_layers"]
+    if json_files.is_texts(types) and types == _types(layers, _period(types)):
+        return []
+    supported = f"{GLOBAL!r} at layers 0, n, 2n, ... of {layers}, and {LOCAL!r} at the others"
+    return [f"layer_types {json_files.shown(types)} (only {supported})"]
+
+
+def _integer_faults(entries: dict[str, typing.Any], name: str, default: int) -> list[str]:
+    """Returns a fault if an entry is not a positive integer."""
+    value = entries.get(name, default)
+    if json_files.is_integer(value, 1, json_files.LARGEST):
+        return []
+    return [f"{name} {json_files.shown(value)} (an integer from 1 to {json_files.LARGEST})"]
+
+
+def _period(types: list[str]) -> int:
+    """Returns n if layers 0, n, 2n, ... are global. For other lists the number has no meaning."""
+    after_first = types[1:]
+    return after_first.index(GLOBAL) + 1 if GLOBAL in after_first else max(len(types), 1)
+
+
+def _rotary(content: dict, kind: str) -> dict[str, typing.Any]:
+    """Returns the rotary parameters of global or local layers, in the present form."""
+    default = {"rope_theta": content.get(OLDER_THETA[kind], DEFAULT_THETA[kind])}
     by_type = content.get("rope_parameters")
-    stated = by_type.get(GLOBAL) if isinstance(by_type, dict) else None
+    stated = by_type.get(kind) if isinstance(by_type, dict) else None
     return default | stated if isinstance(stated, dict) else default
+
+
+def _rotary_faults(content: dict, kind: str) -> list[str]:
+    """Returns why the rotary positions of a kind of layers cannot be computed here."""
+    rotary, faults = _rotary(content, kind), []
+    if rotary.get("rope_type", "default") != "default":
+        faults.append(f"rope_type {json_files.shown(rotary['rope_type'])} (only 'default')")
+    if not json_files.is_number(rotary["rope_theta"], 1.0 + 1e-9, 1e9):
+        shown = json_files.shown(rotary["rope_theta"])
+        faults.append(f"rope_theta {shown} (a number above 1, up to 1e9)")
+    return faults
 
 
 def _transform_mappings(module: str) -> list[TensorMapping]:

@@ -3,6 +3,7 @@
 import typing
 
 from maelm_jax import config, json_files
+from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.family import Family
 from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
 from maelm_jax.encoders.tensors import TensorMapping
@@ -16,12 +17,10 @@ class Mpnet(Family):
 
     model_type = "mpnet"
     class_name = "MPNet"
-    part_names: typing.ClassVar = {
-        "attention/query": "attention.attn.q", "attention/key": "attention.attn.k",
-        "attention/value": "attention.attn.v", "attention/out": "attention.attn.o",
-        "attention_norm": "attention.LayerNorm", "feed_forward/up": "intermediate.dense",
-        "feed_forward/down": "output.dense", "feed_forward_norm": "output.LayerNorm",
-    }  # fmt: skip
+    part_names: typing.ClassVar = tables.part_names(
+        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o",
+        "attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
+    )  # fmt: skip
     language_head = LanguageHeadNames(
         "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
         ("lm_head.decoder.bias",),

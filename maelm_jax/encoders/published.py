@@ -14,13 +14,10 @@ from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders import torch_checkpoint
 from maelm_jax.encoders.tensors import TensorMapping
 
-_LAYER = {
-    "attention/query": "self_attn.q_proj", "attention/key": "self_attn.k_proj",
-    "attention/value": "self_attn.v_proj", "attention/out": "self_attn.out_proj",
-    "attention_norm": "self_attn_layer_norm",
-    "feed_forward/up": "fc1", "feed_forward/down": "fc2",
-    "feed_forward_norm": "final_layer_norm",
-}  # fmt: skip
+_LAYER = tables.part_names(
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
+    "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
+)  # fmt: skip
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
 TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
 # {field of config.Model: name in the Namespace `args` of a reference checkpoint}.
@@ -30,8 +27,6 @@ _ARGUMENTS = {
     "num_buckets": "rel_pos_bins", "max_distance": "max_rel_pos", "dropout": "dropout",
     "attention_dropout": "attention_dropout", "decoder_layers": "gen_decoder_layers",
 }  # fmt: skip
-
-
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 
@@ -213,7 +208,7 @@ def settings_of(tensors: tables.Tensors, path: str) -> dict[str, typing.Any]:
             f"{path}: no checkpoint of the reference implementation: {', '.join(absent)} missing "
             f"or no matrix; it holds {summary(tensors)}"
         )
-    settings = {
+    settings = tables.BERT_LAYERS | {
         "layers": _count_layers(tensors, _ENCODER),
         "decoder_layers": _count_layers(tensors, _DECODER),
         "decoder_relative_bias": False,

@@ -17,23 +17,20 @@ from maelm_jax.encoders import weight_files
 from maelm_jax.encoders.tensors import TensorMapping
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
-_PARTS = {
-    "attention/query": "query", "attention/key": "key", "attention/value": "value",
-    "attention/out": "out", "attention_norm": "attention_norm", "feed_forward/up": "up",
-    "feed_forward/down": "down", "feed_forward_norm": "output_norm",
-}  # fmt: skip
+_PARTS = tables.part_names(
+    "query", "key", "value", "out", "attention_norm", "up", "down", "output_norm"
+)
 # The fields of config.Model that maelm_torch.py needs, and the family. Others matter in training.
 FIELDS = (
     "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions", "token_types",
     "relative_buckets", "num_buckets", "max_distance", "decoder_relative_bias", "layer_norm_eps",
     "dropout", "attention_dropout", "decoder_refills_mask", "family",
 )  # fmt: skip
-
-
-# Fields that folders written by earlier versions lack, with what they meant there.
+# Fields that a config.json may lack, with what that means.
 LATER_FIELDS = {
     "token_types": 0, "family": None, "normalization": "post", "positions": "learned",
-    "rotary_theta": 10_000.0, "feed_forward_gate": False, "biases": True,
+    "rotary_theta": 10_000.0, "local_attention": 0, "global_every": 3,
+    "local_rotary_theta": 10_000.0, "feed_forward_gate": False, "biases": True,
 }  # fmt: skip
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
@@ -95,13 +92,7 @@ def check(model: config.Model):
         )
 
 
-def write(
-    folder: pathlib.Path,
-    params: dict[str, np.ndarray],
-    model: config.Model,
-    vocabulary_size: int,
-    special: config.SpecialIds,
-) -> int:
+def write(folder: pathlib.Path, weights: tables.Weights) -> int:
     """Writes config.json, model.safetensors and maelm.py into `folder`.
 
     Returns:
@@ -110,6 +101,7 @@ def write(
     Raises:
         ConfigError: As `check`.
     """
+    params, model, vocabulary_size, special = weights
     check(model)
     settings = {name: getattr(model, name) for name in FIELDS}
     ids = {name: getattr(special, name) for name in ("bos", "pad", "eos", "unk", "mask")}

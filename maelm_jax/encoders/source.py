@@ -35,7 +35,8 @@ from maelm_jax.training import checkpoint_params
 ENCODER_FIELDS = (
     "layers", "width", "heads", "feed_forward", "max_positions", "token_types", "relative_buckets",
     "num_buckets", "max_distance", "layer_norm_eps", "family", "normalization", "positions",
-    "rotary_theta", "feed_forward_gate", "biases",
+    "rotary_theta", "local_attention", "global_every", "local_rotary_theta", "feed_forward_gate",
+    "biases",
 )  # fmt: skip
 DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
 

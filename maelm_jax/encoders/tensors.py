@@ -11,12 +11,38 @@ import typing
 
 import numpy as np
 
-from maelm_jax.config import ConfigError
+from maelm_jax.config import ConfigError, Model, SpecialIds
 
 # Tables with one row for each id. They are padded with further rows here, but not in other layouts.
 VOCABULARY = ("encoder/token_embedding", "head/bias")
 MOST_FAULTS = 8  # that one error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
+# The settings of config.Model that make its layers BERT's.
+BERT_LAYERS = {
+    "normalization": "post", "positions": "learned", "feed_forward_gate": False, "biases": True,
+    "local_attention": 0,
+}  # fmt: skip
+# The parts of a block with these settings, in the order of `part_names`.
+PARTS = (
+    "attention/query", "attention/key", "attention/value", "attention/out", "attention_norm",
+    "feed_forward/up", "feed_forward/down", "feed_forward_norm",
+)  # fmt: skip
+
+
+class Weights(typing.NamedTuple):
+    """A model in memory.
+
+    Attributes:
+        params: {parameter path: array}.
+        model: The settings of the model.
+        vocabulary_size: The number of ids.
+        special: The special ids.
+    """
+
+    params: dict[str, np.ndarray]
+    model: Model
+    vocabulary_size: int
+    special: SpecialIds
 
 
 class TensorMapping(typing.NamedTuple):
@@ -59,8 +85,13 @@ def norm(name: str, path: str, layer: int | None = None) -> list[TensorMapping]:
     ]
 
 
+def part_names(*names: str) -> dict[str, str]:
+    """Returns {part of a block here: its name in the other format} for the names of PARTS."""
+    return dict(zip(PARTS, names, strict=True))
+
+
 def blocks(
-    prefix: str, module: str, layers: int, part_names: dict[str, str]
+    prefix: str, module: str, layers: int, names: dict[str, str]
 ) -> list[TensorMapping]:
     """Returns the mappings of a stack of Transformer blocks.
 
@@ -68,12 +99,12 @@ def blocks(
         prefix: The start of the names in the other format. The number of the layer follows it.
         module: "encoder" or "decoder".
         layers: The number of blocks.
-        part_names: {part of a block here, such as attention/query: its name in the other format,
-            after `prefix` and the number of the layer}.
+        names: {part of a block here: its name in the other format, after `prefix` and the number of
+            the layer}, from `part_names`.
     """
     mappings = []
     for layer in range(layers):
-        for part, name in part_names.items():
+        for part, name in names.items():
             mapping_of = norm if part.endswith("norm") else linear
             mappings += mapping_of(f"{prefix}{layer}.{name}", f"{module}/blocks/{part}", layer)
     return mappings

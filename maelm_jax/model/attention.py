@@ -60,6 +60,7 @@ class ScoreTerms(typing.NamedTuple):
     # read. See attention_tpu.attention_that_sums_bias_gradients.
     carrier: Float[Array, "B H T S"] | None = None
     rotations: Rotations | None = None  # applied to queries and keys
+    local: "ScoreTerms | None" = None  # what takes the place of all this in local layers
 
 
 class Attended(typing.NamedTuple):
@@ -116,7 +117,7 @@ def attention(
     target = attention_choice.current_target()
     call = Call(
         heads, q.shape[2] // heads, q.shape[1], k.shape[1], q.dtype, dropout.active_rate,
-        terms.bias is not None,
+        terms.bias is not None, isinstance(terms.mask, jax.Array),
     )  # fmt: skip
     chosen = attention_choice.choose(backend, call, target).backend
     by = {"xla": _by_xla, "cudnn": _by_cudnn, "pallas_tpu": _by_tpu_kernel}[chosen]
@@ -159,25 +160,25 @@ def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
 def _by_xla(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
     shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
     q, k, v = (save_for_backward(y.swapaxes(1, 2)) for y in split)
-    bias, mask, carrier, _ = _with_dense_mask(terms, q.dtype)
-    added = mask if bias is None else bias
+    terms = _with_dense_mask(terms, q.dtype)
+    added = terms.mask if terms.bias is None else terms.bias
     if added is None:
         added = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
     weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, added)
     weights = ops.dropout(weights, dropout.rate, dropout.keys)
     y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
-    return Attended(save_for_backward(y.swapaxes(1, 2).reshape(shape)), carrier)
+    return Attended(save_for_backward(y.swapaxes(1, 2).reshape(shape)), terms.carrier)
 
 
 def _by_cudnn(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
     shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
     q, k, v = (save_for_backward(y) for y in split)
-    bias, mask, carrier, _ = _with_dense_mask(terms, q.dtype)
-    added = mask if bias is None else bias
-    run = functools.partial(attention_gpu.attention, bias is not None)
+    terms = _with_dense_mask(terms, q.dtype)
+    added = terms.mask if terms.bias is None else terms.bias
+    run = functools.partial(attention_gpu.attention, terms.bias is not None)
     if attention_choice.current_target().sharded_rows:
         run = _cudnn_over_heads(run, added)
-    return Attended(run(q, k, v, added).reshape(shape), carrier)
+    return Attended(run(q, k, v, added).reshape(shape), terms.carrier)
 
 
 def _cudnn_over_heads(run, bias: Float[Array, "B G T S"] | None):

@@ -38,6 +38,7 @@ class Call(typing.NamedTuple):
     dtype: jnp.dtype
     dropout_rate: float  # of the attention weights
     has_bias: bool
+    has_dense_mask: bool = False  # the mask is an array, not segments
 
 
 class Target(typing.NamedTuple):
@@ -131,6 +132,8 @@ def _automatic(call: Call, target: Target) -> Choice:
 
 def _tpu_obstacle(call: Call, target: Target) -> str | None:
     """Why the TPU kernel cannot compute a call. None: it can."""
+    if call.has_dense_mask:
+        return "the layers attend within a window, and the kernel compares segments only"
     group = attention_tpu.heads_per_step(call.head_size)
     if not group:
         return f"heads have size {call.head_size}, and the kernel takes 32, 64 and 128"

@@ -135,6 +135,7 @@ class Attention(nnx.Module):
             x.dtype,
             self.dropout if has_dropout else 0.0,
             terms.bias is not None,
+            terms.local is not None,
         )
         return attention.prepare_terms(terms, call, self.backend)
 
@@ -192,6 +193,7 @@ class Block(nnx.Module):
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
         self.normalizes_first = settings.normalization == "pre"
+        self.global_every = settings.global_every
         self.dropout = settings.dropout
 
     def __call__(

@@ -5,6 +5,7 @@ E width of the decoder, W rows of the token table, N layers.
 """
 
 import collections.abc
+import dataclasses
 import typing
 
 import jax
@@ -18,7 +19,7 @@ from maelm_jax.model.attention import Mask, ScoreTerms, rotations
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment, within_window
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -82,8 +83,20 @@ class Encoder(nnx.Module):
             terms = terms._replace(bias=self.relative_bias(positions, dtype))
         if settings.positions == "rotary":
             terms = terms._replace(rotations=rotations(settings, positions, positions))
+        if settings.local_attention:
+            terms = terms._replace(local=self._local_terms(positions, segments, dtype))
         states = stack.run(self.blocks, x, terms, keys[1], settings.rematerialise, every=every)
         return jnp.concatenate([x[None], states]) if every else states
+
+    def _local_terms(
+        self, positions: Int[Array, "B T"], segments: Int[Array, "B T"], dtype: jnp.dtype
+    ) -> ScoreTerms:
+        """Returns what changes the scores of the layers with local attention."""
+        theta = self.settings.local_rotary_theta
+        settings = dataclasses.replace(self.settings, rotary_theta=theta)
+        near = within_window(positions, settings.local_attention, dtype)
+        mask = jnp.minimum(within_segment(segments, dtype), near)
+        return ScoreTerms(mask=mask, rotations=rotations(settings, positions, positions))
 
 
 class Head(nnx.Module):

@@ -184,6 +184,18 @@ def within_segment(
     return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
+def within_window(
+    positions: Int[Array, "B T"], window: int, dtype: jnp.dtype
+) -> Float[Array, "B 1 T T"]:
+    """Returns the mask of local attention, as a term of the scores.
+
+    It is 0 where a key is at most window // 2 positions away from the query, and -1e9 elsewhere.
+    The axis of size 1 stands for all heads.
+    """
+    near = jnp.abs(positions[:, None, :] - positions[:, :, None]) <= window // 2
+    return jnp.where(near, 0.0, MASKED_OUT).astype(dtype)[:, None]
+
+
 class Rotation(typing.NamedTuple):
     """The angles by which rotary positions turn the pairs of values of each head (float32)."""
 

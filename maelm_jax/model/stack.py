@@ -8,7 +8,7 @@ import abc
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention, layers
@@ -90,7 +90,8 @@ def run(
             None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         )
         block = nnx.merge(graph, parameters)
-        carry = block(x, terms._replace(carrier=carrier), index == 0, layer_keys, cross)
+        layer_terms = _terms_of_layer(terms, index % blocks.global_every == 0)
+        carry = block(x, layer_terms._replace(carrier=carrier), index == 0, layer_keys, cross)
         return carry, carry.states if every else None
 
     policy = (
@@ -108,6 +109,19 @@ def run(
         return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
     next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
     return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, states)
+
+
+def _terms_of_layer(
+    terms: attention.ScoreTerms, is_global: Bool[Array, ""]
+) -> attention.ScoreTerms:
+    """Returns the prepared terms of a layer, which has global or local attention."""
+    if terms.local is None:
+        return terms
+
+    def of_kind(of_global, of_local):
+        return jnp.where(is_global, of_global, of_local)
+
+    return jax.tree.map(of_kind, terms._replace(local=None), terms.local)
 
 
 def _prepare_cross_attention(

@@ -82,5 +82,6 @@ def _call(
     head_size = model.width // model.heads
     dtype = jnp.dtype(model.dtype)
     return attention_choice.Call(
-        model.heads, head_size, queries, keys, dtype, dropout_rate, has_bias
-    )
+        model.heads, head_size, queries, keys, dtype, dropout_rate, has_bias,
+        model.local_attention > 0,
+    )  # fmt: skip

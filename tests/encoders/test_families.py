@@ -6,61 +6,38 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from testing import call, quick_compilation
+from testing import STOCK_ENCODERS, call, quick_compilation, stock_folder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 import maelm_jax  # noqa: E402
-from maelm_jax import config  # noqa: E402
-from maelm_jax.encoders import families, inference, source, verify, weight_files  # noqa: E402
-from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
+from maelm_jax import config, gin_files  # noqa: E402
+from maelm_jax.analysis import encoders  # noqa: E402
+from maelm_jax.encoders import adoption, families, inference, source, verify, weight_files  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
-SIZES = {
-    "vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-    "max_position_embeddings": 50, "initializer_range": 0.2, "pad_token_id": 1,
-}  # fmt: skip
-MODERNBERT = {
-    "layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
-    "bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2,
-}  # fmt: skip
-CONFIGS = {
-    "bert": lambda: transformers.BertConfig(**SIZES),
-    "distilbert": lambda: transformers.DistilBertConfig(**SIZES | {"hidden_dim": 48}),
-    "electra": lambda: transformers.ElectraConfig(**SIZES, embedding_size=32),
-    "modernbert": lambda: transformers.ModernBertConfig(**SIZES, **MODERNBERT),
-    "mpnet": lambda: transformers.MPNetConfig(**SIZES),
-    "roberta": lambda: transformers.RobertaConfig(**SIZES, type_vocab_size=1, layer_norm_eps=1e-5),
-}
 # Rows of the stock position table that no position uses. They go out as 0.
 UNUSED_ROWS = {"mpnet": 2, "roberta": 2}
-
-
-def stock_folder(folder: pathlib.Path, model_type: str, auto, vocabulary) -> pathlib.Path:
-    """A folder that transformers saved, of a model in which every parameter is random, with a tokenizer.json."""
-    torch.manual_seed(0)
-    stock = auto.from_config(CONFIGS[model_type]())
-    for parameter in stock.parameters():
-        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1) * 0.5, std=0.2)
-    stock.save_pretrained(folder)
-    tokenizers.write(folder, vocabulary, 48, families.FAMILIES[model_type].pair)
-    (folder / "sentencepiece.model").unlink()
-    return folder
 
 
 def tensors_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in weight_files.open_folder(folder).items()}
 
 
-@pytest.fixture(params=sorted(CONFIGS))
-def model_type(request) -> str:
+@pytest.fixture(params=STOCK_ENCODERS)
+def stock_name(request) -> str:
     return request.param
 
 
+@pytest.fixture
+def model_type(stock_name) -> str:
+    return stock_name.removesuffix("-local")
+
+
 @pytest.mark.parametrize("auto", ["AutoModel", "AutoModelForMaskedLM"])
-def test_a_stock_encoder_goes_out_as_it_came_in(model_type, auto, tmp_path, vocabulary):
-    folder = stock_folder(tmp_path / "stock", model_type, getattr(transformers, auto), vocabulary)
+def test_a_stock_encoder_goes_out_as_it_came_in(stock_name, model_type, auto, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", stock_name, auto, vocabulary)
     maelm_jax.load_encoder(folder).save_pretrained(tmp_path / "out")
     before, after = tensors_of(folder), tensors_of(tmp_path / "out")
     unused = UNUSED_ROWS.get(model_type, 0)
@@ -77,8 +54,8 @@ def test_a_stock_encoder_goes_out_as_it_came_in(model_type, auto, tmp_path, voca
     assert {key.split(".")[0] for key in info["missing_keys"]} <= {"pooler"}
 
 
-def test_hidden_states_are_those_of_transformers(model_type, tmp_path, vocabulary):
-    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+def test_hidden_states_are_those_of_transformers(stock_name, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
     encoder = maelm_jax.load_encoder(folder)
     ids = inference.batch(verify.sample_lines()[:9], vocabulary, 40)
@@ -98,8 +75,8 @@ def test_hidden_states_are_those_of_transformers(model_type, tmp_path, vocabular
     assert vectors.shape == (9, 32)
 
 
-def test_the_tokenizer_reads_pairs_as_the_family_does(model_type, tmp_path, vocabulary):
-    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+def test_the_tokenizer_reads_pairs_as_the_family_does(stock_name, model_type, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     tokenizer, family = transformers.AutoTokenizer.from_pretrained(folder), families.FAMILIES[model_type]
     encoded, (a, b) = tokenizer("first", "and second"), vocabulary.encode_batch(["first", "and second"])
     assert encoded["input_ids"] == [vocabulary.bos, *a, *[vocabulary.eos] * family.pair.separators, *b, vocabulary.eos]
@@ -109,9 +86,8 @@ def test_the_tokenizer_reads_pairs_as_the_family_does(model_type, tmp_path, voca
         assert "token_type_ids" not in encoded
 
 
-def test_a_fine_tuned_folder_gives_its_encoder(model_type, tmp_path, vocabulary, capsys):
-    auto = transformers.AutoModelForSequenceClassification
-    folder = stock_folder(tmp_path / "stock", model_type, auto, vocabulary)
+def test_a_fine_tuned_folder_gives_its_encoder(stock_name, tmp_path, vocabulary, capsys):
+    folder = stock_folder(tmp_path / "stock", stock_name, "AutoModelForSequenceClassification", vocabulary)
     params = source.find(str(folder)).read(config.Model())
     assert {path.split("/")[0] for path in params} <= {"encoder", "pooler"}
     assert "ForSequenceClassification is ignored" in capsys.readouterr().out
@@ -123,7 +99,7 @@ def test_a_fine_tuned_folder_gives_its_encoder(model_type, tmp_path, vocabulary,
     ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
 ])  # fmt: skip
 def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change, message):
-    folder = stock_folder(tmp_path / "stock", "bert", transformers.AutoModel, vocabulary)
+    folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(config.ConfigError) as error:
@@ -131,17 +107,50 @@ def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change,
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_reads_it(tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", "modernbert-local", "AutoModel", vocabulary)
+    content = json.loads((folder / "config.json").read_text())
+    older = {name: value for name, value in content.items() if name not in ("layer_types", "rope_parameters")}
+    for every in (1, 2):
+        older |= {"global_attn_every_n_layers": every, "global_rope_theta": 2000.0, "local_rope_theta": 300.0}
+        (folder / "config.json").write_text(json.dumps(older))
+        maelm_jax.load_encoder(folder).save_pretrained(tmp_path / f"out-{every}")
+        theirs, ours = (transformers.AutoConfig.from_pretrained(path) for path in (folder, tmp_path / f"out-{every}"))
+        assert theirs.layer_types == ours.layer_types and ("sliding_attention" in theirs.layer_types) == (every > 1)
+        for kind in set(theirs.layer_types):
+            assert theirs.rope_parameters[kind]["rope_theta"] == ours.rope_parameters[kind]["rope_theta"]
+        assert every == 1 or theirs.local_attention == ours.local_attention == 8
+
+
+def test_local_attention_is_measured_and_its_compact_encoder_is_refused(tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", "modernbert-local", "AutoModel", vocabulary)
+    [run] = encoders.open_encoders([str(folder)], "some.txt")
+    assert run.experiment.model.local_attention == 8
+    encoder_source = source.find(str(folder))
+    with pytest.raises(config.ConfigError, match="Model.local_attention .* set Masking.compact to False") as error:
+        adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32"]), encoder_source)
+    assert "\n" not in str(error.value)
+    full_length = adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32", "Masking.compact=False"]), encoder_source)
+    assert full_length.experiment.model.global_every == 3
+
+
+def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
+    model = adoption.adopt(gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"]), source.find(str(folder))).experiment.model
+    assert model.has_bert_blocks and model.token_types == 2
+
+
 @pytest.mark.slow
-def test_mae_lm_trains_from_a_stock_folder(model_type, tmp_path, vocabulary):
+def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, vocabulary):
     """Two steps with a tiny learning rate: the run adopts the family, and its encoder is still the stock one, which it exports as."""
     from pydoc_data import topics
 
-    folder = stock_folder(tmp_path / "stock", model_type, transformers.AutoModel, vocabulary)
+    folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
     settings = {
         "Run.init_from": folder, "TEXT_FILES": tmp_path / "text.txt", "TRAIN_STEPS": 2, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32,
         "Corpus.rows_dir": tmp_path / "rows", "Corpus.heldout_fraction": 0.1, "Corpus.processes": 1, "Run.eval_rows": 8,
-        "Optimizer.learning_rate": 1e-6,
+        "Optimizer.learning_rate": 1e-6, "Masking.compact": stock_name != "modernbert-local",
     }  # fmt: skip
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
     with quick_compilation():

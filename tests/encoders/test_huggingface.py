@@ -28,6 +28,7 @@ from maelm_jax.encoders import (  # noqa: E402
 from maelm_jax.encoders import tensors as tables  # noqa: E402
 from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
 from maelm_jax.encoders.mpnet import MPNET  # noqa: E402
+from maelm_jax.encoders.tensors import Weights  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -131,12 +132,13 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     states = inference.hidden_states(unflatten(params), model, vocabulary, ids)
     batch = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(ids != vocabulary.pad).long()}
     array = lambda *shape: draw.normal(size=shape).astype(np.float32)  # noqa: E731
+    weights = lambda params: Weights(params, model, vocabulary.size, vocabulary.special)  # noqa: E731
 
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
     tuned = fine_tuned_head.FineTunedHead.of(params | classifier, ["no", "maybe", "yes"])
     tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
-    huggingface.write(tmp_path, params | classifier, model, vocabulary.size, vocabulary.special, tuned)
+    huggingface.write(tmp_path, weights(params | classifier), tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
     hidden = np.tanh(states[:, 0] @ classifier["classifier/dense/kernel"] + classifier["classifier/dense/bias"])
@@ -147,7 +149,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     assert reports[1]["of"].endswith("ForSequenceClassification")
 
     span = {"span/kernel": array(32, 2), "span/bias": array(2)}
-    huggingface.write(tmp_path, params | span, model, vocabulary.size, vocabulary.special, fine_tuned_head.FineTunedHead.of(params | span, ()))
+    huggingface.write(tmp_path, weights(params | span), fine_tuned_head.FineTunedHead.of(params | span, ()))
     stock, info = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():
@@ -160,7 +162,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
 
     token = {"token/out/kernel": array(32, 3), "token/out/bias": array(3)}
     head = fine_tuned_head.FineTunedHead.of(params | token, ["B-X", "I-X", "O"])
-    huggingface.write(tmp_path, params | token, model, vocabulary.size, vocabulary.special, head)
+    huggingface.write(tmp_path, weights(params | token), head)
     stock, info = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "B-X", 1: "I-X", 2: "O"}
     with torch.no_grad():

@@ -20,6 +20,7 @@ from maelm_jax.encoders import (  # noqa: E402
     source,
     verify,
 )
+from maelm_jax.encoders.tensors import Weights  # noqa: E402
 from maelm_jax.model import maelm, model_inputs  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
@@ -32,7 +33,7 @@ def test_the_reference_itself(path, tmp_path):
     case = json.loads(str(data["config"]))
     encoder_source = source.find(str(path))
     model = encoder_source.model(config.Model(dropout=0.0, attention_dropout=0.0))
-    pytorch.write(tmp_path, encoder_source.read(model), model, case["vocab_size"], config.SpecialIds(0, 1, 2, 3, case["vocab_size"] - 1))
+    pytorch.write(tmp_path, Weights(encoder_source.read(model), model, case["vocab_size"], config.SpecialIds.of_size(case["vocab_size"])))
     theirs = maelm_torch.MaeLm.from_folder(tmp_path)
     ids, masked = torch.tensor(data["batch/tokens"]).long(), torch.tensor(data["batch/masked"]).bool()
     present = ~torch.tensor(data["batch/padding"]).bool()
@@ -89,7 +90,7 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary, refills):
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
     wrong = dataclasses.replace(gin_files.load([str(workdirs["reference"] / "config.gin")]).model, num_buckets=64, max_distance=200)
     original = pytorch.write
-    monkeypatch.setattr(pytorch, "write", lambda folder, params, model, *rest: original(folder, params, wrong, *rest))
+    monkeypatch.setattr(pytorch, "write", lambda folder, weights: original(folder, weights._replace(model=wrong)))
     with pytest.raises(config.RunError, match="verification failed: hidden states of maelm.MaeLm differ by"):
         export.main([f"--workdir={workdirs['reference']}", f"--output={tmp_path / 'out'}", "--format=pytorch"])
     assert list(tmp_path.iterdir()) == []

@@ -86,9 +86,8 @@ def mutated(data: st.DataObject, content: dict) -> dict:
     return content
 
 
-@pytest.mark.parametrize("kind", ["mpnet", "roberta", "ours"])
-def test_any_config_json_ends_in_one_line_or_is_read(folder, kind):
-    path = folder(kind) / "config.json"
+def read_mutations(path: pathlib.Path):
+    """Reads the folder of a JSON file, again and again, with another value of the file changed."""
     original = json.loads(path.read_text())
 
     @QUICK
@@ -98,6 +97,11 @@ def test_any_config_json_ends_in_one_line_or_is_read(folder, kind):
         outcome(path.parent)
 
     check()
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "roberta", "ours"])
+def test_any_config_json_ends_in_one_line_or_is_read(folder, kind):
+    read_mutations(folder(kind) / "config.json")
 
 
 @pytest.mark.parametrize("content", [
@@ -142,16 +146,7 @@ def split(folder: pathlib.Path) -> pathlib.Path:
 
 
 def test_any_index_ends_in_one_line_or_is_read(folder):
-    index = split(folder("mpnet"))
-    original = json.loads(index.read_text())
-
-    @QUICK
-    @given(st.data())
-    def check(data):
-        index.write_bytes(dumped(mutated(data, original)))
-        outcome(index.parent)
-
-    check()
+    read_mutations(split(folder("mpnet")))
 
 
 @pytest.mark.parametrize("weight_map", [

@@ -20,6 +20,7 @@ BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
     (V5E, {"heads": 11}, "xla", "11 heads are not a multiple of 2"),
     (V5E, {"head_size": 48}, "xla", "heads have size 48"),
     (V5E, {"queries": 436}, "xla", "436 queries or 440 keys are not a multiple of 8"),
+    (V5E, {"has_dense_mask": True}, "xla", "the layers attend within a window"), (H100, {"has_dense_mask": True}, "cudnn", "bfloat16"),
     (V5E, {"queries": 2048, "keys": 2048}, "xla", "of fast memory, and a kernel gets 102 MiB"),
     (V4, {}, "pallas_tpu", "bfloat16 on TPU v4"),
     (V4, {"queries": 512, "keys": 512}, "xla", "of fast memory, and a kernel gets 13 MiB"),

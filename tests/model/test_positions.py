@@ -86,6 +86,14 @@ def test_local_bias_favours_neighbours():
     assert (np.diff(bias[0, 0]) <= 0).all() and bias[0, 0, 0] == 0 and bias[0, 0, 1] == -0.5 and bias[1, 5, 4] == -0.25
 
 
+@pytest.mark.parametrize("window,farthest", [(1, 0), (8, 4), (9, 4)])
+def test_a_window_reaches_half_its_size_to_each_side(window, farthest):
+    at = jnp.asarray([[0, 3, 4, 5, 20]], jnp.int32)  # positions, not slots, are compared
+    mask = np.asarray(positions.within_window(at, window, jnp.dtype("float32")))[0, 0]
+    distance = np.abs(np.subtract.outer(np.asarray(at[0]), np.asarray(at[0])))
+    assert np.array_equal(mask, np.where(distance <= farthest, 0.0, positions.MASKED_OUT).astype(np.float32))
+
+
 def test_rotated_scores_depend_on_distances_only():
     rng = np.random.default_rng(0)
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 16)).astype(np.float32)) for _ in range(2))
