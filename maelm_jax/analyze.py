@@ -48,18 +48,21 @@ def main(argv: list[str]) -> int:
         opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
         trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
         rows = [runs.heldout_rows(run, args.tokens) for run in trained]
-    notes = runs.differences(trained)
+    notes = runs.differences(trained, args.text)
     for note in notes:
         print(note)
-    results = {"tau": args.tau, "seed": args.seed, "tokens_asked": args.tokens, "notes": notes}
-    results["runs"] = [
-        measurement.measure(run, heldout, args.tau, args.sets, args.seed)
-        for run, heldout in zip(trained, rows, strict=True)
+    measured = [
+        measurement.measure(run, run_rows, args.tau, args.sets, args.seed)
+        for run, run_rows in zip(trained, rows, strict=True)
     ]
+    results = {
+        "tau": args.tau, "seed": args.seed, "tokens_asked": args.tokens, "text": args.text,
+        "notes": notes, "runs": measured,
+    }  # fmt: skip
     if args.all_steps:
-        for result, run, heldout in zip(results["runs"], trained, rows, strict=True):
+        for result, run, run_rows in zip(measured, trained, rows, strict=True):
             result["by_step"] = measurement.ranks_by_step(
-                run, heldout, args.tau, result["sets"], args.seed
+                run, run_rows, args.tau, result["sets"], args.seed
             )
     print(report.write(results, args.workdir))
     return 0
@@ -100,18 +103,18 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--encoders", metavar="PATH,PATH", help=encoders)
     text = "with --encoders: glob of text files, as Corpus.text_files"
     flags.add_argument("--text", metavar="FILES", help=text)
-    tau = "share of the squared length that the effective rank holds"
-    flags.add_argument("--tau", type=float, default=0.9, help=tau)
-    tokens = "held-out tokens of each run to measure, at most"
+    tau = f"share of the squared length that the effective rank holds; default {ranks.TAU}"
+    flags.add_argument("--tau", type=float, default=ranks.TAU, help=tau)
+    tokens = "tokens of each run or encoder to measure, at most; default 1 million"
     flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help=tokens)
-    sets = "disjoint sets of tokens for the confidence intervals, at most"
+    sets = "disjoint sets of tokens for the confidence intervals, at most; default 5"
     flags.add_argument("--sets", type=cli.whole_number(1, 1000), default=5, help=sets)
     step = "step of the checkpoints to measure; default: the newest of each run"
     flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
     all_steps = "also measure the last layer at every checkpoint of each run"
     flags.add_argument("--all_steps", action="store_true", help=all_steps)
     seed = cli.whole_number(0, 2**32 - 1)
-    flags.add_argument("--seed", type=seed, default=0, help="of the masks")
+    flags.add_argument("--seed", type=seed, default=0, help="of the masks; default 0")
     flags.set_defaults(workdir="runs/report")
     return flags
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from maelm_jax import cli, huge_pages
+from maelm_jax import cli, config, huge_pages
 from maelm_jax.data import rows
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -31,6 +31,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 flatten = functools.partial(traverse_util.flatten_dict, sep="/")
 unflatten = functools.partial(traverse_util.unflatten_dict, sep="/")
 STEPS = 60  # of the run that `training` describes
+# An encoder that is measured in no time.
+LITTLE = config.Model(layers=2, width=8, heads=2, feed_forward=16, max_positions=16, num_buckets=8, max_distance=16)
 
 
 class Done(typing.NamedTuple):
@@ -263,6 +265,13 @@ def prepared_rows(corpus, vocabulary, **kwargs) -> dict[str, np.ndarray]:
     """{split: rows} of a corpus of one source."""
     (splits,) = rows.prepare(corpus, vocabulary, **kwargs).values()
     return {split: store[np.arange(len(store))] for split, store in splits.items()}
+
+
+def little_rows(count: int) -> np.ndarray:
+    """Rows of random ids below 99 for `LITTLE`, int32 [count, 16]. Every other row ends in padding."""
+    ids = np.random.default_rng(0).integers(4, 99, (count, LITTLE.max_positions)).astype(np.int32)
+    ids[:, 0], ids[:, 12], ids[::2, 13:] = 0, 2, 1
+    return ids
 
 
 def random_parameters(shapes: dict, seed: int) -> dict:

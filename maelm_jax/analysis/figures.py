@@ -20,6 +20,8 @@ COLUMNS = 3  # panels side by side, at most
 PANEL = (4.2, 3.6)  # width and height, inches
 LEGEND_WIDTH = 2.2  # inches, of a legend beside the panels
 RANK_LABEL = f"effective rank\n(mean of disjoint sets, {ranks.CONFIDENCE:.0%} interval)"
+DIMENSION_LABEL = "dimension, largest share first"
+TUNED_RANK_LABEL = f"effective rank of the last layer\n(text of the task, tau {ranks.TAU:g})"
 
 
 class Line(typing.NamedTuple):
@@ -245,7 +247,7 @@ def while_fine_tuning(axes, runs: list[dict], style: dict[str, dict]):
     for run in runs:
         curve = run["rank_curve"]
         axes.plot(curve["steps"], curve["ranks"], label=run["name"], **style[run["name"]])
-    axes.set(xlabel="step", ylabel="effective rank of the last layer\n(text of the task, tau 0.9)")
+    axes.set(xlabel="step", ylabel=TUNED_RANK_LABEL)
     axes.set_ylim(bottom=0)
 
 
@@ -262,10 +264,10 @@ def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
     label = f"{tau:g} of the sum"
     sum_panel.axhline(tau, color=plotting.REFERENCE, linewidth=0.8, label=label)
     shares_panel.set(
-        xscale="log", yscale="log", xlabel="dimension", ylabel="share of the squared length"
+        xscale="log", yscale="log", xlabel=DIMENSION_LABEL, ylabel="share of the squared length"
     )
     sum_panel.set(
-        xlabel="dimension", ylabel="cumulative share of the squared length", ylim=(0, 1.02)
+        xlabel=DIMENSION_LABEL, ylabel="cumulative share of the squared length", ylim=(0, 1.02)
     )
 
 

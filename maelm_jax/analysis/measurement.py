@@ -23,7 +23,7 @@ def measure(
 
     Args:
         run: The run.
-        rows: Held-out rows, int32 [R, L].
+        rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
         sets: Disjoint sets of tokens for the confidence intervals, at most.
         seed: Seed of the masks.
@@ -76,7 +76,7 @@ def ranks_by_step(
 
     Args:
         run: The run.
-        rows: Held-out rows, int32 [R, L].
+        rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
         sets: Disjoint sets of tokens for the confidence intervals.
         seed: Seed of the masks.

@@ -13,7 +13,6 @@ from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
-TAU = 0.9  # share of the squared length that the effective rank holds, as in the paper
 # Visible tokens measured for each dimension, if the held-out rows have so many.
 PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION
 
@@ -78,7 +77,7 @@ class RankMonitor:
             if ranks.enough(tokens.count, self._width):
                 for layer, depth in enumerate(("middle", "last")):
                     spectrum = ranks.spectrum(tokens.second(layer))
-                    result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, TAU)
+                    result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, ranks.TAU)
         self._seconds.append(time.perf_counter() - began)
         return result
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from maelm_jax import config
 
+TAU = 0.9  # share of the squared length that the effective rank holds, as in the paper
 LEAST_PER_DIMENSION = 20  # no rank is reported from fewer tokens for each dimension
 # A direction at more than this angle from a span has more than half its squared length outside.
 ALONE_DEGREES = 45.0
@@ -24,7 +25,7 @@ def check_tau(tau: float):
     """Raises ConfigError unless 0 < tau <= 1."""
     if not 0 < tau <= 1:
         raise config.ConfigError(
-            f"--tau={tau} is not a share in (0, 1]. Use 0.9, as the paper does"
+            f"--tau={tau} is not a share in (0, 1]. Use {TAU}, as the paper does"
         )
 
 
@@ -152,9 +153,9 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 def without_spectra(sets: list[dict], layer: int, tau: float) -> dict[str, dict]:
     """The tokens and ranks of `describe`, without spectra: {name of a set: its ranks}."""
     described = describe(sets, layer, tau)
-    kept = ("tokens", "rank", "rank_by_set", "centred_rank")
+    fields = ("tokens", "rank", "rank_by_set", "centred_rank")
     return {
-        name: {key: described[name][key] for key in kept if key in described[name]}
+        name: {key: described[name][key] for key in fields if key in described[name]}
         for name in (*sets[0], "all")
     }
 

@@ -193,12 +193,18 @@ def _note_on_kept_tokens(results: dict) -> str | None:
 
 
 def _definition(results: dict) -> str:
-    tau = f"{results['tau']:g}"
+    """What the figures of the report mean, and what they are measured on."""
+    tau, seed = f"{results['tau']:g}", results["seed"]
+    tokens = "Tokens are held-out text with <s> and </s>, without padding."
+    masks = f"Masks are those of each run's pretraining, seed {seed}."
+    if results["text"]:
+        rate = results["runs"][0]["masking"]["rate"]
+        tokens = f"Tokens are the text of `{results['text']}` with <s> and </s>, without padding."
+        masks = f"[MASK] replaces {rate:.0%} of the tokens of masked input, seed {seed}."
     return (
         f"The effective rank at tau = {tau} is the smallest k such that the k largest squared "
         f"singular values of the (tokens x width) matrix of hidden states hold at least {tau} of "
-        "their sum. The states are not centred. Tokens are held-out text with <s> and </s>, "
-        f"without padding. Masks are those of each run's pretraining, seed {results['seed']}. In "
+        f"their sum. The states are not centred. {tokens} {masks} In "
         f"brackets: mean and {ranks.CONFIDENCE:.0%} interval over disjoint sets of tokens. The "
         "figures show these. The rank of a small set is a little lower than that of all tokens. "
         f"Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. "

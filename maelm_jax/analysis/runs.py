@@ -65,8 +65,8 @@ def at_step(run: TrainedRun, step: int) -> TrainedRun:
 
 def started_from(experiment: config.Experiment) -> str | None:
     """Workdir whose parameters a run started from: that of Finetune.init_from or Run.init_from."""
-    finetune = getattr(experiment, "finetune", None)
-    return finetune.init_from if finetune else experiment.run.init_from
+    section = experiment.finetune or experiment.run
+    return section.init_from
 
 
 def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
@@ -128,8 +128,16 @@ def check_enough(run: TrainedRun, visible: int):
         )
 
 
-def differences(runs: list[TrainedRun]) -> list[str]:
-    """Describes the differences that prevent a comparison of the runs token by token."""
+def differences(runs: list[TrainedRun], text: str | None) -> list[str]:
+    """Describes the differences that prevent a comparison of the runs token by token.
+
+    Args:
+        runs: The runs.
+        text: Glob of the text that all runs are measured on. None: each has its own.
+    """
+    consequence = "each is analysed on its own text"
+    if text:
+        consequence = "the same text is cut into different tokens"
     properties: dict[str, collections.abc.Callable[[TrainedRun], typing.Any]] = {
         "vocabularies": lambda run: run.vocabulary.fingerprint[:12],
         "lengths": lambda run: run.experiment.corpus.sequence_length,
@@ -140,6 +148,6 @@ def differences(runs: list[TrainedRun]) -> list[str]:
         if len({str(value_of(run)) for run in runs}) > 1:
             values = ", ".join(f"{run.name}: {value_of(run)}" for run in runs)
             notes.append(
-                f"the runs have different {name} ({values}); each is analysed on its own text"
+                f"the runs have different {name} ({values}); {consequence}"
             )
     return notes

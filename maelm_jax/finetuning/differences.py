@@ -27,12 +27,12 @@ def figure_of(values: Values):
     """
     pyplot = plotting.pyplot()
     first = next(iter(values))
-    known = dict.fromkeys(column for row in values.values() for column in row)
-    known.pop(WITHOUT_SPREAD, None)
-    columns = [column for column in known if all(column in row for row in values.values())]
+    all_columns = dict.fromkeys(column for row in values.values() for column in row)
+    all_columns.pop(WITHOUT_SPREAD, None)
+    columns = [column for column in all_columns if all(column in row for row in values.values())]
     size = (3.5 + 0.9 * max(len(columns), 3), 4.5)
     figure, axes = pyplot.subplots(figsize=size, layout="constrained")
-    axes.axhline(0.0, color="0.6", linewidth=1, label=f"median of {first}")
+    axes.axhline(0.0, color=plotting.REFERENCE, linewidth=1, label=f"median of {first}")
     step = min(0.2, 0.8 / len(values))
     styles = plotting.line_styles()
     for number, (label, row) in enumerate(values.items()):
@@ -49,8 +49,8 @@ def figure_of(values: Values):
         )  # fmt: skip
     axes.set_xticks(range(len(columns)), columns, rotation=30)
     axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")
-    left_out = [column for column in known if column not in columns]
-    note = f"\nnot of every run: {', '.join(left_out)}" if left_out else ""
-    axes.set_title(f"Scores beside those of {first}{note}", fontsize="medium", wrap=True)
+    left_out = [column for column in all_columns if column not in columns]
+    note = f"\nleft out, not of every encoder: {', '.join(left_out)}" if left_out else ""
+    axes.set_title(f"Which encoder scores above {first}?{note}", fontsize="medium", wrap=True)
     figure.legend(loc="outside right upper")
     return figure

@@ -6,7 +6,7 @@ import pathlib
 import jax
 import numpy as np
 
-from maelm_jax import config, storage
+from maelm_jax import config, plotting, storage
 
 
 def path_of(workdir: str) -> pathlib.Path:
@@ -111,37 +111,37 @@ def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
 
 
 def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
-    """Draws loss_curve.png.
+    """Writes the figure of `figure_of` to loss_curve.png and returns its path."""
+    figure = figure_of(workdir, unigram)
+    path = storage.local_path(workdir) / "loss_curve.png"
+    figure.savefig(path, dpi=120)
+    plotting.pyplot().close(figure)
+    return path
+
+
+def figure_of(workdir: str, unigram: float | None):
+    """A matplotlib Figure of the losses of a run.
 
     Args:
         workdir: Folder of the run.
         unigram: Cross-entropy of the unigram distribution in nats, drawn as a horizontal line. A
-            model that has learned something is below it.
-
-    Returns:
-        Path of the picture.
+            model that has learned something is below it. None: no line.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    lines = read(workdir)
+    pyplot, lines = plotting.pyplot(), read(workdir)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
     evaluated = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
-    axes.plot(*np.transpose(trained), color="0.6", linewidth=1, label="training (one batch)")
+    if trained:
+        axes.plot(
+            *np.transpose(trained), color=plotting.COLOURS[-1], linewidth=1,
+            label="training (one batch)",
+        )  # fmt: skip
     if evaluated:
-        axes.plot(*np.transpose(evaluated), "o-", color="black", markersize=3, label="held-out")
+        axes.plot(*np.transpose(evaluated), label="held-out", **next(plotting.line_styles()))
     if unigram is not None:
-        axes.axhline(unigram, linestyle="--", color="0.3", label=f"unigram {unigram:.2f}")
-    axes.set(
-        xlabel="step",
-        ylabel="masked cross-entropy (nats per token)",
-        title=pathlib.Path(workdir).name,
-    )
+        label = f"unigram {unigram:.2f}"
+        axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
+    axes.set(xlabel="step", ylabel="masked cross-entropy (nats per predicted token)")
+    axes.set_title(f"How far has {pathlib.Path(workdir).name} come?", wrap=True)
     axes.legend()
-    path = storage.local_path(workdir) / "loss_curve.png"
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
+    return figure

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import random_parameters
+from testing import LITTLE, little_rows, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
@@ -12,32 +12,25 @@ from maelm_jax.model import maelm, masking, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, WIDTH, ROWS = 16, 8, 70
-MODEL = config.Model(layers=2, width=WIDTH, heads=2, feed_forward=16, max_positions=LENGTH, num_buckets=8, max_distance=16)
-
-
-def rows():
-    ids = np.random.default_rng(0).integers(4, 99, (ROWS, LENGTH)).astype(np.int32)
-    ids[:, 0], ids[:, 12], ids[::2, 13:] = 0, 2, 1
-    return ids
+LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 
 
 @pytest.fixture(scope="module")
 def encoder():
-    graph = maelm.encoder_graph(MODEL, 100, SPECIAL.pad)
-    return graph, random_parameters(maelm.encoder_shapes(MODEL, 100, SPECIAL.pad), seed=1)
+    graph = maelm.encoder_graph(LITTLE, 100, SPECIAL.pad)
+    return graph, random_parameters(maelm.encoder_shapes(LITTLE, 100, SPECIAL.pad), seed=1)
 
 
 def measured(encoder, settings, layers=None, **how):
     graph, params = encoder
     compiled = jax.jit(moments.measure(graph, settings, LENGTH, SPECIAL, layers))
-    return moments.accumulate(compiled, params, rows(), 5, jax.random.key(3), SPECIAL.pad, **{"size": 16, **how})
+    return moments.accumulate(compiled, params, little_rows(ROWS), 5, jax.random.key(3), SPECIAL.pad, **{"size": 16, **how})
 
 
 def states(encoder, settings):
     """{set: [tokens, layers + 1, width]}: the matrices themselves, from the encoder alone."""
     graph, params = encoder
-    ids = jnp.asarray(rows())
+    ids = jnp.asarray(little_rows(ROWS))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(5, 5 + ROWS, dtype=jnp.uint32))
     inputs = masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
     run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, every=True))
@@ -58,7 +51,7 @@ def test_moments_are_those_of_the_whole_matrix(encoder, settings):
     for name in moments.SETS:
         assert found[name].count == len(whole[name]), name
         assert found[name].product.dtype == np.float64
-        for layer in range(MODEL.layers + 1):
+        for layer in range(LITTLE.layers + 1):
             x = whole[name][:, layer]
             np.testing.assert_allclose(found[name].product[layer], x.T @ x, rtol=1e-4, atol=1e-3)
             np.testing.assert_allclose(found[name].total[layer], x.sum(0), rtol=1e-4, atol=1e-3)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import random_parameters
+from testing import LITTLE, little_rows, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import monitor
@@ -12,27 +12,20 @@ from maelm_jax.model import maelm, model_inputs
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, WIDTH, ROWS = 16, 8, 70
-MODEL = config.Model(layers=2, width=WIDTH, heads=2, feed_forward=16, max_positions=LENGTH, num_buckets=8, max_distance=16)
-
-
-def rows():
-    ids = np.random.default_rng(0).integers(4, 99, (ROWS, LENGTH)).astype(np.int32)
-    ids[:, 0], ids[:, 12], ids[::2, 13:] = 0, 2, 1
-    return ids
+LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 
 
 def test_the_monitor_measures_what_the_analysis_does():
-    params = random_parameters(maelm.encoder_shapes(MODEL, 100, SPECIAL.pad), seed=1)
+    params = random_parameters(maelm.encoder_shapes(LITTLE, 100, SPECIAL.pad), seed=1)
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
-    settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), MODEL, config.Optimizer(), config.Mesh(), run)
+    settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), LITTLE, config.Optimizer(), config.Mesh(), run)
     mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
-    ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, rows(), mesh)
+    ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS), mesh)
     found = ranks_of({"encoder": params})
     assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
-    used = rows()[: len(ranks_of._rows)]
+    used = little_rows(ROWS)[: len(ranks_of._rows)]
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
-    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(MODEL, 100, 1), p)(i, where, segments, every=True))
+    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(LITTLE, 100, 1), p)(i, where, segments, every=True))
     segments, positions = model_inputs.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
     every = np.asarray(run_encoder(params, jnp.asarray(used), positions, segments))
     assert min(found.values()) > 1
@@ -40,4 +33,4 @@ def test_the_monitor_measures_what_the_analysis_does():
         squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
     assert "1 measurements of" in ranks_of.cost(100.0)
-    assert monitor.RankMonitor(settings, 100, SPECIAL, rows()[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"
+    assert monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS)[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from maelm_jax import analyze, config, export
-from maelm_jax.analysis import encoders
+from maelm_jax import analyze, config, export, gin_files
+from maelm_jax.analysis import encoders, runs
 
 
 def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
@@ -19,6 +19,9 @@ def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
     run, exported = json.loads((tmp_path / "report" / "ranks.json").read_text())["runs"]
     assert (run["length"], run["rows"], run["layers"]) == (48, exported["rows"], exported["layers"])
     assert run["tokens"]["mask"] > 100, "[MASK] was read"
+    text = (tmp_path / "report" / "report.md").read_text()
+    assert f"Tokens are the text of `{tmp_path / 'text.txt'}`" in text and "[MASK] replaces 15% of the tokens" in text
+    assert "pretraining, seed" not in text
 
 
 def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
@@ -26,6 +29,9 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     opened = encoders.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
     a, b = encoders.rows_of_text(opened, 8000)
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
+    other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
+    [lengths, _] = runs.differences([opened[0], other], "text.txt")
+    assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
 
 
 @pytest.mark.parametrize("flags,message", [
