@@ -10,7 +10,7 @@ is left out, and the table says so.
 
 WORKDIR/accelerator.json and WORKDIR/accelerator.md hold the results. Exit status 1: a backend does
 not agree with `xla`. A backend that cannot compute on these devices is left out with its reason.
-The Pallas kernel for TPU also runs on a CPU, in Pallas' interpreter, with --interpret.
+The Pallas kernels also run on a CPU, in Pallas' interpreter, with --interpret.
 """
 
 import argparse
@@ -29,7 +29,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from maelm_jax import config, gin_files, tables
 
-BACKENDS = ("xla", "cudnn", "pallas_tpu")
+BACKENDS = ("xla", "cudnn", "pallas_tpu", "pallas_gpu")
+PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu", "pallas_gpu": "gpu"}
 CASES = ("bias", "segments", "bias, segments, dropout")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 # Most relative error of a bfloat16 backend against xla in float32, in norms of whole arrays.
@@ -77,7 +78,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--minutes", type=float, default=8.0, help="time for everything")
     flags.add_argument("--rows", type=int, default=32, help="rows a device of base's step")
     flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
-    flags.add_argument("--interpret", action="store_true", help="take the TPU kernel on CPU too")
+    flags.add_argument("--interpret", action="store_true", help="take Pallas kernels on CPU too")
     args = flags.parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
     checks = check_all(Shape(2, 440, 12, 64), args.interpret)
@@ -105,9 +106,9 @@ def available(backend: str, interpret: bool) -> bool:
     import jax
 
     platform = jax.default_backend()
-    if backend == "pallas_tpu":
-        return platform == "tpu" or interpret
-    return backend == "xla" or platform == "gpu"
+    if backend.startswith("pallas_") and interpret:
+        return True
+    return backend == "xla" or platform == PLATFORMS[backend]
 
 
 def check_all(shape: Shape, interpret: bool) -> list[Check]:

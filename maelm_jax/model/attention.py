@@ -15,7 +15,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention_choice, attention_gpu, attention_tpu, ops
+from maelm_jax.model import (
+    attention_choice,
+    attention_fused,
+    attention_gpu,
+    attention_tpu,
+    attention_triton,
+    ops,
+)
 from maelm_jax.model.attention_choice import Call as Call
 from maelm_jax.model.ops import save_for_backward
 from maelm_jax.model.positions import Rotation, rotate, rotation, within_segment
@@ -57,7 +64,7 @@ class ScoreTerms(typing.NamedTuple):
     bias: Float[Array, "B G T S"] | None = None  # receives a gradient
     mask: Mask | Float[Array, "B 1 T S"] | None = None  # receives none
     # Collects the gradient of `bias` over the layers that share it, in place. Its value is never
-    # read. See attention_tpu.attention_that_sums_bias_gradients.
+    # read. See attention_fused.attention_that_sums_bias_gradients.
     carrier: Float[Array, "B H T S"] | None = None
     rotations: Rotations | None = None  # applied to queries and keys
     local: "ScoreTerms | None" = None  # what takes the place of all this in local layers
@@ -83,6 +90,8 @@ class Dropout(typing.NamedTuple):
 
 
 NO_TERMS, NO_DROPOUT = ScoreTerms(), Dropout()
+# Backends whose kernels are written here.
+_KERNELS = {"pallas_tpu": attention_tpu.KERNELS, "pallas_gpu": attention_triton.KERNELS}
 
 
 def attention(
@@ -120,15 +129,17 @@ def attention(
         terms.bias is not None, isinstance(terms.mask, jax.Array),
     )  # fmt: skip
     chosen = attention_choice.choose(backend, call, target).backend
-    by = {"xla": _by_xla, "cudnn": _by_cudnn, "pallas_tpu": _by_tpu_kernel}[chosen]
+    if chosen in _KERNELS:
+        return _by_kernels(_KERNELS[chosen], q, k, v, heads, terms, dropout)
+    by = {"xla": _by_xla, "cudnn": _by_cudnn}[chosen]
     return by(q, k, v, heads, terms, dropout)
 
 
 def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> ScoreTerms:
     """Computes once what all layers of a stack add to their scores.
 
-    The mask becomes a part of the bias, or an array. Only the TPU kernel keeps a mask that stands
-    alone as segments: it compares them itself.
+    The mask becomes a part of the bias, or an array. Only the kernels written here keep a mask that
+    stands alone as segments: they compare them.
 
     Args:
         terms: What each layer adds.
@@ -136,10 +147,10 @@ def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> Score
         backend: `Model.attention_backend`.
     """
     chosen = attention_choice.choose(backend, call, attention_choice.current_target()).backend
-    if chosen == "pallas_tpu" and terms.bias is None:
+    if chosen in _KERNELS and terms.bias is None:
         return terms
     terms = _with_dense_mask(terms, call.dtype)
-    if chosen == "pallas_tpu":
+    if chosen in _KERNELS:
         # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
         bias = jax.lax.optimization_barrier(terms.bias)
         carrier = bias if bias.shape[1] == call.heads else None
@@ -195,32 +206,34 @@ def _cudnn_over_heads(run, bias: Float[Array, "B G T S"] | None):
     )
 
 
-def _by_tpu_kernel(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
-    """Runs the kernel, inside a `shard_map` over heads where the devices divide them."""
+def _by_kernels(
+    kernels: attention_fused.Kernels, q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout
+) -> Attended:
+    """Runs the kernels, inside a `shard_map` over heads where the devices divide them."""
     target = attention_choice.current_target()
     q, k, v = (save_for_backward(y) for y in (q, k, v))
-    settings = attention_tpu.Settings(
+    settings = attention_fused.Settings(
         heads // target.tensor,
         dropout.active_rate,
         causal=terms.mask is not None and terms.mask.causal,
-        interpret=target.platform != "tpu",
+        interpret=target.platform != kernels.platform,
     )
     operands = _kernel_operands(terms.mask, dropout, heads)
     if terms.carrier is None:
-        arrays, kernel = (q, k, v, terms.bias, operands), attention_tpu.attention
+        arrays, attend = (q, k, v, terms.bias, operands), attention_fused.attention
     else:
         arrays = (q, k, v, terms.bias, terms.carrier, operands)
-        kernel = attention_tpu.attention_that_sums_bias_gradients
-    run = functools.partial(kernel, settings)
+        attend = attention_fused.attention_that_sums_bias_gradients
+    run = functools.partial(attend, kernels, settings)
     if target.sharded_rows:
-        run = _over_heads(run, arrays)
+        run = attention_fused.over_heads(run, arrays)
     result = run(*arrays)
     return Attended(result, None) if terms.carrier is None else Attended(*result)
 
 
-def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attention_tpu.Operands:
+def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attention_fused.Operands:
     """Segments as rows of float32, and the words of the dropout hash for each row and head."""
-    operands = attention_tpu.Operands()
+    operands = attention_fused.Operands()
     if mask is not None:
         queries, keys = (x.astype(jnp.float32)[:, None] for x in (mask.queries, mask.keys))
         operands = operands._replace(query_segments=queries, key_segments=keys)
@@ -229,25 +242,6 @@ def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attenti
         head_words = ops.scramble(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
         operands = operands._replace(head_words=head_words, row_words=words[:, 1])
     return operands
-
-
-def _over_heads(run, arrays: tuple):
-    """Wraps the kernel in a `shard_map` over heads. XLA cannot partition a kernel."""
-    heads_last, heads_second = PartitionSpec(None, None, "tensor"), PartitionSpec(None, "tensor")
-    *biases, operands = arrays[3:]
-    whole = jax.tree.map(lambda _: PartitionSpec(), operands)
-    if operands.head_words is not None:
-        whole = whole._replace(head_words=heads_second)
-    bias_specs = jax.tree.map(
-        lambda x: heads_second if x.shape[1] > 1 else PartitionSpec(), tuple(biases)
-    )
-    specs = (heads_last, heads_last, heads_last, *bias_specs, whole)
-    results = heads_last
-    if len(biases) == 2:
-        results = attention_tpu.StatesAndCarrier(heads_last, heads_second)
-    return jax.shard_map(
-        run, in_specs=specs, out_specs=results, axis_names={"tensor"}, check_vma=False
-    )
 
 
 @jax.custom_vjp

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from maelm_jax import config
-from maelm_jax.model import attention_tpu
+from maelm_jax.model import attention_tpu, attention_triton
 
 MIB = 2**20
 # Bytes of VMEM of a TPU core by device kind, from jax/_src/pallas/mosaic/tpu_info.py. A kernel gets
@@ -100,8 +100,7 @@ def choose(requested: str, call: Call, target: Target) -> Choice:
     """
     if requested == "auto":
         return _automatic(call, target)
-    obstacle = {"xla": None, "cudnn": _cudnn_obstacle, "pallas_tpu": _tpu_obstacle}[requested]
-    problem = obstacle(call, target) if obstacle else None
+    problem = None if requested == "xla" else _OBSTACLES[requested](call, target)
     if problem:
         raise config.ConfigError(
             f"Model.attention_backend='{requested}' cannot compute this attention: {problem}. "
@@ -112,22 +111,22 @@ def choose(requested: str, call: Call, target: Target) -> Choice:
 
 def _automatic(call: Call, target: Target) -> Choice:
     """The fastest backend that can compute the call."""
-    if target.platform == "cpu":
-        return Choice("xla", "the platform is cpu")
-    backend, obstacle = {
-        "tpu": ("pallas_tpu", _tpu_obstacle),
-        "gpu": ("cudnn", _cudnn_obstacle),
-    }.get(target.platform, ("xla", None))
-    if obstacle is None:
+    backends = _FUSED.get(target.platform)
+    if backends is None:
         return Choice("xla", f"the platform is {target.platform}")
     if call.dtype != jnp.bfloat16:
-        return Choice("xla", f"the dtype is {call.dtype}, and {backend} is for bfloat16")
+        names = " and ".join(backends)
+        verb = "is" if len(backends) == 1 else "are"
+        return Choice("xla", f"the dtype is {call.dtype}, and {names} {verb} for bfloat16")
     if target.devices > 1 and not target.sharded_rows:
         return Choice("xla", f"XLA shards the arrays over {target.devices} devices")
-    problem = obstacle(call, target)
-    if problem:
-        return Choice("xla", f"{backend} cannot compute it: {problem}")
-    return Choice(backend, f"{call.dtype} on {target.device_kind}")
+    problems = []
+    for backend in backends:
+        problem = _OBSTACLES[backend](call, target)
+        if problem is None:
+            return Choice(backend, "; ".join([f"{call.dtype} on {target.device_kind}", *problems]))
+        problems.append(f"{backend} cannot compute it: {problem}")
+    return Choice("xla", "; ".join(problems))
 
 
 def _tpu_obstacle(call: Call, target: Target) -> str | None:
@@ -169,3 +168,25 @@ def _cudnn_obstacle(call: Call, target: Target) -> str | None:
     if call.queries % 2 or call.keys % 2:
         return f"{call.queries} queries or {call.keys} keys are not even"
     return None
+
+
+def _gpu_kernel_obstacle(call: Call, target: Target) -> str | None:
+    """Why the GPU kernels written here cannot compute a call. None: they can."""
+    if target.platform == "tpu":
+        return f"the platform is {target.platform}"
+    if target.platform == "gpu" and call.dtype != jnp.bfloat16:
+        return f"the dtype is {call.dtype}, and the kernels are for bfloat16"
+    if call.head_size not in attention_triton.HEAD_SIZES:
+        sizes = ", ".join(map(str, attention_triton.HEAD_SIZES))
+        return f"heads have size {call.head_size}, and the kernels take {sizes}"
+    if call.heads % target.tensor:
+        return f"{call.heads} heads are not a multiple of {target.tensor}"
+    return None
+
+
+_OBSTACLES = {
+    "cudnn": _cudnn_obstacle,
+    "pallas_tpu": _tpu_obstacle,
+    "pallas_gpu": _gpu_kernel_obstacle,
+}
+_FUSED = {"tpu": ("pallas_tpu",), "gpu": ("cudnn", "pallas_gpu")}  # the fastest first

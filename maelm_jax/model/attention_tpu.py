@@ -1,13 +1,7 @@
 """Fused attention for TPU in Pallas: scores and weights never leave the chip's fast memory (VMEM).
 
-Each grid step computes the heads of one row that fill 128 lanes, read straight from [B, T, D]. The
-forward kernel saves the output and two statistics of each query: its largest score, and the sum of
-exp(score - largest). The backward kernel computes the weights again from them. The log-sum-exp
-alone would not do for a query that sees no key: its scores are near -1e9, and float32 loses the
-logarithm beside them.
-
-Axis letters: B rows, T queries, S keys, D = H K width, H heads, K size of a head, G heads of the
-bias (H, or 1 for a bias that all heads share).
+Each grid step computes the heads of one row that fill 128 lanes, read straight from [B, T, D].
+T and S are multiples of 8. Axis letters as in attention_fused.py.
 """
 
 import functools
@@ -17,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float
 
-from maelm_jax.model import attention_tpu_kernels, ops
-from maelm_jax.model.attention_tpu_kernels import Operands, Settings
+from maelm_jax.model import attention_tpu_kernels
+from maelm_jax.model.attention_fused import Kernels, Operands, Settings
 
 LANES = 128  # width of a vector register
 MOST_MEMORY_BY_DEFAULT = 16 * 2**20  # bytes of VMEM that a kernel gets without asking
@@ -43,86 +36,6 @@ def memory_needed(queries: int, keys: int, head_size: int, itemsize: int, bias: 
     if bias:  # read, and its gradient read and written
         blocks += 3 * heads * scores * itemsize
     return 2 * blocks + (4 + heads) * scores * 4
-
-
-def attention(
-    settings: Settings,
-    q: Float[Array, "B T D"],
-    k: Float[Array, "B S D"],
-    v: Float[Array, "B S D"],
-    bias: Float[Array, "B G T S"] | None,
-    operands: Operands,
-) -> Float[Array, "B T D"]:
-    """Computes softmax(q k^T / sqrt(K) + bias) v for each head, with dropout of the weights.
-
-    Scores, softmax and sums are float32. Matrix products take the dtype of q.
-
-    Args:
-        settings: Heads, dropout and masks.
-        q: Queries. T and S are multiples of 8.
-        k: Keys.
-        v: Values.
-        bias: Added to the scores, or None.
-        operands: Segments, and words of the dropout hash.
-
-    Returns:
-        The sums, in the dtype of q, with the heads side by side.
-    """
-    return _attention(settings, q, k, v, bias, None, operands)[0]
-
-
-class StatesAndCarrier(typing.NamedTuple):
-    """The result of `attention_that_sums_bias_gradients`."""
-
-    states: Float[Array, "B T D"]
-    carrier: Float[Array, "B H T S"]  # for the next layer
-
-
-def attention_that_sums_bias_gradients(
-    settings: Settings,
-    q: Float[Array, "B T D"],
-    k: Float[Array, "B S D"],
-    v: Float[Array, "B S D"],
-    bias: Float[Array, "B H T S"],
-    carrier: Float[Array, "B H T S"],
-    operands: Operands,
-) -> StatesAndCarrier:
-    """Computes `attention`, and hands the gradient of the bias on through `carrier`.
-
-    Layers that share a bias pass one carrier from each to the next, and start it with the bias. The
-    carrier's value is never read. Its gradient is that of the bias: each backward kernel adds its
-    own to it in place. `bias` itself receives no gradient.
-
-    Returns:
-        The sums, and the carrier for the next layer.
-    """
-    bias = jax.lax.stop_gradient(bias)
-    return StatesAndCarrier(*_attention(settings, q, k, v, bias, carrier, operands))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings, q, k, v, bias, carrier, operands):
-    return _attention_forward(settings, q, k, v, bias, carrier, operands)[0]
-
-
-def _attention_forward(settings, q, k, v, bias, carrier, operands):
-    out, statistics = run_forward_kernel(settings, q, k, v, bias, operands)
-    out, statistics = ops.save_for_backward(out), ops.save_for_backward(statistics)
-    return (out, carrier), (q, k, v, out, statistics, bias, operands)
-
-
-def _attention_backward(settings, saved, gradients):
-    q, k, v, out, statistics, bias, operands = saved
-    d_out, d_carrier = gradients
-    dq, dk, dv, d_bias = run_backward_kernel(
-        settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out
-    )
-    if d_carrier is None:
-        return dq, dk, dv, d_bias, None, None
-    return dq, dk, dv, None, d_bias, None
-
-
-_attention.defvjp(_attention_forward, _attention_backward)
 
 
 class _Specs(typing.NamedTuple):
@@ -186,7 +99,7 @@ def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs
 def run_forward_kernel(settings, q, k, v, bias, operands):
     """Returns the output, and the two statistics of each query and head [B, H / g, 2 g, T].
 
-    g is `heads_per_step`. The arguments are those of `attention`.
+    g is `heads_per_step`. The arguments are those of `attention_fused.attention`.
     """
     specs = _specs(settings, q, k, bias, operands)
     group = heads_per_step(q.shape[2] // settings.heads)
@@ -210,7 +123,7 @@ def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, stati
     """Returns the gradients of queries, keys, values and bias.
 
     Args:
-        settings: As in `attention`, like q, k, v, bias and operands.
+        settings: As in `attention_fused.attention`, like q, k, v, bias and operands.
         q: Queries.
         k: Keys.
         v: Values.
@@ -244,3 +157,6 @@ def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, stati
         aliases={} if d_carrier is None else {0: 3},
     )(d_carrier, bias, q, k, v, operands, out, statistics, d_out)
     return *gradients, None if bias is None else d_bias.astype(bias.dtype)
+
+
+KERNELS = Kernels("tpu", run_forward_kernel, run_backward_kernel)

@@ -3,15 +3,12 @@
 A grid step computes the heads of one row that stand side by side in a block of 128 lanes.
 """
 
-import typing
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
-from jaxtyping import Array, Float, UInt32
 
-from maelm_jax.model import ops
+from maelm_jax.model import attention_fused
+from maelm_jax.model.attention_fused import Operands, Settings, scaled
 from maelm_jax.model.positions import MASKED_OUT
 
 # Contracted axes of a matrix product: x y^T, x y, x^T y.
@@ -22,34 +19,8 @@ _ROWS_BY_ROWS, _ROWS_BY_COLUMNS, _COLUMNS_BY_COLUMNS = (
 )
 
 
-class Settings(typing.NamedTuple):
-    """What is fixed when the kernels are compiled."""
-
-    heads: int
-    dropout_rate: float = 0.0
-    causal: bool = False  # True hides the keys at later slots than the query's
-    interpret: bool = False  # True runs on any platform, in Pallas' interpreter: a check, slow
-
-
-class Operands(typing.NamedTuple):
-    """Arrays beside queries, keys and values that have no gradient. None: not used."""
-
-    # Queries see the keys of their own segment. 0 is an empty key.
-    query_segments: Float[Array, "B 1 T"] | None = None
-    key_segments: Float[Array, "B 1 S"] | None = None
-    # Words of the hash of `ops.dropout`: one of each row and head, one of each row.
-    head_words: UInt32[Array, "B H"] | None = None
-    row_words: UInt32[Array, " B"] | None = None
-
-
 def _product(x, y, contracted):
     return jax.lax.dot_general(x, y, contracted, preferred_element_type=jnp.float32)
-
-
-def _scaled(x, head_size: int, dtype: jnp.dtype):
-    """Computes x / sqrt(K), with 1 / sqrt(K) rounded to `dtype` as the xla backend does."""
-    scale = float(np.asarray(head_size**-0.5, dtype))
-    return (x.astype(jnp.float32) * jnp.float32(scale)).astype(dtype)
 
 
 def _slots(shape: tuple[int, int], axis: int):
@@ -77,22 +48,18 @@ def _scores(q, k, bias, index: int, mask):
 
 
 def _dropout_scale(settings: Settings, operands: Operands, head, shape: tuple[int, int]):
-    """0 or 1 / (1 - rate) for each weight of a head, as `ops.dropout` draws them. None: no dropout.
-
-    The element (t, s) has the number t S + s. Its product with the hash's factor is the sum of a
-    column and a row, modulo 2^32.
-    """
+    """0 or 1 / (1 - rate) for each weight of a head. None: no dropout."""
     if operands.head_words is None:
         return None
     row = pl.program_id(0)
-    head_word = operands.head_words[row, head]
-    row_word, factor = operands.row_words[row], jnp.uint32(ops.ELEMENT_FACTOR)
-    queries = _slots((shape[0], 1), 0).astype(jnp.uint32)
-    keys = _slots((1, shape[1]), 1).astype(jnp.uint32)
-    column = (queries * jnp.uint32(shape[1]) + row_word) * factor
-    bits = ops.scramble((column + keys * factor) ^ head_word)
-    kept = bits >= jnp.uint32(ops.dropout_threshold(settings.dropout_rate))
-    return jnp.where(kept, jnp.float32(1.0 / (1.0 - settings.dropout_rate)), jnp.float32(0.0))
+    return attention_fused.dropout_scale(
+        settings.dropout_rate,
+        operands.head_words[row, head],
+        operands.row_words[row],
+        _slots((shape[0], 1), 0).astype(jnp.uint32),
+        _slots((1, shape[1]), 1).astype(jnp.uint32),
+        shape[1],
+    )
 
 
 def forward(settings: Settings, head_size: int, q, k, v, bias, operands, out, statistics):
@@ -102,7 +69,7 @@ def forward(settings: Settings, head_size: int, q, k, v, bias, operands, out, st
     mask = _mask(settings, operands, shape)
     for index in range(group):
         lanes = slice(head_size * index, head_size * (index + 1))
-        q_head = _scaled(q[0, :, lanes], head_size, dtype)
+        q_head = scaled(q[0, :, lanes], head_size, dtype)
         scores = _scores(q_head, k[0, :, lanes], bias, index, mask)
         largest = jnp.max(scores, axis=1, keepdims=True)
         weights = jnp.exp(scores - largest)
@@ -138,7 +105,7 @@ def backward(
         lanes = slice(head_size * index, head_size * (index + 1))
         largest = columns[:, 2 * index : 2 * index + 1]
         total = columns[:, 2 * index + 1 : 2 * index + 2]
-        q_head, k_head = _scaled(q[0, :, lanes], head_size, dtype), k[0, :, lanes]
+        q_head, k_head = scaled(q[0, :, lanes], head_size, dtype), k[0, :, lanes]
         # The weights are exp(...) / total. The gradient of the output takes the division.
         weights = jnp.exp(_scores(q_head, k_head, bias, index, mask) - largest)
         d_head = d_out[0, :, lanes].astype(jnp.float32) / total
@@ -153,7 +120,7 @@ def backward(
         d_scores = weights * (d_weights - delta)
         narrow = d_scores.astype(dtype)
         dq_head = _product(narrow, k_head, _ROWS_BY_COLUMNS)
-        gradients[0].append(_scaled(dq_head, head_size, dtype))
+        gradients[0].append(scaled(dq_head, head_size, dtype))
         gradients[1].append(_product(narrow, q_head, _COLUMNS_BY_COLUMNS).astype(dtype))
         gradients[2].append(dv_head.astype(dtype))
         if bias_is_shared:

@@ -5,7 +5,7 @@ Each kernel counts as often as it runs, one after the other. Its time is
   does not know the A100: there it is bytes / bandwidth, as below;
 - of a matrix product, the larger of FLOPs / peak and bytes / bandwidth: XLA's own figure for
   products of bfloat16 is several times too large;
-- of anything else (cuDNN, copies), bytes / bandwidth.
+- of anything else (cuDNN, Pallas, copies), bytes / bandwidth.
 
 The time to launch a kernel does not count. Ratios of such sums say more than their milliseconds.
 """
@@ -23,6 +23,7 @@ MATRIX_PRODUCT = "matrix products (roofline)"
 FUSION = "fusions (XLA's cost model)"
 FUSION_BYTES = "fusions (bytes / bandwidth)"
 CUDNN = "cuDNN (bytes / bandwidth)"
+PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
 OTHER = "copies and others (bytes / bandwidth)"
 METHOD = "sum of estimates"
 # Operations that start no kernel. Collectives are estimated from the bytes that they send.
@@ -83,9 +84,15 @@ def kernels(text: str, speed: Speed) -> typing.Iterator[Kernel]:
             seconds = product_seconds(instruction, shapes, speed)
             yield Kernel(instruction, MATRIX_PRODUCT, seconds)
         else:
-            kind = CUDNN if "__cudnn$" in instruction.line else OTHER
             moved = hlo.moved_bytes(instruction, shapes)
-            yield Kernel(instruction, kind, moved / speed.bandwidth)
+            yield Kernel(instruction, _kind(instruction), moved / speed.bandwidth)
+
+
+def _kind(instruction: hlo.Instruction) -> str:
+    """The kind of a kernel that counts with its bytes."""
+    if hlo.is_pallas(instruction):
+        return PALLAS
+    return CUDNN if "__cudnn$" in instruction.line else OTHER
 
 
 def _fusion(

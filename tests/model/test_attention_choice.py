@@ -28,9 +28,13 @@ BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
     (V5E._replace(tensor=2, sharded_rows=True), {}, "pallas_tpu", "bfloat16"),
     (V5E._replace(devices=4), {}, "xla", "XLA shards the arrays over 4 devices"),
     (H100, {}, "cudnn", "bfloat16 on NVIDIA H100"),
-    (H100, {"dropout_rate": 0.1}, "xla", "Model.attention_dropout=0 makes cuDNN possible"),
-    (H100, {"queries": 441}, "xla", "441 queries or 440 keys are not even"),
-    (H100, {"head_size": 100}, "xla", "heads have size 100"),
+    (H100, {"dropout_rate": 0.1}, "pallas_gpu", "Model.attention_dropout=0 makes cuDNN possible"),
+    (H100, {"queries": 441}, "pallas_gpu", "441 queries or 440 keys are not even"),
+    (H100, {"head_size": 96}, "cudnn", "bfloat16 on NVIDIA H100"),
+    (H100, {"head_size": 100}, "xla", "heads have size 100, and the kernels take 16, 32, 64, 128"),
+    (H100, {"head_size": 96, "dropout_rate": 0.1}, "xla", "heads have size 96, and the kernels take 16, 32, 64, 128"),
+    (H100, {"dtype": jnp.dtype("float32")}, "xla", "the dtype is float32, and cudnn and pallas_gpu are for bfloat16"),
+    (H100._replace(tensor=8, sharded_rows=True), {"dropout_rate": 0.1}, "xla", "12 heads are not a multiple of 8"),
 ])  # fmt: skip
 def test_auto_says_what_it_takes_and_why(target, changes, backend, reason):
     choice = attention_choice.choose("auto", BASE._replace(**changes), target)
@@ -43,4 +47,9 @@ def test_a_backend_that_cannot_compute_is_refused_in_one_line():
         attention_choice.choose("cudnn", BASE, CPU)
     with pytest.raises(config.ConfigError, match="11 heads are not a multiple of 2"):
         attention_choice.choose("pallas_tpu", BASE._replace(heads=11), CPU)
+    with pytest.raises(config.ConfigError, match="cannot compute this attention: the platform is tpu"):
+        attention_choice.choose("pallas_gpu", BASE, V5E)
+    with pytest.raises(config.ConfigError, match="the dtype is float32, and the kernels are for bfloat16"):
+        attention_choice.choose("pallas_gpu", BASE._replace(dtype=jnp.dtype("float32")), H100)
+    assert attention_choice.choose("pallas_gpu", BASE, CPU).backend == "pallas_gpu"
     assert attention_choice.choose("pallas_tpu", BASE, CPU).backend == "pallas_tpu", "on other platforms the interpreter runs it"

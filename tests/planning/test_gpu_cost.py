@@ -35,6 +35,7 @@ ENTRY %main (p: bf16[4096,1024]) -> bf16[4096,1024] {{
   %r = bf16[4096,1024]{{1,0}} all-reduce(%p.1), channel_id=1, replica_groups={{{{0,1}}}}, to_apply=%add
   %copy = bf16[1024,4096]{{1,0}} copy(%p.1)
   %attention = (bf16[4096,1024]{{1,0}}, u8[100]{{0}}) custom-call(%p.1, %r), custom_call_target="__cudnn$fmhaSoftmax"
+  %pallas_call = bf16[4096,1024]{{1,0}} custom-call(%p.1), custom_call_target="__gpu$xla.gpu.triton"
   ROOT %mystery = bf16[4096,1024]{{1,0}} fusion(%p.1), kind=kLoop, calls=%fused, backend_config={{{COSTS["none"]}}}
 }}
 """
@@ -50,6 +51,7 @@ def test_each_kind_of_kernel_has_its_own_rule_and_counts_as_often_as_it_runs():
         gpu_cost.FUSION_BYTES: (1, 2 * array),
         gpu_cost.OTHER: (1, 2 * array),
         gpu_cost.CUDNN: (1, 3 * array),
+        gpu_cost.PALLAS: (1, 2 * array),
     }
     assert estimate.seconds == pytest.approx(sum(group.seconds for group in estimate.groups))
 

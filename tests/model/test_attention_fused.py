@@ -1,4 +1,4 @@
-"""The TPU kernels in Pallas' interpreter against the xla backend, in float32: values, all gradients, dropout's bits."""
+"""The TPU and GPU kernels in Pallas' interpreter against the xla backend, in float32: values, all gradients, dropout's bits."""
 
 import functools
 import typing
@@ -10,6 +10,7 @@ import pytest
 
 from maelm_jax.model import attention, attention_choice, ops
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 
 
@@ -59,9 +60,9 @@ def results(backend: str, *, arrays, d_states, mask, dropout, heads) -> dict[str
     return {name: value for name, value in values if value is not None}
 
 
-def assert_kernel_agrees_with_xla(case: Case):
+def assert_kernels_agree_with_xla(backend: str, case: Case):
     inputs = inputs_of(case)
-    expected, actual = (results(backend, **inputs) for backend in ("xla", "pallas_tpu"))
+    expected, actual = (results(name, **inputs) for name in ("xla", backend))
     assert set(expected) == set(actual)
     for name, value in expected.items():
         assert float(jnp.linalg.norm(value)) > 0.0, f"{name} is zero, so the comparison shows nothing"
@@ -70,38 +71,55 @@ def assert_kernel_agrees_with_xla(case: Case):
 
 
 @pytest.mark.parametrize("case", [
-    Case(8, 8, 2, 64), Case(8, 8, 2, 128, 2), Case(40, 8, 4, 32, 4, segments=True, dropout=True), Case(8, 40, 12, 64, 12),
-    Case(40, 40, 2, 128, 1, True, True, True),
+    Case(8, 8, 2, 64), Case(40, 8, 4, 32, 4, segments=True, dropout=True), Case(40, 40, 2, 128, 1, True, True, True),
 ], ids=str)  # fmt: skip
-def test_kernels_agree_with_xla(case):
-    assert_kernel_agrees_with_xla(case)
+def test_tpu_kernels_agree_with_xla(case):
+    assert_kernels_agree_with_xla("pallas_tpu", case)
+
+
+def test_gpu_kernels_agree_with_xla():
+    """Several blocks, the last of which reach beyond the row."""
+    assert_kernels_agree_with_xla("pallas_gpu", Case(72, 136, 2, 16, 2, True, True, True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [
+    Case(8, 8, 2, 128, 2), Case(8, 40, 12, 64, 12),
     Case(40, 40, 4, 32, 4), Case(40, 440, 12, 64, segments=True, dropout=True), Case(440, 40, 4, 64, 4, segments=True), Case(440, 440, 2, 64, 2),
     Case(440, 440, 4, 32, dropout=True), Case(440, 440, 2, 64, 2, True, False, True), Case(440, 512, 2, 64, segments=True),
     Case(512, 440, 4, 64, 1, dropout=True), Case(512, 512, 4, 64, segments=True, causal=True), Case(512, 512, 12, 64, 12, True, False, True),
 ], ids=str)  # fmt: skip
-def test_kernels_agree_with_xla_at_every_size(case):
-    assert_kernel_agrees_with_xla(case)
+def test_tpu_kernels_agree_with_xla_at_every_size(case):
+    assert_kernels_agree_with_xla("pallas_tpu", case)
 
 
-def test_the_same_weights_are_dropped_as_by_xla():
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [
+    Case(8, 8, 2, 64), Case(40, 72, 2, 32, 1, True, True, True),
+    Case(8, 440, 12, 64, segments=True, dropout=True), Case(440, 440, 2, 64, 2, True, False, True), Case(512, 440, 4, 128, 4),
+    Case(512, 512, 2, 64, segments=True, causal=True, dropout=True),
+], ids=str)  # fmt: skip
+def test_gpu_kernels_agree_with_xla_at_every_size(case):
+    assert_kernels_agree_with_xla("pallas_gpu", case)
+
+
+@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
+def test_the_same_weights_are_dropped_as_by_xla(backend):
     """With values that are the identity, the states are the weights: 0 exactly where one is dropped."""
     rows, heads, slots, rate = 2, 2, 64, 0.3
     keys = jax.random.split(jax.random.key(3), rows)
     identity = jnp.tile(jnp.eye(slots, dtype=jnp.float32), (rows, 1, heads))
     zeros = jnp.zeros_like(identity)
     states = attention.attention(
-        zeros, zeros, identity, heads=heads, dropout=attention.Dropout(rate, keys), backend="pallas_tpu"
+        zeros, zeros, identity, heads=heads, dropout=attention.Dropout(rate, keys), backend=backend
     ).states  # fmt: skip
     weights = states.reshape(rows, slots, heads, slots).swapaxes(1, 2)
     expected = ops.dropout(jnp.ones_like(weights), rate, keys)
     np.testing.assert_array_equal(weights > 0.0, expected > 0.0)
 
 
-def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
+@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
+def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share(backend):
     case = Case(16, 24, 2, 64, 2)
     inputs = inputs_of(case)
     layers, (q, k, v, bias) = 3, inputs["arrays"]
@@ -111,7 +129,7 @@ def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
 
         def layer(carrier, scale):
             terms = attention.ScoreTerms(bias, None, carrier)
-            attended = attention.attention(q * scale, k, v, heads=case.heads, terms=terms, backend="pallas_tpu")
+            attended = attention.attention(q * scale, k, v, heads=case.heads, terms=terms, backend=backend)
             return attended.carrier, (attended.states * inputs["d_states"]).sum()
 
         return jax.lax.scan(layer, bias, jnp.arange(1.0, layers + 1.0))[1].sum()
