@@ -9,20 +9,16 @@ when every shard has its mark and all its blocks.
 """
 
 import collections
-import concurrent.futures
 import dataclasses
 import json
-import multiprocessing
-import os
 import pathlib
-import threading
 import typing
 
 import numpy as np
 import tqdm
 
 from maelm_jax import storage
-from maelm_jax.data import block_files, cleaning, packing, sources
+from maelm_jax.data import block_files, cleaning, packing, sources, workers
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.documents import BadFile, is_heldout
 
@@ -76,7 +72,7 @@ def write(
     jobs = [job for job in jobs if block_files.missing(folder, job.number)]
     if not jobs:
         return
-    processes = jobs[0].shard.corpus.processes or len(os.sched_getaffinity(0))
+    processes = workers.count(jobs[0].shard.corpus)
     if processes > 1 and len(jobs) < 2 * processes:
         # Too few files to keep the processes busy: this one reads, the others tokenise.
         queue = (block for job in jobs for block in _blocks(job))
@@ -87,51 +83,16 @@ def write(
         desc=f"rows of {source}"[:40], unit="B", unit_scale=True, disable=None, mininterval=0.5
     ) as bar:
         tokens = 0
-        for counts in _results(queue, vocabulary, processes):
+        for counts in workers.results(_run, queue, processes, vocabulary):
             tokens += counts["tokens"]
             bar.update(counts["bytes"])
             elapsed = bar.format_dict["elapsed"]
             bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9) / 1e3:.0f}k tokens/s", refresh=False)
 
 
-def _results(
-    queue: typing.Iterator[Job], vocabulary: vocabularies.Vocabulary, processes: int
-) -> typing.Iterator[dict[str, int]]:
-    """Runs the jobs and yields the counts of each. Few jobs are in memory at a time."""
-    if processes == 1:
-        _worker["vocabulary"] = vocabulary
-        for job in queue:
-            yield _run(job)
-        return
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=context, initializer=_start_worker, initargs=(vocabulary,)
-    )
-    try:
-        pending: collections.deque = collections.deque()
-        for job in queue:
-            pending.append(pool.submit(_run, job))
-            if len(pending) > 2 * processes:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_worker: dict[str, vocabularies.Vocabulary] = {}
-
-
-def _start_worker(vocabulary: vocabularies.Vocabulary):
-    _worker["vocabulary"] = vocabulary
-    # Without this thread, a worker whose parent was killed would wait for work forever.
-    parent = multiprocessing.parent_process()
-    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-
-
-def _run(job: Job) -> dict[str, int]:
+def _run(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
     jobs = [job] if job.documents is not None else _blocks(job)
-    done = [_write_block(block, _worker["vocabulary"]) for block in jobs]
+    done = [_write_block(block, vocabulary) for block in jobs]
     return {key: sum(counts[key] for counts in done) for key in ("bytes", "tokens")}
 
 

@@ -1,24 +1,28 @@
 """Finds documents whose exact text came before, in the order of a source's shards.
 
 Each shard's documents are hashed into a file, by any number of processes and hosts. Then each host
-sorts all hashes. The 16 bytes a document fit into memory for a billion documents.
+sorts all hashes in memory, which takes about 60 bytes a document.
 """
 
-import concurrent.futures
 import hashlib
 import itertools
-import multiprocessing
-import os
 import pathlib
 import typing
 
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.data import sources
+from maelm_jax.data import sources, workers
 from maelm_jax.data.documents import BadFile
 
 HASH_BYTES = 16  # two texts of a billion have the same hash with a probability of 1e-21
+
+
+class HashJob(typing.NamedTuple):
+    """A shard whose documents are hashed into a file."""
+
+    path: pathlib.Path
+    shard: sources.Shard
 
 
 def hashes_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
@@ -31,31 +35,25 @@ def write_hashes(
 ):
     """Writes this host's share of the missing hashes."""
     folder.mkdir(parents=True, exist_ok=True)
-    missing = [
-        number for number in range(host, len(shards), hosts)
+    jobs = [
+        HashJob(hashes_path(folder, number), shards[number])
+        for number in range(host, len(shards), hosts)
         if not hashes_path(folder, number).is_file()]
-    if not missing:
-        return
-    processes = shards[0].corpus.processes or len(os.sched_getaffinity(0))
-    if min(processes, len(missing)) == 1:
-        for number in missing:
-            _write_hashes_of(hashes_path(folder, number), shards[number])
-        return
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
-        paths = [hashes_path(folder, number) for number in missing]
-        list(pool.map(_write_hashes_of, paths, [shards[number] for number in missing]))
+    if jobs:
+        processes = min(workers.count(shards[0].corpus), len(jobs))
+        for _ in workers.results(_write_hashes_of, jobs, processes):
+            pass
 
 
-def _write_hashes_of(path: pathlib.Path, shard: sources.Shard):
+def _write_hashes_of(job: HashJob):
     try:
-        content = b"".join(_hash(text) for text in shard.documents())
+        content = b"".join(_hash(text) for text in job.shard.documents())
     except BadFile:
-        if not shard.corpus.skip_bad_files:
+        if not job.shard.corpus.skip_bad_files:
             raise
         content = b""  # the whole file is left out
     hashes = np.frombuffer(content, np.uint64).reshape(-1, 2)
-    with storage.atomic_file(path) as file:
+    with storage.atomic_file(job.path) as file:
         np.save(file, hashes)
 
 

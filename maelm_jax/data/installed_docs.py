@@ -7,14 +7,12 @@ kept as a file under Corpus.rows_dir, because extracting it takes a while.
 """
 
 import ast
-import concurrent.futures
 import contextlib
 import gc
 import hashlib
 import importlib.metadata
 import inspect
 import logging
-import multiprocessing
 import os
 import pathlib
 import platform
@@ -24,6 +22,7 @@ import typing
 import warnings
 
 from maelm_jax import config, storage
+from maelm_jax.data import workers
 from maelm_jax.data.documents import Unavailable
 
 VERSION = 1  # version of the rules below; the name of the kept file depends on it
@@ -85,7 +84,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
     """
     path = storage.local_path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
     if not path.is_file():
-        documents = extract(modules(), corpus.processes or len(os.sched_getaffinity(0)))
+        documents = extract(modules(), workers.count(corpus))
         content = ("\n\n".join(documents) + "\n").encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, content)
@@ -123,13 +122,7 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
         processes: Number of processes that parse files.
     """
     batches = [paths[start : start + 200] for start in range(0, len(paths), 200)]
-    if processes > 1 and len(batches) > 1:
-        with concurrent.futures.ProcessPoolExecutor(
-            processes, mp_context=multiprocessing.get_context("spawn")
-        ) as pool:
-            results = list(pool.map(_docstrings_of, batches))
-    else:
-        results = map(_docstrings_of, batches)
+    results = workers.results(_docstrings_of, batches, max(min(processes, len(batches)), 1))
     seen, documents = set(), []
     for strings in (strings for batch in results for strings in batch):
         new = [text for text in dict.fromkeys(strings) if text not in seen]

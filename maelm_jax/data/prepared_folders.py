@@ -84,8 +84,23 @@ def is_of_present_text(folder: pathlib.Path, source: str, corpus: config.Corpus)
 def record_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus):
     """Writes TEXT_FILE into a folder, which is made if it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = {name: sources.parts(name, corpus) for name in names}
-    storage.write(folder / TEXT_FILE, json.dumps(text, indent=1))
+    storage.write(folder / TEXT_FILE, json.dumps(present_text(names, corpus), indent=1))
+
+
+def present_text(
+    names: typing.Iterable[str], corpus: config.Corpus
+) -> dict[str, dict[str, str]]:
+    """Returns what the text of sources is made of now, {source: {part: version or hash}}."""
+    return {name: sources.parts(name, corpus) for name in names}
+
+
+def check_unchanged(before: dict[str, dict[str, str]], corpus: config.Corpus):
+    """Raises ConfigError, with the parts that differ, if `present_text` is not `before`."""
+    now = present_text(before, corpus)
+    if now != before:
+        raise config.ConfigError(
+            f"the text changed while it was read ({sources.differences(before, now)}); "
+            "give the same command again when nothing writes to these files")
 
 
 def text_of(folder: pathlib.Path) -> dict[str, dict[str, str]]:
@@ -109,7 +124,7 @@ def changed_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: conf
     then = text_of(folder)
     if not then:
         return "what its text was made of is not known"
-    return sources.differences(then, {name: sources.parts(name, corpus) for name in names})
+    return sources.differences(then, present_text(names, corpus))
 
 
 def log_changes(

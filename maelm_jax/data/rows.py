@@ -127,7 +127,8 @@ def write_part(
     """
     if corpus.deduplicate:
         raise config.ConfigError(
-            "Corpus.deduplicate needs all text at once; use --host and --hosts instead of --shard")
+            "Corpus.deduplicate compares all documents, and a task of an array job has only its "
+            "part; start prepare with --host=I --hosts=N instead, on all machines at the same time")
     for source, folder in folders(corpus, vocabulary).items():
         if is_complete(folder):
             continue
@@ -182,6 +183,7 @@ def _make(
     parts = _blocks_folder(folder)
     with _only_process(parts, host):
         if not is_complete(folder):
+            text_before = prepared_folders.present_text([source], corpus)
             shards = sources.shards(source, corpus)
             duplicates = None
             if corpus.deduplicate:
@@ -189,6 +191,7 @@ def _make(
             _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
                 _wait(source, parts, lambda: block_files.all_written(parts, len(shards)))
+                _check_unchanged(text_before, parts, corpus)
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
                 _wait(source, parts, lambda: is_complete(folder))
@@ -198,6 +201,17 @@ def _make(
     log.info(
         "%s: %.1f MB of text in %.0f s, kept in %s", source, megabytes, time.monotonic() - started,
         folder)
+
+
+def _check_unchanged(
+    before: dict[str, dict[str, str]], parts: pathlib.Path, corpus: config.Corpus
+):
+    """Removes the blocks and raises ConfigError if the text changed while it was read."""
+    try:
+        prepared_folders.check_unchanged(before, corpus)
+    except config.ConfigError:
+        shutil.rmtree(parts, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -169,10 +169,12 @@ def _train_in(
     folder.mkdir(parents=True, exist_ok=True)
     prepared_folders.log_changes(
         folder, rates, corpus, vocabulary.SentencePieceVocabulary.FILE)
+    text_before = prepared_folders.present_text(rates, corpus)
     samples = (
         sample(_training_text(source, corpus), settings.sample_megabytes * rate)
         for source, rate in rates.items())
     trained = train((text for texts in samples for text in texts), settings)
+    prepared_folders.check_unchanged(text_before, corpus)
     prepared_folders.record_text(folder, rates, corpus)
     trained.save(folder)
     log.info(

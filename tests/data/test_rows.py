@@ -1,5 +1,6 @@
 """Rows: nothing lost, segments whole, the same rows however the work is shared, and no store that only looks whole."""
 
+import contextlib
 import functools
 import os
 import pathlib
@@ -73,7 +74,7 @@ def test_parts_of_an_array_job_join_to_the_same_store(corpus, vocabulary, tmp_pa
 
 
 def test_an_array_job_cannot_deduplicate(corpus, vocabulary):
-    with pytest.raises(config.ConfigError, match="Corpus.deduplicate needs all text at once; use --host and --hosts"):
+    with pytest.raises(config.ConfigError, match="Corpus.deduplicate compares all documents.* start prepare with --host=I --hosts=N instead"):
         rows.write_part(config.dataclasses.replace(corpus, deduplicate=True), vocabulary, 0, 2)
 
 
@@ -164,6 +165,55 @@ def test_a_join_that_was_cut_off_is_done_again(corpus, vocabulary, monkeypatch):
         rows.prepare(corpus, vocabulary)
     monkeypatch.setattr(storage, "write", original)
     assert len(prepared_rows(corpus, vocabulary)["train"]) > 100
+
+
+def test_a_source_that_changes_while_it_is_read_is_named_and_its_blocks_are_not_used(corpus, vocabulary, tmp_path, monkeypatch):
+    original = blocks._write_block
+
+    def change(job, vocabulary):
+        (tmp_path / "b.txt").write_text("Another text. " * (job.block + 2))
+        return original(job, vocabulary)
+
+    monkeypatch.setattr(blocks, "_write_block", change)
+    with pytest.raises(config.ConfigError, match=r"changed while it was read \(\S+/b\.txt \w+ -> \w+\); give the same command again"):
+        rows.prepare(corpus, vocabulary)
+    assert not list((tmp_path / "rows").glob("*.parts")) and not list((tmp_path / "rows").glob("*/store.json"))
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2, 3])
+def test_preparations_killed_at_random_make_the_same_store(small_corpus, small_vocabulary, tmp_path, monkeypatch, parts):
+    """The local driver (0) and tasks of an array job end before, within or after the write of a random file."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 200)
+    (one,) = rows.prepare(small_corpus, small_vocabulary).values()
+    random, write = np.random.default_rng(parts), storage.atomic_file
+
+    class Killed(BaseException):
+        pass
+
+    @contextlib.contextmanager
+    def killed_at_random(path):
+        moment = random.integers(0, 9)
+        if moment == 0:
+            raise Killed
+        with write(path) as file:
+            yield file
+            if moment == 1:
+                raise Killed
+        if moment == 2:
+            raise Killed
+
+    killed, kills = config.dataclasses.replace(small_corpus, rows_dir=str(tmp_path / "killed")), 0
+    monkeypatch.setattr(storage, "atomic_file", killed_at_random)
+    tasks = [functools.partial(rows.write_part, killed, small_vocabulary, part, parts) for part in range(parts)]
+    tasks.append(functools.partial(rows.join if parts else rows.prepare, killed, small_vocabulary))
+    while tasks:
+        try:
+            tasks[0]()
+            tasks.pop(0)
+        except Killed:
+            kills += 1
+    (folder,) = rows.folders(killed, small_vocabulary).values()
+    assert kills > 1 and (folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
 
 
 def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypatch):
