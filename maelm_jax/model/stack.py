@@ -86,19 +86,18 @@ def run(
         parameters = jax.tree.map(
             lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
         )
-        layer_keys = (
-            None if keys is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        )
+        layer_keys = None
+        if keys is not None:
+            layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         block = nnx.merge(graph, parameters)
-        layer_terms = _terms_of_layer(terms, index % blocks.global_every == 0)
-        carry = block(x, layer_terms._replace(carrier=carrier), index == 0, layer_keys, cross)
+        is_first, is_global = index == 0, index % blocks.global_every == 0
+        layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
+        carry = block(x, layer_terms, is_first, layer_keys, cross)
         return carry, carry.states if every else None
 
-    policy = (
-        jax.checkpoint_policies.nothing_saveable
-        if rematerialise
-        else jax.checkpoint_policies.save_only_these_names("kept")
-    )
+    policy = jax.checkpoint_policies.save_only_these_names("kept")
+    if rematerialise:
+        policy = jax.checkpoint_policies.nothing_saveable
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     start = attention.Attended(x, terms.carrier)
     last, states = jax.lax.scan(body, start, (jnp.arange(depth, dtype=jnp.uint32), state))
