@@ -100,6 +100,7 @@ def _export(
             results=run_results.read(args.workdir) if experiment else {},
             reports=reports,
             length=loaded.length,
+            mask=loaded.vocabulary.pieces()[loaded.vocabulary.mask],
         )
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"

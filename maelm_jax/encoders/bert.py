@@ -31,12 +31,7 @@ class Bert(Family):
     )  # fmt: skip
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
-        misfits = []
-        if model.relative_buckets != "none":
-            misfits.append(
-                f"the stock {self.class_name} has no relative positions, this model "
-                f"{model.relative_buckets} buckets"
-            )
+        misfits = self.relative_position_misfits(model)
         if not model.token_types:
             misfits.append(f"the stock {self.class_name} has token types, this model none")
         return misfits
@@ -118,12 +113,7 @@ class DistilBert(Family):
     )  # fmt: skip
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
-        misfits = []
-        if model.relative_buckets != "none":
-            misfits.append(
-                "the stock DistilBert has no relative positions, this model "
-                f"{model.relative_buckets} buckets"
-            )
+        misfits = self.relative_position_misfits(model)
         if model.token_types:
             misfits.append("the stock DistilBert has no token types, this model has some")
         if model.layer_norm_eps != FIXED_EPSILON:

@@ -18,8 +18,8 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], return_tensors="pt"))
 ```
 
-Use `{output}`; a pooler was never trained and is not in the file. `<mask>` and the other special \
-tokens are recognised in a text. In training
+Use `{output}`. If transformers reports a missing pooler, that is right: none was trained. \
+`{mask}` and the other special tokens are recognised in a text. In training
 they were ordinary text there; `tokenizer(text, split_special_tokens=True)` gives the same ids as \
 training did.""",
     "pytorch": """```python
@@ -105,6 +105,7 @@ class About:
         results: The results.json of a fine-tuned run; empty for a pretraining run.
         reports: The comparisons of the verification; None if there was none.
         length: The longest input in tokens whose positions are trained.
+        mask: The text of [MASK].
     """
 
     name: str
@@ -119,6 +120,7 @@ class About:
     results: dict
     reports: list[dict] | None
     length: int
+    mask: str
 
 
 def pretraining(about: About) -> dict[str, str]:
@@ -179,14 +181,22 @@ def fine_tuning(about: About) -> dict[str, str]:
     return rows
 
 
+def positions(model: config.Model) -> str:
+    """Returns the kind of positions that attention reads, in words."""
+    if model.positions == "rotary":
+        local = f", local attention {model.local_attention}" if model.local_attention else ""
+        return f"rotary positions{local}"
+    if model.relative_buckets == "none":
+        return "no relative positions"
+    return f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
+
+
 def render(about: About) -> str:
     """Returns the model card as Markdown."""
     model = about.model
-    buckets = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
-    buckets = "no relative positions" if model.relative_buckets == "none" else buckets
     shape = (
         f"{model.layers} layers of width {model.width}, {model.heads} heads, "
-        f"feed-forward {model.feed_forward}, {buckets}"
+        f"feed-forward {model.feed_forward}, {positions(model)}"
     )
     rows = {
         "architecture": f"{about.architecture}: {shape}",
@@ -213,7 +223,9 @@ def render(about: About) -> str:
         f"AutoModelFor{head}" if head else "AutoModel",
         heads.get(head, "last_hidden_state"),
     )
-    loading = LOADING[about.format].format(name=about.name, auto=auto, output=f"output.{output}")
+    loading = LOADING[about.format].format(
+        name=about.name, auto=auto, output=f"output.{output}", mask=about.mask
+    )
     return (
         f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n"
         f"| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"

@@ -1,6 +1,7 @@
 """A pretrained encoder in memory that turns texts into vectors."""
 
 import dataclasses
+import functools
 import os
 import sys
 import typing
@@ -13,7 +14,13 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import export_folder, export_formats, inference, source
+from maelm_jax.encoders import (
+    export_folder,
+    export_formats,
+    inference,
+    sentence_modules,
+    source,
+)
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.model import maelm
 
@@ -33,6 +40,8 @@ class Encoder:
         length: The longest input in tokens, with `<s>` and `</s>`.
         head: The head of a fine-tuned run, or None. `encode` does not use it.
         step: The step of a workdir's checkpoint; None for every other source.
+        sentence_files: The modules of sentence-transformers that came with the encoder. `encode`
+            does not use them. `save_pretrained` writes them.
     """
 
     params: dict[str, np.ndarray]
@@ -41,6 +50,7 @@ class Encoder:
     length: int
     head: FineTunedHead | None = None
     step: int | None = None
+    sentence_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
@@ -59,7 +69,9 @@ class Encoder:
         model = encoder_source.model(encoder_source.base)
         params = encoder_source.read(model)
         head = FineTunedHead.of(params, encoder_source.labels)
-        return cls(params, model, vocabulary, encoder_source.length, head, encoder_source.step)
+        length, step = encoder_source.length, encoder_source.step
+        sentence_files = sentence_modules.read(encoder_source.path)
+        return cls(params, model, vocabulary, length, head, step, sentence_files)
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -74,7 +86,12 @@ class Encoder:
     def exported(self) -> export_formats.Exported:
         """Returns what an export of the encoder holds."""
         return export_formats.Exported(
-            self.params, self.model, self.vocabulary, self.length, self.head
+            self.params,
+            self.model,
+            self.vocabulary,
+            self.length,
+            self.head,
+            self.sentence_files,
         )
 
     def tree(self) -> dict:
@@ -98,9 +115,13 @@ class Encoder:
 
         Returns:
             float32 [texts, width].
+
+        Raises:
+            ConfigError: There is no such pooling.
         """
+        if pooling not in typing.get_args(Pooling):
+            raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
         rows = self.token_ids(texts)
-        compute = self._pooled_states(pooling)
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         # The longest texts come first: if a batch does not fit in memory, the first one fails.
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
@@ -116,23 +137,33 @@ class Encoder:
                 missing = [[self.vocabulary.bos]] * (size - len(chosen))
                 batch = [rows[number] for number in chosen] + missing
                 ids = inference.pad(batch, self.vocabulary.pad, length)
-                vectors[chosen] = np.asarray(compute(ids))[: len(chosen)]
+                pooled = self._pooled_states(ids, _weights(ids, self.vocabulary.pad, pooling))
+                vectors[chosen] = np.asarray(pooled)[: len(chosen)]
                 bar.update(len(chosen))
         return vectors
 
-    def _pooled_states(self, pooling: Pooling) -> typing.Callable[[np.ndarray], jax.Array]:
-        """Returns a compiled function from ids [texts, length] to vectors [texts, width]."""
+    @functools.cached_property
+    def _pooled_states(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:
+        """A function from ids and weights [texts, length] to weighted sums [texts, width].
+
+        Each shape is compiled once.
+        """
         pad = self.vocabulary.pad
         graph = maelm.encoder_graph(self.model, self.vocabulary.size, pad)
         params = jax.device_put(self.tree())
 
         @jax.jit
-        def pooled(params, ids):
+        def pooled(params, ids, weights):
             positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-            present = (ids != pad).astype(jnp.int32)
-            states = maelm.apply(graph, params)(ids, positions, present).astype(jnp.float32)
-            weights = present if pooling == "mean" else (positions == 0).astype(jnp.int32)
-            weights = weights.astype(jnp.float32)[:, :, None]
-            return (states * weights).sum(1) / weights.sum(1)
+            segments = (ids != pad).astype(jnp.int32)
+            states = maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
+            return (states * weights[:, :, None]).sum(1)
 
-        return lambda ids: pooled(params, ids)
+        return functools.partial(pooled, params)
+
+
+def _weights(ids: np.ndarray, pad: int, pooling: Pooling) -> np.ndarray:
+    """Returns the weight of each state in the vector of its text, float32 [texts, length]."""
+    chosen = ids != pad if pooling == "mean" else np.arange(ids.shape[1])[None] == 0
+    weights = np.broadcast_to(chosen, ids.shape).astype(np.float32)
+    return weights / weights.sum(1, keepdims=True)

@@ -1,8 +1,10 @@
 """The formats of `maelm_jax.export`: what each can hold, its files, and its comparison with JAX."""
 
+import collections.abc
 import dataclasses
 import json
 import pathlib
+import types
 import typing
 
 import numpy as np
@@ -10,7 +12,15 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import families, huggingface, published, pytorch, tokenizer, verify
+from maelm_jax.encoders import (
+    families,
+    huggingface,
+    published,
+    pytorch,
+    sentence_modules,
+    tokenizer,
+    verify,
+)
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.encoders.tensors import Weights
 
@@ -26,6 +36,7 @@ class Exported(typing.NamedTuple):
         vocabulary: The vocabulary of the model.
         length: The longest input in tokens, with `<s>` and `</s>`.
         head: The head of a fine-tuned run, or None.
+        sentence_files: The modules of sentence-transformers after the encoder: {path: content}.
     """
 
     params: dict[str, np.ndarray]
@@ -33,6 +44,7 @@ class Exported(typing.NamedTuple):
     vocabulary: vocabularies.Vocabulary
     length: int
     head: FineTunedHead | None = None
+    sentence_files: collections.abc.Mapping[str, bytes] = types.MappingProxyType({})
 
 
 class Written(typing.NamedTuple):
@@ -54,11 +66,12 @@ def check(format: str, model: config.Model, special: config.SpecialIds):
 
 def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     """Writes every file of the export except the model card."""
-    params, model, vocabulary, length, head = exported
+    params, model, vocabulary, length, head, sentence_files = exported
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
         tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
         parameters = huggingface.write(folder, weights, head)
+        sentence_modules.write(folder, sentence_files)
         return Written(huggingface.architecture(weights, head), parameters)
     if format == "pytorch":
         try:
@@ -78,7 +91,7 @@ def verify_folder(format: str, folder: pathlib.Path, exported: Exported) -> list
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
-    params, model, vocabulary, _, _ = exported
+    params, model, vocabulary = exported.params, exported.model, exported.vocabulary
     if format == "reference":
         reports = verify.reference(folder, params, vocabulary.size)
     else:

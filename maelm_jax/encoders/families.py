@@ -40,9 +40,11 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
     if family is not MODERNBERT and not model.has_bert_blocks:
         misfits.append("its layers are not post-LN with biases and learned positions")
     if misfits:
+        remedy = "Use the settings of a family in docs/encoders.md"
+        if model.has_bert_blocks:
+            remedy = "Use --format=pytorch, which holds any model with BERT's layers"
         raise config.ConfigError(
-            f"no stock transformers model computes this encoder: {'; '.join(misfits)}. "
-            "--format=pytorch holds any model with post-LN layers"
+            f"no stock transformers model computes this encoder: {'; '.join(misfits)}. {remedy}"
         )
     return family
 

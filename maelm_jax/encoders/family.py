@@ -89,6 +89,13 @@ class Family(abc.ABC):
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         """Returns the reasons why no stock model of the family computes the encoder of `model`."""
 
+    def relative_position_misfits(self, model: config.Model) -> list[str]:
+        """Returns a reason if `model` has relative positions, for families without them."""
+        if model.relative_buckets == "none":
+            return []
+        buckets = f"{model.relative_buckets} buckets"
+        return [f"the stock {self.class_name} has no relative positions, this model {buckets}"]
+
     def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
         """Returns the fields of config.Model that only this family or its config.json determine.
 

@@ -109,11 +109,14 @@ def check(model: config.Model):
         wrong.append("the decoder is one of the ablations that the reference's code does not have")
     if model.layer_norm_eps != 1e-5:
         wrong.append(f"Model.layer_norm_eps is {model.layer_norm_eps}, the reference's 1e-5")
+    other = "pytorch, which holds any model with BERT's layers"
+    if not (model.has_bert_blocks and model.has_plain_decoder):
+        other = "huggingface, which holds the encoder without the decoder"
     if wrong:
         raise config.ConfigError(
             "--format=reference: the published code does not compute this model "
             f"({'; '.join(wrong)}). Train a run with --gin_file={CONFIG} after its own --gin_file, "
-            "or use --format=pytorch, which holds any model with post-LN layers"
+            f"or use --format={other}"
         )
 
 

@@ -82,13 +82,14 @@ def check(model: config.Model):
     """
     if not model.has_bert_blocks:
         raise config.ConfigError(
-            "maelm.py has only post-LN layers with biases and learned positions, this run has "
-            "others; export it with --format=huggingface"
+            "--format=pytorch: maelm.py computes only post-LN layers with biases and learned "
+            "positions, and this model has others. Use --format=huggingface, which holds the "
+            "encoder without the decoder"
         )
     if not model.has_plain_decoder:
         raise config.ConfigError(
-            "maelm.py has only the paper's decoder, this run another one; --format=huggingface "
-            "leaves the decoder out"
+            "--format=pytorch: maelm.py computes only the paper's decoder, and this model has "
+            "another one. Use --format=huggingface, which holds the encoder without the decoder"
         )
 
 

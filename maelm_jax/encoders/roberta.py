@@ -27,10 +27,7 @@ class Roberta(Family):
     }  # fmt: skip
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
-        if model.relative_buckets == "none":
-            return []
-        buckets = f"{model.relative_buckets} buckets"
-        return [f"the stock Roberta has no relative positions, this model {buckets}"]
+        return self.relative_position_misfits(model)
 
     def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
         return {"relative_buckets": "none", "token_types": entries["type_vocab_size"]}

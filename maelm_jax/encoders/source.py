@@ -4,7 +4,7 @@ A source is one of:
 
 - a workdir of maelm_jax.train or maelm_jax.finetune,
 - a folder that maelm_jax.export wrote, in any format,
-- a stock MPNet or RoBERTa folder with its tokenizer.json,
+- a folder of stock transformers, of a family in families.py, with its tokenizer.json,
 - a checkpoint of the reference implementation (.pt, or a .npz test case).
 
 `find` reads the settings of the model. `EncoderSource.read` reads its weights.

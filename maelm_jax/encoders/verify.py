@@ -20,6 +20,8 @@ from maelm_jax.encoders import tokenizer as tokenizers
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
 HEAD_LINES = 8  # lines whose logits are compared
+# Tokens of a compared line. The attention scores of 8 lines of 8192 tokens would need 26 GB.
+LONGEST_LINE = 1024
 Report = dict[str, typing.Any]
 
 
@@ -32,7 +34,7 @@ def is_installed(format: str) -> bool:
 def sample_lines(count: int = 60) -> list[str]:
     """Returns the texts of the comparison, with `count` or a few more lines of growing length.
 
-    The last two are long enough to be cut at the last position.
+    The last two have more tokens than LONGEST_LINE.
     """
     from pydoc_data import topics
 
@@ -46,6 +48,11 @@ def sample_lines(count: int = 60) -> list[str]:
     starts = range(0, len(text), len(text) // count)
     growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
     return [SENTENCE, *tokenizers.ODD_LINES, *growing, text[:40_000], text[50_000:90_000]]
+
+
+def _sample_ids(model: config.Model, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
+    """Returns the ids of the sample lines, cut at the last position or at LONGEST_LINE."""
+    return inference.batch(sample_lines(), vocabulary, min(model.max_positions, LONGEST_LINE))
 
 
 def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
@@ -94,7 +101,7 @@ def huggingface(
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    ids = inference.batch(sample_lines(), vocabulary, model.max_positions)
+    ids = _sample_ids(model, vocabulary)
     _compare_tokenizer(folder, ids, vocabulary)
     states = inference.hidden_states(params, model, vocabulary, ids)
     reports = [_compare_states(folder, ids, states, vocabulary)]
@@ -231,7 +238,7 @@ def pytorch(
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     exported = module.MaeLm.from_folder(folder).eval()
-    ids = inference.batch(sample_lines(), vocabulary, model.max_positions)
+    ids = _sample_ids(model, vocabulary)
     real = ids != vocabulary.pad
     with torch.no_grad():
         theirs = inference.in_parts(

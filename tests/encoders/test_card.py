@@ -2,7 +2,17 @@
 
 import pytest
 
+from maelm_jax import config
 from maelm_jax.encoders import card
+
+
+@pytest.mark.parametrize("settings,words", [
+    ({}, "t5 buckets 32/128"), ({"relative_buckets": "none"}, "no relative positions"),
+    ({"relative_buckets": "none", "positions": "rotary"}, "rotary positions"),
+    ({"relative_buckets": "none", "positions": "rotary", "local_attention": 64}, "rotary positions, local attention 64"),
+])  # fmt: skip
+def test_a_card_names_the_positions(settings, words):
+    assert card.positions(config.Model(**settings)) == words
 
 
 @pytest.mark.parametrize("form,said,unsaid", [

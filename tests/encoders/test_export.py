@@ -50,7 +50,7 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
 
 @pytest.mark.parametrize("name,more,message", [
     ("mpnet", ["--step=7"], "holds no checkpoint of step 7; it holds 6, 12"),
-    ("reference", [], "reference buckets 64/128. --format=pytorch holds any model"),
+    ("reference", [], "reference buckets 64/128. Use --format=pytorch, which holds any model"),
     ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
     ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
 ])  # fmt: skip
@@ -201,6 +201,11 @@ def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pool
         assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5
 
 
+def test_a_pooling_of_another_name_is_refused(workdirs):
+    with pytest.raises(config.ConfigError, match="pooling must be 'mean' or 'first', got 'max'"):
+        maelm_jax.load_encoder(workdirs["mpnet"]).encode(["x"], pooling="max")
+
+
 def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     """`embed` and `export` read a folder as they read the run that it came from."""
     (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
@@ -254,6 +259,18 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("format", ["pytorch", "reference"])
+def test_the_modern_architecture_is_refused_with_the_format_to_use(format):
+    model = gin_files.load(["modern_tiny.gin"]).model
+    with pytest.raises(config.ConfigError, match="Use --format=huggingface|or use --format=huggingface") as error:
+        export_formats.check(format, model, config.SpecialIds.of_size(1000))
+    assert "\n" not in str(error.value)
+    export_formats.check("huggingface", model, config.SpecialIds.of_size(1000))
+    mixed = dataclasses.replace(model, biases=True)
+    with pytest.raises(config.ConfigError, match="biases False, this model True. Use the settings of a family"):
+        export_formats.check("huggingface", mixed, config.SpecialIds.of_size(1000))
 
 
 @pytest.mark.parametrize("format,message", [("pytorch", "only the paper's decoder"), ("reference", "one of the ablations")])
