@@ -74,7 +74,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--output", metavar="FILE",
         help="with --predict: the predictions; default in --workdir, named as GLUE asks for, "
-        "or predictions_STEM.tsv (.json)",
+        "or predictions_STEM.tsv (.json, .txt)",
     )  # fmt: skip
     flags.add_argument(
         "--submission", metavar="FILE.zip",

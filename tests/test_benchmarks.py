@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+import subprocess
 import sys
 
 import jax
@@ -110,3 +111,12 @@ def test_difference_of_means_has_an_interval_that_shrinks_with_the_spread():
     assert 0 < close.low < 1 < close.high < 2 and spread.low < 0 < 2 < spread.high
     text = module.table({"rte": {"maelm_jax": [70.0, 70.2, 70.1], "transformers": [69.0, 69.2, 69.1]}})
     assert "70.10" in text and "69.10" in text and "+1.00" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
+def test_the_compiler_s_clock_is_that_of_the_data_sheet():
+    """The figures of docs/tpus.md; in a process of its own, because the devices of JAX are chosen once."""
+    command = [sys.executable, str(HERE / "compiler_clock.py"), "--topology=v5e:2x2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "88% of the peak" in done.stdout and "2.5 times bytes / bandwidth" in done.stdout, done.stderr

@@ -19,7 +19,7 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
         workdir: The run.
         input_file: The file to predict.
         output: Path of the predictions. None: in the workdir, named as in a submission to GLUE, or
-            predictions_STEM.json (.tsv) in other tasks.
+            predictions_STEM.tsv (.json, .txt) in other tasks.
         bindings: Settings that replace those of the run.
 
     Returns:

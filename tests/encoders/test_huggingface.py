@@ -1,4 +1,4 @@
-"""Weights out to stock transformers: the same hidden states, gradients and optimiser step, and the tools around it run on an exported folder."""
+"""Invariant 6: weights out to stock transformers. The same hidden states, gradients and optimiser step; tools run on an exported folder."""
 
 import json
 import pathlib
