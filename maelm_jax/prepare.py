@@ -10,6 +10,7 @@ interrupted preparation continues where it stopped.
 To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
 Give each machine its own --host=I. Host 0 joins the parts. In an array job, whose tasks need not
 run at the same time, give each task --shard=I --shards=N. Start the command with --join at the end.
+--runner=beam does both as one pipeline of Apache Beam. --beam_NAME=VALUE gives it Beam's options.
 """
 
 import argparse
@@ -17,7 +18,14 @@ import dataclasses
 import logging
 
 from maelm_jax import cli, config, tables
-from maelm_jax.data import block_files, cleaning, rows, store_manifest, vocabulary_training
+from maelm_jax.data import (
+    beam_runner,
+    block_files,
+    cleaning,
+    rows,
+    store_manifest,
+    vocabulary_training,
+)
 from maelm_jax.data.store import Rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
@@ -39,21 +47,32 @@ def main(argv: list[str]) -> int:
         help="tokenise one part only, from 0; needs --shards"
     )
     parser.add_argument(
-        "--shards", type=cli.whole_number(1, 10_000), metavar="N", help="number of parts"
+        "--shards", type=cli.whole_number(1, 10_000), metavar="N",
+        help="number of parts; with --runner=beam by default that of the files"
     )
     parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
     parser.add_argument(
         "--skip_bad_files", action="store_true",
         help="leave out files that cannot be read: Corpus.skip_bad_files=True"
     )
-    args, experiment = cli.parse(parser, argv)
+    parser.add_argument(
+        "--runner", choices=("local", "beam"), default="local",
+        help="beam: one pipeline of Apache Beam; --beam_NAME=VALUE gives its options"
+    )
+    beam_flags = [flag for flag in argv if flag.startswith("--beam_")]
+    args, experiment = cli.parse(parser, [flag for flag in argv if flag not in beam_flags])
     check_division(args)
+    beam_options = beam_runner.options(beam_flags)
+    if beam_options and args.runner != "beam":
+        raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
-    if args.shard is not None:
+    if args.runner == "beam":
+        beam_runner.prepare(corpus, vocabulary, beam_options, args.shards)
+    elif args.shard is not None:
         rows.write_part(corpus, vocabulary, args.shard, args.shards)
         print(f"shard {args.shard} of {args.shards} is done; --join joins them")
         return 0
@@ -78,7 +97,9 @@ def check_division(args: argparse.Namespace):
         raise config.ConfigError(
             f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
         )
-    if (args.shard is None) != (args.shards is None):
+    if args.runner == "beam" and (args.hosts > 1 or args.shard is not None or args.join):
+        raise config.ConfigError("--runner=beam divides the work; leave --hosts, --shard, --join")
+    if args.runner == "local" and (args.shard is None) != (args.shards is None):
         raise config.ConfigError("--shard and --shards: give both, or neither")
     if args.shard is not None and args.shard >= args.shards:
         raise config.ConfigError(

@@ -111,6 +111,15 @@ def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabula
     return prepared_folders.prefix(name, request)
 
 
+def check_parts(corpus: config.Corpus):
+    """Raises ConfigError if the settings do not allow parts that know nothing of each other."""
+    if corpus.deduplicate:
+        raise config.ConfigError(
+            "Corpus.deduplicate compares all documents, and a part of an array job or pipeline "
+            "has only its own; start prepare with --host=I --hosts=N instead, on all machines at "
+            "the same time")
+
+
 def write_part(
     corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, part: int, parts: int
 ):
@@ -125,10 +134,7 @@ def write_part(
     Raises:
         ConfigError: The text cannot be read, or `rows_dir` cannot be used.
     """
-    if corpus.deduplicate:
-        raise config.ConfigError(
-            "Corpus.deduplicate compares all documents, and a task of an array job has only its "
-            "part; start prepare with --host=I --hosts=N instead, on all machines at the same time")
+    check_parts(corpus)
     for source, folder in folders(corpus, vocabulary).items():
         if is_complete(folder):
             continue

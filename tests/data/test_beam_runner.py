@@ -1,0 +1,46 @@
+"""The runner of Apache Beam: its flags and its errors. tests/beam.sh runs pipelines, in an environment of their own."""
+
+import importlib.util
+
+import pytest
+
+from maelm_jax import config, prepare
+from maelm_jax.data import beam_runner
+
+WORKER = """Traceback (most recent call last):
+  File "x.py", line 3, in f
+maelm_jax.data.documents.BadFile: a.txt: not UTF-8 at byte 3; convert it [while running 'Rows']
+
+During handling of the above exception, another one ended the bundle"""
+
+
+def test_flags_become_options_of_beam():
+    assert beam_runner.options(["--beam_runner=X", "--beam_a=b=--beam_c"]) == ["--runner=X", "--a=b=--beam_c"]
+    with pytest.raises(config.ConfigError, match="--beam_a: give a value, as in --beam_a=VALUE"):
+        beam_runner.options(["--beam_a"])
+
+
+@pytest.mark.parametrize("error,kind,message", [
+    (RuntimeError(WORKER), config.ConfigError, "a.txt: not UTF-8 at byte 3; convert it"),
+    (RuntimeError(WORKER.replace("data.documents.BadFile", "settings.RunError")), config.RunError, "a.txt: not UTF-8 at byte 3; convert it"),
+    (config.ConfigError("a.txt: empty [while running 'Rows']"), config.ConfigError, "a.txt: empty"),
+    (ValueError("no such\nrunner"), config.RunError, "the Beam pipeline failed (ValueError: no such runner)"),
+])  # fmt: skip
+def test_errors_of_a_pipeline_are_one_line(error, kind, message):
+    told = beam_runner._error(error)
+    assert type(told) is kind and str(told) == message
+
+
+@pytest.mark.parametrize("flags,message", [
+    (["--beam_runner=X"], "--beam_runner=X: give --runner=beam as well"), (["--runner=beam", "--hosts=2"], "--runner=beam divides the work"),
+    (["--runner=beam", "--join"], "--runner=beam divides the work"), (["--runner=spark"], "--runner"),
+])  # fmt: skip
+def test_flags_that_do_not_fit_together_are_one_line(flags, message):
+    with pytest.raises(config.ConfigError, match=message):
+        prepare.main(["--gin_file=tiny.gin", *flags])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed")
+def test_without_beam_its_requirements_are_named():
+    with pytest.raises(config.ConfigError, match=r"--runner=beam needs Apache Beam \(.*requirements-beam.txt"):
+        beam_runner.import_beam()
