@@ -93,8 +93,11 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     def encoder(fresh: dict) -> dict:
         if name.startswith(RANDOM):
             return fresh
+        params = stored_params()
+        if "token_type_embedding" not in fresh:
+            params = without_token_types(params)
         loaded = adoption.load_params(
-            stored_params(), {"encoder": fresh}, vocabulary.size, encoder_source.path
+            params, {"encoder": fresh}, vocabulary.size, encoder_source.path
         )
         # The training step donates its state: the run must not share memory with stored_params.
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
@@ -107,6 +110,18 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
 
     step = None if name.startswith(RANDOM) else encoder_source.step
     return InitialEncoder(name, gin_file, fit, vocabulary, step, encoder, pooler)
+
+
+def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds the row of a token-type table of one row to every position, which is the same function.
+
+    Earlier versions did so with RoBERTa. Other tables are left as they are.
+    """
+    types, positions = "encoder/token_type_embedding", "encoder/position_embedding"
+    if types not in params or len(params[types]) != 1:
+        return params
+    rest = {path: value for path, value in params.items() if path != types}
+    return rest | {positions: params[positions] + params[types]}
 
 
 def _find(name: str, step: int | None) -> source.EncoderSource:

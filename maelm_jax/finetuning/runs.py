@@ -5,11 +5,14 @@ import functools
 import pathlib
 import time
 
-from maelm_jax import config, paths
+from maelm_jax import config, gin_files, paths
 from maelm_jax.encoders import families, source
 from maelm_jax.finetuning import experiments, grid, results, session, table, tasks
 from maelm_jax.finetuning.predictor import length_of
 from maelm_jax.training import attention_report, loop, run_record
+
+# Fields of config.Model that decide the form of an encoder, and that earlier versions lacked.
+LATER_FIELDS = ("family", "token_types", "decoder_refills_mask")
 
 
 def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
@@ -23,6 +26,7 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
     sessions = _Sessions()
     reports: table.Reports = {one.label: {} for one in plan.planned}
     for planned in plan.planned:
+        planned = _as_begun(planned, folder)
         current = sessions.of(planned)
         settings = planned.experiment.finetune.grid
         is_single = not plan.as_table and grid.is_single(settings, len(current.task.train.ids))
@@ -47,6 +51,25 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
         print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
+
+
+def _as_begun(planned: experiments.Planned, folder: pathlib.Path) -> experiments.Planned:
+    """Returns a pair of task and encoder with the model that its unfinished runs began with.
+
+    Earlier versions had no `Model.family`. They added RoBERTa's token-type row to its positions.
+    """
+    grid_folder = folder / planned.label / planned.task
+    records = [*folder.glob("config.gin"), *grid_folder.glob("**/config.gin")]
+    if not records:
+        return planned
+    recorded = gin_files.load([str(records[0])]).model
+    if recorded.family is not None:
+        return planned
+    model = dataclasses.replace(
+        planned.experiment.model,
+        **{name: getattr(recorded, name) for name in LATER_FIELDS},
+    )
+    return planned._replace(experiment=dataclasses.replace(planned.experiment, model=model))
 
 
 class _Sessions:
