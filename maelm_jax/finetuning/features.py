@@ -49,15 +49,15 @@ class Features:
 
 def encode(vocabulary: Vocabulary, texts: list[str]) -> list[list[int]]:
     """The token ids of each text. Shows a progress bar when there are many texts."""
-    starts = tqdm.tqdm(
-        range(0, len(texts), TEXTS_AT_ONCE), desc="tokenising", unit="0k texts", leave=False,
+    rows: list[list[int]] = []
+    with tqdm.tqdm(
+        total=len(texts), desc="tokenising", unit="text", unit_scale=True, leave=False,
         disable=len(texts) <= 2 * TEXTS_AT_ONCE,
-    )  # fmt: skip
-    return [
-        ids
-        for start in starts
-        for ids in vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
-    ]
+    ) as bar:  # fmt: skip
+        for start in range(0, len(texts), TEXTS_AT_ONCE):
+            rows += vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
+            bar.update(len(rows) - start)
+    return rows
 
 
 class EncodedSentences(typing.NamedTuple):

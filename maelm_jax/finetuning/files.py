@@ -1,4 +1,4 @@
-"""Reads labelled data (tab-separated files, JSON files, TFDS records) and checks output folders.
+"""Reads labelled data: tab-separated files, JSON files, TFDS records.
 
 Each file can be compressed (.xz or .gz).
 """

@@ -141,7 +141,7 @@ def create(settings: config.Model, vocabulary_size: int, pad_id: int, head: Head
     return Created(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
 
 
-def _nats(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:
+def _cross_entropy(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:
     """Cross-entropy of each target, in nats."""
     of_target = jnp.take_along_axis(scores, target[..., None], axis=-1)[..., 0]
     return jax.nn.logsumexp(scores, axis=-1) - of_target
@@ -160,13 +160,13 @@ def _sentence_sums(scores: Float[Array, "B C"], batch: Batch) -> loss.Sums:
         error = scores[:, 0] - target
         return _row_sums(error**2, jnp.abs(error) < 0.1, batch.weights)
     correct = jnp.argmax(scores, axis=1).astype(target.dtype) == target
-    return _row_sums(_nats(scores, target), correct, batch.weights)
+    return _row_sums(_cross_entropy(scores, target), correct, batch.weights)
 
 
 def _span_sums(scores: Float[Array, "B T 2"], batch: Batch) -> loss.Sums:
     by_end = jnp.moveaxis(scores, 2, 1)  # [B, 2, T]
     correct = jnp.argmax(by_end, axis=2).astype(batch.targets.dtype) == batch.targets
-    losses = _nats(by_end, batch.targets).mean(axis=1)
+    losses = _cross_entropy(by_end, batch.targets).mean(axis=1)
     return _row_sums(losses, correct.all(axis=1), batch.weights)
 
 
@@ -174,7 +174,7 @@ def _token_sums(scores: Float[Array, "B T C"], batch: Batch) -> loss.Sums:
     target = batch.targets
     labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
     correct = jnp.argmax(scores, axis=2).astype(target.dtype) == target
-    return _row_sums(_nats(scores, jnp.maximum(target, 0)), correct, labelled)
+    return _row_sums(_cross_entropy(scores, jnp.maximum(target, 0)), correct, labelled)
 
 
 SUMS = {"sentence": _sentence_sums, "span": _span_sums, "token": _token_sums}

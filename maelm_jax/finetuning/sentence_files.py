@@ -132,9 +132,9 @@ def _shortened(names: list[str]) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + " ..."
 
 
-def _label(task: glue.Task, text: str, place: str) -> int | float:
+def _label(task: glue.Task, text: str, location: str) -> int | float:
     """The class or score that a cell holds. Raises ConfigError when it holds neither."""
-    unknown = f"{place}: unknown label {text[:50]!r} in column {task.label}; {task.name} has"
+    unknown = f"{location}: unknown label {text[:50]!r} in column {task.label}; {task.name} has"
     if task.labels:
         if text in task.labels:
             return task.labels.index(text)

@@ -244,15 +244,15 @@ class FinetuneSession:
         return values
 
     def write_best(
-        self, folder: pathlib.Path, params: dict, number: int, outputs: dict | None
+        self, folder: pathlib.Path, params: dict, step_number: int, outputs: dict | None
     ) -> list[str]:
-        """Writes a checkpoint of `params`, of step `number`, and their predictions.
+        """Writes a checkpoint of `params`, of step `step_number`, and their predictions.
 
         `outputs` are the outputs of `params` on the dev sets; None computes them. Returns the names
         of the files of predictions.
         """
         best_checkpoint = checkpoint.Checkpoints(str(folder), keep=1)
-        best_checkpoint.save(number, {"params": params})
+        best_checkpoint.save(step_number, {"params": params})
         best_checkpoint.close()
         outputs = outputs or self.outputs(params, self.task.dev)
         outputs = outputs | self.outputs(params, self.task.unscored)

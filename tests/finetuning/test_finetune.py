@@ -79,7 +79,10 @@ def test_predictions_are_the_best_evaluation_s(whole, data_dir):
 @pytest.mark.slow
 def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, tmp_path):
     argv = grid(data_dir, pretrained, tmp_path)
-    lines = lambda: sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))  # noqa: E731
+
+    def lines() -> int:
+        return sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))
+
     for at in (6, 15, 45):  # within the first, a later, and the second task's runs
         killed = start("finetune", *argv)
         send_when(killed, signal.SIGKILL, lambda at=at: lines() >= at)

@@ -23,7 +23,10 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
     graph, params = fresh_model(pretrained, PAIR)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that what is attended to is seen in the scores
     loss_fn = heads.loss_of(graph, PAIR)
-    sums = lambda batch: loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False)  # noqa: E731
+
+    def sums(batch):
+        return loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False)
+
     short, long = a_batch(12, np.asarray([0, 1, 1], np.int32)), a_batch(24, np.asarray([0, 1, 1], np.int32))
     np.testing.assert_allclose(sums(short), sums(long), rtol=1e-5)
     assert float(sums(short).count) == 3
@@ -36,8 +39,11 @@ def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
     graph = heads.create(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)[0]
     loss_fn, numbers = heads.loss_of(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
-    of = lambda batch: float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)  # noqa: E731
-    assert of(batch) == of(batch) != of(batch._replace(seed=batch.seed + 1))
+
+    def training_loss(batch):
+        return float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)
+
+    assert training_loss(batch) == training_loss(batch) != training_loss(batch._replace(seed=batch.seed + 1))
 
 
 def test_an_answer_is_in_the_context_or_nowhere(pretrained):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.finetuning import glue, results, session
+from maelm_jax.finetuning import glue, results, sentence_task, session
 from maelm_jax.finetuning.task_data import TaskData
 
 
 def task(name: str) -> TaskData:
     own = glue.TASKS[name]
-    return TaskData(name, 1, own.labels, own.metrics[0], None, {}, {}, [], own.selected_by)
+    return TaskData(name, sentence_task.head_of(own), own.labels, own.metrics[0], None, {}, {}, [], own.selected_by)
 
 
 @pytest.fixture

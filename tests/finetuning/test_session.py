@@ -62,8 +62,8 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     results = tuner.run(experiment, begin, str(tmp_path))
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
     kept = predictor.restore(str(tmp_path), experiment, data.head, begin.vocabulary)[1]
-    same = lambda other: all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(other)))  # noqa: E731
-    assert [same(params) for params, _ in seen] == [False, True, False, False]  # and no fifth prediction for the file
+    equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]
+    assert equal == [False, True, False, False], "and no fifth prediction for the file"
     for number, (_, outputs_then) in enumerate(seen):
         data.dev[""].write(outputs_then, tmp_path, str(number))
     written = [(tmp_path / f"{name}_probabilities.tsv").read_text() for name in ("predictions", *range(4))]
