@@ -7,7 +7,8 @@ Bare SentencePiece encodes the same documents with as many processes and does no
 
 Rows are made in a temporary folder. The vocabulary comes from Corpus.rows_dir; if there is none, it
 is trained first. The two measurements alternate. SentencePiece gets the text from memory. Making
-rows includes reading the files and decompressing them.
+rows includes reading the files and decompressing them, and starting the processes if there are
+several. CPU time (user and system) hardly depends on other work of the machine.
 """
 
 import concurrent.futures
@@ -19,6 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
+import typing
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
@@ -49,7 +51,7 @@ def main(argv: list[str]):
     ]
     size = sum(len(text.encode()) for text in texts) / 1e6
     parts = divided(texts)
-    ours, bare = [], []
+    ours, bare, ours_cpu, bare_cpu = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         model = pathlib.Path(folder) / "model"
         words.save(model)
@@ -60,28 +62,32 @@ def main(argv: list[str]):
             list(pool.map(_encode, [["warm"]] * corpus.processes))
             for number in range(args.rounds):
                 start = time.perf_counter()
-                tokens = sum(pool.map(_encode, parts))
+                encoded = list(pool.map(_encode, parts))
                 bare.append(time.perf_counter() - start)
-                start = time.perf_counter()
+                bare_cpu.append(sum(part.cpu_seconds for part in encoded))
+                start, cpu_before = time.perf_counter(), sum(os.times()[:4])
                 stores = rows.prepare(
                     dataclasses.replace(corpus, rows_dir=f"{folder}/{number}"), words
                 )
                 ours.append(time.perf_counter() - start)
+                ours_cpu.append(sum(os.times()[:4]) - cpu_before)
     filled = sum(
         split.statistics["tokens"] for store in stores.values() for split in store.values()
     )
     print(
         f"{size:.1f} MB of text, {len(texts):,} documents, {corpus.processes} processes; "
-        f"{tokens:,} ids; rows hold {filled:,}, <s> and </s> included"
+        f"{sum(part.ids for part in encoded):,} ids; rows hold {filled:,}, <s> and </s> included"
     )
-    for name, times in (("SentencePiece", bare), ("rows", ours)):
+    for name, times, cpu in (("SentencePiece", bare, bare_cpu), ("rows", ours, ours_cpu)):
         print(
             f"{name:<14}{size / statistics.median(times):>8.2f} MB/s   "
-            f"({', '.join(f'{value:.1f}' for value in times)} s)"
+            f"{size / statistics.median(cpu):>8.2f} MB per CPU second   "
+            f"({', '.join(f'{value:.1f}' for value in cpu)} s of CPU)"
         )
     print(
         f"rows are made at {statistics.median(bare) / statistics.median(ours):.0%} of bare "
-        "SentencePiece's rate"
+        f"SentencePiece's rate, {statistics.median(bare_cpu) / statistics.median(ours_cpu):.0%} by "
+        "CPU time"
     )
 
 
@@ -105,9 +111,18 @@ def _load(path: str):
     model = sentencepiece.SentencePieceProcessor(model_file=path)
 
 
-def _encode(texts: list[str]) -> int:
-    """Encodes documents line by line; returns the number of ids."""
-    return sum(len(ids) for text in texts for ids in model.encode(text.splitlines()))
+class Encoded(typing.NamedTuple):
+    """What SentencePiece made of documents, and the time it took."""
+
+    ids: int
+    cpu_seconds: float
+
+
+def _encode(texts: list[str]) -> Encoded:
+    """Encodes documents line by line."""
+    began = time.process_time()
+    count = sum(len(ids) for text in texts for ids in model.encode(text.splitlines()))
+    return Encoded(count, time.process_time() - began)
 
 
 if __name__ == "__main__":

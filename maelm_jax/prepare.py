@@ -110,7 +110,7 @@ def check_division(args: argparse.Namespace):
 
 
 def table(stores: dict[str, dict[str, Rows]]) -> str:
-    """The statistics of each source and split, as an aligned table."""
+    """Returns the statistics of each source and split, as an aligned table."""
     lines = [
         (source, split, *(number(store.statistics[column]) for column in COLUMNS))
         for source, splits in stores.items()
@@ -120,14 +120,14 @@ def table(stores: dict[str, dict[str, Rows]]) -> str:
 
 
 def left_out_line(source: str, left_out: block_files.LeftOut) -> str:
-    """What was left out of a source, as one line."""
+    """Returns what was left out of a source, as one line."""
     counts = ", ".join(f"{left_out.documents[reason]:,} {reason}" for reason in cleaning.REASONS)
     line = f"left out of {source}: documents: {counts}; files: {len(left_out.files)}"
     return line + (f" ({', '.join(left_out.files)})" if left_out.files else "")
 
 
 def number(value: float) -> str:
-    """A statistic as text: integers in full, others with four digits."""
+    """Returns a statistic as text: integers in full, others with four digits."""
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 

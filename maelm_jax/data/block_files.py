@@ -30,17 +30,17 @@ class LeftOut(typing.NamedTuple):
 
 
 def block_path(folder: pathlib.Path, shard: int, block: int) -> pathlib.Path:
-    """The file of one block."""
+    """Returns the file of one block."""
     return folder / f"{shard:06d}-{block:06d}.npz"
 
 
 def mark_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
-    """The mark file of a shard."""
+    """Returns the mark file of a shard."""
     return folder / f"{shard:06d}.json"
 
 
 def missing(folder: pathlib.Path, shard: int) -> bool:
-    """Whether a block of the shard, or its mark, is not written yet."""
+    """Returns whether a block of the shard, or its mark, is not written yet."""
     if not mark_path(folder, shard).is_file():
         return True
     count = _mark(folder, shard)["blocks"]
@@ -48,12 +48,12 @@ def missing(folder: pathlib.Path, shard: int) -> bool:
 
 
 def all_written(folder: pathlib.Path, shards: int) -> bool:
-    """Whether all blocks of `shards` shards, and their marks, are written."""
+    """Returns whether all blocks of `shards` shards, and their marks, are written."""
     return not any(missing(folder, shard) for shard in range(shards))
 
 
 def finished(folder: pathlib.Path, shards: int) -> list[pathlib.Path]:
-    """The files of all blocks of `shards` complete shards, in the order of their text."""
+    """Returns the files of all blocks of `shards` complete shards, in the order of their text."""
     counts = [_mark(folder, shard)["blocks"] for shard in range(shards)]
     return [
         block_path(folder, shard, block)
@@ -95,7 +95,7 @@ def left_out(folder: pathlib.Path, shards: int) -> LeftOut:
 
 
 def _mark(folder: pathlib.Path, shard: int) -> dict[str, typing.Any]:
-    """The content of a shard's mark."""
+    """Returns the content of a shard's mark."""
     path = mark_path(folder, shard)
     return json_files.read(path, _is_mark, f"remove {path} and start prepare again")
 
@@ -111,7 +111,7 @@ def _is_mark(value: typing.Any) -> bool:
 
 
 def read_counts(file: pathlib.Path) -> dict[str, dict[str, int]]:
-    """The counts of one block, {split: {name: number}}, with the names in COUNTS.
+    """Returns the counts of one block, {split: {name: number}}, with the names in COUNTS.
 
     Raises:
         ConfigError: The file is damaged.
@@ -130,7 +130,7 @@ def _is_split_counts(value: typing.Any) -> bool:
 
 
 def read_rows(file: pathlib.Path, split: str) -> np.ndarray:
-    """The rows of one split of a block, [rows, length].
+    """Returns the rows of one split of a block, [rows, length].
 
     Raises:
         ConfigError: The file is damaged.

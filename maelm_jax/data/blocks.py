@@ -161,5 +161,5 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
 
 
 def dtype(vocabulary: vocabularies.Vocabulary) -> np.dtype:
-    """The integer type that ids are stored as."""
+    """Returns the integer type that ids are stored as."""
     return np.dtype(np.uint16 if vocabulary.size <= 65536 else np.uint32)

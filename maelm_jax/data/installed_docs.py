@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
 
 
 def identity(partial: bool = False) -> str:
-    """A hash of the versions of the distributions.
+    """Returns a hash of the versions of the distributions.
 
     Args:
         partial: True accepts that some distributions are not installed.
@@ -77,7 +77,7 @@ def identity(partial: bool = False) -> str:
 
 
 def text_file(corpus: config.Corpus) -> pathlib.Path:
-    """The file of the text, with a blank line between documents.
+    """Returns the file of the text, with a blank line between documents.
 
     The text is extracted if the file is missing. It is made of those DISTRIBUTIONS that are
     installed. Its SHA-256 is logged.
@@ -97,7 +97,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
 
 
 def modules() -> list[str]:
-    """The .py files in a fixed order: the standard library, then the distributions."""
+    """Returns the .py files in a fixed order: the standard library, then the distributions."""
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     paths = []
     for folder, folders, files in os.walk(library):
@@ -115,7 +115,7 @@ def modules() -> list[str]:
 
 
 def extract(paths: list[str], processes: int = 1) -> list[str]:
-    """The documents of the files, one for each file that has new docstrings.
+    """Returns the documents of the files, one for each file that has new docstrings.
 
     Args:
         paths: Python files. A docstring that an earlier file has is left out.
@@ -144,7 +144,7 @@ def _docstrings_of(paths: list[str]) -> list[list[str]]:
 
 
 def docstrings(path: pathlib.Path) -> list[str]:
-    """The cleaned docstrings of a file that are long enough; none if it does not parse."""
+    """Returns the cleaned docstrings of a file that are long enough; none if it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
@@ -156,7 +156,7 @@ def docstrings(path: pathlib.Path) -> list[str]:
 
 
 def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
-    """The module, its classes and functions, in the order of the source."""
+    """Yields the module, its classes and functions, in the order of the source."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield node
     # Expressions hold no definitions with docstrings and are most of the tree, so they are skipped.
@@ -168,7 +168,7 @@ def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
 
 
 def prose(docstring: str) -> str:
-    """The English paragraphs of a docstring, one on a line. Other blocks are dropped."""
+    """Returns the English paragraphs of a docstring, one on a line. Other blocks are dropped."""
     paragraphs: list[str] = []
     fenced = doctest = False
     block: list[str] = []
@@ -192,7 +192,7 @@ def prose(docstring: str) -> str:
 
 
 def _english(text: str) -> bool:
-    """Whether the text reads as English: mostly letters, at least one word of COMMON."""
+    """Returns whether the text reads as English: mostly letters, at least one word of COMMON."""
     words = WORD.findall(text)
     return (
         len(words) >= 4

@@ -46,7 +46,7 @@ class Packer:
         self.open = False
 
     def finish(self) -> np.ndarray:
-        """All rows, uint32 [rows, length]. The last row is padded."""
+        """Returns all rows, uint32 [rows, length]. The last row is padded."""
         if self.row:
             self._break()
         if not self.rows:
@@ -77,7 +77,7 @@ class Packer:
         return ids[start:]
 
     def _free_slots(self) -> int:
-        """Number of ids that the row can take, apart from `<s>` and the closing `</s>`."""
+        """Returns how many ids the row can take, apart from `<s>` and the closing `</s>`."""
         return self.length - len(self.row) - 1 - (not self.open)
 
     def _append(self, ids: list[int]):
@@ -98,7 +98,7 @@ class Packer:
 def tokenise(
     documents: list[str], vocabulary: vocabularies.Vocabulary
 ) -> list[list[list[list[int]]]]:
-    """The ids of documents, as documents -> lines -> sentences -> ids."""
+    """Returns the ids of documents, as documents -> lines -> sentences -> ids."""
     cut = [[sentences(line) for line in text.split("\n")] for text in documents]
     ids = iter(
         vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line])

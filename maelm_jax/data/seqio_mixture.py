@@ -9,7 +9,7 @@ from maelm_jax.data import vocabulary as vocabularies
 
 
 def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
-    """The vocabulary as a seqio.Vocabulary.
+    """Returns the vocabulary as a seqio.Vocabulary.
 
     seqio's base class takes 0 as the padding id and stops decoding at the first `</s>`. This class
     has the vocabulary's padding id and decodes all ids.

@@ -50,7 +50,7 @@ def import_seqio():
 
 
 def _task(source: str, corpus: config.Corpus):
-    """The Task of a `seqio:` name. Raises ConfigError if the name or a module is unknown."""
+    """Returns the Task of a `seqio:` name. Raises ConfigError if it or a module is unknown."""
     seqio = import_seqio()
     name = source.removeprefix("seqio:")
     for module in corpus.task_modules:
@@ -69,7 +69,7 @@ def _task(source: str, corpus: config.Corpus):
 
 
 def members(source: str, corpus: config.Corpus) -> dict[str, float]:
-    """The members of a seqio Mixture.
+    """Returns the members of a seqio Mixture.
 
     Returns:
         {"seqio:TASK": rate}, or {source: 1.0} for a Task. The rates sum to 1.
@@ -82,7 +82,7 @@ def members(source: str, corpus: config.Corpus) -> dict[str, float]:
 
 
 def _builder(source: str, corpus: config.Corpus):
-    """The TFDS builder of a prepared dataset. Raises Unavailable if it cannot be made ready."""
+    """Returns the builder of a prepared TFDS dataset. Raises Unavailable if there is none."""
     import_seqio()
     import tensorflow_datasets
 
@@ -110,7 +110,7 @@ def _download(builder) -> bool:
 
 
 def _tfds_source(source: str, corpus: config.Corpus):
-    """The dataset as a seqio.TfdsDataSource of a fixed version."""
+    """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
     builder = _builder(source, corpus)
     name, version = builder.info.full_name.rsplit("/", 1)
     if SPLIT not in builder.info.splits:
@@ -121,7 +121,7 @@ def _tfds_source(source: str, corpus: config.Corpus):
 
 
 def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None:
-    """All records of one split of a TFDS dataset, in the order of the files.
+    """Returns all records of one split of a TFDS dataset, in the order of the files.
 
     Args:
         source: `tfds:NAME`.
@@ -138,7 +138,7 @@ def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None
 
 
 def shard_count(source: str, corpus: config.Corpus) -> int:
-    """The number of parts that the source can be read in. A part is one or more files."""
+    """Returns the number of parts that the source can be read in. A part is one or more files."""
     if source.startswith("tfds:"):
         return max(len(_tfds_source(source, corpus).list_shards(SPLIT)), 1)
     task = _task(source, corpus)
@@ -149,7 +149,7 @@ def shard_count(source: str, corpus: config.Corpus) -> int:
 
 
 def identity(source: str, corpus: config.Corpus) -> str:
-    """What identifies the text of a source.
+    """Returns what identifies the text of a source.
 
     For a TFDS dataset it is the name, the version and the sizes. For a Task it is the name, the
     number of examples and the file names, because seqio knows no more about the text.
@@ -166,7 +166,7 @@ def identity(source: str, corpus: config.Corpus) -> str:
 
 
 def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.Iterator[str]:
-    """The texts of one part of a source, in the order of the files.
+    """Yields the texts of one part of a source, in the order of the files.
 
     Args:
         source: `tfds:NAME` or `seqio:NAME`.

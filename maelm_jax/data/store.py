@@ -175,7 +175,7 @@ def _write_array(
 
 
 def _statistics(total: dict[str, int], length: int) -> dict[str, float]:
-    """The counts, the mean length of a segment and `fill`, the share of slots not padded."""
+    """Returns the counts, the mean segment length and `fill`, the share of slots not padded."""
     segment = total["tokens"] / max(total["segments"], 1)
     return total | {
         "mean_segment": round(segment, 2),

@@ -72,23 +72,23 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self) -> list[str]:
-        """The spelling of every id, "" for an unused id."""
+        """Returns the spelling of every id, "" for an unused id."""
 
     @abc.abstractmethod
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """The ids of each text, without special ids around them. Uses one thread."""
+        """Returns the ids of each text, without special ids around them. Uses one thread."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, without special ids around them."""
+        """Returns the ids of one text, without special ids around them."""
         return self.encode_batch([text])[0]
 
     @abc.abstractmethod
     def encode_with_offsets(self, text: str) -> Encoding:
-        """The ids of one text, without special ids around them, and their places in it."""
+        """Returns the ids of one text, without special ids around them, and their places in it."""
 
     @abc.abstractmethod
     def decode(self, ids: typing.Iterable[int]) -> str:
-        """The text of `ids`. `<s>`, `<pad>`, `</s>` and `<mask>` give no text."""
+        """Returns the text of `ids`. `<s>`, `<pad>`, `</s>` and `<mask>` give no text."""
 
     def save(self, directory: str | os.PathLike) -> pathlib.Path:
         """Writes the vocabulary atomically into `directory`, which is made if it is missing.
@@ -194,7 +194,7 @@ class TokenizerJsonVocabulary(Vocabulary):
 
 
 def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
-    """The vocabulary files in a directory. `load` reads the first."""
+    """Returns the vocabulary files in a directory. `load` reads the first."""
     files = [
         pathlib.Path(directory) / kind.FILE
         for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)]
@@ -253,7 +253,7 @@ def _try_out(vocabulary: Vocabulary):
 
 
 def _continue_words(pieces: list[str]) -> tuple[bool, ...]:
-    """Whether each piece continues the word before it.
+    """Returns whether each piece continues the word before it.
 
     WordPiece marks such a piece with `##`. In other vocabularies a piece without a leading space
     mark continues a word.
