@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax.model import attention, attention_choice, ops
+from maelm_jax.model import attention, attention_choice, ops, positions
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
@@ -143,6 +143,33 @@ def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share(backend):
     expected, actual = jax.jit(jax.grad(by_xla))(bias), jax.jit(jax.grad(with_carrier))(bias)
     assert float(jnp.linalg.norm(expected)) > 0.0
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
+def test_sums_in_bfloat16_change_the_gradient_of_the_bias_table_by_less_than_1_percent(backend):
+    """Twelve layers add to one carrier. The numbers of both computations are bfloat16, so only rounding differs."""
+    rows, heads, slots, buckets = 1, 2, 32, 8
+    keys = jax.random.split(jax.random.key(5), 5)
+    q, k, v, d_states = (jax.random.normal(key, (rows, slots, 64 * heads)).astype(jnp.bfloat16) for key in keys[:4])
+    bucket = jax.random.randint(keys[4], (rows, slots, slots), 0, buckets)
+
+    def loss(table, backend, dtype):
+        bias = positions._look_up(table.astype(dtype), bucket)
+        carrier = None if backend == "xla" else bias
+
+        def layer(carrier, scale):
+            terms = attention.ScoreTerms(bias, None, carrier)
+            layer_q = (q * scale).astype(dtype)  # each layer has other weights
+            attended = attention.attention(layer_q, k.astype(dtype), v.astype(dtype), heads=heads, terms=terms, backend=backend)
+            return attended.carrier, (attended.states * d_states.astype(dtype)).astype(jnp.float32).sum()
+
+        return jax.lax.scan(layer, carrier, jnp.arange(1, 13, dtype=jnp.bfloat16) / 8)[1].sum()
+
+    table = jax.random.normal(jax.random.key(6), (buckets, heads)).astype(jnp.bfloat16).astype(jnp.float32)
+    gradient = jax.jit(jax.grad(loss), static_argnums=(1, 2))
+    expected, actual = gradient(table, "xla", jnp.float32), gradient(table, backend, jnp.bfloat16)
+    assert 0.0 < float(jnp.linalg.norm(actual - expected)) < 0.01 * float(jnp.linalg.norm(expected))
 
 
 def test_devices_divide_the_heads_of_a_kernel():
