@@ -5,9 +5,9 @@
     python -m maelm_jax.embed --workdir=bert-base --input=lines.txt --output=vectors.npy
 
 --workdir is a workdir, an exported folder, a folder of stock transformers with its tokenizer.json,
-or a checkpoint of the published code.
-The first command takes the mean over all tokens of a line, `<s>` and `</s>` included, as
-sentence-transformers does. --pooling=first takes the hidden state of `<s>`.
+or a checkpoint of the published code. The first command takes the mean over all tokens of a line,
+`<s>` and `</s>` included, as sentence-transformers does. --pooling=first takes the hidden state of
+`<s>`.
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
 `<s>` line `</s>`, cut to the sequence length of the run, or to the longest input that the folder
@@ -70,12 +70,14 @@ def read_lines(path: str) -> list[str]:
     try:
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
     except OSError as error:
-        raise config.ConfigError(f"--input={path}: {error.strerror}") from error
+        raise config.ConfigError(f"--input={path}: {error.strerror}. Name a text file") from error
     except UnicodeDecodeError as error:
-        raise config.ConfigError(f"--input={path} is not UTF-8: byte {error.start}") from error
+        raise config.ConfigError(
+            f"--input={path} is not UTF-8: byte {error.start}. Convert it, e.g. with iconv -t UTF-8"
+        ) from error
     lines = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     if not lines:
-        raise config.ConfigError(f"--input={path} holds no line")
+        raise config.ConfigError(f"--input={path} holds no line. Give a file with text")
     return lines
 
 
