@@ -7,7 +7,7 @@
 #
 # OUT/report/report.md is the report. The same command resumes after a stop. What is finished is not
 # run again. Variables of the environment:
-#   PYTHON    the interpreter
+#   PYTHON    the interpreter (default .venv/bin/python of this repository)
 #   CONFIG    the file that the variants are stacked on: miniature.gin (default), or
 #             miniature_cpu.gin for two cores
 #   VARIANTS  a part of the variants, as in "mae-lm mlm"
@@ -18,7 +18,7 @@ set -euo pipefail
 text=$1 out=$2 glue=
 shift 2
 if [ $# -gt 0 ] && [ "${1#--}" = "$1" ]; then glue=$1; shift; fi
-python=${PYTHON:-python}
+python=${PYTHON:-$(dirname "$0")/../.venv/bin/python}
 
 # name, seed, files stacked on it
 variants='

@@ -9,7 +9,7 @@
 # logged in, with a project set. All workers must see the workdir and the rows: in a bucket, or on a
 # disk that each mounts. If rows_dir is not in a bucket, the workers also install the extra [data],
 # to prepare rows. Variables of the environment:
-#   VERSION  software of the TPU VM (default tpu-ubuntu2204-base)
+#   VERSION  software of the TPU VM (default by TYPE, as in Google's table of versions)
 #   CREATE   more flags for the creation of the slice, as in "--spot" or "--reserved"
 #   RETRIES  see launch/restarts.sh
 #
@@ -23,6 +23,8 @@ if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 if [ $# -lt 4 ]; then sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; fi
 name=$1 zone=$2 type=$3
 shift 3
+case $type in v5litepod-*) software=v2-alpha-tpuv5-lite ;; v5p-*) software=v2-alpha-tpuv5 ;;
+  v6e-*) software=v2-alpha-tpuv6e ;; *) software=tpu-ubuntu2204-base ;; esac
 flags=$(printf ' %q' "$@")
 read -ra create <<<"${CREATE:-}"
 extras=tpu,bucket,data
@@ -57,7 +59,7 @@ ready() {
     NOT_FOUND | '') ;;
     *) return 1 ;;
   esac
-  tpu create --accelerator-type="$type" --version="${VERSION:-tpu-ubuntu2204-base}" \
+  tpu create --accelerator-type="$type" --version="${VERSION:-$software}" \
     ${create[@]+"${create[@]}"} && return 0
   if [ -z "$started" ]; then
     echo "error: the slice $name could not be created; see above" >&2

@@ -73,6 +73,15 @@ def test_tpu_pod_shows_the_whole_sequence():
     assert shlex.split(watch) == ["maelm_jax/launch/worker.sh", "watch"]
 
 
+@pytest.mark.parametrize(
+    "kind,software",
+    [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v5p-8", "v2-alpha-tpuv5"), ("v6e-8", "v2-alpha-tpuv6e")],
+)
+def test_a_slice_has_the_software_of_its_type_unless_another_is_named(kind, software):
+    assert f"--version={software}" in dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind)[1]
+    assert "--version=mine" in dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind, VERSION="mine")[1]
+
+
 @pytest.mark.parametrize("rows,extras", [("gs://bucket/rows", "tpu,bucket"), ("s3://bucket/rows", "tpu,bucket"), ("/disk/rows", "tpu,bucket,data")])
 def test_workers_of_a_slice_install_what_prepares_rows_unless_a_bucket_has_them(rows, extras):
     commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", "--gin_file=base.gin", f"--gin.Corpus.rows_dir={rows}")
