@@ -258,9 +258,9 @@ def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
         values = np.asarray(run["layers"][-1]["plain"]["spectrum"])
         shares, dimensions = values / values.sum(), np.arange(1, len(values) + 1)
         # A share of the panel's diagonal: the markers are even on both scales.
-        how = style[run["name"]] | {"markevery": 0.12, "label": run["name"]}
-        shares_panel.plot(dimensions, np.where(shares > 0, shares, np.nan), **how)
-        sum_panel.plot(dimensions, np.cumsum(shares), **how)
+        line_style = style[run["name"]] | {"markevery": 0.12, "label": run["name"]}
+        shares_panel.plot(dimensions, np.where(shares > 0, shares, np.nan), **line_style)
+        sum_panel.plot(dimensions, np.cumsum(shares), **line_style)
     label = f"{tau:g} of the sum"
     sum_panel.axhline(tau, color=plotting.REFERENCE, linewidth=0.8, label=label)
     shares_panel.set(
@@ -274,8 +274,8 @@ def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
 def losses(axes, runs: list[dict], style: dict[str, dict]):
     """Plots the held-out losses against the step, with the unigram cross-entropies."""
     for run in runs:
-        how = style[run["name"]]
-        axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **how)
+        line_style = style[run["name"]]
+        axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **line_style)
     unigrams = {round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]}
     # Runs with different seeds may have different unigram cross-entropies.
     for unigram, dashes in zip(sorted(unigrams), itertools.cycle(plotting.DASHES), strict=False):

@@ -12,10 +12,11 @@ import re
 from maelm_jax import config
 from maelm_jax.planning import gpu_cost, hlo
 from maelm_jax.planning.target import ENVIRONMENT, GIB, Compute, Target
+from maelm_jax.settings import shown
 
 DESCRIPTIONS = pathlib.Path(__file__).parent / "gpu_descriptions"
-# Share of the memory that JAX takes at its start, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set.
-PREALLOCATED = 0.75
+# Variable with the share of the memory that JAX takes at its start, and JAX's default.
+MEMORY_SHARE, DEFAULT_MEMORY_SHARE = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 MOST_HOSTS, MOST_GPUS_A_HOST = 512, 8
 # The autotuner needs a GPU. Without it, Triton gets the smallest tile for every product.
 NO_AUTOTUNING = "--xla_gpu_enable_triton_gemm=false"
@@ -58,6 +59,21 @@ GPUS = {
 }
 
 
+def memory_share() -> float:
+    """Share of a GPU's memory that JAX takes.
+
+    Raises:
+        ConfigError: The environment has a value that is no share.
+    """
+    text = os.environ.get(MEMORY_SHARE, str(DEFAULT_MEMORY_SHARE))
+    if not re.fullmatch(r"0?\.\d+|1(\.0*)?", text):
+        raise config.ConfigError(
+            f"{MEMORY_SHARE}={shown(text)} is no share of the memory. Set a number from 0 to 1, or "
+            "unset it"
+        )
+    return float(text)
+
+
 @dataclasses.dataclass(frozen=True)
 class GpuCluster(Target):
     """Hosts with equal numbers of GPUs."""
@@ -77,7 +93,7 @@ class GpuCluster(Target):
 
     @property
     def memory(self) -> float:
-        return PREALLOCATED * self.gpu.memory
+        return memory_share() * self.gpu.memory
 
     @property
     def peak_flops(self) -> float:
@@ -88,8 +104,8 @@ class GpuCluster(Target):
         hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
         return (
             f"{self.name}: {self.count} GPUs of {self.gpu.kind} on {hosts}, "
-            f"{self.gpu.memory / GIB:.1f} GiB each, of which JAX takes {PREALLOCATED:.0%} "
-            "(XLA_PYTHON_CLIENT_MEM_FRACTION)"
+            f"{self.gpu.memory / GIB:.1f} GiB each, of which JAX takes {memory_share():.0%} "
+            f"({MEMORY_SHARE})"
         )
 
     def devices(self) -> list:

@@ -54,3 +54,15 @@ def test_a_collective_across_hosts_takes_the_network():
     assert cluster.sending([within]) == pytest.approx(6e6 / cluster.gpu.nvlink)
     assert cluster.sending([across]) == pytest.approx(4e6 / cluster.gpu.network)
     assert cluster.sending([within, across]) == pytest.approx(cluster.sending([within]) + cluster.sending([across]))
+
+
+def test_a_plan_takes_the_share_of_the_memory_that_jax_is_told_to_take(monkeypatch):
+    gpu = topologies.parse("h100:8")
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert gpu.memory == 0.75 * gpu.gpu.memory and "JAX takes 75%" in gpu.title
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9")
+    assert gpu.memory == 0.9 * gpu.gpu.memory and "JAX takes 90%" in gpu.title
+    for share in ("90%", "1.5", "-1", "", "nan"):
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", share)
+        with pytest.raises(config.ConfigError, match="is no share of the memory. Set a number from 0 to 1"):
+            print(gpu.title)
