@@ -21,8 +21,7 @@ cd "$(dirname "$0")/.."
 dry=
 if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 if [ $# -lt 4 ]; then sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; fi
-name=$1 zone=$2 type=$3
-shift 3
+name=$1 zone=$2 type=$3; shift 3
 case $type in v5litepod-*) software=v2-alpha-tpuv5-lite ;; v5p-*) software=v2-alpha-tpuv5 ;;
   v6e-*) software=v2-alpha-tpuv6e ;; *) software=tpu-ubuntu2204-base ;; esac
 flags=$(printf ' %q' "$@")
