@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 import pathlib
 import signal
@@ -214,6 +215,33 @@ def test_preparations_killed_at_random_make_the_same_store(small_corpus, small_v
             kills += 1
     (folder,) = rows.folders(killed, small_vocabulary).values()
     assert kills > 1 and (folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
+
+
+@pytest.mark.parametrize("remaining", [1, 2, 4, 8])
+def test_a_preparation_that_filled_the_disk_goes_on_to_the_same_store(small_corpus, small_vocabulary, tmp_path, monkeypatch, remaining):
+    """The disk is full before the last writes."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 200)
+    write, writes, space = storage.atomic_file, [], math.inf
+
+    @contextlib.contextmanager
+    def until_full(path):
+        writes.append(path)
+        with write(path) as file:
+            yield file
+            if len(writes) > space:
+                raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(storage, "atomic_file", until_full)
+    (one,) = rows.prepare(small_corpus, small_vocabulary).values()
+    space = len(writes) - remaining
+    writes.clear()
+    other = config.dataclasses.replace(small_corpus, rows_dir=str(tmp_path / "other"))
+    with pytest.raises(OSError, match="No space left on device"):
+        rows.prepare(other, small_vocabulary)
+    assert not list((tmp_path / "other").rglob("*.tmp")) and not list((tmp_path / "other").glob("*/store.json"))
+    space = math.inf
+    (two,) = rows.prepare(other, small_vocabulary).values()
+    assert (two["train"].folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
 
 
 def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypatch):
