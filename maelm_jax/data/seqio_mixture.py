@@ -65,7 +65,8 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
     """Registers each source as a seqio Task and all of them as a Mixture by their rates.
 
     A `seqio:` source is a Task already and enters the Mixture unchanged. The other Tasks give
-    examples with `targets` (ids) and `targets_pretokenized` (one document).
+    examples with `targets` (ids) and `targets_pretokenized` (one document). seqio_cache_tasks can
+    cache them.
 
     Args:
         corpus: The sources and their rates.
@@ -87,7 +88,7 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
                 name,
                 source=seqio.FunctionDataSource(
                     _dataset_function(source, corpus), splits=[seqio_tasks.SPLIT]),
-                preprocessors=[seqio.preprocessors.tokenize],
+                preprocessors=[seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()],
                 output_features={
                     "targets": seqio.Feature(seqio_vocabulary(vocabulary), add_eos=False)
                 },

@@ -35,6 +35,7 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     mixture = seqio.get_mixture_or_task(seqio_mixture.register(corpus, vocabulary))
     of_a, of_b = sorted(mixture.tasks, key=mixture.get_rate, reverse=True)
     assert [mixture.get_rate(task) for task in (of_a, of_b)] == [0.75, 0.25]
+    assert of_a.supports_caching, "by seqio_cache_tasks"
     examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
     assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
     assert seqio_mixture.register(corpus, vocabulary) == mixture.name
