@@ -140,7 +140,7 @@ def make_train_step(
     """Returns the training step: (state, batch) -> (state, metrics), one optimiser step.
 
     The gradient is that of the loss summed over the whole batch, all devices and microbatches
-    included. It is divided once by the number of predicted tokens.
+    included. It is divided once by the count of the sums.
 
     Args:
         loss_fn: Sums of the loss over a batch.
@@ -153,8 +153,8 @@ def make_train_step(
 
     Returns:
         The step. It is compiled at its first call. It donates the buffers of the state. Metrics are
-        scalars: loss (nats per predicted token), accuracy, grad_norm (before clipping), count
-        (predicted tokens).
+        scalars: loss (mean, in nats), accuracy, grad_norm (before clipping), and count, by which
+        the sums are divided.
     """
     specs = fsdp.specs(state.params)
     gradient_of_batch = fsdp.each_device(
@@ -168,7 +168,8 @@ def make_train_step(
         key = jax.random.fold_in(keys.of_stream(seed, keys.TRAIN_STREAM), state.step)
         gradient, sums = gradient_of_batch(state.params, key, batch, _row_numbers(batch))
         count = jnp.maximum(sums.count, 1.0)
-        gradient = jax.tree.map(lambda g: g / count, gradient)
+        # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
+        gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), gradient)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         metrics = {
