@@ -108,21 +108,21 @@ class Corpus(Settings):
 
 @declare
 class Masking(Settings):
-    """Which positions are predicted, and what the encoder sees of them (paper, sections 3, 4.3)."""
+    """Which positions are masked, and what the encoder sees of them (paper, sections 3, 4.3)."""
 
     rate: float = setting(
         0.15,
-        "Selected share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
+        "Masked share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
         gt=0, lt=1)
     unit: typing.Literal["token", "word", "span"] = setting(
-        "token", "What is selected as a whole. A span is 4.5 tokens long on average.")
+        "token", "What is masked as a whole. A span is 4.5 tokens long on average.")
     encoder_mask_fraction: Share = setting(
-        0.0, "Share of the selected positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM.")
+        0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM.")
     random_fraction: Share = setting(0.0, "Share of these that becomes a random token (BERT: 0.1).")
     keep_fraction: Share = setting(0.0, "Share of these that keeps its token (BERT: 0.1).")
     renumber: bool = setting(
         False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only.")
-    mask_special_tokens: bool = setting(False, "True selects `<s>` and `</s>` as well.")
+    mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
     compact: bool = setting(
         True, "False hides dropped positions by attention mask. Same function, slower: a check.")
 
@@ -159,7 +159,7 @@ class Model(Settings):
     decoder_slots: typing.Literal["all", "masked"] = setting(
         "all", "Slots that the decoder computes. `masked` needs cross-attention.")
     decoder_refills_mask: bool = setting(
-        True, "True gives the decoder [MASK] also where the encoder saw a selected slot.")
+        True, "True gives the decoder [MASK] also where the encoder saw a masked slot.")
     positions: typing.Literal["learned", "rotary"] = setting(
         "learned", "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.")
     rotary_theta: float = setting(
@@ -198,7 +198,7 @@ class Model(Settings):
         "auto", "What computes attention. `auto` is a fused kernel where the device has one.")
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")
     logit_tile: Positive | None = setting(
-        None, "Predicted tokens whose logits exist at a time. None is all of them.", "tokens")
+        None, "Masked tokens whose logits exist at a time. None is all of them.", "tokens")
 
     def check(self):
         wrong = f"width {self.width} is not divisible by heads {self.heads}"
@@ -364,7 +364,7 @@ class SpecialIds:
 
     @property
     def never_masked(self) -> tuple[int, ...]:
-        """The ids that masking never selects by default."""
+        """The ids that are never masked by default."""
         return (self.bos, self.pad, self.eos)
 
 

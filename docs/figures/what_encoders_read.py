@@ -12,7 +12,7 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
 TOKENS = ("the", "cat", "sat", "on", "the", "mat")
-MASKED = (2, 5)  # positions selected for prediction
+MASKED = (2, 5)  # masked positions
 REAL, MASK, ENCODER, DECODER = "#56B4E9", "#E69F00", "#D9D9D9", "#F2F2F2"  # Okabe-Ito blue, orange
 STEP = 1.15  # from one token to the next
 

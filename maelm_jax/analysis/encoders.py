@@ -12,7 +12,7 @@ from maelm_jax.encoders.encoder import Encoder
 
 CHARACTERS_PER_TOKEN = 4  # about as many in English; turns --tokens into an amount of text
 LONGEST_ROW = 512
-# Every selected token is replaced by [MASK], so that each encoder is measured with and without.
+# Every masked token is replaced by [MASK], so that each encoder is measured with and without.
 MASKING = config.Masking(encoder_mask_fraction=1.0)
 
 

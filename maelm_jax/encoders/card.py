@@ -43,7 +43,7 @@ itself has not been run on this file.""",
 def objective(experiment: config.Experiment) -> str:
     """Returns one sentence about the pretraining objective."""
     masking, model = experiment.masking, experiment.model
-    rate = f"{masking.rate:.0%} of the tokens are predicted"
+    rate = f"{masking.rate:.0%} of the tokens are masked"
     if model.decoder_layers == 0:
         return f"masked language modelling (MLM): {rate}, each [MASK] in the encoder's input"
     layers = (

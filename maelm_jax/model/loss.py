@@ -2,7 +2,7 @@
 
 The mean is taken once, over the whole batch of all devices and microbatches.
 
-Axis letters: B rows, M predicted slots, D width, W rows of the token table.
+Axis letters: B rows, M masked slots, D width, W rows of the token table.
 """
 
 import typing
@@ -15,11 +15,11 @@ from maelm_jax.model.model_inputs import Inputs
 
 
 class Sums(typing.NamedTuple):
-    """Sums over predicted slots. Microbatches and devices are added before any division."""
+    """Sums over masked slots. Microbatches and devices are added before any division."""
 
     loss: Float[Array, ""]  # nats
-    correct: Float[Array, ""]  # predicted slots whose largest logit is the target's
-    count: Float[Array, ""]  # predicted slots, without empty ones
+    correct: Float[Array, ""]  # masked slots whose largest logit is the target's
+    count: Float[Array, ""]  # masked slots, without empty ones
 
 
 class Prediction(typing.NamedTuple):
@@ -45,14 +45,14 @@ class Targets(typing.NamedTuple):
 
 
 def targets(inputs: Inputs) -> Targets:
-    """Returns the target of each predicted slot."""
+    """Returns the target of each masked slot."""
     length = inputs.ids.shape[1]
     ids = jnp.take_along_axis(inputs.ids, jnp.minimum(inputs.masked_slots, length - 1), axis=1)
     return Targets(ids, (inputs.masked_slots < length).astype(jnp.float32))
 
 
 def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | None = None) -> Sums:
-    """Sums -log softmax(logits)[target], in float32, over the predicted slots.
+    """Sums -log softmax(logits)[target], in float32, over the masked slots.
 
     Args:
         prediction: The factors of the logits.

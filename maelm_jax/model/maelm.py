@@ -1,6 +1,6 @@
 """Encoder, decoder and prediction head (paper section 3, and github.com/yumeng5/MAE-LM).
 
-Axis letters: B rows, L slots of a row, V slots that the encoder reads, M predicted slots, D width,
+Axis letters: B rows, L slots of a row, V slots that the encoder reads, M masked slots, D width,
 E width of the decoder, W rows of the token table, N layers.
 """
 

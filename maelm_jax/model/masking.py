@@ -1,8 +1,8 @@
-"""Draws masks: which slots the encoder reads and which are predicted.
+"""Draws masks: which slots are masked, and what the encoder reads of them.
 
 Source: paper section 3. Section 4.3 adds delta, the share of masked tokens that the encoder sees.
 
-Axis letters as in model_inputs.py: B rows, L slots of a row.
+Words and axis letters are those of model_inputs.py: B rows, L slots of a row.
 """
 
 import functools
@@ -24,15 +24,16 @@ SPAN_ENDS = 0.2
 
 
 def _longest_unit(unit: str, length: int) -> int:
-    """The largest number of tokens of a unit in a row of `length` slots."""
+    """Returns the largest number of tokens of a unit in a row of `length` slots."""
     return 1 if unit == "token" else min(UNIT_LIMIT, length)
 
 
 def budget(masking: config.Masking, length: int) -> Budget:
     """Returns the number of slots that `draw` needs.
 
-    At most ceil(rate L) tokens of a row are selected, and at least floor(rate L) of a full row.
-    Words and spans are selected whole, so V and M have room for one unit more and one less.
+    At most ceil(rate L) tokens of a row are masked, and at least floor(rate L) of a full row with
+    that many eligible ones. Words and spans are masked whole, so V and M have room for one unit
+    more and one less.
 
     Args:
         masking: The settings of masking.
@@ -61,7 +62,7 @@ def _first_of_unit(
     unit: str,
     special: config.SpecialIds,
 ) -> Int[Array, " L"]:
-    """The slot at which each slot's unit begins. Slots of one unit are selected together."""
+    """Returns the slot at which each slot's unit begins. Slots of one unit are masked together."""
     slots = jnp.arange(ids.size, dtype=jnp.int32)
     if unit == "token":
         return slots
@@ -90,7 +91,7 @@ def _continues_word(special: config.SpecialIds) -> Bool[Array, " W"]:
 def _replacement_ids(
     key: Key[Array, ""], ids: Int[Array, " L"], masking: config.Masking, special: config.SpecialIds
 ) -> Int[Array, " L"]:
-    """The replacement id of each slot: <mask>, a uniformly random text token, or its token."""
+    """Returns each slot's replacement id: <mask>, a uniformly random text token, or its token."""
     mask = jnp.full_like(ids, special.mask)
     if not (masking.random_fraction or masking.keep_fraction):
         return mask
@@ -112,15 +113,15 @@ def _replacement_ids(
 class RowMask(typing.NamedTuple):
     """The mask of one row, or of all rows with a leading axis B."""
 
-    selected: Bool[Array, "*B L"]
-    visible_to_encoder: Bool[Array, "*B L"]  # selected slots that the encoder reads
+    masked: Bool[Array, "*B L"]
+    visible_to_encoder: Bool[Array, "*B L"]  # masked slots that the encoder reads
     replacement_ids: Int[Array, "*B L"]
 
 
-def _rank_in_random_order(
+def _index_in_random_order(
     key: Key[Array, ""], eligible: Bool[Array, " L"], first: Int[Array, " L"]
 ) -> Int[Array, " L"]:
-    """Each slot's index in a random order of units. Ineligible slots come last.
+    """Returns each slot's index in a random order of units. Ineligible slots come last.
 
     `first` is the slot at which the unit begins.
     """
@@ -151,18 +152,16 @@ def _draw_row(
     count = jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32)
     count = jnp.minimum(count, largest_count)
     first = _first_of_unit(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
-    rank = _rank_in_random_order(stream(keys.ORDER_STREAM), eligible, first)
+    index = _index_in_random_order(stream(keys.ORDER_STREAM), eligible, first)
     unit_size = jnp.zeros_like(first).at[first].add(1)[first]
-    remaining = count - rank[first]  # tokens still to be selected when the unit's turn comes
+    remaining = count - index[first]  # tokens still to be masked when the unit's turn comes
     chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
-    selected = eligible & (
-        chance * unit_size.astype(jnp.float32) < remaining.astype(jnp.float32)
-    )
+    masked = eligible & (chance * unit_size.astype(jnp.float32) < remaining.astype(jnp.float32))
     visible_count = jnp.floor(
-        masking.encoder_mask_fraction * selected.sum(dtype=jnp.float32) + v
+        masking.encoder_mask_fraction * masked.sum(dtype=jnp.float32) + v
     ).astype(jnp.int32)
     replacement_ids = _replacement_ids(stream(keys.REPLACEMENT_STREAM), ids, masking, special)
-    return RowMask(selected, selected & (rank < visible_count), replacement_ids)
+    return RowMask(masked, masked & (index < visible_count), replacement_ids)
 
 
 def draw(
@@ -174,11 +173,11 @@ def draw(
 ) -> Inputs:
     """Draws the masks of a batch of rows.
 
-    Of a row's n tokens, floor(rate n + u) are selected without replacement, u uniform in [0, 1). Of
-    the k selected ones the encoder sees floor(delta k + v), v uniform in [0, 1).
+    Of a row's n tokens, floor(rate n + u) are masked, u uniform in [0, 1). Of the k masked ones the
+    encoder sees floor(delta k + v), v uniform in [0, 1).
 
     Units (words, spans) are taken in random order. Where the next unit has s tokens and only r < s
-    may still be selected, it is selected with probability r / s. So the expected number is exact.
+    may still be masked, it is masked with probability r / s. So the expected number is exact.
 
     A row's mask depends on its key and its tokens alone, so it is the same on every mesh.
 
@@ -209,7 +208,7 @@ def draw(
         ids,
         segments,
         positions,
-        mask.selected,
+        mask.masked,
         mask.visible_to_encoder,
         sizes,
         mask.replacement_ids,

@@ -1,8 +1,13 @@
 """What the model reads: a batch of rows under a mask pattern, in static shapes.
 
-Axis letters, here and in the rest of model/: B rows, L slots of a row, V visible slots (the
-encoder's budget), M masked slots (the head's budget). A slot index equal to the axis's length
-means "empty".
+Words, here and in the rest of the package: a *masked* slot is one whose token the model predicts. A
+*visible* slot is one that the encoder reads: all slots that are not masked and, if
+`Masking.encoder_mask_fraction` is above 0, some that are. At those it reads a replacement: [MASK],
+a random token, or the token itself. A *dropped* slot is masked and not visible. An *empty* slot
+holds nothing, because shapes are static.
+
+Axis letters: B rows, L slots of a row, V visible slots (the encoder's budget), M masked slots (the
+head's budget). A slot index equal to the axis's length means "empty".
 """
 
 import dataclasses
@@ -23,14 +28,14 @@ class Inputs(typing.NamedTuple):
     # 1, 2, ... within a row; 0 at padding. Attention stays within a segment.
     segments: Int[Array, "B L"]
     positions: Int[Array, "B L"]  # from 0 in each segment
-    encoder_slots: Int[Array, "B V"]  # the row's slot that the encoder reads at v; L where empty
-    encoder_index: Int[Array, "B L"]  # inverse of encoder_slots: v of a slot; V where not read
-    # The token at v. At a selected slot that the encoder sees, the id that replaces the token.
+    encoder_slots: Int[Array, "B V"]  # visible slots, ascending; L where empty
+    encoder_index: Int[Array, "B L"]  # inverse of encoder_slots: v of a slot; V if not visible
+    # The token at v, or its replacement if the slot is masked.
     encoder_ids: Int[Array, "B V"]
     # The position of the slot, unless `Masking.renumber` counts visible tokens only.
     encoder_positions: Int[Array, "B V"]
-    masked_slots: Int[Array, "B M"]  # slots to predict, ascending; L where empty
-    masked_index: Int[Array, "B L"]  # inverse of masked_slots: m of a slot; M where not predicted
+    masked_slots: Int[Array, "B M"]  # masked slots, ascending; L where empty
+    masked_index: Int[Array, "B L"]  # inverse of masked_slots: m of a slot; M if not masked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +78,7 @@ class ChosenSlots(typing.NamedTuple):
 
 
 def _chosen_slots(chosen: Bool[Array, "B L"], size: int) -> ChosenSlots:
-    """The first `size` chosen slots of each row."""
+    """Returns the first `size` chosen slots of each row."""
     length = chosen.shape[1]
     index = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, size)
     slots = jnp.where(chosen, jnp.arange(length, dtype=jnp.int32), length)
@@ -91,7 +96,7 @@ def at_slots(values: Int[Array, "B L"], slots: Int[Array, "B S"]) -> Int[Array, 
 def _count_visible(
     positions: Int[Array, "B L"], segments: Int[Array, "B L"], visible: Bool[Array, "B L"]
 ) -> Int[Array, "B L"]:
-    """The number of visible slots of the same segment before each slot."""
+    """Returns the number of visible slots of the same segment before each slot."""
     before = jnp.cumsum(visible, axis=1, dtype=jnp.int32) - visible.astype(jnp.int32)
     return before - jax.lax.cummax(jnp.where((positions == 0) & (segments > 0), before, 0), axis=1)
 
@@ -100,7 +105,7 @@ def split(
     ids: Int[Array, "B L"],
     segments: Int[Array, "B L"],
     positions: Int[Array, "B L"],
-    selected: Bool[Array, "B L"],
+    masked: Bool[Array, "B L"],
     visible_to_encoder: Bool[Array, "B L"],
     sizes: Budget,
     replacement_ids: int | Int[Array, "B L"],
@@ -115,26 +120,26 @@ def split(
         ids: Tokens.
         segments: Segments, 0 at padding.
         positions: Positions in each segment.
-        selected: Slots to predict. Those beyond the first M are visible and not predicted.
-        visible_to_encoder: Selected slots that the encoder reads, with the id in `replacement_ids`.
-        sizes: Sizes of the result.
-        replacement_ids: Ids that replace selected tokens: <mask>, or an id for each slot.
+        masked: Slots to predict. Those beyond the first M are not masked.
+        visible_to_encoder: Masked slots that the encoder reads, with the id in `replacement_ids`.
+        sizes: Sizes of the result. Visible slots beyond the first V are left out.
+        replacement_ids: Ids that replace masked tokens: <mask>, or an id for each slot.
         renumber: True gives the encoder positions that count the visible slots of a segment.
 
     Returns:
         What the model reads.
     """
     length = ids.shape[1]
-    masked_slots, masked_index = _chosen_slots(selected, sizes.masked)
-    selected = masked_index < sizes.masked
-    visible = (segments > 0) & (~selected | visible_to_encoder)
+    masked_slots, masked_index = _chosen_slots(masked, sizes.masked)
+    masked = masked_index < sizes.masked
+    visible = (segments > 0) & (~masked | visible_to_encoder)
     if sizes.visible < length:
         encoder_slots, encoder_index = _chosen_slots(visible, sizes.visible)
     else:
         slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
         encoder_slots = encoder_index = jnp.where(visible, slots, length)
     encoder_ids = jnp.take_along_axis(
-        jnp.where(selected, replacement_ids, ids), jnp.minimum(encoder_slots, length - 1), axis=1
+        jnp.where(masked, replacement_ids, ids), jnp.minimum(encoder_slots, length - 1), axis=1
     )
     encoder_positions = at_slots(
         _count_visible(positions, segments, visible) if renumber else positions, encoder_slots

@@ -1,7 +1,7 @@
 """Primitives with hand-written gradients or dropout, and what a layer saves for its backward pass.
 
 Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it (in
-the cross-entropy: predicted slots of all rows), W rows of the token table.
+the cross-entropy: masked slots of all rows), W rows of the token table.
 """
 
 import collections.abc
@@ -188,7 +188,7 @@ def logits(
 
 
 class CrossEntropy(typing.NamedTuple):
-    """Weighted sums over predicted slots."""
+    """Weighted sums over masked slots."""
 
     nats: Float[Array, ""]
     correct: Float[Array, ""]  # slots whose largest logit is the target's
@@ -254,7 +254,7 @@ def cross_entropy(
     github.com/linkedin/Liger-Kernel.
 
     Args:
-        x: States of the predicted slots.
+        x: States of the masked slots.
         table: Token table.
         bias: Added to the logits.
         targets: Rows of the table.

@@ -32,14 +32,14 @@ def draw(ids, seed=0, **settings):
 def test_rate_and_uniformity(rate):
     ids = rows_of_two_segments()
     inputs, sizes = draw(ids, rate=rate)
-    selected = np.asarray(inputs.masked_index) < sizes.masked
+    masked = np.asarray(inputs.masked_index) < sizes.masked
     tokens = int((np.asarray(ids[0]) != 1).sum())
-    counts = selected.sum(1)
+    counts = masked.sum(1)
     assert set(np.unique(counts)) <= {int(np.floor(rate * tokens)), int(np.ceil(rate * tokens))}
-    assert abs(counts.mean() - rate * tokens) < 0.05, "the number selected is floor(rate n + u): its mean is rate n"
+    assert abs(counts.mean() - rate * tokens) < 0.05, "the number masked is floor(rate n + u): its mean is rate n"
     text = (np.asarray(ids[0]) > 3).nonzero()[0]
-    per_slot = selected.mean(0)
-    assert per_slot[np.asarray(ids[0]) <= 3].max() == 0, "special tokens and padding are never selected"
+    per_slot = masked.mean(0)
+    assert per_slot[np.asarray(ids[0]) <= 3].max() == 0, "special tokens and padding are never masked"
     expected = rate * tokens / len(text)
     assert np.abs(per_slot[text] - expected).max() < 5 * np.sqrt(expected * (1 - expected) / ROWS), "every text position alike"
 
@@ -57,22 +57,22 @@ def test_special_tokens_as_in_the_reference():
 def test_delta_is_the_share_of_selected_slots_that_the_encoder_reads(delta):
     ids = rows_of_two_segments()
     inputs, sizes = draw(ids, encoder_mask_fraction=delta)
-    selected = np.asarray(inputs.masked_index) < sizes.masked
+    masked = np.asarray(inputs.masked_index) < sizes.masked
     read = np.asarray(inputs.encoder_index) < sizes.visible
-    share = (selected & read).sum() / selected.sum()
+    share = (masked & read).sum() / masked.sum()
     assert abs(share - delta) < 0.005
     as_mask = (np.asarray(inputs.encoder_ids) == SPECIAL.mask) & (np.asarray(inputs.encoder_slots) < LENGTH)
-    assert as_mask.sum() == (selected & read).sum(), "what is let in stands there as <mask>"
+    assert as_mask.sum() == (masked & read).sum(), "the encoder reads <mask> at the masked slots that it sees"
 
 
 def test_every_token_is_read_or_predicted():
     ids = rows_of_two_segments()
     inputs, sizes = draw(ids)
     read = np.asarray(inputs.encoder_index) < sizes.visible
-    predicted = np.asarray(inputs.masked_index) < sizes.masked
+    masked = np.asarray(inputs.masked_index) < sizes.masked
     real = np.asarray(ids) != 1
-    assert (read ^ predicted)[real].all() and not (read | predicted)[~real].any()
-    for slots, index, size in ((inputs.encoder_slots, read, sizes.visible), (inputs.masked_slots, predicted, sizes.masked)):
+    assert (read ^ masked)[real].all() and not (read | masked)[~real].any()
+    for slots, index, size in ((inputs.encoder_slots, read, sizes.visible), (inputs.masked_slots, masked, sizes.masked)):
         for row in range(50):
             held = np.asarray(slots[row])
             assert held[held < LENGTH].tolist() == np.flatnonzero(index[row]).tolist(), "slots ascend, empty ones last"
@@ -97,8 +97,8 @@ def test_a_row_has_the_same_mask_alone_and_in_a_batch():
 def test_what_overflows_the_budget_stays_visible():
     ids = rows_of_two_segments(rows=1)
     segments, positions = model_inputs.segments_and_positions(ids, 0, 1)
-    selected = (ids > 3) & (jnp.arange(LENGTH) < 30)[None]
-    inputs = model_inputs.split(ids, segments, positions, selected, jnp.zeros_like(selected), model_inputs.Budget(60, 10), SPECIAL.mask)
+    masked = (ids > 3) & (jnp.arange(LENGTH) < 30)[None]
+    inputs = model_inputs.split(ids, segments, positions, masked, jnp.zeros_like(masked), model_inputs.Budget(60, 10), SPECIAL.mask)
     assert int((inputs.masked_index < 10).sum()) == 10
     assert int((inputs.encoder_index < 60).sum()) == int((ids != 1).sum()) - 10
 

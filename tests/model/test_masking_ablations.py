@@ -1,22 +1,16 @@
-"""Every file of configs/ablations/: it takes a training step, and has the property that defines it: what may influence what."""
+"""Every file of configs/ablations/ takes a training step. What the encoder reads is as the files of masks say."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ablations import LENGTH, ROWS, SIZE, SPECIAL, draw, encoded, is_masked, load, make, some_rows
 
-from maelm_jax import config, config_files, gin_files
+from maelm_jax import config, config_files
 from maelm_jax.model import maelm, masking, model_inputs
-from maelm_jax.training import flops, optimizer, sharding, step
+from maelm_jax.training import optimizer, sharding, step
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
-LENGTH, ROWS, SIZE = 32, 4, 100
-# Ids below 50 begin a word, those from 50 on continue one.
-SPECIAL = config.SpecialIds(0, 1, 2, 3, SIZE - 1, tuple(50 <= i < SIZE - 1 for i in range(SIZE)))
-SMALL = (
-    "TRAIN_STEPS=4", f"BATCH_SIZE={ROWS}", f"SEQUENCE_LENGTH={LENGTH}", f"Model.max_positions={LENGTH}", "Model.layers=1", "Model.width=64",
-    "Model.heads=1", "Model.feed_forward=128", "Model.init_std=0.2",
-)  # fmt: skip
 # Points between others on the same scale: as long to compile as the rest, and no other code.
 BETWEEN = (
     "delta_25", "delta_75", "delta_100", "decoder_depth_2", "decoder_depth_4", "decoder_depth_6", "decoder_depth_8", "decoder_width_1024",
@@ -26,42 +20,6 @@ FILES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in BETWEEN else ())
     for path in sorted((config_files.CONFIGS / "ablations").glob("*.gin"))
 ]
-
-
-def load(name: str, *more: str) -> config.Experiment:
-    return gin_files.load(["tiny.gin", f"ablations/{name}.gin"], (*SMALL, *more))
-
-
-def some_rows(rows=ROWS, length=LENGTH):
-    """Two segments and some padding; about half of the pieces go on with a word."""
-    ids = np.random.default_rng(0).integers(4, SIZE - 1, (rows, length)).astype(np.int32)
-    ids[:, [0, 14]], ids[:, [13, -3]], ids[:, -2:] = SPECIAL.bos, SPECIAL.eos, SPECIAL.pad
-    return jnp.asarray(ids)
-
-
-def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
-    keys = jax.random.split(jax.random.key(0), ids.shape[0])
-    sizes = masking.budget(settings, ids.shape[1])
-    return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
-
-
-def make(name: str, *more: str):
-    """(settings, graph, parameters without a zero among them, inputs)"""
-    experiment = load(name, *more)
-    graph, init = maelm.create(experiment.model, SIZE, SPECIAL)
-    rng = np.random.default_rng(1)
-    random = lambda x: jnp.asarray(rng.normal(0.0, 0.2, x.shape), x.dtype)  # noqa: E731
-    return experiment, graph, jax.tree.map(random, jax.eval_shape(init, jax.random.key(0))), draw(experiment.masking, some_rows())
-
-
-def selected(inputs: model_inputs.Inputs) -> np.ndarray:
-    return np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
-
-
-def encoded(graph, params, inputs) -> np.ndarray:
-    """The encoder's states at the slots it reads, 0 elsewhere."""
-    states = jax.jit(lambda p, x: maelm.apply(graph, p).encode(x))(params, inputs)
-    return np.asarray(states) * (np.asarray(inputs.encoder_slots) < LENGTH)[:, :, None]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -88,28 +46,28 @@ def test_delta_is_the_share_of_masks_the_encoder_sees(percent):
     experiment, graph, params, inputs = make(f"delta_{percent}", "Masking.rate=0.4")
     assert experiment.model.decoder_layers > 0
     drawn = draw(experiment.masking, some_rows(2000))
-    chosen = selected(drawn)
-    entered = chosen & (np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1])
-    assert abs(entered.sum() / chosen.sum() - percent / 100) < 0.005
+    masked = is_masked(drawn)
+    entered = masked & (np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1])
+    assert abs(entered.sum() / masked.sum() - percent / 100) < 0.005
 
     gradient = jax.jit(jax.grad(lambda p: (maelm.apply(graph, p).encode(inputs) ** 3).sum()))(params)["encoder"]["token_embedding"]
     reached = np.abs(np.asarray(gradient[SPECIAL.mask])).sum()
     assert (reached > 0) == (percent > 0), "whether the row of [MASK] takes part in the encoder"
-    other = draw(experiment.masking, jnp.where(selected(inputs), 7, inputs.ids))
+    other = draw(experiment.masking, jnp.where(is_masked(inputs), 7, inputs.ids))
     assert np.array_equal(encoded(graph, params, inputs), encoded(graph, params, other)), "the token under a mask reaches the encoder"
 
 
 def test_random_tokens_stand_where_masks_would():
     experiment, graph, params, inputs = make("random_tokens")
     drawn = draw(experiment.masking, some_rows(4000))
-    chosen = selected(drawn)
+    masked = is_masked(drawn)
     assert drawn.encoder_slots.shape[1] == LENGTH, "nothing is dropped"
-    stands = np.asarray(drawn.encoder_ids)[chosen]
-    found = np.bincount(stands, minlength=SIZE)
+    replacement = np.asarray(drawn.encoder_ids)[masked]
+    counts = np.bincount(replacement, minlength=SIZE)
     special = [0, 1, 2, 3, SIZE - 1]
-    assert found[special].sum() == 0 and found[4:-1].min() > 0.7 * len(stands) / (SIZE - 5), "every text token, no special one"
-    assert abs(np.corrcoef(stands, np.asarray(drawn.ids)[chosen])[0, 1]) < 0.03, "whatever stood there before"
-    other = draw(experiment.masking, jnp.where(selected(inputs), 7, inputs.ids))
+    assert counts[special].sum() == 0 and counts[4:-1].min() > 0.7 * len(replacement) / (SIZE - 5), "every text token, no special one"
+    assert abs(np.corrcoef(replacement, np.asarray(drawn.ids)[masked])[0, 1]) < 0.03, "whatever stood there before"
+    other = draw(experiment.masking, jnp.where(is_masked(inputs), 7, inputs.ids))
     assert np.array_equal(encoded(graph, params, inputs), encoded(graph, params, other))
     gradient = jax.jit(jax.grad(lambda p: (maelm.apply(graph, p).encode(inputs) ** 3).sum()))(params)["encoder"]["token_embedding"]
     assert not np.asarray(gradient[SPECIAL.mask]).any(), "[MASK] is not in the encoder"
@@ -118,13 +76,13 @@ def test_random_tokens_stand_where_masks_would():
 def test_80_10_10():
     experiment, _graph, params, _ = make("mlm_80_10_10")
     drawn = draw(experiment.masking, some_rows(8000))
-    chosen = selected(drawn)
-    stands, was = np.asarray(drawn.encoder_ids)[chosen], np.asarray(drawn.ids)[chosen]
-    kept, masked = (stands == was).mean(), (stands == SPECIAL.mask).mean()
-    tolerance = 5 * np.sqrt(0.1 * 0.9 / len(stands))
-    assert abs(masked - 0.8) < 1.5 * tolerance and abs(kept - 0.1 - 0.1 / (SIZE - 5)) < tolerance
-    assert abs((1 - kept - masked) - 0.1) < tolerance + 0.1 / (SIZE - 5)
-    assert (np.asarray(drawn.encoder_ids)[~chosen] == np.asarray(drawn.ids)[~chosen]).all(), "only selected positions are corrupted"
+    masked = is_masked(drawn)
+    replacement, original = np.asarray(drawn.encoder_ids)[masked], np.asarray(drawn.ids)[masked]
+    unchanged, mask = (replacement == original).mean(), (replacement == SPECIAL.mask).mean()
+    tolerance = 5 * np.sqrt(0.1 * 0.9 / len(replacement))
+    assert abs(mask - 0.8) < 1.5 * tolerance and abs(unchanged - 0.1 - 0.1 / (SIZE - 5)) < tolerance
+    assert abs((1 - unchanged - mask) - 0.1) < tolerance + 0.1 / (SIZE - 5)
+    assert (np.asarray(drawn.encoder_ids)[~masked] == np.asarray(drawn.ids)[~masked]).all(), "only masked positions are corrupted"
     assert experiment.model.decoder_layers == 0 and "decoder" not in params
 
 
@@ -136,19 +94,19 @@ def test_renumbered_positions_hide_where_tokens_were_dropped():
         ids = np.full((1, LENGTH), 9, np.int32)
         keep = np.setdiff1d(np.arange(1, LENGTH), dropped)
         ids[:, keep], ids[:, 0] = words[:, : len(keep)], SPECIAL.bos
-        chosen = np.zeros((1, LENGTH), bool)
-        chosen[:, dropped] = True
-        return jnp.asarray(ids), jnp.asarray(chosen)
+        masked = np.zeros((1, LENGTH), bool)
+        masked[:, dropped] = True
+        return jnp.asarray(ids), jnp.asarray(masked)
 
     results = {}
     for name in ("renumbered", "delta_0"):
         experiment, graph, params, _ = make(name)
         for dropped in ([3, 4, 5, 6, 7, 8, 9, 10], [20, 21, 22, 23, 24, 25, 26, 27]):
-            ids, chosen = row(dropped)
+            ids, masked = row(dropped)
             segments, positions = model_inputs.segments_and_positions(ids, SPECIAL.bos, SPECIAL.pad)
             sizes = model_inputs.Budget(LENGTH - 8, 8)
-            nothing = jnp.zeros_like(chosen)
-            inputs = model_inputs.split(ids, segments, positions, chosen, nothing, sizes, SPECIAL.mask, experiment.masking.renumber)
+            nothing = jnp.zeros_like(masked)
+            inputs = model_inputs.split(ids, segments, positions, masked, nothing, sizes, SPECIAL.mask, experiment.masking.renumber)
             results[name, dropped[0]] = encoded(graph, params, inputs)
     assert np.array_equal(results["renumbered", 3], results["renumbered", 20])
     assert np.abs(results["delta_0", 3] - results["delta_0", 20]).max() > 0.1
@@ -189,97 +147,36 @@ def test_without_relative_positions_only_the_position_table_orders_tokens(name):
     assert same == (name == "no_relative")
 
 
-# What the state at a slot of the decoder depends on: other slots before it, after it, the encoder's states by cross-attention.
-@pytest.mark.parametrize("name,before,after,cross", [
-    ("delta_0", True, True, False),
-    ("decoder_causal", True, False, False),
-    ("decoder_cross_added", True, True, True),
-    ("decoder_cross_only", False, False, True),
-    ("decoder_masked_only", False, False, True),
-])  # fmt: skip
-def test_what_the_decoder_attends_to(name, before, after, cross):
-    experiment, graph, params, inputs = make(name, "Model.decoder_layers=2")
-    width, slots = experiment.model.width, 8
-    where = model_inputs.SlotInfo(jnp.ones((1, slots), jnp.int32), inputs.positions[:1, :slots])
-    read = model_inputs.SlotInfo(jnp.asarray([[1, 1, 1, 2, 0]], jnp.int32), inputs.positions[:1, :5])
-    x, states = (jax.random.normal(jax.random.key(i), (1, n, width)) for i, n in ((0, slots), (1, 5)))
-
-    def decode(x, states):
-        return maelm.apply(graph, params).decoder(x, where, states, read)
-
-    by_slot, by_state = (np.abs(np.asarray(d)).sum((0, 2, 3, 5)) for d in jax.jit(jax.jacrev(decode, (0, 1)))(x, states))
-    own, earlier = np.eye(slots, dtype=bool), np.tri(slots, k=-1, dtype=bool)
-    assert (by_slot[own] > 0).all()
-    assert (by_slot[earlier] > 0).all() == before and by_slot[earlier].any() == before
-    assert (by_slot[earlier.T] > 0).all() == after and by_slot[earlier.T].any() == after
-    assert (by_state[:, :3] > 0).all() == cross and by_state[:, :3].any() == cross
-    assert not by_state[:, 3:].any(), "another segment's states, or an empty slot's"
-
-
-def test_the_cheap_decoder_is_the_same_function():
-    _, graph, params, inputs = make("decoder_cross_only")
-    _, cheap, other, _ = make("decoder_masked_only")
-    assert jax.tree.structure(params) == jax.tree.structure(other)
-    full, less = (np.asarray(jax.jit(lambda p, x, g=g: maelm.apply(g, p)(x))(params, inputs)) for g in (graph, cheap))
-    real = np.asarray(inputs.masked_slots) < LENGTH
-    np.testing.assert_allclose(less[real], full[real], rtol=1e-4, atol=1e-4)
-    cost = {name: flops.flops_terms(load(name), SIZE) for name in ("decoder_masked_only", "decoder_cross_only", "delta_0")}
-    decoder = {name: terms["decoder matrices"] + terms["decoder attention"] for name, terms in cost.items()}
-    assert decoder["decoder_masked_only"] < 0.6 * decoder["decoder_cross_only"] and decoder["decoder_masked_only"] < 0.6 * decoder["delta_0"]
-
-
-@pytest.mark.parametrize("depth", [2, 4, 6, 8])
-def test_decoder_depth(depth):
-    experiment, _, params, _ = make(f"decoder_depth_{depth}")
-    assert {x.shape[0] for x in jax.tree.leaves(params["decoder"]["blocks"])} == {depth}
-    one = flops.flops_terms(load("delta_0", "Model.decoder_layers=1"), SIZE)
-    many = flops.flops_terms(experiment, SIZE)
-    assert many["decoder matrices"] == depth * one["decoder matrices"] and many["head"] == one["head"]
-
-
-@pytest.mark.parametrize("width", [512, 1024])
-def test_decoder_width(width):
-    experiment, graph, params, inputs = make(f"decoder_width_{width}")
-    blocks = params["decoder"]["blocks"]
-    assert blocks["attention"]["query"]["kernel"].shape == (1, width, width) and blocks["feed_forward"]["up"]["kernel"].shape == (1, width, 2 * width)
-    assert experiment.model.decoder.heads == width // 64
-    assert params["decoder"]["relative_bias"]["table"].shape[1] == width // 64
-    assert params["decoder"]["resize"]["kernel"].shape == (64, width) and params["head"]["resize"]["kernel"].shape == (width, 64)
-    assert "bias" not in params["head"]["resize"]
-    hidden = jax.eval_shape(lambda p, x: maelm.apply(graph, p).encode(x), params, inputs)
-    assert hidden.shape[-1] == 64, "the encoder stays as it is"
-
-
 @pytest.mark.parametrize("percent", [15, 30, 40, 50])
 def test_mask_rates(percent):
     settings = load(f"rate_{percent}").masking
     drawn = draw(settings, some_rows(2000))
     tokens = LENGTH - 2
-    assert abs(selected(drawn).sum() / (2000 * tokens) - percent / 100) < 0.002
+    assert abs(is_masked(drawn).sum() / (2000 * tokens) - percent / 100) < 0.002
     read = np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1]
-    assert (read ^ selected(drawn))[:, :tokens].all(), "every token is read or predicted"
+    assert (read ^ is_masked(drawn))[:, :tokens].all(), "every token is read or masked"
 
 
 @pytest.mark.parametrize("name", ["whole_words", "spans"])
-def test_units_are_selected_whole_at_the_right_rate(name):
+def test_units_are_masked_whole_at_the_right_rate(name):
     settings = load(name).masking
     rows = 4000
     drawn = draw(settings, some_rows(rows))
-    chosen, ids = selected(drawn), np.asarray(drawn.ids)
+    masked, ids = is_masked(drawn), np.asarray(drawn.ids)
     tokens = LENGTH - 2
-    assert abs(chosen.sum() / (rows * tokens) - 0.15) < 0.002
+    assert abs(masked.sum() / (rows * tokens) - 0.15) < 0.002
     read = np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1]
-    assert (read ^ chosen)[:, :tokens].all(), "every token is read or predicted: the budgets have room for a unit too many or too few"
-    assert not chosen[np.isin(ids, SPECIAL.never_masked)].any()
+    assert (read ^ masked)[:, :tokens].all(), "every token is read or masked: the budgets have room for a unit too many or too few"
+    assert not masked[np.isin(ids, SPECIAL.never_masked)].any()
     lengths = []
     for row in range(rows):
-        edges = np.diff(np.concatenate([[0], chosen[row].astype(int), [0]]))
+        edges = np.diff(np.concatenate([[0], masked[row].astype(int), [0]]))
         lengths += (np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)).tolist()
     if name == "whole_words":
         continues = np.asarray(SPECIAL.continues_word)[ids]
         joined = continues[:, 1:] & ~np.isin(ids[:, :-1], SPECIAL.never_masked)
-        assert (chosen[:, 1:] == chosen[:, :-1])[joined].mean() > 0.999, "a word is cut only where it is longer than ten pieces"
-        assert (chosen[:, 1:] == chosen[:, :-1])[~joined].mean() < 0.9
+        assert (masked[:, 1:] == masked[:, :-1])[joined].mean() > 0.999, "a word is cut only where it is longer than ten pieces"
+        assert (masked[:, 1:] == masked[:, :-1])[~joined].mean() < 0.9
     else:
         assert np.mean(lengths) > 3.0 and max(lengths) >= masking.UNIT_LIMIT
         assert np.mean(np.asarray(lengths) > 15) < 0.01
@@ -290,7 +187,7 @@ def test_units_are_selected_whole_at_the_right_rate(name):
 def test_the_rate_holds_where_a_unit_more_does_not_fit_into_the_row(unit, length, rate):
     ids = jnp.full((4000, length), 7, jnp.int32).at[:, 0].set(SPECIAL.bos)
     settings = config.Masking(unit=unit, rate=rate, mask_special_tokens=True)
-    assert abs(selected(draw(settings, ids)).mean() - rate) < 0.02
+    assert abs(is_masked(draw(settings, ids)).mean() - rate) < 0.02
 
 
 def test_a_word_longer_than_the_limit_is_cut():
