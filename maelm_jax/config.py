@@ -169,7 +169,7 @@ class Model(Settings):
     global_every: Positive = setting(
         3, "With local attention, layers 0, n, 2n, ... attend to the whole segment.", "layers")
     local_rotary_theta: float = setting(
-        10_000.0, "`rotary_theta` of layers with local attention.", gt=1, le=1e9)
+        10_000.0, "Base in layers with local attention (`rotary_theta`).", gt=1, le=1e9)
     max_positions: int = setting(
         512, "The longest row that fits; rows of a learned table.", "tokens", ge=1, le=2**20)
     token_types: int = setting(
