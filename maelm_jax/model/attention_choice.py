@@ -26,6 +26,7 @@ VMEM = {
     "TPU7x": 64 * MIB,
 }
 KERNEL_SHARE = 0.8
+WINDOW_OBSTACLE = "the layers attend within a window, and the kernel compares segments only"
 
 
 class Call(typing.NamedTuple):
@@ -132,7 +133,7 @@ def _automatic(call: Call, target: Target) -> Choice:
 def _tpu_obstacle(call: Call, target: Target) -> str | None:
     """Why the TPU kernel cannot compute a call. None: it can."""
     if call.has_dense_mask:
-        return "the layers attend within a window, and the kernel compares segments only"
+        return WINDOW_OBSTACLE
     group = attention_tpu.heads_per_step(call.head_size)
     if not group:
         return f"heads have size {call.head_size}, and the kernel takes 32, 64 and 128"
@@ -158,8 +159,8 @@ def _cudnn_obstacle(call: Call, target: Target) -> str | None:
         return f"the platform is {target.platform}"
     if call.dropout_rate > 0:
         return (
-            f"attention dropout is {call.dropout_rate}; "
-            "Model.attention_dropout=0 makes cuDNN possible, which needs less time and memory"
+            f"attention dropout is {call.dropout_rate}, and cuDNN draws other masks; "
+            "Model.attention_dropout=0 makes cuDNN possible"
         )
     if call.dtype != jnp.bfloat16:
         return f"the dtype is {call.dtype}, and cuDNN takes bfloat16"
@@ -174,6 +175,8 @@ def _gpu_kernel_obstacle(call: Call, target: Target) -> str | None:
     """Why the GPU kernels written here cannot compute a call. None: they can."""
     if target.platform == "tpu":
         return f"the platform is {target.platform}"
+    if call.has_dense_mask:
+        return WINDOW_OBSTACLE
     if target.platform == "gpu" and call.dtype != jnp.bfloat16:
         return f"the dtype is {call.dtype}, and the kernels are for bfloat16"
     if call.head_size not in attention_triton.HEAD_SIZES:

@@ -30,6 +30,7 @@ BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
     (H100, {}, "cudnn", "bfloat16 on NVIDIA H100"),
     (H100, {"dropout_rate": 0.1}, "pallas_gpu", "Model.attention_dropout=0 makes cuDNN possible"),
     (H100, {"queries": 441}, "pallas_gpu", "441 queries or 440 keys are not even"),
+    (H100, {"has_dense_mask": True, "dropout_rate": 0.1}, "xla", "the layers attend within a window"),
     (H100, {"head_size": 96}, "cudnn", "bfloat16 on NVIDIA H100"),
     (H100, {"head_size": 100}, "xla", "heads have size 100, and the kernels take 16, 32, 64, 128"),
     (H100, {"head_size": 96, "dropout_rate": 0.1}, "xla", "heads have size 96, and the kernels take 16, 32, 64, 128"),
