@@ -125,4 +125,9 @@ def describe_data(current: session.FinetuneSession, experiment: config.Experimen
         lines.append(
             f"the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}"
         )
+    pretraining_length = experiment.corpus.sequence_length
+    if length > pretraining_length:
+        lines.append(
+            f"pretraining read rows of {pretraining_length} tokens, and trained no later position"
+        )
     return "\n".join(f"{data.name}: {line}" for line in [*lines, *data.notes])
