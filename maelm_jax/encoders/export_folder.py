@@ -39,24 +39,24 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
         ConfigError: The export may not write `output`.
     """
     paths.check_output_folder("--output", str(output))
-    place = resolved(output)
-    if workdir is not None and resolved(workdir).is_relative_to(place):
+    target = resolved(output)
+    if workdir is not None and resolved(workdir).is_relative_to(target):
         raise ConfigError(
             f"--output={output} is or holds the run that is exported, {workdir}. "
             "Give another --output"
         )
     with paths.writing("--output", str(output)):
-        if not place.exists():
+        if not target.exists():
             return
         if not overwrite:
             raise ConfigError(
                 f"--output={output} exists. Give another --output, or --overwrite to replace "
                 "what export wrote there"
             )
-        names = {path.name for path in place.iterdir()} - {BYTECODE}
+        names = {path.name for path in target.iterdir()} - {BYTECODE}
     if not names:
         return
-    files = _listed(place)
+    files = _listed(target)
     if files is None:
         raise ConfigError(
             f"--output={output} was not written by export, or by an earlier version, "
@@ -70,10 +70,10 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
         )
 
 
-def _listed(place: pathlib.Path) -> set[str] | None:
+def _listed(target: pathlib.Path) -> set[str] | None:
     """Returns the file names in the marker of an exported folder; None without a valid marker."""
     try:
-        content = json.loads((place / MARKER).read_text(encoding="utf-8"))
+        content = json.loads((target / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
     files = content.get("files") if isinstance(content, dict) else None
@@ -97,13 +97,13 @@ def written(
             another process can write `output` in between.
     """
     check(output, workdir, overwrite=True)
-    place = resolved(output)
+    target = resolved(output)
     folder, retired = (
-        place.with_name(f"{place.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
+        target.with_name(f"{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
     )
     with paths.writing("--output", str(output)), contextlib.ExitStack() as locks:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(place)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
         check(output, workdir, overwrite)
         folder.mkdir()
         try:
@@ -123,13 +123,13 @@ def written(
             )
             marker.flush()
             check(output, workdir, overwrite)
-            if (place / MARKER).exists():
-                _lock(locks.enter_context((place / MARKER).open()))
-                place.rename(retired)
-            elif place.exists():
+            if (target / MARKER).exists():
+                _lock(locks.enter_context((target / MARKER).open()))
+                target.rename(retired)
+            elif target.exists():
                 # The folder is empty otherwise, and a rename replaces an empty folder.
-                shutil.rmtree(place / BYTECODE, ignore_errors=True)
-            folder.rename(place)
+                shutil.rmtree(target / BYTECODE, ignore_errors=True)
+            folder.rename(target)
             shutil.rmtree(retired, ignore_errors=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -144,10 +144,10 @@ def _lock(file: typing.IO) -> bool:
         return False
 
 
-def _remove_leftovers(place: pathlib.Path):
-    """Removes folders of killed exports; renames a replaced export back if `place` is free."""
-    pattern = re.compile(re.escape(place.name) + r"\.\d+\.(tmp|old)")
-    for path in sorted(place.parent.iterdir()):
+def _remove_leftovers(target: pathlib.Path):
+    """Removes folders of killed exports; renames a replaced export back if `target` is free."""
+    pattern = re.compile(re.escape(target.name) + r"\.\d+\.(tmp|old)")
+    for path in sorted(target.parent.iterdir()):
         if not pattern.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
             continue
         if not (path / MARKER).is_file():
@@ -157,7 +157,7 @@ def _remove_leftovers(place: pathlib.Path):
         with (path / MARKER).open() as file:
             if not _lock(file):
                 continue
-            if path.name.endswith(".old") and not place.exists():
-                path.rename(place)
+            if path.name.endswith(".old") and not target.exists():
+                path.rename(target)
             else:
                 shutil.rmtree(path, ignore_errors=True)

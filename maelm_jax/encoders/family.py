@@ -270,11 +270,11 @@ class Family(abc.ABC):
             mappings += head
             tied = dict.fromkeys(names.tied, prefix + self.token_table)
             tied |= dict.fromkeys(names.tied_bias, names.bias)
-        kept = {mapping.name for mapping in mappings}
+        mapped = {mapping.name for mapping in mappings}
         tensors = {
             name: tensors[name]
             for name in tensors
-            if name in kept or not name.startswith(left_out)
+            if name in mapped or not name.startswith(left_out)
         }
         return tables.import_tensors(tensors, mappings, shapes, folder, tied)
 

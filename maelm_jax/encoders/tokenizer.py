@@ -201,8 +201,8 @@ def normalizer(spec: sentencepiece_model_pb2.NormalizerSpec):
         ends = rf"[ {SPACE}]+\z" if spec.add_dummy_prefix else rf"\A +|[ {SPACE}]+\z"
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
     if spec.add_dummy_prefix:  # the pre-tokenizer adds no space before a text that starts with one
-        own = rf"\A ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"\A(?=[ {SPACE}])"
-        steps.append(normalizers.Replace(Regex(own), SPACE))
+        leading = rf"\A ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"\A(?=[ {SPACE}])"
+        steps.append(normalizers.Replace(Regex(leading), SPACE))
     steps.append(normalizers.Replace(" ", SPACE))
     return normalizers.Sequence(steps)
 

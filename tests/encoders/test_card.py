@@ -15,12 +15,12 @@ def test_a_card_names_the_positions(settings, words):
     assert card.positions(config.Model(**settings)) == words
 
 
-@pytest.mark.parametrize("form,said,unsaid", [
+@pytest.mark.parametrize("form,present,absent", [
     ("huggingface", "Read back with transformers", "PyTorch's torch.load"), ("pytorch", "Read back with maelm.py", "transformers"),
     ("reference", "torch.load reads the same numbers", "compared with the JAX model"),
 ])  # fmt: skip
-def test_a_card_says_read_back_of_what_was(form, said, unsaid):
+def test_a_card_says_read_back_of_what_was(form, present, absent):
     reports = [{"of": "hidden states", "largest_difference": 1e-7, "largest_value": 2.0}]
     text = card.verification(form, reports)
-    assert said in text and unsaid not in text
+    assert present in text and absent not in text
     assert card.verification(form, None).startswith("Unverified") and "ead back" not in card.verification(form, None)

@@ -40,8 +40,8 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
         "48 tokens",
     ):
         assert what in card, what
-    said = capsys.readouterr().out
-    assert "MPNetModel of step 12" in said and "unverified: --no-verify was given" in said
+    output = capsys.readouterr().out
+    assert "MPNetModel of step 12" in output and "unverified: --no-verify was given" in output
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 48
     assert run(workdirs["mpnet"], tmp_path / "old", "--step=6") == 0
     card = (tmp_path / "old" / "README.md").read_text()

@@ -135,10 +135,10 @@ def test_a_kill_between_the_two_renames_loses_nothing(workdir, tmp_path):
 def test_what_appears_meanwhile_is_kept(workdir, tmp_path, monkeypatch):
     write = huggingface.write
 
-    def slow(*given):
+    def slow(*arguments):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "mine.txt").write_text("x")
-        return write(*given)
+        return write(*arguments)
 
     monkeypatch.setattr(huggingface, "write", slow)
     assert "out" in refused("runs/mpnet", "out")

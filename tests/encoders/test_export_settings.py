@@ -109,19 +109,19 @@ def test_results_that_are_whole_are_taken(edited, tmp_path):
     assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
 
 
-@pytest.mark.parametrize("start,vocabulary,said,length", [
+@pytest.mark.parametrize("start,vocabulary,stated,length", [
     (None, None, None, 48), ("stock", "stock", None, 160), ("stock", "stock", 128, 128), ("stock", "stock", 10**30, 160),
     ("stock", "stock", 20, 48), ("stock", "stock", "long", 160), ("gone", "gone", None, 160), ("runs/tiny", "runs/tiny/vocabulary", None, 48),
     ("model.pt", None, None, 160),
 ])  # fmt: skip
 def test_the_longest_input_is_that_of_the_encoder_it_started_from(
-    tmp_path, monkeypatch, start, vocabulary, said, length
+    tmp_path, monkeypatch, start, vocabulary, stated, length
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stock").mkdir()
-    if said is not None:
+    if stated is not None:
         (tmp_path / "stock" / "tokenizer_config.json").write_text(
-            json.dumps({"model_max_length": said})
+            json.dumps({"model_max_length": stated})
         )
     bindings = [
         f"Run.init_from={start!r}",

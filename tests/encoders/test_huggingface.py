@@ -98,27 +98,27 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
     stepped = {path: params[path] + np.asarray(updates[path]) for path in params}
 
     stock = transformers.AutoModel.from_pretrained(exported["mpnet"], add_pooling_layer=False).eval()
-    theirs = torch.optim.Adam(stock.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6)
+    their_optimiser = torch.optim.Adam(stock.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6)
     attention = torch.tensor(ids != vocabulary.pad).long()
     logits = stock(input_ids=torch.tensor(ids).long(), attention_mask=attention).last_hidden_state[:, 0] @ torch.tensor(weight)
     their_loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
     their_loss.backward()
     assert abs(their_loss.item() - float(value)) < 1e-5 * float(value)
-    rows = mpnet.MPNET.encoder_mappings(model, vocabulary.pad, "")
-    expected = tables.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, rows, vocabulary.size)
+    mappings = mpnet.MPNET.encoder_mappings(model, vocabulary.pad, "")
+    expected = tables.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, mappings, vocabulary.size)
     for name, ours in expected.items():
-        found = stock.get_parameter(name).grad.numpy()
+        theirs = stock.get_parameter(name).grad.numpy()
         if name.endswith(".k.bias"):  # analytically zero
-            assert max(np.abs(found).max(), np.abs(ours).max()) < 1e-6
+            assert max(np.abs(theirs).max(), np.abs(ours).max()) < 1e-6
         else:
-            assert np.abs(found - ours).max() < 1e-4 * np.abs(ours).max(), name
-    theirs.step()
-    for name, ours in tables.export_tensors(stepped, rows, vocabulary.size).items():
-        found = stock.get_parameter(name).detach().numpy()
+            assert np.abs(theirs - ours).max() < 1e-4 * np.abs(ours).max(), name
+    their_optimiser.step()
+    for name, ours in tables.export_tensors(stepped, mappings, vocabulary.size).items():
+        theirs = stock.get_parameter(name).detach().numpy()
         # Adam divides by the gradient's size: where that is noise about 0, so is the step.
         settled = np.abs(expected[name]) > 1e-5 * np.abs(expected[name]).max()
         if not name.endswith(".k.bias"):
-            assert settled.mean() > 0.05 and np.abs(found - ours)[settled].max() < 1e-5, name
+            assert settled.mean() > 0.05 and np.abs(theirs - ours)[settled].max() < 1e-5, name
 
 
 @pytest.mark.parametrize("name", ["mpnet", "roberta"])
@@ -153,10 +153,10 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     stock, info = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():
-        found = stock.eval()(**batch)
+        outputs = stock.eval()(**batch)
     expected = states @ span["span/kernel"] + span["span/bias"]
     real = ids != vocabulary.pad
-    for side, logits in enumerate((found.start_logits, found.end_logits)):
+    for side, logits in enumerate((outputs.start_logits, outputs.end_logits)):
         assert np.abs(logits.numpy() - expected[:, :, side])[real].max() < 1e-5 * np.abs(expected).max()
     assert verify.huggingface(tmp_path, unflatten(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 

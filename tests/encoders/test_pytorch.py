@@ -38,15 +38,15 @@ def test_the_reference_itself(path, tmp_path):
     ids, masked = torch.tensor(data["batch/tokens"]).long(), torch.tensor(data["batch/masked"]).bool()
     present = ~torch.tensor(data["batch/padding"]).bool()
     logits = theirs.predict(ids, masked, present)
-    rows, places = torch.tensor(data["expected/masked_b"]).long(), torch.tensor(data["expected/masked_pos"]).long()
-    assert np.abs(logits[rows, places].detach().numpy() - data["expected/logits"]).max() < 1e-5 * np.abs(data["expected/logits"]).max()
+    rows, slots = torch.tensor(data["expected/masked_b"]).long(), torch.tensor(data["expected/masked_pos"]).long()
+    assert np.abs(logits[rows, slots].detach().numpy() - data["expected/logits"]).max() < 1e-5 * np.abs(data["expected/logits"]).max()
     loss = torch.nn.functional.cross_entropy(logits[masked], ids[masked])
     assert abs(loss.item() - data["expected/loss"]) < 1e-5 * data["expected/loss"]
     loss.backward()
-    found = {"encoder.token_embedding.weight": "encoder.sentence_encoder.embed_tokens.weight"}
-    found |= {"encoder.relative_bias.weight": "encoder.sentence_encoder.relative_attention_bias.weight"}
-    found |= {"encoder.blocks.1.up.weight": "encoder.sentence_encoder.layers.1.fc1.weight"}
-    for ours, name in found.items():
+    names = {"encoder.token_embedding.weight": "encoder.sentence_encoder.embed_tokens.weight"}
+    names |= {"encoder.relative_bias.weight": "encoder.sentence_encoder.relative_attention_bias.weight"}
+    names |= {"encoder.blocks.1.up.weight": "encoder.sentence_encoder.layers.1.fc1.weight"}
+    for ours, name in names.items():
         expected = data[f"expected/grad/{name}"]
         assert np.abs(theirs.get_parameter(ours).grad.numpy() - expected).max() < 1e-4 * np.abs(expected).max(), name
 
@@ -80,9 +80,9 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary, refills):
     graph, _ = maelm.create(model, 600, vocabulary.special)
     ours = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(unflatten(params), inputs))
     with torch.no_grad():
-        found = theirs.predict(torch.tensor(ids), torch.tensor(masked), visible_to_encoder=torch.tensor(visible_to_encoder)).numpy()
+        logits = theirs.predict(torch.tensor(ids), torch.tensor(masked), visible_to_encoder=torch.tensor(visible_to_encoder)).numpy()
         default = theirs.predict(torch.tensor(ids), torch.tensor(masked)).numpy()
-    for row, mask, a, b in zip(found, masked, ours, default, strict=True):
+    for row, mask, a, b in zip(logits, masked, ours, default, strict=True):
         assert np.abs(row[mask] - a[: mask.sum(), :600]).max() < 1e-5 * np.abs(ours).max()
         assert mask.sum() == 0 or np.abs(row[mask] - b[mask]).max() > 1e-3
 

@@ -32,10 +32,10 @@ def write(workdir, output, format="huggingface"):
 def rewrite(folder, **changes):
     """Rewrites a folder's tensors: name -> function of the old array, or an array; None takes it away."""
     path = folder / "model.safetensors"
-    found = {name: np.array(value) for name, value in weight_files.Safetensors(path).items()}
+    tensors = {name: np.array(value) for name, value in weight_files.Safetensors(path).items()}
     for name, change in changes.items():
-        found[name] = change(found[name]) if callable(change) else change
-    weight_files.write_safetensors(path, {name: value.astype(np.float32) for name, value in found.items() if value is not None})
+        tensors[name] = change(tensors[name]) if callable(change) else change
+    weight_files.write_safetensors(path, {name: value.astype(np.float32) for name, value in tensors.items() if value is not None})
 
 
 @pytest.mark.parametrize("name,format", [
@@ -50,8 +50,8 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     if name == "roberta-mlm":  # a run without token types has a row of zeros in the stock model
         assert not values["encoder/token_type_embedding"].any()
         original["encoder/token_type_embedding"] = values["encoder/token_type_embedding"]
-    rooms = {path.split("/")[0] for path in values}
-    assert rooms == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
+    modules = {path.split("/")[0] for path in values}
+    assert modules == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
     for path, value in values.items():
         assert np.array_equal(value, original[path]), path
     assert (
@@ -155,10 +155,10 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     original = values_of(workdirs["roberta-mlm"])
     encoder_source = source.find(str(folder))
     experiment = gin_files.load(["tiny.gin"])
-    adopted, said = adoption.adopt(experiment, encoder_source)
+    adopted, changes = adoption.adopt(experiment, encoder_source)
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
     assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
-    assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in said)
+    assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in changes)
     values = encoder_source.read(adopted.model)
     assert np.array_equal(values["encoder/position_embedding"], original["encoder/position_embedding"])
     assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
@@ -229,10 +229,10 @@ def test_half_precision_and_parts(workdirs, tmp_path):
 
     folder = write(workdirs["mpnet"], tmp_path / "out")
     expected = values_of(folder)
-    found = {name: np.array(value) for name, value in weight_files.Safetensors(folder / "model.safetensors").items()}
-    names = sorted(found)
-    safetensors.numpy.save_file({name: found[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
-    safetensors.numpy.save_file({name: found[name].astype(ml_dtypes.bfloat16) for name in names[1::2]}, folder / "b.safetensors")
+    tensors = {name: np.array(value) for name, value in weight_files.Safetensors(folder / "model.safetensors").items()}
+    names = sorted(tensors)
+    safetensors.numpy.save_file({name: tensors[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
+    safetensors.numpy.save_file({name: tensors[name].astype(ml_dtypes.bfloat16) for name in names[1::2]}, folder / "b.safetensors")
     index = {name: "ab"[number % 2] + ".safetensors" for number, name in enumerate(names)}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     (folder / "model.safetensors").unlink()

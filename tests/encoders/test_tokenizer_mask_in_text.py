@@ -58,8 +58,8 @@ def test_fill_mask_out_of_the_box(workdirs, vocabulary, tmp_path):
         == 0
     )
     fill = transformers.pipeline("fill-mask", str(tmp_path / "out"), device="cpu")
-    found = fill("The value of the <mask> is used.", top_k=3)
-    assert len(found) == 3 and all(0 < one["score"] < 1 for one in found)
+    fills = fill("The value of the <mask> is used.", top_k=3)
+    assert len(fills) == 3 and all(0 < one["score"] < 1 for one in fills)
     tokenizer = fill.tokenizer
     assert tokenizer("the <mask>.")["input_ids"] == [
         0,

@@ -24,10 +24,10 @@ TENSORS = {
 
 def test_round_trip(tmp_path):
     torch_checkpoint.write(tmp_path / "a.pt", TENSORS, {"tied": "a.weight"}, {"layers": 3, "arch": "ae", "none": None})
-    found = torch_checkpoint.read(tmp_path / "a.pt")
-    assert vars(found["args"]) == {"layers": 3, "arch": "ae", "none": None}
-    assert set(found["model"]) == {*TENSORS, "tied"}
-    for name, value in found["model"].items():
+    content = torch_checkpoint.read(tmp_path / "a.pt")
+    assert vars(content["args"]) == {"layers": 3, "arch": "ae", "none": None}
+    assert set(content["model"]) == {*TENSORS, "tied"}
+    for name, value in content["model"].items():
         assert value.dtype == np.float32 and np.array_equal(value, TENSORS.get(name, TENSORS["a.weight"]))
     with torch.serialization.safe_globals([argparse.Namespace]):
         theirs = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
@@ -46,11 +46,11 @@ def test_what_checkpoints_hold_is_read(tmp_path, zipped):
     if zipped:  # torch lists the classes of these files only
         saved |= {"numpy": np.float64(3), "array": np.arange(3)}
     torch.save(saved, tmp_path / "b.pt", _use_new_zipfile_serialization=zipped)
-    found = torch_checkpoint.read(tmp_path / "b.pt")
-    assert np.array_equal(found["model"]["weight"], layer.weight.detach().numpy())
-    assert np.array_equal(found["turned"], saved["turned"].numpy())
-    assert np.array_equal(found["brain"], saved["brain"].float().numpy())
-    assert np.array_equal(found["half"], saved["half"].numpy()) and found["args"].a == 1
+    content = torch_checkpoint.read(tmp_path / "b.pt")
+    assert np.array_equal(content["model"]["weight"], layer.weight.detach().numpy())
+    assert np.array_equal(content["turned"], saved["turned"].numpy())
+    assert np.array_equal(content["brain"], saved["brain"].float().numpy())
+    assert np.array_equal(content["half"], saved["half"].numpy()) and content["args"].a == 1
 
 
 class Call:

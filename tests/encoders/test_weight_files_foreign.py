@@ -189,8 +189,8 @@ def test_a_weight_that_is_no_number_is_named(folder, value, message):
     import safetensors.numpy
 
     path = folder("mpnet") / "model.safetensors"
-    found = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
-    safetensors.numpy.save_file(found | {"embeddings.LayerNorm.bias": np.asarray(value)}, path)
+    tensors = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
+    safetensors.numpy.save_file(tensors | {"embeddings.LayerNorm.bias": np.asarray(value)}, path)
     line = outcome(path.parent)
     assert "embeddings.LayerNorm.bias" in line and message in line
 
@@ -198,9 +198,9 @@ def test_a_weight_that_is_no_number_is_named(folder, value, message):
 @pytest.mark.parametrize("shape", [(1, 31), (32,), (), (0, 32), (1, 1)])
 def test_a_token_type_table_of_another_shape_is_one_line(folder, shape):
     path = folder("roberta") / "model.safetensors"
-    found = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
+    tensors = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
     weight_files.write_safetensors(
-        path, found | {"roberta." + roberta.TYPES: np.zeros(shape, np.float32)}
+        path, tensors | {"roberta." + roberta.TYPES: np.zeros(shape, np.float32)}
     )
     assert "token_type_embeddings" in outcome(path.parent)
 
