@@ -13,12 +13,12 @@ Show memory and collectives on 8 simulated CPU devices:
 
 h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are those of the compiled
 program. Step time is an estimate: of the kernels, each counted as often as it runs, plus the time
-to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. It has none
-for the Pallas kernels of this project's attention: these count with the bytes that they move, which
-is a lower bound. On a GPU the kernels' time is a sum of rooflines and of the compiler's cost model
-(planning/gpu_cost.py). The estimate leaves out waiting for data and other work, so a real run can
-be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not fit, or anything else,
-2 wrong input.
+to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. On a GPU it
+is a sum of rooflines and of the compiler's cost model (planning/gpu_cost.py). Neither compiler has
+an estimate for the Pallas kernels of this project's attention: these count with the bytes that they
+move, which is a lower bound. The estimate leaves out waiting for data and other work, so a real run
+can be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not fit, or anything
+else, 2 wrong input.
 """
 
 from maelm_jax import cli

@@ -17,13 +17,12 @@ import re
 import typing
 
 from maelm_jax.planning import hlo
-from maelm_jax.planning.target import Compute, KernelGroup
+from maelm_jax.planning.target import PALLAS, Compute, KernelGroup
 
 MATRIX_PRODUCT = "matrix products (roofline)"
 FUSION = "fusions (XLA's cost model)"
 FUSION_BYTES = "fusions (bytes / bandwidth)"
 CUDNN = "cuDNN (bytes / bandwidth)"
-PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
 OTHER = "copies and others (bytes / bandwidth)"
 METHOD = "sum of estimates"
 # Operations that start no kernel. Collectives are estimated from the bytes that they send.

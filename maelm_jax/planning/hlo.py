@@ -27,7 +27,7 @@ BYTES = {  # of one value
     "f64": 8,
 }
 # Targets of the calls of kernels that are written in Pallas: of a TPU, of a GPU (Triton).
-PALLAS = ("tpu_custom_call", re.escape("__gpu$xla.gpu.triton"))
+_PALLAS = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 # Operations that run the instructions of other computations one by one.
 CONTROL_FLOW = ("while", "conditional", "call", "async-start")
 _OPCODE = re.compile(r"(?<= )([a-z][\w\-]*)\(")
@@ -156,7 +156,7 @@ def estimated_cycles(text: str) -> CycleEstimate | None:
 
 def is_pallas(instruction: "Instruction") -> bool:
     """Whether an instruction calls a kernel that is written in Pallas."""
-    return re.search(rf'custom_call_target="({"|".join(PALLAS)})"', instruction.line) is not None
+    return _PALLAS.search(instruction.line) is not None
 
 
 def _members(line: str) -> tuple[int, ...]:

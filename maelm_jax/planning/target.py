@@ -6,6 +6,8 @@ import typing
 from maelm_jax.planning import hlo
 
 GIB = 2**30
+# Kind of the kernels written in Pallas. No compiler has an estimate for them.
+PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TF_CPP_MIN_LOG_LEVEL": "3",

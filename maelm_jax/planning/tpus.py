@@ -5,13 +5,11 @@ import os
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
-from maelm_jax.planning.target import ENVIRONMENT, GIB, Compute, KernelGroup, Target
+from maelm_jax.planning.target import ENVIRONMENT, GIB, PALLAS, Compute, KernelGroup, Target
 
 METHOD = "the compiler's cycles"
 METHOD_WITH_PALLAS = f"{METHOD}; Pallas kernels by their bytes, at least"
 CYCLES = "compiled operations (the compiler's cycles)"
-# benchmarks/kernel_cycles.py has the cycles of these kernels by their static profiles.
-PALLAS = "Pallas kernels (bytes / bandwidth, at least)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +108,10 @@ class TpuSlice(Target):
         return Compute(seconds, METHOD_WITH_PALLAS, unknown, (compiled, kernels))
 
     def _kernels(self, text: str) -> KernelGroup:
-        """The kernels written in Pallas. The compiler has no cycles for them: their bytes count."""
+        """The kernels written in Pallas, with the bytes that they move.
+
+        benchmarks/kernel_cycles.py has the cycles of their static profiles.
+        """
         shapes = hlo.output_shapes(hlo.parse(text))
         calls = [one for one in hlo.executed(text) if hlo.is_pallas(one)]
         moved = sum(call.times * hlo.moved_bytes(call, shapes) for call in calls)
