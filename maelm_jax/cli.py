@@ -34,10 +34,14 @@ def parser(description: str) -> argparse.ArgumentParser:
     """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
-    repeatable = "settings; repeatable, later files win; found here or in configs/"
-    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help=repeatable)
-    default = "the run to write or to work on; default runs/<stem of the first gin file>"
-    result.add_argument("--workdir", metavar="DIR", help=default)
+    result.add_argument(
+        "--gin_file", action="append", default=[], metavar="FILE",
+        help="settings; repeatable, later files win; found here or in configs/",
+    )  # fmt: skip
+    result.add_argument(
+        "--workdir", metavar="DIR",
+        help="the run to write or to work on; default runs/<stem of the first gin file>",
+    )  # fmt: skip
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     result.epilog = (
         "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
@@ -55,8 +59,9 @@ def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[s
         except ValueError:  # int() also raises it for more than 4300 digits
             value = least - 1
         if not least <= value <= most:
-            wrong = f"must be an integer from {least} to {most}, got {shown(text)}"
-            raise argparse.ArgumentTypeError(wrong)
+            raise argparse.ArgumentTypeError(
+                f"must be an integer from {least} to {most}, got {shown(text)}"
+            )
         return value
 
     return parse_number
@@ -64,16 +69,21 @@ def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[s
 
 def add_process_flags(flags: argparse.ArgumentParser):
     """Adds the flags of a command that may run as several processes (training/distributed.py)."""
-    about = "Slurm and Open MPI give each process its number; docs/gpus.md"
-    group = flags.add_argument_group("several processes", about)
-    meeting = 'where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes'
-    group.add_argument("--coordinator", metavar="HOST:PORT", help=meeting)
+    group = flags.add_argument_group(
+        "several processes", "Slurm and Open MPI give each process its number; docs/gpus.md"
+    )
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT",
+        help='where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes',
+    )  # fmt: skip
     group.add_argument("--processes", type=whole_number(1), metavar="N", help="how many there are")
-    number = "the number of this one, from 0"
-    group.add_argument("--process", type=whole_number(0), metavar="I", help=number)
-    wait = {"type": whole_number(1, DAY), "default": 120, "metavar": "SECONDS"}
-    waiting = "how long to wait for another process to join or answer"
-    group.add_argument("--peer_timeout", **wait, help=waiting)
+    group.add_argument(
+        "--process", type=whole_number(0), metavar="I", help="the number of this one, from 0"
+    )
+    group.add_argument(
+        "--peer_timeout", type=whole_number(1, DAY), default=120, metavar="SECONDS",
+        help="how long to wait for another process to join or answer",
+    )  # fmt: skip
 
 
 class Arguments(typing.NamedTuple):

@@ -252,7 +252,7 @@ class Model(Settings):
 
     @property
     def decoder(self) -> "Model":
-        """A Model with the decoder's sizes. Its layer count is the encoder's without a decoder.
+        """Model with the decoder's sizes. Its layer count is the encoder's without a decoder.
 
         No layer of a decoder has local attention.
         """
@@ -374,12 +374,12 @@ ALL_SECTIONS = (*SECTIONS, *config_finetune.SECTIONS)
 
 def sections(experiment: Experiment) -> list[Settings]:
     """All sections of an experiment. A section that lies in another one comes after it."""
-    found = []
+    parts = []
     for field in dataclasses.fields(experiment):
         part = getattr(experiment, field.name)
         if part is not None:
-            found += [part, *part.sections()]
-    return found
+            parts += [part, *part.sections()]
+    return parts
 
 
 def values(experiment: Experiment) -> dict[str, typing.Any]:

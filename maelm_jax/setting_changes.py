@@ -36,7 +36,7 @@ FREE_ON_RESUME = (
 def differences(
     old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
 ) -> list[str]:
-    """The settings that differ, as lines `Section.field: old -> new`.
+    """Returns the settings that differ, as lines `Section.field: old -> new`.
 
     Args:
         old: The recorded settings.

@@ -79,7 +79,7 @@ def shared_data() -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
-    """Real English: the documents of the corpus' held-out file; where it is absent, what Python knows of itself."""
+    """Real English: the documents of the corpus' held-out file; where it is absent, the topics of Python's help()."""
     from pydoc_data import topics
 
     if not CORPUS.exists():

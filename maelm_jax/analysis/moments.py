@@ -93,7 +93,7 @@ def measure(
         plain_input = (rows, inputs.positions, inputs.segments)
         masked_input = (inputs.encoder_ids, inputs.encoder_positions, visible_segments)
         both = (jnp.concatenate(pair) for pair in zip(plain_input, masked_input, strict=True))
-        states = maelm.apply(graph, params)(*both, every=True)
+        states = maelm.apply(graph, params)(*both, all_layers=True)
         if layers is not None:
             states = states[jnp.asarray(layers)]
         plain, masked = jnp.split(states, 2, axis=1)

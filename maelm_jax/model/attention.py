@@ -239,7 +239,7 @@ def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attenti
         operands = operands._replace(query_segments=queries, key_segments=keys)
     if dropout.active_rate > 0:
         words = ops.key_words(dropout.keys)
-        head_words = ops.scramble(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
+        head_words = ops.hash_words(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
         operands = operands._replace(head_words=head_words, row_words=words[:, 1])
     return operands
 

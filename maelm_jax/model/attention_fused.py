@@ -192,6 +192,6 @@ def dropout_scale(
     """
     factor = jnp.uint32(ops.ELEMENT_FACTOR)
     of_query = (queries * jnp.uint32(row_length) + row_word) * factor
-    bits = ops.scramble((of_query + keys * factor) ^ head_word)
-    kept = bits >= jnp.uint32(ops.dropout_threshold(rate))
-    return jnp.where(kept, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))
+    bits = ops.hash_words((of_query + keys * factor) ^ head_word)
+    keep_mask = bits >= jnp.uint32(ops.dropout_threshold(rate))
+    return jnp.where(keep_mask, jnp.float32(1.0 / (1.0 - rate)), jnp.float32(0.0))

@@ -10,7 +10,7 @@ import typing
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from maelm_jax.model import ops
+from maelm_jax.model import cross_entropy
 from maelm_jax.model.model_inputs import Inputs
 
 
@@ -33,7 +33,7 @@ class Prediction(typing.NamedTuple):
     def logits(self) -> Float[Array, "B M W"]:
         """All logits, in float32."""
         states = self.states.reshape(-1, self.states.shape[2])
-        logits = ops.logits(states, self.table.astype(states.dtype), self.bias)
+        logits = cross_entropy.logits(states, self.table.astype(states.dtype), self.bias)
         return logits.reshape(*self.states.shape[:2], -1)
 
 
@@ -65,7 +65,7 @@ def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | Non
     """
     ids, weights = (x.reshape(-1) for x in targets(inputs))
     states = prediction.states.reshape(-1, prediction.states.shape[2])
-    loss, correct = ops.cross_entropy(
+    loss, correct = cross_entropy.cross_entropy(
         states, prediction.table, prediction.bias, ids, weights, tile or len(states)
     )
     return Sums(loss, correct, weights.sum())

@@ -49,7 +49,7 @@ class Encoder(nnx.Module):
         positions: Int[Array, "B T"],
         segments: Int[Array, "B T"],
         keys: Key[Array, " B"] | None = None,
-        every: bool = False,
+        all_layers: bool = False,
         types: Int[Array, "B T"] | None = None,
     ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
         """Encodes tokens.
@@ -60,12 +60,12 @@ class Encoder(nnx.Module):
             segments: Segment of each token. No token attends to empty ones (segment 0), and
                 their states have no meaning.
             keys: Keys of dropout, one for each row. None: no dropout.
-            every: True returns the states of all layers.
+            all_layers: True returns the states of all layers.
             types: Type of each token, if there is a table of token types. None: all 0.
 
         Returns:
-            The states after the last layer. With `every`, the states that enter the first layer and
-            those after each layer: N = layers + 1.
+            The states after the last layer. With `all_layers`, the states that enter the first
+            layer and those after each layer: N = layers + 1.
         """
         settings = self.settings
         dtype = jnp.dtype(settings.dtype)
@@ -85,8 +85,10 @@ class Encoder(nnx.Module):
             terms = terms._replace(rotations=rotations(settings, positions, positions))
         if settings.local_attention:
             terms = terms._replace(local=self._local_terms(positions, segments, dtype))
-        states = stack.run(self.blocks, x, terms, keys[1], settings.rematerialise, every=every)
-        return jnp.concatenate([x[None], states]) if every else states
+        states = stack.run(
+            self.blocks, x, terms, keys[1], settings.rematerialise, all_layers=all_layers
+        )
+        return jnp.concatenate([x[None], states]) if all_layers else states
 
     def _local_terms(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"], dtype: jnp.dtype
@@ -147,18 +149,18 @@ class MaeLm(nnx.Module):
         self.settings = settings
 
     def encode(
-        self, inputs: Inputs, keys: Key[Array, " B"] | None = None, every: bool = False
+        self, inputs: Inputs, keys: Key[Array, " B"] | None = None, all_layers: bool = False
     ) -> Float[Array, "B V D"] | Float[Array, "N B V D"]:
         """Returns the encoder's states at `inputs.encoder_slots`.
 
-        `keys` and `every` are those of `Encoder`.
+        `keys` and `all_layers` are those of `Encoder`.
         """
         return self.encoder(
             inputs.encoder_ids,
             inputs.encoder_positions,
             at_slots(inputs.segments, inputs.encoder_slots),
             keys,
-            every,
+            all_layers,
         )
 
     def __call__(

@@ -1,18 +1,17 @@
 """Primitives with hand-written gradients or dropout, and what a layer saves for its backward pass.
 
-Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it (in
-the cross-entropy: masked slots of all rows), W rows of the token table.
+Axis letters: B rows, T tokens of a sequence, D width, N slots before a gather, P slots after it.
 """
 
-import collections.abc
 import functools
 import math
-import typing
 
 import jax
 import jax.numpy as jnp
 from jax import ad_checkpoint
 from jaxtyping import Array, Float, Int, Key, UInt32
+
+SAVED = "saved for backward"  # name of the values that `save_for_backward` marks
 
 
 def save_for_backward(x: Array) -> Array:
@@ -21,7 +20,7 @@ def save_for_backward(x: Array) -> Array:
     All other values are computed again: dropout's masks, GELU, the output of LayerNorm. A few
     operations an element cost less than storing and reading the value.
     """
-    return ad_checkpoint.checkpoint_name(x, "kept")
+    return ad_checkpoint.checkpoint_name(x, SAVED)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -81,8 +80,8 @@ ACTIVATIONS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": gelu}
 ELEMENT_FACTOR = 0x9E3779B9
 
 
-def scramble(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
-    """Maps 32-bit words one to one. One changed input bit changes about half of the output bits.
+def hash_words(x: UInt32[Array, "*S"]) -> UInt32[Array, "*S"]:
+    """Hashes 32-bit words, one to one. One changed input bit changes about half of the output bits.
 
     Source: "lowbias32" of C. Wellons (github.com/skeeto/hash-prospector).
     """
@@ -106,7 +105,7 @@ def key_words(keys: Key[Array, " B"]) -> UInt32[Array, "B 2"]:
 
 
 def dropout_threshold(rate: float) -> int:
-    """Returns the smallest hash, of 32 bits, of an element that `dropout` keeps."""
+    """Returns the smallest hash, of 32 bits, of an element that `dropout` does not set to 0."""
     return min(round(rate * 2**32), 2**32 - 1)
 
 
@@ -144,12 +143,12 @@ def dropout(
             matrix = matrix * jnp.uint32(x.shape[axis]) + index
         else:
             element = element * jnp.uint32(x.shape[axis]) + index
-    bits = scramble(
-        scramble(matrix + words[:, 0]) ^ (element + words[:, 1]) * jnp.uint32(ELEMENT_FACTOR)
+    bits = hash_words(
+        hash_words(matrix + words[:, 0]) ^ (element + words[:, 1]) * jnp.uint32(ELEMENT_FACTOR)
     )
-    kept = bits >= jnp.uint32(dropout_threshold(rate))
+    keep_mask = bits >= jnp.uint32(dropout_threshold(rate))
     scaled = (x.astype(jnp.float32) * jnp.float32(1.0 / (1.0 - rate))).astype(x.dtype)
-    return jnp.where(kept, scaled, jnp.zeros((), x.dtype))
+    return jnp.where(keep_mask, scaled, jnp.zeros((), x.dtype))
 
 
 @jax.custom_vjp
@@ -168,133 +167,13 @@ def gather_rows(
     Returns:
         The gathered values.
     """
-    found = jnp.take_along_axis(
+    gathered = jnp.take_along_axis(
         x, jnp.minimum(index, x.shape[1] - 1)[:, :, None], axis=1, mode="promise_in_bounds"
     )
-    return jnp.where((index < x.shape[1])[:, :, None], found, jnp.zeros((), x.dtype))
+    return jnp.where((index < x.shape[1])[:, :, None], gathered, jnp.zeros((), x.dtype))
 
 
 gather_rows.defvjp(
     lambda x, index, inverse: (gather_rows(x, index, inverse), (index, inverse)),
     lambda saved, dy: (gather_rows(dy, saved[1], saved[0]), None, None),
 )
-
-
-def logits(
-    x: Float[Array, "P D"], table: Float[Array, "W D"], bias: Float[Array, " W"]
-) -> Float[Array, "P W"]:
-    """Computes x table^T + bias. The sums over D and the result are float32."""
-    return jnp.einsum("pd,wd->pw", x, table, preferred_element_type=jnp.float32) + bias[None]
-
-
-class CrossEntropy(typing.NamedTuple):
-    """Weighted sums over masked slots."""
-
-    nats: Float[Array, ""]
-    correct: Float[Array, ""]  # slots whose largest logit is the target's
-
-
-class _Tile(typing.NamedTuple):
-    """What a tile of slots contributes: `sums` are added over the tiles, `slots` concatenated."""
-
-    sums: typing.Any
-    slots: typing.Any
-
-
-def _over_tiles(
-    function: collections.abc.Callable[..., _Tile], tile: int, *arrays: Array
-) -> _Tile:
-    """Applies `function` to tiles of the arrays' first axis.
-
-    Zeros fill the last tile. Their weight is 0, so they add no loss and no gradient.
-    """
-    size = arrays[0].shape[0]
-    if tile >= size:
-        return function(*arrays)
-    tiles = [
-        jnp.pad(x, ((0, -size % tile), *((0, 0),) * (x.ndim - 1))).reshape(-1, tile, *x.shape[1:])
-        for x in arrays
-    ]
-
-    def add(sums, inputs):
-        result = function(*inputs)
-        return jax.tree.map(jnp.add, sums, result.sums), result.slots
-
-    shapes = jax.eval_shape(function, *(x[0] for x in tiles)).sums
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    sums, slots = jax.lax.scan(add, zeros, tiles)
-    return _Tile(sums, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:size], slots))
-
-
-def _cross_entropy_of_logits(
-    logits: Float[Array, "P W"],
-    log_normalizer: Float[Array, " P"],
-    targets: Int[Array, " P"],
-    weights: Float[Array, " P"],
-) -> CrossEntropy:
-    nats = log_normalizer - jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-    correct = (jnp.argmax(logits, axis=1).astype(targets.dtype) == targets).astype(jnp.float32)
-    return CrossEntropy((nats * weights).sum(), (correct * weights).sum())
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def cross_entropy(
-    x: Float[Array, "P D"],
-    table: Float[Array, "W D"],
-    bias: Float[Array, " W"],
-    targets: Int[Array, " P"],
-    weights: Float[Array, " P"],
-    tile: int,
-) -> CrossEntropy:
-    """Sums -log softmax(x table^T + bias)[target] over slots, in float32.
-
-    With a gradient, the gradients are computed together with the loss. The loss is a sum, so its
-    gradients are known up to the factor that the backward pass receives. Each tile's logits are
-    computed once and then freed. Source: the fused linear cross-entropy of
-    github.com/linkedin/Liger-Kernel.
-
-    Args:
-        x: States of the masked slots.
-        table: Token table.
-        bias: Added to the logits.
-        targets: Rows of the table.
-        weights: Weight of each slot; 0 where it is empty.
-        tile: Number of slots whose logits exist at a time.
-
-    Returns:
-        The sums. `correct` has no gradient.
-    """
-    narrow = table.astype(x.dtype)
-
-    def of_tile(x, targets, weights):
-        scores = logits(x, narrow, bias)
-        log_normalizer = jax.nn.logsumexp(scores, axis=1)
-        return _Tile(_cross_entropy_of_logits(scores, log_normalizer, targets, weights), ())
-
-    return _over_tiles(of_tile, tile, x, targets, weights).sums
-
-
-def _cross_entropy_forward(x, table, bias, targets, weights, tile):
-    narrow = table.astype(x.dtype)
-
-    def of_tile(x, targets, weights):
-        scores = logits(x, narrow, bias)
-        log_normalizer = jax.nn.logsumexp(scores, axis=1)
-        columns = jax.lax.broadcasted_iota(targets.dtype, scores.shape, 1)
-        at_target = (columns == targets[:, None]).astype(jnp.float32)
-        d_scores = (jnp.exp(scores - log_normalizer[:, None]) - at_target) * weights[:, None]
-        d_narrow = d_scores.astype(x.dtype)
-        d_table = jnp.einsum("pw,pd->wd", d_narrow, x, preferred_element_type=jnp.float32)
-        value = _cross_entropy_of_logits(scores, log_normalizer, targets, weights)
-        return _Tile((value, d_table, d_scores.sum(axis=0)), d_narrow @ narrow)
-
-    (value, d_table, d_bias), d_x = _over_tiles(of_tile, tile, x, targets, weights)
-    return value, (d_x, d_table, d_bias)
-
-
-def _cross_entropy_backward(tile, gradients, d_value):
-    factor = d_value.nats
-    return *(gradient * factor.astype(gradient.dtype) for gradient in gradients), None, None
-
-
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)

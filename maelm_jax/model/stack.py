@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention, layers
+from maelm_jax.model import attention, layers, ops
 from maelm_jax.model.layers import Block
 
 
@@ -22,12 +22,21 @@ class Scattered(abc.ABC):
     """
 
     @abc.abstractmethod
-    def whole(self, dtype: jnp.dtype) -> Array:
+    def gather(self, dtype: jnp.dtype) -> Array:
         """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
 
 
 def _is_scattered(leaf) -> bool:
     return isinstance(leaf, Scattered)
+
+
+def _gathered(parameters, dtype: jnp.dtype):
+    """Returns the parameters of a layer, all of them whole."""
+
+    def leaf(parameter):
+        return parameter.gather(dtype) if _is_scattered(parameter) else parameter
+
+    return jax.tree.map(leaf, parameters, is_leaf=_is_scattered)
 
 
 def create(
@@ -55,7 +64,7 @@ def run(
     keys: Key[Array, " B"] | None = None,
     rematerialise: bool = False,
     cross: layers.CrossAttentionInputs | None = None,
-    every: bool = False,
+    all_layers: bool = False,
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """Applies the layers in turn. The body of one layer is compiled once and scanned.
 
@@ -69,11 +78,11 @@ def run(
         keys: Keys of dropout, one for each row. None: no dropout.
         rematerialise: True keeps only the layers' inputs for the backward pass.
         cross: What cross-attention reads. None: there is no cross-attention.
-        every: True returns the states after each layer, not only after the last. Pre-LN: they are
-            normalized, as what the next layer's attention reads.
+        all_layers: True returns the states after each layer, not only after the last. Pre-LN: they
+            are normalized, as what the next layer's attention reads.
 
     Returns:
-        The states [B, T, D] after the last layer, or [N, B, T, D] with `every`.
+        The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
     graph, state = nnx.split(blocks)
     depth = jax.tree.leaves(state)[0].shape[0]
@@ -83,9 +92,7 @@ def run(
 
     def body(carry, layer):
         (x, carrier), (index, parameters) = carry, layer
-        parameters = jax.tree.map(
-            lambda p: p.whole(x.dtype) if _is_scattered(p) else p, parameters, is_leaf=_is_scattered
-        )
+        parameters = _gathered(parameters, x.dtype)
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
@@ -93,18 +100,18 @@ def run(
         is_first, is_global = index == 0, index % blocks.global_every == 0
         layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
         carry = block(x, layer_terms, is_first, layer_keys, cross)
-        return carry, carry.states if every else None
+        return carry, carry.states if all_layers else None
 
-    policy = jax.checkpoint_policies.save_only_these_names("kept")
+    policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
     if rematerialise:
         policy = jax.checkpoint_policies.nothing_saveable
     body = jax.checkpoint(body, prevent_cse=False, policy=policy)
     start = attention.Attended(x, terms.carrier)
     last, states = jax.lax.scan(body, start, (jnp.arange(depth, dtype=jnp.uint32), state))
     if not blocks.normalizes_first:
-        return states if every else last.states
+        return states if all_layers else last.states
     norm_graph, norms = nnx.split(blocks.attention_norm)
-    if not every:
+    if not all_layers:
         return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
     next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
     return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, states)

@@ -21,19 +21,19 @@ def of_length(masking: config.Masking, length: int) -> str:
     return describe(masking, length, length - 2, f"at {length} tokens a segment of one line")
 
 
-def describe(masking: config.Masking, tokens: int, text_tokens: int, where: str) -> str:
+def describe(masking: config.Masking, tokens: int, text_tokens: int, scope: str) -> str:
     """Describes the mask rate as a share of all tokens and of text tokens.
 
     Args:
         masking: The rate, and whether special tokens are masked too.
         tokens: Number of all tokens but padding.
         text_tokens: Number of text tokens among them.
-        where: Which tokens are counted, as the end of a sentence.
+        scope: Which tokens are counted, as the end of a sentence.
     """
     if masking.mask_special_tokens:
         return f"mask rate {masking.rate:g} of all tokens, <s> and </s> among them"
     share = masking.rate * tokens / max(text_tokens, 1)
     return (
-        f"mask rate {masking.rate:g} of all tokens = {share:.4f} of text tokens {where} "
+        f"mask rate {masking.rate:g} of all tokens = {share:.4f} of text tokens {scope} "
         "(<s> and </s> count, but are not masked)"
     )

@@ -125,10 +125,10 @@ def set_up(
     """
     if not storage.in_bucket(options.workdir):
         coordination.check_shared_folder(options.workdir, "workdir")
-    own_folder = storage.local_path(options.workdir) / "vocabulary"  # exists if the run resumes
+    recorded = storage.local_path(options.workdir) / "vocabulary"  # exists if the run resumes
     with coordination.process_zero_first("vocabulary"):
-        if vocabularies.files_in(own_folder):
-            vocabulary = vocabularies.load(own_folder)
+        if vocabularies.files_in(recorded):
+            vocabulary = vocabularies.load(recorded)
         else:
             vocabulary = vocabulary_training.vocabulary_for(
                 experiment.vocabulary, experiment.corpus
@@ -205,6 +205,6 @@ def train(
 
 
 def _is_evaluated(workdir: str, last_step: int) -> bool:
-    """Whether metrics.jsonl has an evaluation of the last step."""
+    """Returns whether metrics.jsonl has an evaluation of the last step."""
     lines = metrics.read(workdir)
     return any(line["step"] == last_step and "eval_loss" in line for line in lines)

@@ -178,6 +178,7 @@ class Checkpoints:
         self._manager.reload()
 
     def close(self):
+        """Waits for the write in progress and frees Orbax's threads."""
         self._manager.close()
 
 

@@ -77,8 +77,8 @@ def verify(folder: str, part: int = 0, parts: int = 1) -> bool:
 
 
 def _entry(files, root: str, name: str, info: dict) -> dict:
-    kept = _kept_by_bucket(info)
-    checksum = {"md5": kept} if kept else {"sha256": _digest(files, f"{root}/{name}", "sha256")}
+    md5 = _md5_in_bucket(info)
+    checksum = {"md5": md5} if md5 else {"sha256": _digest(files, f"{root}/{name}", "sha256")}
     return {"size": info["size"], **checksum}
 
 
@@ -90,18 +90,18 @@ def _compare(files, root: str, name: str, entry: dict):
             raise Damaged(f"{name} holds {info['size']} bytes of {entry['size']}")
         # An entry made in a bucket holds MD5. The folder may have been copied to a disk since.
         if "md5" in entry:
-            same = entry["md5"] == (
-                _kept_by_bucket(info) or _digest(files, f"{root}/{name}", "md5")
+            is_equal = entry["md5"] == (
+                _md5_in_bucket(info) or _digest(files, f"{root}/{name}", "md5")
             )
         else:
-            same = entry["sha256"] == _digest(files, f"{root}/{name}", "sha256")
+            is_equal = entry["sha256"] == _digest(files, f"{root}/{name}", "sha256")
     except FileNotFoundError as error:
         raise Damaged(f"{name} is missing") from error
-    if not same:
+    if not is_equal:
         raise Damaged(f"{name} differs from its checksum")
 
 
-def _kept_by_bucket(info: dict) -> str | None:
+def _md5_in_bucket(info: dict) -> str | None:
     """Returns the MD5 (hex) that Google Cloud Storage keeps of an object. Reads no data."""
     return base64.b64decode(info["md5Hash"]).hex() if info.get("md5Hash") else None
 

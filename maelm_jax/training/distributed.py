@@ -68,7 +68,7 @@ def joined(
 
 
 def _several_tasks() -> bool:
-    """Whether Slurm or Open MPI started this process as one of several tasks."""
+    """Returns whether Slurm or Open MPI started this process as one of several tasks."""
     slurm = "SLURM_STEP_NODELIST" in os.environ and _number_in_environment("SLURM_NTASKS", 1) > 1
     return slurm or _number_in_environment("OMPI_COMM_WORLD_SIZE", 1) > 1
 

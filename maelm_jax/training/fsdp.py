@@ -37,20 +37,20 @@ class Scattered(stack.Scattered):
     # The sharded axis, counted without the layer axis.
     axis: int = dataclasses.field(metadata={"static": True})
 
-    def whole(self, dtype: jnp.dtype) -> Array:
+    def gather(self, dtype: jnp.dtype) -> Array:
         """Gathers one layer's parameter from the devices, cast to `dtype`."""
-        whole = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
-        return _at(whole, self.offset)
+        gathered = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
+        return _plus_offset(gathered, self.offset)
 
 
 @jax.custom_vjp
-def _at(whole, offset):
-    """Returns `whole + offset` for offset 0. Only the gradient of `offset` is used."""
-    return whole
+def _plus_offset(x, offset):
+    """Returns `x + offset` for offset 0. Only the gradient of `offset` is used."""
+    return x
 
 
-_at.defvjp(
-    lambda whole, offset: (whole, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
+_plus_offset.defvjp(
+    lambda x, offset: (x, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
 )
 
 
@@ -149,8 +149,8 @@ def reduced(gradient: dict) -> dict:
 def summed(tree, over: tuple[str, ...] = AXES):
     """Returns the sum over the devices along the mesh axes `over`."""
     # Beside a `tensor` axis, XLA refuses a sum over axes of size 1.
-    several = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)
-    return jax.lax.psum(tree, several) if several else tree
+    axes = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)
+    return jax.lax.psum(tree, axes) if axes else tree
 
 
 class _Layout(typing.NamedTuple):

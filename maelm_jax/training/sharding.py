@@ -120,8 +120,9 @@ def mesh_sizes(settings: config.Mesh, devices: int) -> MeshSizes:
         ConfigError: The product is not `devices`.
     """
     sizes = [settings.data, settings.fsdp, settings.tensor]
-    known = math.prod(size for size in sizes if size > 0)  # Python's integers do not overflow
-    sizes = [devices // known if size == -1 else size for size in sizes]
+    # Python's integers do not overflow.
+    product_of_set = math.prod(size for size in sizes if size > 0)
+    sizes = [devices // product_of_set if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
         divisors = [size for size in range(1, devices + 1) if devices % size == 0]
         product = " x ".join(
@@ -209,7 +210,7 @@ def local_row_indices(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
 
 
 def _row_slices(size: int, mesh: jax.sharding.Mesh) -> dict:
-    """The slice of rows of each local device."""
+    """Returns the slice of rows of each local device."""
     return NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,))
 
 

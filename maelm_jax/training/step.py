@@ -125,7 +125,7 @@ def _microbatches(rows, count: int):
 
 
 def _row_numbers(batch) -> UInt32[Array, " B"]:
-    """The numbers of the rows in the global batch."""
+    """Returns the numbers of the rows in the global batch."""
     return jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
 
 

@@ -33,7 +33,7 @@ def states(encoder, settings):
     ids = jnp.asarray(little_rows(ROWS))
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(3), jnp.arange(5, 5 + ROWS, dtype=jnp.uint32))
     inputs = masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
-    run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, every=True))
+    run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, all_layers=True))
     read = np.asarray(inputs.encoder_slots) < LENGTH
     masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, model_inputs.at_slots(inputs.segments, inputs.encoder_slots)))
     plain = np.asarray(run(params, ids, inputs.positions, inputs.segments))

@@ -25,7 +25,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
     used = little_rows(ROWS)[: len(ranks_of._rows)]
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
-    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(LITTLE, 100, 1), p)(i, where, segments, every=True))
+    run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(LITTLE, 100, 1), p)(i, where, segments, all_layers=True))
     segments, positions = model_inputs.segments_and_positions(jnp.asarray(used), SPECIAL.bos, SPECIAL.pad)
     every = np.asarray(run_encoder(params, jnp.asarray(used), positions, segments))
     assert min(found.values()) > 1

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from maelm_jax.model import attention, attention_choice
+from maelm_jax.model import attention, attention_choice, ops
 
 LAYERS = 3
 GPU = attention_choice.Target("gpu", "NVIDIA H100", 1)
@@ -18,7 +18,7 @@ def lowered_for_cuda(bias_heads: int, masked: bool) -> str:
 
     def loss(x, bias):
         mask = attention.Mask(jnp.ones((rows, slots), jnp.int32), jnp.ones((rows, slots), jnp.int32)) if masked else None
-        policy = jax.checkpoint_policies.save_only_these_names("kept")
+        policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
 
         @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
         def layer(x, _):

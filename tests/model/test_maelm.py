@@ -127,7 +127,7 @@ def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(r
 def test_the_states_of_all_layers_end_with_the_encoder_s_output(architecture):
     graph, params, inputs = make(**architecture)
     model = maelm.apply(graph, params)
-    states, last = model.encode(inputs, every=True), model.encode(inputs)
+    states, last = model.encode(inputs, all_layers=True), model.encode(inputs)
     assert states.shape == (TINY["layers"] + 1, *last.shape)
     np.testing.assert_allclose(states[-1], last, rtol=1e-5, atol=1e-5)
     visible = np.asarray(inputs.encoder_slots) < LENGTH
