@@ -1,8 +1,8 @@
 """ModernBERT (arXiv 2412.13663): pre-LN layers with rotary positions, GeGLU and no biases.
 
-Layers 0, n, 2n, ... attend to the whole text, the others to a window. In many encoders, n is 1. The
-first layer has no norm before its attention. Its place in our parameters holds the norm after the
-last layer.
+Layers 0, n, 2n, ... attend to the whole text, the others to a window. Without such others, n is 1.
+The first layer has no norm before its attention. Its place in our parameters holds the norm after
+the last layer.
 """
 
 import typing

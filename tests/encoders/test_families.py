@@ -71,8 +71,15 @@ def test_hidden_states_are_those_of_transformers(stock_name, tmp_path, vocabular
     arrays = {"positions": positions, "segments": real.astype(np.int32), "ids": ids, "types": types}
     ours = jax.jit(lambda params, arrays: maelm.apply(graph, params)(**arrays))(encoder.tree(), arrays)
     assert np.abs(np.asarray(ours) - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
-    vectors = encoder.encode(verify.sample_lines()[:9], pooling="first")
-    assert vectors.shape == (9, 32)
+
+
+def test_sentence_transformers_embeds_with_an_export_as_we_do(stock_name, tmp_path, vocabulary):
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    encoder = maelm_jax.load_encoder(stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary))
+    encoder.save_pretrained(tmp_path / "out")
+    lines = [line for line in verify.sample_lines()[:30] if "<" not in line]
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(lines)
+    assert np.abs(theirs - encoder.encode(lines)).max() < 1e-5 * np.abs(theirs).max()
 
 
 def test_the_tokenizer_reads_pairs_as_the_family_does(stock_name, model_type, tmp_path, vocabulary):
