@@ -47,8 +47,7 @@ def main(argv: list[str]) -> int:
         help="tokenise one part only, from 0; needs --shards"
     )
     parser.add_argument(
-        "--shards", type=cli.whole_number(1, 10_000), metavar="N",
-        help="number of parts; with --runner=beam by default that of the files"
+        "--shards", type=cli.whole_number(1, 10_000), metavar="N", help="number of parts"
     )
     parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
     parser.add_argument(
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> int:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
     if args.runner == "beam":
-        beam_runner.prepare(corpus, vocabulary, beam_options, args.shards)
+        beam_runner.prepare(corpus, vocabulary, beam_options)
     elif args.shard is not None:
         rows.write_part(corpus, vocabulary, args.shard, args.shards)
         print(f"shard {args.shard} of {args.shards} is done; --join joins them")
@@ -97,16 +96,15 @@ def check_division(args: argparse.Namespace):
         raise config.ConfigError(
             f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
         )
-    if args.runner == "beam" and (args.hosts > 1 or args.shard is not None or args.join):
-        raise config.ConfigError("--runner=beam divides the work; leave --hosts, --shard, --join")
-    if args.runner == "local" and (args.shard is None) != (args.shards is None):
+    if (args.shard is None) != (args.shards is None):
         raise config.ConfigError("--shard and --shards: give both, or neither")
     if args.shard is not None and args.shard >= args.shards:
         raise config.ConfigError(
             f"--shard={args.shard} --shards={args.shards}: shard must lie between 0 and shards - 1"
         )
-    if (args.hosts > 1) + (args.shard is not None) + args.join > 1:
-        raise config.ConfigError("--hosts, --shard and --join: give one of them")
+    divisions = (args.hosts > 1, args.shard is not None, args.join, args.runner == "beam")
+    if sum(divisions) > 1:
+        raise config.ConfigError("--hosts, --shard, --join and --runner=beam: give one of them")
 
 
 def table(stores: dict[str, dict[str, Rows]]) -> str:

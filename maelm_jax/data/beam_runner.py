@@ -1,16 +1,15 @@
-"""Runs the parts of an array job (rows.write_part) as one pipeline of Apache Beam.
+"""Prepares rows with a pipeline of Apache Beam whose elements are the files of the sources.
 
-The workers write their blocks to `Corpus.rows_dir`, which all of them share. Beam starts a part
-again if its worker is killed. The part goes on after its finished blocks.
+The workers write blocks (blocks.py) to `Corpus.rows_dir`, which all of them share. If a worker is
+killed, Beam gives its file to another, which goes on after the finished blocks.
 """
 
-import dataclasses
 import logging
 import re
 import typing
 
 from maelm_jax import config
-from maelm_jax.data import rows, sources
+from maelm_jax.data import blocks, prepared_folders, rows, rows_dir, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 QUIET = ("--default_sdk_harness_log_level=WARNING",)  # a worker else logs each of its connections
@@ -31,41 +30,51 @@ def import_beam():
 
 
 def prepare(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, options: list[str],
-    parts: int | None = None
+    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, options: list[str]
 ):
-    """Makes the stores of all sources: tokenises with Beam, then joins the parts here.
+    """Makes the stores of all sources: tokenises with Beam, then joins the blocks here.
 
     Args:
         corpus: The sources, and the folder of the rows, which all workers share.
         vocabulary: Turns text into ids.
         options: Beam's pipeline options, `--NAME=VALUE`.
-        parts: Number of parts. None: as many as the largest source has files.
 
     Raises:
-        ConfigError: The text cannot be read, or an option is wrong.
+        ConfigError: The text cannot be read, or it changed meanwhile, or `rows_dir` cannot be used.
         RunError: The pipeline fails for another reason.
     """
     beam = import_beam()
     rows.check_parts(corpus)
-    if parts is None:
-        parts = max(len(sources.shards(source, corpus)) for source in sources.rates(corpus))
-    one_process = dataclasses.replace(corpus, processes=1)
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
+    text_before = prepared_folders.present_text(sources.rates(corpus), corpus)
+    jobs = list(_jobs(corpus, vocabulary))
     try:
         pipeline_options = beam.options.pipeline_options.PipelineOptions([*QUIET, *options])
-        with beam.Pipeline(options=pipeline_options) as run:
-            numbers = run | "Parts" >> beam.Create(range(parts)) | beam.Reshuffle()
-            numbers | "Rows" >> beam.Map(_write_part, one_process, vocabulary, parts)
+        with beam.Pipeline(options=pipeline_options) as pipeline:
+            files = pipeline | "Files" >> beam.Create(jobs) | beam.Reshuffle()
+            files | "Rows" >> beam.Map(_write, vocabulary)
     except Exception as error:  # Beam reports an error of a worker as text
         raise _error(error) from error
+    for source, folder in {job.shard.source: job.folder for job in jobs}.items():
+        rows.check_unchanged({source: text_before[source]}, folder, corpus)
     rows.join(corpus, vocabulary)
 
 
-def _write_part(
-    part: int, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, parts: int
-):
-    rows.write_part(corpus, vocabulary, part, parts)
+def _jobs(
+    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
+) -> typing.Iterator[blocks.Job]:
+    """Yields a job for each file of the sources that have no complete store."""
+    for source, folder in rows.folders(corpus, vocabulary).items():
+        if rows.is_complete(folder):
+            continue
+        prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
+        for number, shard in enumerate(sources.shards(source, corpus)):
+            yield blocks.Job(rows.blocks_folder(folder), shard, number, corpus.sequence_length)
+
+
+def _write(job: blocks.Job, vocabulary: vocabularies.Vocabulary):
+    with rows_dir.writing(job.shard.corpus):
+        blocks.write_shard(job, vocabulary)
 
 
 def _error(error: Exception) -> Exception:

@@ -90,6 +90,14 @@ def write(
             bar.set_postfix_str(f"{tokens / max(elapsed, 1e-9) / 1e3:.0f}k tokens/s", refresh=False)
 
 
+def write_shard(job: Job, vocabulary: vocabularies.Vocabulary):
+    """Writes the missing blocks of one shard."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    block_files.remove_damaged(job.folder, job.number)
+    if block_files.missing(job.folder, job.number):
+        _run(job, vocabulary)
+
+
 def _run(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int]:
     jobs = [job] if job.documents is not None else _blocks(job)
     done = [_write_block(block, vocabulary) for block in jobs]

@@ -139,10 +139,10 @@ def write_part(
         if is_complete(folder):
             continue
         prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
-        blocks_folder = _blocks_folder(folder)
-        with rows_dir.writing(corpus), _only_process(blocks_folder, part):
+        blocks_path = blocks_folder(folder)
+        with rows_dir.writing(corpus), _only_process(blocks_path, part):
             shards = sources.shards(source, corpus)
-            _write_blocks(folder, blocks_folder, shards, corpus, vocabulary, part, parts, None)
+            _write_blocks(folder, blocks_path, shards, corpus, vocabulary, part, parts, None)
 
 
 def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
@@ -158,22 +158,22 @@ def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
     for source, folder in folders(corpus, vocabulary).items():
         if is_complete(folder):
             continue
-        blocks_folder, shards = _blocks_folder(folder), sources.shards(source, corpus)
+        blocks_path, shards = blocks_folder(folder), sources.shards(source, corpus)
         unfinished = [
             shard.path or f"{source}, part {number}"
             for number, shard in enumerate(shards)
-            if block_files.missing(blocks_folder, number)]
+            if block_files.missing(blocks_path, number)]
         if unfinished:
             raise config.ConfigError(
-                f"{blocks_folder}: {len(unfinished)} of {len(shards)} files are not finished, the "
+                f"{blocks_path}: {len(unfinished)} of {len(shards)} files are not finished, the "
                 f"first is {unfinished[0]}; run prepare with every --shard first")
-        with rows_dir.writing(corpus), _only_process(blocks_folder, 0):
+        with rows_dir.writing(corpus), _only_process(blocks_path, 0):
             if not is_complete(folder):
-                _join(folder, blocks_folder, source, len(shards), corpus, vocabulary)
-            shutil.rmtree(blocks_folder, ignore_errors=True)
+                _join(folder, blocks_path, source, len(shards), corpus, vocabulary)
+            shutil.rmtree(blocks_path, ignore_errors=True)
 
 
-def _blocks_folder(folder: pathlib.Path) -> pathlib.Path:
+def blocks_folder(folder: pathlib.Path) -> pathlib.Path:
     """Returns the folder of the blocks of a store that is not complete."""
     return folder.with_name(f"{folder.name}.parts")
 
@@ -186,7 +186,7 @@ def _make(
     prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
     prepared_folders.log_changes(folder, [source], corpus, store_manifest.FILE)
     started = time.monotonic()
-    parts = _blocks_folder(folder)
+    parts = blocks_folder(folder)
     with _only_process(parts, host):
         if not is_complete(folder):
             text_before = prepared_folders.present_text([source], corpus)
@@ -197,7 +197,7 @@ def _make(
             _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
                 _wait(source, parts, lambda: block_files.all_written(parts, len(shards)))
-                _check_unchanged(text_before, parts, corpus)
+                check_unchanged(text_before, parts, corpus)
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
                 _wait(source, parts, lambda: is_complete(folder))
@@ -209,7 +209,7 @@ def _make(
         folder)
 
 
-def _check_unchanged(
+def check_unchanged(
     before: dict[str, dict[str, str]], parts: pathlib.Path, corpus: config.Corpus
 ):
     """Removes the blocks and raises ConfigError if the text changed while it was read."""

@@ -1,11 +1,13 @@
 """The runner of Apache Beam: its flags and its errors. tests/beam.sh runs pipelines, in an environment of their own."""
 
+import dataclasses
 import importlib.util
+import pickle
 
 import pytest
 
 from maelm_jax import config, prepare
-from maelm_jax.data import beam_runner
+from maelm_jax.data import beam_runner, blocks, rows
 
 WORKER = """Traceback (most recent call last):
   File "x.py", line 3, in f
@@ -32,12 +34,30 @@ def test_errors_of_a_pipeline_are_one_line(error, kind, message):
 
 
 @pytest.mark.parametrize("flags,message", [
-    (["--beam_runner=X"], "--beam_runner=X: give --runner=beam as well"), (["--runner=beam", "--hosts=2"], "--runner=beam divides the work"),
-    (["--runner=beam", "--join"], "--runner=beam divides the work"), (["--runner=spark"], "--runner"),
+    (["--beam_runner=X"], "--beam_runner=X: give --runner=beam as well"), (["--runner=beam", "--hosts=2"], "give one of them"),
+    (["--runner=beam", "--join"], "give one of them"), (["--runner=spark"], "--runner"),
 ])  # fmt: skip
 def test_flags_that_do_not_fit_together_are_one_line(flags, message):
     with pytest.raises(config.ConfigError, match=message):
         prepare.main(["--gin_file=tiny.gin", *flags])
+
+
+def test_the_files_of_all_sources_in_any_order_make_the_same_stores(small_corpus, small_vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 200)
+    (tmp_path / "b.jsonl").write_text("\n".join(f'{{"text": "Record {number} says a few words."}}' for number in range(60)))
+    (tmp_path / "c.txt").write_text("\n\n".join(f"Another text of the number {number}." for number in range(40)))
+    both = {f"files:{tmp_path}/*.txt": 1.0, f"files:{tmp_path}/*.jsonl": 1.0}
+    corpus = dataclasses.replace(small_corpus, text_files=None, sources=both)
+    expected = [splits["train"].folder for splits in rows.prepare(corpus, small_vocabulary).values()]
+    other = dataclasses.replace(corpus, rows_dir=str(tmp_path / "other"))
+    jobs = list(beam_runner._jobs(other, small_vocabulary))
+    assert len(jobs) == 3
+    for job in [*reversed(jobs), jobs[0]]:  # an element may run twice
+        beam_runner._write(pickle.loads(pickle.dumps(job)), small_vocabulary)
+    rows.join(other, small_vocabulary)
+    for folder in expected:
+        assert (tmp_path / "other" / folder.name / "store.json").read_bytes() == (folder / "store.json").read_bytes()
+    assert list(beam_runner._jobs(other, small_vocabulary)) == []
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is not None, reason="Apache Beam is installed")
