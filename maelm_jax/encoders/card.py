@@ -207,11 +207,11 @@ def render(about: About) -> str:
     else:
         rows |= fine_tuning(about) if about.results else pretraining(about)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    front = (
-        "---\nlibrary_name: transformers\ntags: [mae-lm]\n---\n\n"
-        if about.format == "huggingface"
-        else ""
-    )
+    made = "trained" if about.experiment else "converted"
+    tags = "tags: [mae-lm]\n" if about.experiment else ""
+    front = ""
+    if about.format == "huggingface":
+        front = f"---\nlibrary_name: transformers\n{tags}---\n\n"
     heads = {
         "MaskedLM": "logits",
         "SequenceClassification": "logits",
@@ -227,7 +227,7 @@ def render(about: About) -> str:
         name=about.name, auto=auto, output=f"output.{output}", mask=about.mask
     )
     return (
-        f"{front}# {about.name}\n\nA text encoder made with maelm_jax.\n\n"
+        f"{front}# {about.name}\n\nA text encoder {made} with maelm_jax.\n\n"
         f"| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
         f"## Verification\n\n{verification(about.format, about.reports)}\n"
     )

@@ -219,7 +219,9 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         first = (tmp_path / "out" / name).read_bytes()
         assert name == "config.json" or (tmp_path / "again" / name).read_bytes() == first
-    assert f"converted from | `{tmp_path / 'out'}`" in (tmp_path / "again" / "README.md").read_text()
+    card = (tmp_path / "again" / "README.md").read_text()
+    assert f"converted from | `{tmp_path / 'out'}`" in card and "encoder converted with" in card and "mae-lm" not in card
+    assert "encoder trained with" in (tmp_path / "out" / "README.md").read_text()
     for more, message in ((["--step=3"], "need a workdir"), (["--gin.Model.layers=3"], "is no workdir. Leave it out")):
         with pytest.raises(config.ConfigError, match=message):
             run(tmp_path / "out", tmp_path / "third", *more)
