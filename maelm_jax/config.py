@@ -36,6 +36,7 @@ from maelm_jax.settings import (
 )
 from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
+from maelm_jax.special_ids import SpecialIds as SpecialIds
 
 Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet", "modernbert"]
 
@@ -344,28 +345,6 @@ class Experiment:
             if size % self.run.accumulate != 0:
                 raise ConfigError(
                     f"{name} {size} is not divisible by Run.accumulate {self.run.accumulate}")
-
-
-@dataclasses.dataclass(frozen=True)
-class SpecialIds:
-    """The special ids of a vocabulary, and which ids continue a word. All other ids are text."""
-
-    bos: int  # <s>, at the start of every segment
-    pad: int
-    eos: int  # </s>, after every line, and where a row ends inside a line
-    unk: int
-    mask: int
-    continues_word: tuple[bool, ...] = ()  # one per id; random tokens and word masking need it
-
-    @classmethod
-    def of_size(cls, size: int) -> "SpecialIds":
-        """The ids of a vocabulary trained by data/vocabulary.py, every id a whole word."""
-        return cls(0, 1, 2, 3, size - 1, (False,) * size)
-
-    @property
-    def never_masked(self) -> tuple[int, ...]:
-        """The ids that are never masked by default."""
-        return (self.bos, self.pad, self.eos)
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)

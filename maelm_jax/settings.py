@@ -56,7 +56,7 @@ class Settings:
             raise ConfigError(f"{type(self).__name__}.{message}")
 
     def listed(self, name: str) -> tuple:
-        """A field as a tuple. A single value gives a tuple of one."""
+        """Returns a field as a tuple. A single value gives a tuple of one."""
         value = getattr(self, name)
         return value if isinstance(value, tuple) else (value,)
 
@@ -66,7 +66,7 @@ class Settings:
         self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
 
     def sections(self) -> list["Settings"]:
-        """The sections in the fields of this one. See `section`."""
+        """Returns the sections in the fields of this one. See `section`."""
         values = (getattr(self, name) for name in type(self).__pydantic_fields__)
         return [value for value in values if isinstance(value, Settings)]
 
@@ -91,7 +91,7 @@ def section(cls: type):
 
 
 def field_names(cls: type) -> list[str]:
-    """The names of the settings of a section, without the fields that hold other sections."""
+    """Returns the names of a section's settings, without fields that hold other sections."""
     return [
         name
         for name, field in cls.__pydantic_fields__.items()

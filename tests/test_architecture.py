@@ -22,7 +22,7 @@ LAYERS = (
     {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
     {"gin_files"},
     {"config", "config_finetune", "config_optimizer", "config_files"},
-    {"settings", "storage", "json_files", "tables", "plotting"},
+    {"settings", "special_ids", "storage", "json_files", "tables", "plotting"},
 )
 LONGEST_FILE, LONGEST_CONFIG, LONGEST_FUNCTION = 300, 400, 60
 

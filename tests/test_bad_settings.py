@@ -56,6 +56,7 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("file").write_text("text")
     pathlib.Path("lines.txt").write_text("a line\n")
     pathlib.Path("loop").symlink_to("loop")
+
     def unchanged(value):
         return value
 
@@ -80,10 +81,8 @@ def test_a_right_input_is_started(command, commands):
 # Settings that every command checks, as NAME=VALUE.
 SETTINGS = [
     "TRAIN_STEPS=0", "TRAIN_STEPS=-1", "TRAIN_STEPS=1e3", "TRAIN_STEPS=many", "TRAIN_STEPS=None",
-    "TRAIN_STEPS=10000000000",
-    "BATCH_SIZE=0", "BATCH_SIZE=100000000", "BATCH_SIZE=[8,16]", "BATCH_SIZE=8.0",
-    "SEQUENCE_LENGTH=0", "SEQUENCE_LENGTH=7",
-    "SEQUENCE_LENGTH=2000000", "SEQUENCE_LENGTH=129", "SEED=-1", "SEED=18446744073709551616",
+    "TRAIN_STEPS=10000000000", "BATCH_SIZE=0", "BATCH_SIZE=100000000", "BATCH_SIZE=[8,16]", "BATCH_SIZE=8.0",
+    "SEQUENCE_LENGTH=0", "SEQUENCE_LENGTH=7", "SEQUENCE_LENGTH=2000000", "SEQUENCE_LENGTH=129", "SEED=-1", "SEED=18446744073709551616",
     "SEED=1e999", "SEED=" + NINES, "SEED=0x" + "f" * 5000,
     "SEED=٣x", "SEED=²", "SEED=True", "SEED=None", "SEED=''", "SEED=" + DEEP,
     "SEED=" + "-" * 5000 + "1", "TEXT_FILES=''", "TEXT_FILES=3",

@@ -74,8 +74,8 @@ def target_of(mesh: jax.sharding.Mesh) -> Target:
 def current_target() -> Target:
     """Returns the target that `traced_for` has set, or the devices of this machine."""
     device = jax.devices()[0]
-    here = Target(device.platform, device.device_kind, jax.device_count())
-    return _target.get() or here
+    this_machine = Target(device.platform, device.device_kind, jax.device_count())
+    return _target.get() or this_machine
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def choose(requested: str, call: Call, target: Target) -> Choice:
 
 
 def _automatic(call: Call, target: Target) -> Choice:
-    """The fastest backend that can compute the call."""
+    """Returns the fastest backend that can compute the call."""
     backends = _FUSED.get(target.platform)
     if backends is None:
         return Choice("xla", f"the platform is {target.platform}")

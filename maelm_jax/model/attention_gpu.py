@@ -69,13 +69,13 @@ attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _operands(q, k, v, bias) -> tuple[Array, ...]:
-    """The operands of both primitives; the last six are of variants that are not used here."""
+    """Returns the operands of both primitives. The last six are of variants that are not used."""
     unused = jnp.zeros(0, q.dtype)
     return q, k, v, unused if bias is None else bias, *(unused,) * 6
 
 
 def _settings(cudnn, q, bias, bias_has_gradient: bool) -> dict:
-    """The parameters of both primitives."""
+    """Returns the parameters of both primitives."""
     return {
         "scale": q.shape[-1] ** -0.5,
         "seed": 0,

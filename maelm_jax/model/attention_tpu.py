@@ -49,7 +49,7 @@ class _Specs(typing.NamedTuple):
 
 
 def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
-    """The blocks of each operand."""
+    """Returns the blocks of each operand."""
     (_, queries, width), keys = q.shape, k.shape[1]
     group = heads_per_step(width // settings.heads)
     lanes = width // settings.heads * group
@@ -76,7 +76,7 @@ def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
 
 
 def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs, shapes, aliases):
-    """The Pallas call of a kernel, over the grid (rows, groups of heads)."""
+    """Returns the Pallas call of a kernel, over the grid (rows, groups of heads)."""
     rows, queries, width = q.shape
     head_size = width // settings.heads
     needed = memory_needed(queries, k.shape[1], head_size, q.dtype.itemsize, bias is not None)

@@ -24,7 +24,7 @@ def _product(x, y, contracted):
 
 
 def _slots(shape: tuple[int, int], axis: int):
-    """The number of each element along an axis."""
+    """Returns the number of each element along an axis."""
     return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
@@ -40,7 +40,7 @@ def _mask(settings: Settings, operands: Operands, shape: tuple[int, int]):
 
 
 def _scores(q, k, bias, index: int, mask):
-    """The scores of the head with this index in its group."""
+    """Returns the scores of the head with this index in its group."""
     scores = _product(q, k, _ROWS_BY_ROWS)
     if bias is not None:
         scores = scores + bias[0, min(index, bias.shape[1] - 1)].astype(jnp.float32)

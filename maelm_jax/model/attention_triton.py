@@ -65,7 +65,7 @@ def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
 def _call(
     kernel, warps: int, settings: Settings, q, length: int, in_specs, out_specs, shapes, aliases
 ):
-    """The Pallas call of a kernel that divides `length` slots of each row into blocks."""
+    """Returns the Pallas call of a kernel that divides `length` slots of each row into blocks."""
     return pl.pallas_call(
         functools.partial(kernel, settings),
         grid=(pl.cdiv(length, kernels.BLOCK), settings.heads, q.shape[0]),

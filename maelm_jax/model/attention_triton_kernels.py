@@ -43,7 +43,7 @@ class _Block(typing.NamedTuple):
 
 
 def _block(number, length: int, size: int = BLOCK) -> _Block:
-    """The block with this number of a row, if blocks have `size` slots."""
+    """Returns the block with this number of a row, if blocks have `size` slots."""
     slots = number * size + jnp.arange(size, dtype=jnp.int32)
     return _Block(pl.ds(number * size, size), slots, slots < length)
 
@@ -92,7 +92,7 @@ class _Pairs(typing.NamedTuple):
         return jnp.where(self.keys.exist[None], scores, -jnp.inf)
 
     def dropped(self, values) -> Float[Array, "M N"]:
-        """The values times 0 or 1 / (1 - rate)."""
+        """Returns the values times 0 or 1 / (1 - rate)."""
         if self.row.operands.head_words is None:
             return values
         return values * attention_fused.dropout_scale(

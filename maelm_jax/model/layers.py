@@ -232,9 +232,9 @@ class Block(nnx.Module):
         return attention.Attended(x, carrier)
 
     def _before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """What attention or feed-forward reads."""
+        """Returns what attention or feed-forward reads."""
         return norm(x) if self.normalizes_first else x
 
     def _after(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """The states after a residual sum."""
+        """Returns the states after a residual sum."""
         return x if self.normalizes_first else norm(x)

@@ -56,7 +56,7 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
 
 
 def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Array, "B T S"]:
-    """The bucket of each distance. `buckets` is the result of `bucket_of_distance`."""
+    """Returns the bucket of each distance. `buckets` is the result of `bucket_of_distance`."""
     middle = len(buckets) // 2
 
     def gathered(distance):
@@ -75,7 +75,7 @@ def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Arra
 
 @jax.custom_vjp
 def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
-    """The bias of each pair of query and key: the row of `table` that `bucket` names."""
+    """Returns the bias of each pair of query and key: the row of `table` that `bucket` names."""
 
     def gathered(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)

@@ -57,7 +57,7 @@ def _line(choices: dict[str, attention_choice.Choice]) -> str:
 
 
 def _calls(experiment: config.Experiment) -> dict[str, attention_choice.Call]:
-    """The shapes of the attention of each part of the model in training."""
+    """Returns the shapes of the attention of each part of the model in training."""
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     calls = {"encoder": _encoder_call(model, sizes.visible)}

@@ -120,7 +120,7 @@ def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
 
 
 def figure_of(workdir: str, unigram: float | None):
-    """A matplotlib Figure of the losses of a run.
+    """Returns a matplotlib Figure of the losses of a run.
 
     Args:
         workdir: Folder of the run.
