@@ -53,14 +53,22 @@ def test_weight_decay_can_leave_out_biases_and_scales(create, everything):
         np.testing.assert_allclose(value, expected[keys[-1].key], rtol=1e-6)
 
 
-def test_clipping_and_decay():
-    updates = optimizer.create(config.Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0.5, clip_norm=2.0), 10**9)
+def test_decay_is_decoupled_from_the_gradient():
+    updates = optimizer.create(config.Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0.5), 10**9)
     params = {"w": jnp.asarray([10.0])}
-    state = updates.init(params)
-    change, _ = updates.update({"w": jnp.asarray([0.0])}, state, params)
+    change, _ = updates.update({"w": jnp.asarray([0.0])}, updates.init(params), params)
     np.testing.assert_allclose(change["w"], [-5.0], rtol=1e-5)
-    clipped, _ = optax.clip_by_global_norm(2.0).update({"w": jnp.asarray([8.0])}, optax.EmptyState())
-    np.testing.assert_allclose(clipped["w"], [2.0])
+
+
+@pytest.mark.parametrize("create", [lambda settings: optimizer.create(settings, 10**9), optimizer.create_adjustable])
+@pytest.mark.parametrize("clip_norm,share", [(2.0, 0.2), (10.0, 1.0), (0.0, 1.0)])
+def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(create, clip_norm, share):
+    updates = create(config.Optimizer(clip_norm=clip_norm, b1=0.9))
+    gradient = {"encoder": jnp.asarray([6.0]), "head": jnp.asarray([8.0])}
+    _, state = updates.update(gradient, updates.init(gradient), gradient)
+    mu = optax.tree.get(state, "mu")
+    for name, value in gradient.items():
+        np.testing.assert_allclose(mu[name], 0.1 * share * value, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
