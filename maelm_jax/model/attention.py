@@ -160,9 +160,9 @@ def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> Score
 
 def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
     """Makes the mask an array, and adds it to the bias if there is one."""
-    if not isinstance(terms.mask, Mask):
+    if terms.mask is None:
         return terms
-    mask = terms.mask.as_bias(dtype)
+    mask = terms.mask.as_bias(dtype) if isinstance(terms.mask, Mask) else terms.mask
     if terms.bias is None:
         return terms._replace(mask=mask)
     return terms._replace(bias=mask + terms.bias, mask=None)
