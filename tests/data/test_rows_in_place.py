@@ -29,7 +29,7 @@ def test_batches_are_those_of_the_copy_and_the_cache_stays_small(whole, shards, 
     in_place = opened(whole, shards, shuffle_shards=shuffle_shards)
     here, there = (stream(splits, shuffle_shards=shuffle_shards) for splits in (store.open_splits(whole), in_place))
     assert len(in_place["train"]) > shards * 256, "the data is larger than the cache"
-    for step in (*range(40), 10**6, 7):  # also from another step on, as a resumed run
+    for step in (*range(20), 10**6, 7):  # also from another step on, as a resumed run
         np.testing.assert_array_equal(there.batch(step), here.batch(step))
         assert in_place["train"]._cache.size <= shards * SHARD_BYTES
     numbers = np.arange(len(in_place["heldout"]))
@@ -42,7 +42,7 @@ def test_hosts_read_their_share_of_the_same_batch(whole, hosts):
     for host in range(hosts):
         mine = np.arange(host * 16 // hosts, (host + 1) * 16 // hosts)
         share = stream(opened(whole, 8, shuffle_shards=2), mine, shuffle_shards=2)
-        for step in (0, 1, 50):
+        for step in (0, 50):
             np.testing.assert_array_equal(share.batch(step), one.batch(step)[mine])
 
 
@@ -51,11 +51,11 @@ def test_an_epoch_fetches_each_file_once_if_windows_fit(whole, monkeypatch):
     load = splits["train"]._load
     monkeypatch.setattr(splits["train"], "_load", lambda shard: loaded.append(shard) or load(shard))
     monkeypatch.setattr(batches, "STEPS_AHEAD", 8)
-    in_place = stream(splits, shuffle_shards=2)
-    for step in range(len(splits["train"]) // 16 - 8):
+    in_place = batches.Batches({SOURCE: splits["train"]}, {SOURCE: 1.0}, 64, 5, shuffle_shards=2)
+    for step in range(len(splits["train"]) // 64 - 8):  # nothing is fetched for the next epoch
         in_place.batch(step)
     splits["train"]._cache._pool.shutdown()  # after the files that are being fetched
-    assert sorted(loaded) == list(range(-(-len(splits["train"]) // 256)))
+    assert len(loaded) == len(set(loaded)) and set(loaded) >= set(range(len(splits["train"]) // 256))
 
 
 @pytest.mark.parametrize("damage,message", [
