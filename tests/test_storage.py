@@ -218,7 +218,7 @@ def test_checkpoints_in_a_bucket(bucket, cache):
 
 def test_of_two_processes_one_creates_a_lease(bucket, cache):
     first, second = (workdir_lock.Lease(f"{bucket}/runs/lease", {"id": name, "host": "host", "process": name, "since": ""}) for name in "ab")
-    first.take({})
+    first.acquire({})
     with pytest.raises(FileExistsError):
         second._files.pipe_file(second._path(1), second._content(), mode="create")
     assert not second._create(1)

@@ -59,11 +59,11 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
     lines = []
     old, new = before.experiment.run, now.run
     if old.train_steps != new.train_steps:
-        was, becomes = (learning_rate(run, now.optimizer, step) for run in (old, new))
+        old_rate, new_rate = (learning_rate(run, now.optimizer, step) for run in (old, new))
         lines.append(
             f"Run.train_steps: {old.train_steps} -> {new.train_steps}. The schedule is now that of "
-            f"{new.train_steps} steps: the learning rate of step {step + 1} is {becomes:.4g}, "
-            f"it was to be {was:.4g}"
+            f"{new.train_steps} steps: the learning rate of step {step + 1} is {new_rate:.4g}, "
+            f"it was to be {old_rate:.4g}"
         )
     if old.accumulate != new.accumulate:
         lines.append(

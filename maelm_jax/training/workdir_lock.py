@@ -47,11 +47,11 @@ def held(workdir: str) -> collections.abc.Iterator[None]:
             processes raise it.
     """
     with contextlib.ExitStack() as stack:
-        coordination.run_on_process_zero(f"lock of {workdir}", lambda: _take(workdir, stack))
+        coordination.run_on_process_zero(f"lock of {workdir}", lambda: _acquire(workdir, stack))
         yield
 
 
-def _take(workdir: str, stack: contextlib.ExitStack):
+def _acquire(workdir: str, stack: contextlib.ExitStack):
     holder = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -61,7 +61,7 @@ def _take(workdir: str, stack: contextlib.ExitStack):
     before = stack.enter_context(_locked(workdir, holder))
     if storage.in_bucket(workdir):
         lease = Lease(workdir, holder)
-        lease.take(before)
+        lease.acquire(before)
         stack.enter_context(lease)
 
 
@@ -131,7 +131,7 @@ class LeaseObject(typing.NamedTuple):
 class Lease:
     """The lease on a workdir in a bucket.
 
-    As a context manager, it renews the lease in a thread and releases it at the end. Call `take`
+    As a context manager, it renews the lease in a thread and releases it at the end. Call `acquire`
     before.
 
     Args:
@@ -152,7 +152,7 @@ class Lease:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 
-    def take(self, before: dict):
+    def acquire(self, before: dict):
         """Waits until this process has the lease.
 
         Args:

@@ -111,8 +111,8 @@ class Process:
         self.slept += seconds
         self.meanwhile()
 
-    def take(self, before: str | None = None):
-        self.lease.take({"id": before} if before else {})
+    def acquire(self, before: str | None = None):
+        self.lease.acquire({"id": before} if before else {})
         return self
 
 
@@ -124,17 +124,17 @@ def objects():
 
 
 def test_a_lease_that_is_renewed_is_not_taken(objects):
-    first = Process("first").take()
+    first = Process("first").acquire()
     second = Process("second", meanwhile=first.lease.renew)
     with pytest.raises(config.ConfigError, match="run is in use by process first on host"):
-        second.take()
+        second.acquire()
     first.lease.renew()
     assert second.slept <= 30 and len(objects) == 1
 
 
 def test_a_lease_that_is_not_renewed_expires_and_its_holder_notices(caplog):
-    first, second = Process("first").take(), Process("second")
-    second.take()
+    first, second = Process("first").acquire(), Process("second")
+    second.acquire()
     assert 120 <= second.slept <= 125 and "waiting up to 120 s" in caplog.text
     with pytest.raises(workdir_lock.Lost):
         first.lease.renew()
@@ -142,34 +142,34 @@ def test_a_lease_that_is_not_renewed_expires_and_its_holder_notices(caplog):
 
 
 def test_a_lease_that_was_given_back_is_taken_at_once():
-    first, second = Process("first").take(), Process("second")
+    first, second = Process("first").acquire(), Process("second")
     first.lease.release()
-    assert second.take().slept == 0
+    assert second.acquire().slept == 0
 
 
 def test_on_the_machine_of_the_process_that_was_killed_its_lease_is_taken_at_once():
-    first, second = Process("first").take(), Process("second")
-    assert second.take(before="first").slept == 0
+    first, second = Process("first").acquire(), Process("second")
+    assert second.acquire(before="first").slept == 0
     with pytest.raises(workdir_lock.Lost):
         first.lease.renew()
 
 
 def test_of_two_that_wait_for_the_same_lease_one_gets_it():
-    Process("first").take()
+    Process("first").acquire()
     third = Process("third")
-    second = Process("second", meanwhile=lambda: third.take(before="first") if second.slept == 120 else None)
+    second = Process("second", meanwhile=lambda: third.acquire(before="first") if second.slept == 120 else None)
     with pytest.raises(config.ConfigError, match="in use by process third"):
-        second.take()
+        second.acquire()
 
 
 def test_an_object_of_the_same_number_that_another_made_first_is_respected(monkeypatch):
     """Both saw that there was no lease; the condition at the creation decides."""
     second = Process("second")
     plain, first = second.lease._create, Process("first")
-    monkeypatch.setattr(second.lease, "_create", lambda number: (first.take(), plain(number))[1])
+    monkeypatch.setattr(second.lease, "_create", lambda number: (first.acquire(), plain(number))[1])
     second.meanwhile = first.lease.renew
     with pytest.raises(config.ConfigError, match="in use by process first"):
-        second.take()
+        second.acquire()
 
 
 def test_an_answer_that_was_lost_does_not_lose_the_lease(monkeypatch):
@@ -182,7 +182,7 @@ def test_an_answer_that_was_lost_does_not_lose_the_lease(monkeypatch):
         plain(path, content, mode=mode)
 
     monkeypatch.setattr(first.lease._files, "pipe_file", twice)
-    assert first.take().slept == 0
+    assert first.acquire().slept == 0
     monkeypatch.undo()
     first.lease.renew()
 
@@ -200,11 +200,11 @@ def test_a_lease_that_was_lost_ends_the_process(monkeypatch):
     monkeypatch.setattr(workdir_lock, "RENEW_EVERY", 0.01)
     ended = []
     monkeypatch.setattr(workdir_lock, "_end_process", lambda workdir, holder: ended.append((workdir, holder["process"])))
-    first = Process("first").take()
+    first = Process("first").acquire()
     with first.lease:
         time.sleep(0.05)
         assert not ended and first.lease._renewals > 0
-        Process("second").take(before="first")
+        Process("second").acquire(before="first")
         end = time.monotonic() + 10
         while not ended and time.monotonic() < end:
             time.sleep(0.01)
@@ -212,7 +212,7 @@ def test_a_lease_that_was_lost_ends_the_process(monkeypatch):
 
 
 def test_the_end_of_a_run_gives_the_lease_back():
-    first = Process("first").take()
+    first = Process("first").acquire()
     with first.lease:
         pass
-    assert Process("second").take().slept == 0
+    assert Process("second").acquire().slept == 0
