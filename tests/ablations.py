@@ -33,13 +33,18 @@ def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
 
 
-def make(name: str, *more: str):
-    """(settings, graph, parameters without a zero among them, inputs)"""
-    experiment = load(name, *more)
+def make_model(experiment: config.Experiment):
+    """(graph, parameters without a zero among them)"""
     graph, init = maelm.create(experiment.model, SIZE, SPECIAL)
     rng = np.random.default_rng(1)
     random = lambda x: jnp.asarray(rng.normal(0.0, 0.2, x.shape), x.dtype)  # noqa: E731
-    return experiment, graph, jax.tree.map(random, jax.eval_shape(init, jax.random.key(0))), draw(experiment.masking, some_rows())
+    return graph, jax.tree.map(random, jax.eval_shape(init, jax.random.key(0)))
+
+
+def make(name: str, *more: str):
+    """(settings, graph, parameters without a zero among them, inputs)"""
+    experiment = load(name, *more)
+    return experiment, *make_model(experiment), draw(experiment.masking, some_rows())
 
 
 def is_masked(inputs: model_inputs.Inputs) -> np.ndarray:

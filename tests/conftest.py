@@ -18,10 +18,12 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
-from testing import STEPS, call, finish, once, only_devices, quick_compilation, start, training  # noqa: E402
+from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Tests spend more time in the compiler than in what it compiles.
+jax.config.update("jax_disable_most_optimizations", True)
 
 SHARED = ROOT.parent / "shared" / "data"
 CORPUS = SHARED / "corpus" / "valid.txt.xz"
@@ -49,9 +51,9 @@ def _without_skips(report, options):
 
 
 @pytest.fixture(scope="module")
-def quickly_compiled():
-    """For modules that spend their time in the compiler, and whose tolerances do not depend on how well it optimises."""
-    with quick_compilation():
+def optimised():
+    """For modules that read compiled programs, or compare them with numbers of programs that were optimised."""
+    with optimised_compilation():
         yield
 
 

@@ -4,6 +4,7 @@ Each command is called in-process, as `cli.run` calls it. Where its work would b
 `Started`, so that a wrong input that is accepted fails its test and costs nothing.
 """
 
+import functools
 import importlib
 import os
 import pathlib
@@ -47,12 +48,17 @@ class Started(Exception):
     """A command took its input for right."""
 
 
+@functools.cache
+def tiny_config() -> str:
+    return gin_files.render(gin_files.load(["tiny.gin"]))
+
+
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
     """{name: main} in a folder with a run in it. What follows the checks raises Started."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("run", "checkpoints").mkdir(parents=True)
-    pathlib.Path("run", "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
+    pathlib.Path("run", "config.gin").write_text(tiny_config())
     pathlib.Path("file").write_text("text")
     pathlib.Path("lines.txt").write_text("a line\n")
     pathlib.Path("loop").symlink_to("loop")
@@ -282,7 +288,7 @@ ARGUMENTS = strategies.one_of(
 
 @pytest.mark.parametrize("command", COMMANDS)
 @hypothesis.settings(
-    max_examples=300, deadline=None, derandomize=True, database=None,
+    max_examples=100, deadline=None, derandomize=True, database=None,
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 @hypothesis.given(more=ARGUMENTS)

@@ -63,7 +63,7 @@ def accelerator(monkeypatch):
     return load("accelerator")
 
 
-@pytest.mark.usefixtures("quickly_compiled", "one_device")
+@pytest.mark.usefixtures("one_device")
 def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkeypatch):
     monkeypatch.setattr(accelerator, "CASES", accelerator.CASES[2:])  # that with everything
     checks = accelerator.check_all(accelerator.Shape(1, 8, 2, 64), interpret=True)
@@ -73,7 +73,7 @@ def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("quickly_compiled", "one_device")
+@pytest.mark.usefixtures("one_device")
 def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_path):
     sections = [section() for section in config.SECTIONS]
     model = config.Model(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")

@@ -7,7 +7,7 @@ import socket
 import time
 
 import pytest
-from testing import STEPS, call, finish, metrics, quick_compilation, send_when, start, training
+from testing import STEPS, call, finish, metrics, send_when, start, training
 
 from maelm_jax.training import distributed
 
@@ -26,7 +26,7 @@ class Processes:
             argv = training(text, workdir, *more, *(only or {}).get(number, []))
             if count > 1:
                 argv += [f"--coordinator={place}", f"--processes={count}", f"--process={number}", f"--peer_timeout={PATIENCE}"]
-            self.running.append(start("train", *argv, devices=devices, quickly_compiled=True))
+            self.running.append(start("train", *argv, devices=devices))
 
     def wait(self) -> tuple[list[int], list[str], list[str]]:
         """Exit statuses, what each wrote to stdout, and to stderr."""
@@ -75,8 +75,7 @@ def test_killed_stopped_and_resumed_by_another_number_of_processes_is_the_run_of
     stopped = metrics(tmp_path)[-1]["step"]
     assert stopped < STEPS and (tmp_path / "checkpoints" / str(stopped)).is_dir()
 
-    with quick_compilation():
-        done = call("train", *training(text, tmp_path), devices=2)
+    done = call("train", *training(text, tmp_path), devices=2)
     assert done.status == 0 and f"at step {stopped}" in done.stdout, done
     agree(metrics(tmp_path), metrics(uninterrupted), 1e-5)
 

@@ -17,7 +17,7 @@ FLAGS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs
 
 # A gcloud whose answers come from the file `answers` (one JSON list [words, status, stdout, stderr] a line, each used once, in order) and
 # that writes the words of each call to the file `calls`. An ssh call is known by what it asks for.
-GCLOUD = """#!/usr/bin/env python3
+GCLOUD = """#!/usr/bin/env -S python3 -IS
 import json, pathlib, sys
 folder = pathlib.Path(__file__).parent
 word = sys.argv[4]

@@ -86,13 +86,13 @@ def only_devices(patch: pytest.MonkeyPatch, count: int):
 
 
 @contextlib.contextmanager
-def quick_compilation():
-    """Compiles without most optimisations, for tests whose subject is not the compiled numbers."""
-    jax.config.update("jax_disable_most_optimizations", True)
+def optimised_compilation():
+    """Compiles with all optimisations, as users do. tests/conftest.py leaves most of them out."""
+    jax.config.update("jax_disable_most_optimizations", False)
     try:
         yield
     finally:
-        jax.config.update("jax_disable_most_optimizations", False)
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 def environment(devices: int = 1) -> dict[str, str]:
@@ -100,10 +100,10 @@ def environment(devices: int = 1) -> dict[str, str]:
     return os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
 
 
-def start(command: str, *argv, devices: int = 1, quickly_compiled: bool = False) -> subprocess.Popen:
+def start(command: str, *argv, devices: int = 1) -> subprocess.Popen:
     """Starts `python -m maelm_jax.COMMAND ARGV` as a process of its own. For promises about processes; `call` is quicker."""
     line = [sys.executable, "-m", f"maelm_jax.{command}", *map(str, argv)]
-    settings = environment(devices) | ({"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if quickly_compiled else {})
+    settings = environment(devices) | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as tests/conftest.py sets it for this process
     return subprocess.Popen(line, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -10,7 +10,6 @@ from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import maelm, masking, model_inputs
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
 LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 

@@ -3,14 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from testing import LITTLE, little_rows, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import monitor
 from maelm_jax.model import maelm, model_inputs
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds.of_size(100)
 LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 

@@ -33,7 +33,7 @@ def grid(data_dir, pretrained, workdir) -> list[str]:
 @pytest.fixture(scope="module")
 def whole(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
     workdir = tmp_path_factory.mktemp("grid") / "whole"
-    done = call("finetune", *grid(data_dir, pretrained, workdir))
+    done = call("finetune", *grid(data_dir, pretrained, workdir), "--gin.Run.checkpoint_every=1000")
     assert done.status == 0, done.stderr
     assert "| little " in done.stdout and "| random-little " in done.stdout
     return workdir

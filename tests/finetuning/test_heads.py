@@ -24,6 +24,7 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
     params = jax.tree.map(lambda x: 4 * x, params)  # so that what is attended to is seen in the scores
     loss_fn = heads.loss_of(graph, PAIR)
 
+    @jax.jit
     def sums(batch):
         return loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False)
 
@@ -40,8 +41,9 @@ def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
     loss_fn, numbers = heads.loss_of(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
 
+    @jax.jit
     def training_loss(batch):
-        return float(loss_fn(params, batch, numbers, jax.random.key(0), True).loss)
+        return loss_fn(params, batch, numbers, jax.random.key(0), True).loss
 
     assert training_loss(batch) == training_loss(batch) != training_loss(batch._replace(seed=batch.seed + 1))
 

@@ -4,13 +4,10 @@ import dataclasses
 import json
 
 import numpy as np
-import pytest
 
 from maelm_jax import config, finetune
 from maelm_jax.finetuning import experiments, initial_encoder, rank_curve, tasks
 from maelm_jax.training import checkpoint_params, sharding
-
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 
 def test_examples_are_padded_to_the_longest():

@@ -10,7 +10,6 @@ import pytest
 
 from maelm_jax.model import attention, attention_choice, ops, positions
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 
 

@@ -9,7 +9,6 @@ from ablations import LENGTH, SIZE, load, make
 from maelm_jax.model import maelm, model_inputs
 from maelm_jax.training import flops
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 # What the state at a slot of the decoder depends on: other slots before it, after it, the encoder's states by cross-attention.
 @pytest.mark.parametrize("name,before,after,cross", [

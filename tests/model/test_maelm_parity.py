@@ -28,6 +28,11 @@ def close(ours, theirs, tolerance, name=""):
     assert np.abs(np.asarray(ours) - theirs).max() / scale < tolerance, name
 
 
+def fill_up(rows, size):
+    """Zeros for the ids that the table holds beyond the vocabulary."""
+    return np.concatenate([rows, np.zeros((size - len(rows), *rows.shape[1:]), rows.dtype)])
+
+
 @pytest.mark.parametrize("full_length", [False, True], ids=["compact", "full length"])
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_reference(path, full_length):
@@ -41,10 +46,10 @@ def test_reference(path, full_length):
     )  # fmt: skip
     special = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=case["vocab_size"] - 1)
     graph, init = maelm.create(settings, case["vocab_size"], special)
-    ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
+    ours = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/")
     weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
     taken = published.import_params(weights, {path: value.shape for path, value in ours.items()}, path.name)
-    padded = {name: np.concatenate([value, ours[name][len(value) :]]) if name in tables.VOCABULARY else value for name, value in taken.items()}
+    padded = {name: fill_up(value, ours[name].shape[0]) if name in tables.VOCABULARY else value for name, value in taken.items()}
     parameters = traverse_util.unflatten_dict(padded, sep="/")
 
     ids, masked, padding = (jnp.asarray(data[f"batch/{name}"]) for name in ("tokens", "masked", "padding"))
@@ -91,7 +96,7 @@ def test_mismatched_weights_are_listed():
     case = json.loads(str(data["config"]))
     settings = config.Model(layers=case["layers"], width=case["dim"], heads=case["heads"], feed_forward=case["ffn"], decoder_layers=2)
     _, init = maelm.create(settings, case["vocab_size"], config.SpecialIds(0, 1, 2, 3, case["vocab_size"] - 1))
-    ours = traverse_util.flatten_dict(jax.tree.map(np.asarray, init(jax.random.key(0))), sep="/")
+    ours = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/")
     weights["surplus"] = weights.pop("encoder.sentence_encoder.emb_layer_norm.weight")
     with pytest.raises(config.ConfigError) as error:
         published.import_params(weights, {path: value.shape for path, value in ours.items()}, CASES[0].name)

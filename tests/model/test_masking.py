@@ -8,7 +8,6 @@ import pytest
 from maelm_jax import config, gin_files
 from maelm_jax.model import masking, model_inputs
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH, ROWS = 64, 4096
 
@@ -25,7 +24,7 @@ def draw(ids, seed=0, **settings):
     settings = config.Masking(**settings)
     sizes = masking.budget(settings, ids.shape[1])
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(ids.shape[0], dtype=jnp.uint32))
-    return masking.draw(keys, ids, settings, sizes, SPECIAL), sizes
+    return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids), sizes
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.4])
@@ -90,7 +89,7 @@ def test_a_row_has_the_same_mask_alone_and_in_a_batch():
     together, _ = draw(ids)
     settings = config.Masking()
     key = jax.random.fold_in(jax.random.key(0), jnp.uint32(5))
-    alone = masking.draw(key[None], ids[5:6], settings, masking.budget(settings, LENGTH), SPECIAL)
+    alone = jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL))(key[None], ids[5:6])
     assert (together.masked_slots[5] == alone.masked_slots[0]).all()
 
 

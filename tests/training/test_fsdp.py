@@ -8,6 +8,7 @@ from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.training import step
 
+pytestmark = pytest.mark.usefixtures("optimised")
 LAYERS, DECODER_LAYERS, PARTS = 3, 2, 4
 
 

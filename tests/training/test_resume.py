@@ -68,7 +68,7 @@ def command(tmp_path):
     return lambda *more: ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *bindings, *more]
 
 
-@pytest.mark.usefixtures("one_device", "quickly_compiled")
+@pytest.mark.usefixtures("one_device")
 def test_a_run_is_made_longer_and_goes_on_in_microbatches(command, tmp_path, capsys):
     folder = tmp_path / "run"
     assert train.main(command("--gin.TRAIN_STEPS=4")) == 0

@@ -10,7 +10,6 @@ from maelm_jax import config
 from maelm_jax.model import maelm
 from maelm_jax.training import optimizer, sharding, step
 
-pytestmark = pytest.mark.usefixtures("quickly_compiled")
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH, ROWS = 32, 16
 MODEL = config.Model(layers=2, width=32, heads=4, feed_forward=64, decoder_layers=1, max_positions=LENGTH, init_std=0.1)

@@ -196,18 +196,23 @@ def test_a_lower_number_than_the_newest_holds_nothing(objects):
     first.lease.renew()
 
 
+def wait_until(condition):
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_a_lease_that_was_lost_ends_the_process(monkeypatch):
     monkeypatch.setattr(workdir_lock, "RENEW_EVERY", 0.01)
     ended = []
     monkeypatch.setattr(workdir_lock, "_end_process", lambda workdir, holder: ended.append((workdir, holder["process"])))
     first = Process("first").acquire()
     with first.lease:
-        time.sleep(0.05)
-        assert not ended and first.lease._renewals > 0
+        wait_until(lambda: first.lease._renewals > 0)
+        assert not ended
         Process("second").acquire(before="first")
-        end = time.monotonic() + 10
-        while not ended and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: ended)
     assert ended[0] == ("memory://bucket/run", "second")
 
 
