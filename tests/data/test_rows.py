@@ -50,7 +50,7 @@ def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabular
             thread.start()
         results[f"{hosts} hosts"] = prepared_rows(shared, vocabulary, host=0, hosts=hosts)
         for thread in others:
-            thread.join(timeout=60)
+            thread.join(timeout=300)
             assert not thread.is_alive()
     for name, tables in results.items():
         for split, table in tables.items():
@@ -92,12 +92,12 @@ def test_two_preparations_at_once_make_one_whole_store(corpus, vocabulary, tmp_p
         join(*arguments)
 
     monkeypatch.setattr(rows.store, "write", slow_join)
-    monkeypatch.setattr(rows, "_make", lambda *arguments: both_started.wait(10) is not None and make(*arguments))
+    monkeypatch.setattr(rows, "_make", lambda *arguments: both_started.wait(120) is not None and make(*arguments))
     threads = [threading.Thread(target=lambda: results.append(prepared_rows(corpus, vocabulary)), daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
     assert len(results) == 2 and len(joined) == 1
     for tables in results:
         for split, table in tables.items():
@@ -128,7 +128,7 @@ def test_killed_preparation_looks_unfinished_and_goes_on(corpus, vocabulary, tmp
     command = [sys.executable, tmp_path / "script.py", corpus.text_files, corpus.rows_dir, saved]
     process = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
     folder = tmp_path / "rows"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(list(folder.glob("*.parts/*.npz"))) < 3:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)

@@ -52,7 +52,8 @@ def test_a_workdir_in_use_is_refused_with_the_name_of_its_holder_until_that_is_k
         assert json.loads((workdir / "run.lock").read_text())["process"] == os.getpid()
 
 
-def test_a_process_that_is_just_ending_is_waited_for(holder, tmp_path):
+def test_a_process_that_is_just_ending_is_waited_for(holder, tmp_path, monkeypatch):
+    monkeypatch.setattr(workdir_lock, "PATIENCE", 120.0)
     holder.stdin.close()
     with workdir_lock.held(str(tmp_path / "run")):
         pass
