@@ -91,14 +91,14 @@ def test_a_slice_is_started_again_after_143_or_a_lost_process(slice, status):
 
 @pytest.mark.parametrize("status", ["143", "1"])
 def test_a_slice_without_progress_is_given_up(slice, status):
-    ended, calls, error = slice.run(*states("none", *[status] * 9), *steps(*[100] * 9), RETRIES="3")
-    assert ended == 1 and calls.count("worker.sh start") == 1 + 3, error
-    assert "3 starts in a row brought no checkpoint newer than step 100" in error
+    ended, calls, error = slice.run(*states("none", *[status] * 6), *steps(*[100] * 6), RETRIES="2")
+    assert ended == 1 and calls.count("worker.sh start") == 1 + 2, error
+    assert "2 starts in a row brought no checkpoint newer than step 100" in error
 
 
 def test_a_slice_with_progress_is_started_again_as_often_as_it_takes(slice):
-    ended, calls, error = slice.run(*states("none", *["143"] * 9, "0"), *steps(*range(100, 1000, 100)), RETRIES="1")
-    assert ended == 0 and calls.count("worker.sh start") == 10, error
+    ended, calls, error = slice.run(*states("none", *["143"] * 4, "0"), *steps(*range(100, 500, 100)), RETRIES="1")
+    assert ended == 0 and calls.count("worker.sh start") == 5, error
 
 
 def test_a_dropped_connection_does_not_start_over_a_live_run(slice):
