@@ -7,6 +7,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import pytest
 
 from maelm_jax import cli, train
@@ -18,8 +19,9 @@ MACHINE = ("compiled-5c21df05", 2)
 TOLERANCE = 1e-5  # on another machine, where XLA may add in another order
 
 
-@pytest.mark.usefixtures("one_device")  # as the fixture was trained
+@pytest.mark.usefixtures("one_device", "optimised")  # as the fixture was trained
 def test_an_older_workdir_resumes_with_the_losses_it_had(tmp_path, monkeypatch):
+    jax.clear_caches()  # of programs that other tests compiled without optimisations
     shutil.copytree(FIXTURE, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     train.main(["--workdir=run"])
