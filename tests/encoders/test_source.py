@@ -211,6 +211,15 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     assert done.status == 0 and "resuming" in done.stdout, done.stderr
 
 
+def test_a_tokenizer_with_more_ids_than_the_weights_have_rows_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"vocab_size": 590}))
+    rewrite(folder, **{"embeddings.word_embeddings.weight": lambda table: table[:590]})
+    with pytest.raises(config.ConfigError, match="590 rows of tokens, but its vocabulary has 600 ids"):
+        values_of(folder)
+
+
 def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
     folder = write(workdirs["mpnet-mlm"], tmp_path / "out")
     table = np.array(weight_files.Safetensors(folder / "model.safetensors")["mpnet.embeddings.word_embeddings.weight"])
