@@ -8,7 +8,7 @@ import typing
 import jax
 from flax import traverse_util
 
-from maelm_jax import config, json_files
+from maelm_jax import config
 from maelm_jax.encoders import fine_tuned_head
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
@@ -16,17 +16,11 @@ from maelm_jax.model import keys, maelm
 
 def check_settings(settings: dict[str, typing.Any], path: str):
     """Raises a one-line ConfigError if no model can have the settings of a source."""
-    for name, value in settings.items():
-        is_depth = name in ("layers", "decoder_layers")
-        most = json_files.MOST_LAYERS if is_depth else json_files.LARGEST
-        if isinstance(value, (int, float)) and not 0 <= value <= most:  # true for NaN as well
-            shown = json_files.shown(value)
-            raise config.ConfigError(f"{path}: {name} is {shown}, not a number from 0 to {most}")
-    unknown = {
-        "heads": 1,
-        "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0),
-    }
     try:
+        unknown = {
+            "heads": 1,
+            "max_distance": max(config.Model().max_distance, settings.get("num_buckets") or 0),
+        }
         dataclasses.replace(config.Model(), **(unknown | settings))
     except (config.ConfigError, TypeError) as error:  # gin appends lines to the message
         raise config.ConfigError(

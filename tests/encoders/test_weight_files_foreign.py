@@ -135,6 +135,19 @@ def test_a_size_that_no_model_has_is_named_in_one_line(folder, kind, change, mes
     assert message in outcome(path.parent)
 
 
+@pytest.mark.parametrize("name,value", [
+    ("num_buckets", "t5"), ("num_buckets", [1]), ("layers", 10**9), ("width", -32), ("width", 32.5), ("layer_norm_eps", float("nan")),
+    ("rotary_theta", 10**400), ("dropout", None),
+])  # fmt: skip
+def test_a_setting_of_our_folder_that_no_model_has_is_one_line(folder, name, value):
+    path = folder("ours") / "config.json"
+    content = json.loads(path.read_text())
+    content["model"][name] = value
+    path.write_text(json.dumps(content))
+    line = outcome(path.parent)
+    assert line == "read" if name == "dropout" else "not an encoder that a run can start from" in line, line
+
+
 def split(folder: pathlib.Path) -> pathlib.Path:
     """The index of a folder whose weights are in a file that it names."""
     weights = (folder / "model.safetensors").rename(folder / "part.safetensors")
