@@ -60,6 +60,11 @@ def test_every_kind_of_run_verifies(workdirs, tmp_path, name, capsys):
     assert "verified: hidden states" in capsys.readouterr().out
 
 
+def test_token_types_are_added(make_workdir, tmp_path):
+    run = make_workdir(tmp_path / "run", {"Model.token_types": 2, "Model.relative_buckets": "none", "Model.decoder_relative_bias": False})
+    assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--verify"]) == 0
+
+
 @pytest.mark.parametrize("refills", [True, False])
 def test_masks_let_into_the_encoder(workdirs, vocabulary, refills):
     """Between MAE-LM and MLM: some [MASK]s in the encoder's input, the others put back by the decoder."""
