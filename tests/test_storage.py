@@ -230,7 +230,7 @@ def test_of_two_processes_one_creates_a_lease(bucket, cache):
     assert not second._create(1)
     first.renew()
     first.release()
-    second.take({})
+    second.acquire({})
     with pytest.raises(workdir_lock.Lost):
         first.renew()
 
