@@ -28,7 +28,7 @@ def table_rows(vocabulary_size: int) -> int:
 
 
 class Encoder(nnx.Module):
-    """The encoder. It reads visible tokens only, and it is kept after pretraining."""
+    """The encoder, which is kept after pretraining. With MAE-LM it reads visible tokens only."""
 
     def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
         table = layers.embedding(table_rows(vocabulary_size), settings, rngs)
@@ -190,8 +190,8 @@ class MaeLm(nnx.Module):
         visible = inputs.encoder_index < encoded.shape[1]
         masked = inputs.masked_index < inputs.masked_slots.shape[1]
         refilled = masked if self.settings.decoder_refills_mask else masked & ~visible
-        mask_row = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
-        x = jnp.where(refilled[:, :, None], mask_row[None, None], x)
+        mask_embedding = self.encoder.token_embedding[self.mask_id].astype(x.dtype)
+        x = jnp.where(refilled[:, :, None], mask_embedding[None, None], x)
         slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)

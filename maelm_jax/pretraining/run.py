@@ -73,7 +73,7 @@ def pretrain(
         RunError: The run cannot continue.
     """
     distributed.check_same_start(experiment, options.workdir)
-    before = resume.read(options.workdir)
+    past = resume.read(options.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
@@ -95,19 +95,19 @@ def pretrain(
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
-    # Nothing waits for the fresh weights: the devices draw them while the step is compiled.
+    # Asynchronous: the devices draw the weights while the host compiles the step.
     fresh = step.create_state(setup.init, setup.updates, experiment.run.seed, mesh)
-    first = start.starting_state(
-        fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
+    starting = start.starting_state(
+        fresh, experiment, setup.vocabulary.size, encoder_source, past, checkpoints
     )
-    if experiment.model.unigram_bias and not first.has_head:
-        unigram.set_head_bias(first.state.params["head"], token_nll, special)
-    summary.print_size(experiment, first.state.params, mesh)
+    if experiment.model.unigram_bias and not starting.has_head:
+        unigram.set_head_bias(starting.state.params["head"], token_nll, special)
+    summary.print_size(experiment, starting.state.params, mesh)
     if not jax.process_index():
-        record_start(options, setup, before, first.step)
+        record_start(options, setup, past, starting.step)
 
-    job = make_job(setup, cost, heldout, ranks, first.state)
-    status = train(options.workdir, job, first, checkpoints)
+    job = make_job(setup, cost, heldout, ranks, starting.state)
+    status = train(options.workdir, job, starting, checkpoints)
     if status == 0 and not jax.process_index():
         summary.print_result(options.workdir, options.began, ranks, heldout.unigram)
     return status
@@ -145,10 +145,10 @@ def set_up(
     return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss)
 
 
-def record_start(options: Options, setup: Setup, before: resume.Before | None, done: int):
+def record_start(options: Options, setup: Setup, past: resume.Before | None, done: int):
     """Records settings, vocabulary and rows of this start: the first change to the workdir."""
-    if before:
-        changes = resume.changes(before.experiment, setup.experiment)
+    if past:
+        changes = resume.changes(past.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)
@@ -188,14 +188,14 @@ def make_job(
 
 
 def train(
-    workdir: str, job: loop.Job, first: start.StartingState, checkpoints: checkpoint.Checkpoints
+    workdir: str, job: loop.Job, starting: start.StartingState, checkpoints: checkpoint.Checkpoints
 ) -> int:
     """Runs the loop; returns the exit status. Evaluates a finished run that lacks it."""
-    writer = metrics.Writer(workdir, first.step)
-    if first.step == job.run.train_steps and not _is_evaluated(workdir, first.step):
-        writer.write(first.step, job.evaluate(first.state).values)
+    writer = metrics.Writer(workdir, starting.step)
+    if starting.step == job.run.train_steps and not _is_evaluated(workdir, starting.step):
+        writer.write(starting.step, job.evaluate(starting.state).values)
     try:
-        state, status = loop.run(job, first.state, first.step, writer, checkpoints)
+        state, status = loop.run(job, starting.state, starting.step, writer, checkpoints)
     finally:
         writer.close()
         checkpoints.close()

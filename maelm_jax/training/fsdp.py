@@ -95,7 +95,7 @@ def specs(params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def variables(params: dict) -> dict:
+def differentiable(params: dict) -> dict:
     """Returns, on one device, the arrays that gradients are taken with respect to.
 
     These are the offsets of stacked parameters sharded over `fsdp`, and all other parameters whole.
@@ -119,7 +119,7 @@ def variables(params: dict) -> dict:
 
 
 def parameters(variables: dict, params: dict) -> dict:
-    """Returns the model's parameters, whole or `Scattered`, as a function of `variables`."""
+    """Returns the model's parameters, whole or `Scattered`, as a function of `differentiable`."""
 
     def leaf(keys, variable, part):
         axis, stacked, _ = _layout(keys)
@@ -128,8 +128,8 @@ def parameters(variables: dict, params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, variables, params)
 
 
-def reduced(gradient: dict) -> dict:
-    """Sums the gradient with respect to `variables` over all devices.
+def sum_gradient(gradient: dict) -> dict:
+    """Sums the gradient with respect to `differentiable` over all devices.
 
     Returns:
         Of each parameter the part that this device holds.
@@ -138,15 +138,15 @@ def reduced(gradient: dict) -> dict:
     def leaf(keys, g):
         axis = _layout(keys).axis
         if axis is None:
-            return summed(g)
-        return summed(
+            return sum_over_devices(g)
+        return sum_over_devices(
             jax.lax.psum_scatter(g, "fsdp", scatter_dimension=axis, tiled=True), ("data",)
         )
 
     return jax.tree_util.tree_map_with_path(leaf, gradient)
 
 
-def summed(tree, over: tuple[str, ...] = AXES):
+def sum_over_devices(tree, over: tuple[str, ...] = AXES):
     """Returns the sum over the devices along the mesh axes `over`."""
     # Beside a `tensor` axis, XLA refuses a sum over axes of size 1.
     axes = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)

@@ -102,7 +102,9 @@ def _gradient_on_device(
         return sums.loss, sums
 
     gradient_of = jax.grad(loss_and_sums, has_aux=True)
-    variables = fsdp.variables(params)
+    # For a stacked parameter sharded over `fsdp` this is a zero array of the whole shape
+    # (fsdp.Scattered), so that its gradient is that of the whole parameter.
+    variables = fsdp.differentiable(params)
     if accumulate == 1:
         gradient, sums = gradient_of(variables, batch, row_numbers)
     else:
@@ -114,11 +116,14 @@ def _gradient_on_device(
         shapes = jax.eval_shape(gradient_of, variables, *jax.tree.map(lambda x: x[0], parts))
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         (gradient, sums), _ = jax.lax.scan(add, zero, parts)
-    return _GradientAndSums(fsdp.reduced(gradient), fsdp.summed(sums))
+    return _GradientAndSums(fsdp.sum_gradient(gradient), fsdp.sum_over_devices(sums))
 
 
 def _microbatches(rows, count: int):
-    """Divides the rows of a tree of arrays: a new first axis counts the microbatches."""
+    """Divides the rows of a tree of arrays: a new first axis counts the microbatches.
+
+    Microbatch i has the rows i, i + count, i + 2 count, ...
+    """
     return jax.tree.map(
         lambda x: x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1), rows
     )
@@ -237,8 +242,8 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
     """
 
     def sums(params, key, batch, numbers):
-        total = loss_fn(fsdp.parameters(fsdp.variables(params), params), batch, numbers, key, False)
-        return fsdp.summed(total)
+        gathered = fsdp.parameters(fsdp.differentiable(params), params)
+        return fsdp.sum_over_devices(loss_fn(gathered, batch, numbers, key, False))
 
     def eval_step(params: dict, batch, first):
         key = keys.of_stream(seed, keys.EVALUATION_STREAM)
