@@ -197,6 +197,7 @@ def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch
     assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}
 
 
+@pytest.mark.slow
 def test_checkpoints_in_a_bucket(bucket, cache):
     if "TEST_ALONE" not in os.environ:  # once another test has had a checkpoint, paths of buckets may go through TensorFlow, past the emulator
         alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::test_checkpoints_in_a_bucket"]

@@ -54,7 +54,9 @@ def single():
     return run(experiment())
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str
+)  # fmt: skip
 def test_any_mesh_gives_the_same_losses(single, mesh):
     ours, state = run(experiment(mesh))
     for a, b in zip(ours, single[0], strict=True):
@@ -83,6 +85,7 @@ def test_the_tpu_kernels_give_the_losses_of_xla_on_any_mesh():
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_the_same_losses_of_the_modern_architecture():
     modern = dataclasses.replace(
         MODEL, normalization="pre", positions="rotary", relative_buckets="none", feed_forward_gate=True, biases=False, decoder_layers=2
