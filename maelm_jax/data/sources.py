@@ -59,6 +59,15 @@ class Shard:
             elif dropped is not None:
                 dropped[reason] += 1
 
+    def readable_documents(self) -> typing.Iterator[str]:
+        """Reads the documents. With `Corpus.skip_bad_files`, up to where the file is bad."""
+        try:
+            yield from self.documents()
+        except documents.BadFile as error:
+            if not self.corpus.skip_bad_files:
+                raise
+            log.warning("left out: %s", error)
+
 
 def _is_dataset(source: str) -> bool:
     return source.startswith(("tfds:", "seqio:"))
@@ -86,12 +95,7 @@ def documents_of(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
     With `Corpus.skip_bad_files`, a file is read up to the place where it is bad.
     """
     for shard in shards(source, corpus):
-        try:
-            yield from shard.documents()
-        except documents.BadFile as error:
-            if not corpus.skip_bad_files:
-                raise
-            log.warning("left out: %s", error)
+        yield from shard.readable_documents()
 
 
 def rates(corpus: config.Corpus) -> dict[str, float]:

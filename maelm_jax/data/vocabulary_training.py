@@ -1,6 +1,5 @@
 """Trains a SentencePiece vocabulary on a sample of a corpus, once for each corpus and settings."""
 
-import heapq
 import io
 import json
 import logging
@@ -15,12 +14,12 @@ import sentencepiece
 from maelm_jax import config
 from maelm_jax.data import (
     cleaning,
-    deduplication,
     documents,
     prepared_folders,
     rows_dir,
     sources,
     vocabulary,
+    vocabulary_sample,
 )
 
 FORMAT_VERSION = 1  # the names of the folders of trained vocabularies depend on it
@@ -29,34 +28,6 @@ ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained
 TOO_LARGE = re.compile(r"less than or equal to (\d+)|value <= (\d+)")
 TOO_SMALL = re.compile(r"required_chars\S* (\d+) vs (\d+)")
 log = logging.getLogger(__name__)
-
-
-def sample(texts: typing.Iterable[str], megabytes: float) -> list[str]:
-    """Picks the documents with the smallest hashes that fit into a size together.
-
-    The result does not depend on the order of the documents.
-
-    Args:
-        texts: Any number of documents.
-        megabytes: The size, in 10**6 characters.
-
-    Returns:
-        The documents in the order of their hashes.
-    """
-    limit, total = int(megabytes * 1e6), 0
-    heap: list[tuple[int, str]] = []  # (-hash, text): the largest hash is on top
-    bound = None  # documents from this hash on do not fit
-    for text in texts:
-        key = documents.text_hash(text)
-        if bound is not None and key >= bound:
-            continue
-        heapq.heappush(heap, (-key, text))
-        total += len(text)
-        while total > limit and len(heap) > 1:
-            key, dropped = heapq.heappop(heap)
-            bound = -key
-            total -= len(dropped)
-    return [text for _, text in sorted(heap, reverse=True)]
 
 
 def train(
@@ -75,7 +46,7 @@ def train(
     """
     sentences = [
         sentence
-        for text in sample(texts, settings.sample_megabytes)
+        for text in vocabulary_sample.pick(texts, settings.sample_megabytes)
         for line in text.split("\n")
         for sentence in documents.sentences(line)
         if not sentence.isspace() and sentence]
@@ -171,7 +142,7 @@ def _train_in(
         folder, rates, corpus, vocabulary.SentencePieceVocabulary.FILE)
     text_before = prepared_folders.present_text(rates, corpus)
     samples = (
-        sample(_training_text(source, corpus), settings.sample_megabytes * rate)
+        vocabulary_sample.of_source(source, corpus, settings.sample_megabytes * rate)
         for source, rate in rates.items())
     trained = train((text for texts in samples for text in texts), settings)
     prepared_folders.check_unchanged(text_before, corpus)
@@ -180,13 +151,3 @@ def _train_in(
     log.info(
         "vocabulary of %d ids trained in %.0f s, kept in %s", trained.size,
         time.monotonic() - started, folder)
-
-
-def _training_text(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
-    texts = sources.documents_of(source, corpus)
-    if corpus.deduplicate:
-        texts = deduplication.distinct(texts)
-    return (
-        text
-        for text in texts
-        if not documents.is_heldout(text, corpus.heldout_fraction))
