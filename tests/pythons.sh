@@ -35,7 +35,7 @@ inside() {
 # Makes $root: a folder with a clone of HEAD and a virtual environment of Python $1.
 install_on() {
   root=$work/$1
-  if ! command -v "python$1" >/dev/null && [ ! -e "$root/usr/bin/python$1" ]; then
+  if ! "python$1" --version >/dev/null 2>&1 && [ ! -e "$root/usr/bin/python$1" ]; then
     [ "$1" = 3.13 ] || { echo "error: python$1 is not on PATH; install it" >&2; exit 2; }
     debootstrap --variant=minbase --include=python3-venv,python3-dev,g++,git,ca-certificates trixie "$root"
   fi

@@ -45,7 +45,7 @@ class Call(typing.NamedTuple):
 class Target(typing.NamedTuple):
     """The devices that a model is traced for."""
 
-    platform: str  # "cpu", "gpu" or "tpu"
+    platform: str  # as `platform_of` returns it
     device_kind: str
     devices: int  # over which arrays may be sharded
     tensor: int = 1  # devices over which the heads of a row are divided
@@ -67,14 +67,23 @@ _target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target"
 def target_of(mesh: jax.sharding.Mesh) -> Target:
     """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
     device = mesh.devices.flat[0]
-    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
-    return Target(platform, device.device_kind, mesh.devices.size, mesh.shape["tensor"], True)
+    return Target(
+        platform_of(device), device.device_kind, mesh.devices.size, mesh.shape["tensor"], True
+    )
+
+
+def platform_of(device: typing.Any) -> str:
+    """Returns a JAX device's "cpu", "gpu" (CUDA), "tpu", or "rocm": AMD has no fused backend."""
+    # JAX calls both kinds of GPUs "gpu". A device that is only compiled for is "cuda" or "rocm".
+    if device.platform == "gpu" and "rocm" in device.client.platform_version.lower():
+        return "rocm"
+    return "gpu" if device.platform == "cuda" else device.platform
 
 
 def current_target() -> Target:
     """Returns the target that `traced_for` has set, or the devices of this machine."""
     device = jax.devices()[0]
-    this_machine = Target(device.platform, device.device_kind, jax.device_count())
+    this_machine = Target(platform_of(device), device.device_kind, jax.device_count())
     return _target.get() or this_machine
 
 

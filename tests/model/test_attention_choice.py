@@ -1,5 +1,7 @@
 """Which attention backend `auto` takes, and what it says of it."""
 
+import types
+
 import jax.numpy as jnp
 import pytest
 
@@ -40,6 +42,18 @@ BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
 def test_auto_says_what_it_takes_and_why(target, changes, backend, reason):
     choice = attention_choice.choose("auto", BASE._replace(**changes), target)
     assert choice.backend == backend and reason in choice.reason
+
+
+@pytest.mark.parametrize("platform,version,expected", [
+    ("gpu", "cuda 13000", "gpu"), ("cuda", "", "gpu"), ("gpu", "rocm 70000", "rocm"), ("tpu", "", "tpu"), ("cpu", "", "cpu"),
+])  # fmt: skip
+def test_an_amd_gpu_computes_attention_by_xla(platform, version, expected):
+    client = types.SimpleNamespace(platform_version=version)
+    device = types.SimpleNamespace(platform=platform, device_kind="any", client=client)
+    assert attention_choice.platform_of(device) == expected
+    if expected == "rocm":
+        chosen = attention_choice.choose("auto", BASE, Target(expected, "AMD Instinct", 1))
+        assert chosen == ("xla", "the platform is rocm")
 
 
 def test_a_backend_that_cannot_compute_is_refused_in_one_line():
