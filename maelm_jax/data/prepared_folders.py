@@ -24,6 +24,16 @@ def prefix(name: str, request: list) -> str:
     return f"{name}-{hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]}"
 
 
+def text_fields(corpus: config.Corpus) -> str | list[str]:
+    """Returns the names of the fields that hold the documents, for `prefix`.
+
+    The default of `text_column` is left out: stores from before it was a part keep their names.
+    """
+    if corpus.text_column == config.Corpus.__pydantic_fields__["text_column"].default:
+        return corpus.json_field
+    return [corpus.json_field, corpus.text_column]
+
+
 def find(
     corpus: config.Corpus, prefix: str, names: list[str], main_file: str, any_text: bool = False
 ) -> pathlib.Path:

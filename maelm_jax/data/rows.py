@@ -105,8 +105,9 @@ def folders(
 def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
     """Returns the start of the names of a source's stores, the same for every state of its text."""
     request = [
-        store_manifest.VERSION, source, corpus.json_field, vocabulary.fingerprint,
-        corpus.sequence_length, corpus.heldout_fraction, *cleaning.request(corpus)]
+        store_manifest.VERSION, source, prepared_folders.text_fields(corpus),
+        vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction,
+        *cleaning.request(corpus)]
     name = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
     return prepared_folders.prefix(name, request)
 

@@ -118,8 +118,8 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
         return vocabulary.load(settings.file)
     rates = sources.rates(corpus)
     request = [
-        FORMAT_VERSION, _request(settings), sorted(rates.items()), corpus.json_field,
-        corpus.heldout_fraction, *cleaning.request(corpus)]
+        FORMAT_VERSION, _request(settings), sorted(rates.items()),
+        prepared_folders.text_fields(corpus), corpus.heldout_fraction, *cleaning.request(corpus)]
     file = vocabulary.SentencePieceVocabulary.FILE
     folder = prepared_folders.find(
         corpus, prepared_folders.prefix("vocabulary", request), list(rates), file)
