@@ -34,9 +34,10 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
     updates = optimizer.create(experiment.optimizer, run.train_steps)
-    state = step.create_state(init, updates, run.seed, mesh)
+    decay = experiment.optimizer.ema_decay
+    state = step.create_state(init, updates, run.seed, mesh, decay)
     loss = step.pretraining_loss(experiment, graph, special)
-    train_step = step.make_train_step(loss, updates, state, run.seed, run.accumulate, mesh)
+    train_step = step.make_train_step(loss, updates, state, run.seed, run.accumulate, mesh, decay)
     shape = (run.batch_size, experiment.corpus.sequence_length)
     ids = np.random.default_rng(0).integers(special.unk + 1, special.mask, shape).astype(np.int32)
     ids[:, 0] = special.bos

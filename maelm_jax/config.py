@@ -335,6 +335,8 @@ class Experiment:
                 "encoder drops positions: set Masking.compact to False")
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
+        if self.finetune is not None and self.optimizer.ema_decay:
+            raise ConfigError("Optimizer.ema_decay is of pretraining: leave it at 0 here")
         self._check_accumulation()
 
     def _check_accumulation(self):

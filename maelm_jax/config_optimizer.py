@@ -25,5 +25,8 @@ class Optimizer(Settings):
     decay_norms_and_biases: bool = setting(
         True, "False exempts biases and the scales of LayerNorms from the decay.")
     clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0, le=1e9)
+    ema_decay: ShareBelowOne = setting(
+        0.0, "Decay, a step, of the moving average of the weights that is evaluated, measured and "
+        "exported. 0 is none. Of pretraining.")
     freeze_encoder_steps: Count = setting(
         0, "First steps in which the encoder stays as it is. Of pretraining.", "steps")

@@ -142,7 +142,7 @@ SETTINGS = [
     "Optimizer.b2=98", "Optimizer.eps=0", "Optimizer.eps=-1e-6",
     "Optimizer.eps=1e999", "Optimizer.eps=2", "Optimizer.weight_decay=-0.01",
     "Optimizer.weight_decay=1e999", "Optimizer.weight_decay=1000",
-    "Optimizer.clip_norm=-1", "Optimizer.clip_norm=1e999", "Mesh.data=0", "Mesh.data=-2",
+    "Optimizer.clip_norm=-1", "Optimizer.ema_decay=1", "Optimizer.ema_decay=-0.1", "Optimizer.clip_norm=1e999", "Mesh.data=0", "Mesh.data=-2",
     "Mesh.data=1.0", "Mesh.fsdp=0", "Mesh.fsdp=-1", "Mesh.tensor=0",
     "Mesh.tensor=10000000000", "Run.batch_size=0", "Run.accumulate=0", "Run.accumulate=3",
     "Run.accumulate=-1", "Run.seed=-5",

@@ -150,7 +150,14 @@ def pretraining(about: About) -> dict[str, str]:
         f"of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{about.length} tokens: {trained}",
-    }
+    } | _averaged(about.experiment.optimizer)
+
+
+def _averaged(optimizer: config.Optimizer) -> dict[str, str]:
+    """Returns the table entry about averaged parameters, if they are averaged."""
+    if not optimizer.ema_decay:
+        return {}
+    return {"parameters are": f"a moving average over the steps, decay {optimizer.ema_decay:g}"}
 
 
 def fine_tuning(about: About) -> dict[str, str]:

@@ -64,7 +64,7 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
     train_step, state, batch = step.abstract(experiment, mesh)
     memory = {
         "parameters": _bytes_of_a_device(state.params),
-        "optimiser's state": _bytes_of_a_device(state.opt_state),
+        "optimiser's state": _bytes_of_a_device((state.opt_state, state.average)),
         "batch": _bytes_of_a_device(batch),
     }
     plan = Plan(

@@ -20,6 +20,8 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     memory = train_step.lower(state, batch).compile().memory_analysis()
     print(f"parameters          {_gib(4 * count)} in all")
     print(f"Adam's moments      {_gib(8 * count)} in all")
+    if experiment.optimizer.ema_decay:
+        print(f"moving average      {_gib(4 * count)} in all")
     print(f"state               {_gib(memory.argument_size_in_bytes)} per device, batch included")
     temporaries = _gib(memory.temp_size_in_bytes)
     print(f"activations, gradients, temporaries {temporaries} per device (this backend's compiler)")

@@ -50,8 +50,9 @@ def make_evaluation(
     row_indices = sharding.local_row_indices(size, mesh)
 
     def evaluate(state: step.State) -> loop.Evaluation:
+        params = step.evaluated_params(state)
         parts = [sharding.shard_batch(part[row_indices], mesh, size) for part in heldout.batches]
-        sums = [eval_step(state.params, part, np.uint32(i * size)) for i, part in enumerate(parts)]
+        sums = [eval_step(params, part, np.uint32(i * size)) for i, part in enumerate(parts)]
         total, correct, count = np.sum(
             [jax.device_get(part) for part in sums], axis=0, dtype=np.float64
         )

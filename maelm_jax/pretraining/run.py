@@ -96,7 +96,9 @@ def pretrain(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
     # Asynchronous: the devices draw the weights while the host compiles the step.
-    fresh = step.create_state(setup.init, setup.updates, experiment.run.seed, mesh)
+    fresh = step.create_state(
+        setup.init, setup.updates, experiment.run.seed, mesh, experiment.optimizer.ema_decay
+    )
     starting = start.starting_state(
         fresh, experiment, setup.vocabulary.size, encoder_source, past, checkpoints
     )
@@ -173,7 +175,8 @@ def make_job(
     return loop.Job(
         run=run,
         train_step=step.make_train_step(
-            setup.loss, setup.updates, state, run.seed, run.accumulate, mesh
+            setup.loss, setup.updates, state, run.seed, run.accumulate, mesh,
+            experiment.optimizer.ema_decay,
         ),
         batch=lambda number: sharding.shard_batch(
             training_rows.batch(number), mesh, run.batch_size

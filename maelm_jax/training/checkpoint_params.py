@@ -1,9 +1,11 @@
 """Reads the parameters of a checkpoint, without the state of the optimiser.
 
-Commands that use a trained model read it here: they have no optimiser, and often no model yet.
+Commands that use a trained model read it here: they have no optimiser, and often no model yet. Of a
+run with `Optimizer.ema_decay` they read the moving average of the parameters.
 """
 
 import collections.abc
+import typing
 
 import jax
 import numpy as np
@@ -13,6 +15,13 @@ from etils import epath
 from maelm_jax.config import ConfigError
 from maelm_jax.training import checkpoint_reading, checksums, older_checkpoints
 from maelm_jax.training.checkpoint import Restored
+
+
+class Saved(typing.NamedTuple):
+    """The parameters in a checkpoint that its readers use."""
+
+    name: str  # field of the saved state: "params", or "average" if it holds one
+    shapes: dict  # shapes and types of the parameters
 
 
 def all_steps(workdir: str) -> list[int]:
@@ -66,9 +75,10 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> Restore
         )
         saved = _saved_shapes(manager, step)
         # Orbax itself would print a traceback for each array that does not fit.
-        checkpoint_reading.check_shapes(saved, like)
-        needed = older_checkpoints.restricted_to(older_checkpoints.by_current_path(like), saved)
-        target = {"params": older_checkpoints.with_structure_of(needed, shapes)}
+        checkpoint_reading.check_shapes(saved.shapes, like)
+        paths = older_checkpoints.by_current_path(like)
+        needed = older_checkpoints.restricted_to(paths, saved.shapes)
+        target = {saved.name: older_checkpoints.with_structure_of(needed, shapes)}
         arguments = ocp.checkpoint_utils.construct_restore_args(target)
         return older_checkpoints.with_structure_of(like, _restore(manager, step, target, arguments))
 
@@ -84,9 +94,11 @@ def read_params(workdir: str, step: int) -> dict:
     """
 
     def load(manager: ocp.CheckpointManager) -> dict:
-        shapes = _saved_shapes(manager, step)
+        saved = _saved_shapes(manager, step)
         target = {
-            "params": jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), shapes)
+            saved.name: jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.shapes
+            )
         }
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
         return older_checkpoints.renamed(_restore(manager, step, target, arguments))
@@ -94,19 +106,24 @@ def read_params(workdir: str, step: int) -> dict:
     return _verified(workdir, step, load)
 
 
-def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> dict:
-    """Returns the shapes and types of the parameters in a checkpoint."""
+def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> Saved:
+    """Returns the name and the shapes of the parameters in a checkpoint."""
     tree = manager.item_metadata(step).tree
     if "params" not in tree:
         contents = ", ".join(map(str, tree)) or "nothing"
         raise checkpoint_reading.Mismatch(f"it holds no params, but {contents}")
-    return tree["params"]
+    name = "average" if tree.get("average") else "params"
+    return Saved(name, tree[name])
 
 
 def _restore(manager: ocp.CheckpointManager, step: int, target: dict, arguments: dict) -> dict:
-    """Restores the parameters in `target`, and no other array of the checkpoint."""
+    """Restores the parameters in `target`, and no other array of the checkpoint.
+
+    The only key of `target` is `Saved.name`.
+    """
+    (name,) = target
     selection = ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=arguments)
-    return manager.restore(step, args=selection)["params"]
+    return manager.restore(step, args=selection)[name]
 
 
 def _verified(

@@ -13,6 +13,7 @@ import numpy as np
 
 from maelm_jax import config, stopping
 from maelm_jax.training import checkpoint, coordination, metrics, sigterm, step_log
+from maelm_jax.training.step import evaluated_params
 
 STOPPED = stopping.STOPPED
 
@@ -127,7 +128,7 @@ def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
     if job.evaluates_after(step):
         state, values = job.evaluate(state)
     for measure in job.measures_after(step):
-        values = values | measure.function(state.params)
+        values = values | measure.function(evaluated_params(state))
     # An evaluation may return a new state that the device still computes.
     jax.block_until_ready(state)
     return Evaluation(state, values)

@@ -5,12 +5,14 @@ correction, optax after it. The first steps differ slightly.
 """
 
 import dataclasses
+import math
 import typing
 
 import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
+from jaxtyping import Array, Int
 
 from maelm_jax import config
 from maelm_jax.training import sharding
@@ -114,6 +116,25 @@ def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransf
         consistent_rms=MUON_RMS,
     )
     return _clipped(settings, optax.partition({"muon": muon, "adamw": adamw}, _rules), *last)
+
+
+def moving_average(average: dict, params: dict, decay: float, step: Int[Array, ""]) -> dict:
+    """Returns the moving average of the parameters after a step.
+
+    After step t, the parameters of step s have the weight (1 - decay) decay^(t - s) / (1 - decay^t)
+    in it. The weights sum to 1, as Adam's bias correction makes them (Kingma and Ba 2015). So the
+    initial parameters have no part in it, and neither has `average` in the first step.
+
+    Args:
+        average: The average after the step before.
+        params: The parameters after this step.
+        decay: Above 0, below 1.
+        step: Number of this step, from 1.
+    """
+    # expm1 keeps the digits that 1 - decay^t loses in float32 in the first steps.
+    weights_so_far = -jnp.expm1(step.astype(jnp.float32) * math.log(decay))
+    newest = (1.0 - decay) / weights_so_far
+    return jax.tree.map(lambda a, p: a + newest * (p - a), average, params)
 
 
 class Schedule(typing.NamedTuple):

@@ -28,6 +28,16 @@ class State(typing.NamedTuple):
     step: Int[Array, ""]  # optimiser steps done
     params: dict
     opt_state: optax.OptState
+    average: dict | None = None  # moving average of `params`; None without Optimizer.ema_decay
+
+
+def evaluated_params(state: tuple) -> dict:
+    """Returns the parameters that are evaluated and measured: the average if there is one.
+
+    Readers of a checkpoint choose in the same way (checkpoint_params.py).
+    """
+    average = getattr(state, "average", None)  # the state of fine-tuning has no such field
+    return state.params if average is None else average
 
 
 def pretraining_loss(experiment: config.Experiment, graph, special: config.SpecialIds) -> LossFn:
@@ -64,6 +74,7 @@ def create_state(
     optimizer: optax.GradientTransformation,
     seed: int,
     mesh: jax.sharding.Mesh,
+    ema_decay: float = 0.0,
 ) -> State:
     """Creates a fresh state. It is created sharded: no device ever holds more than its part.
 
@@ -72,13 +83,21 @@ def create_state(
         optimizer: Gives the state of the optimiser.
         seed: Seed of the initial weights.
         mesh: Devices of the state.
+        ema_decay: Decay of the moving average of the parameters. 0: the state has none.
     """
 
     def fresh():
         params = init(keys.of_stream(seed, keys.INIT_STREAM))
-        return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        return _initial_state(params, optimizer, ema_decay)
 
     return jax.jit(fresh, out_shardings=sharding.shardings_of(jax.eval_shape(fresh), mesh))()
+
+
+def _initial_state(
+    params: dict, optimizer: optax.GradientTransformation, ema_decay: float
+) -> State:
+    average = jax.tree.map(jnp.zeros_like, params) if ema_decay else None
+    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
 
 
 class _GradientAndSums(typing.NamedTuple):
@@ -134,6 +153,19 @@ def _row_numbers(batch) -> UInt32[Array, " B"]:
     return jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
 
 
+def _updated(
+    state: tuple, gradient: dict, optimizer: optax.GradientTransformation, ema_decay: float
+) -> tuple:
+    """Returns the state after one optimiser step."""
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    state = state._replace(step=state.step + 1, params=params, opt_state=opt_state)
+    if ema_decay:
+        average = optimizers.moving_average(state.average, params, ema_decay, state.step)
+        state = state._replace(average=average)
+    return state
+
+
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
@@ -141,6 +173,7 @@ def make_train_step(
     seed: int,
     accumulate: int,
     mesh: jax.sharding.Mesh,
+    ema_decay: float = 0.0,
 ):
     """Returns the training step: (state, batch) -> (state, metrics), one optimiser step.
 
@@ -155,6 +188,7 @@ def make_train_step(
         seed: Seed of masks and dropout.
         accumulate: Number of microbatches.
         mesh: Devices.
+        ema_decay: Decay of the moving average in `state.average`. 0: there is none.
 
     Returns:
         The step. It is compiled at its first call. It donates the buffers of the state. Metrics are
@@ -175,15 +209,13 @@ def make_train_step(
         count = jnp.maximum(sums.count, 1.0)
         # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
         gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), gradient)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
         metrics = {
             "loss": sums.loss / count,
             "accuracy": sums.correct / count,
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
         }
-        return state._replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+        return _updated(state, gradient, optimizer, ema_decay), metrics
 
     shardings = sharding.shardings_of(state, mesh)
     return jax.jit(
@@ -217,8 +249,7 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abstract
     updates = optimizers.create(experiment.optimizer, run.train_steps)
 
     def fresh(key):
-        params = init(key)
-        return State(jnp.zeros((), jnp.int32), params, updates.init(params))
+        return _initial_state(init(key), updates, experiment.optimizer.ema_decay)
 
     shapes = jax.eval_shape(fresh, keys.of_seed(0))
     state = jax.tree.map(
@@ -231,7 +262,9 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abstract
         (run.batch_size, experiment.corpus.sequence_length), jnp.int32, sharding=rows
     )
     loss_fn = pretraining_loss(experiment, graph, special)
-    train_step = make_train_step(loss_fn, updates, state, run.seed, run.accumulate, mesh)
+    train_step = make_train_step(
+        loss_fn, updates, state, run.seed, run.accumulate, mesh, experiment.optimizer.ema_decay
+    )
     return AbstractStep(train_step, state, batch)
 
 

@@ -50,6 +50,7 @@ OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "schedu
 def test_the_optimiser_of_fine_tuning_does_not_depend_on_that_of_pretraining(pretrained, tmp_path):
     """Encoders of a table share a session: its optimiser and mesh."""
     other = {"kind": "'muon'", "b1": 0.8, "b2": 0.9, "eps": 1e-4, "weight_decay": 0.5, "decay_norms_and_biases": False, "clip_norm": 7.0}
+    other |= {"ema_decay": 0.9}
     unknown = {field.name for field in dataclasses.fields(config.Optimizer)} - other.keys() - OF_PRETRAINING
     assert not unknown, "does fine-tuning read it? Bind it in configs/finetune/base.gin and add it here"
     lines = [f"Optimizer.{name} = {value}" for name, value in other.items()]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint_params, checkpoint_reading
+from maelm_jax.training import checkpoint, checkpoint_params, checkpoint_reading
 
 # Orbax's, of a read that is cut off.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -25,6 +25,21 @@ def deleted_at(monkeypatch, module, name: str, path: pathlib.Path):
         return original(*arguments)
 
     monkeypatch.setattr(module, name, call)
+
+
+def test_readers_get_the_moving_average_of_a_run_that_keeps_one(tmp_path):
+    state = checkpoint_folders.state_of(1)
+    average = jax.tree.map(lambda x: x + 1, state.params)
+    checkpoints = checkpoint.Checkpoints(str(tmp_path))
+    for number, saved in enumerate((state, state._replace(average=average))):
+        checkpoints.save(number, saved)
+    checkpoints.close()
+    resumed = checkpoint_folders.restore(tmp_path, jax.tree.map(jax.numpy.zeros_like, state._replace(average=average))).state
+    jax.tree.map(np.testing.assert_array_equal, resumed, jax.device_get(state._replace(average=average)))
+    for number, expected in enumerate((state.params, average)):
+        jax.tree.map(np.testing.assert_array_equal, checkpoint_params.read_params(str(tmp_path), number), jax.device_get(expected))
+        part = {"bias": state.params["bias"]}
+        assert np.array_equal(checkpoint_params.restore_params(str(tmp_path), part, number).state["bias"], expected["bias"])
 
 
 @pytest.mark.parametrize("gone", ["", "default", "default/d", "default/ocdbt.process_0"])

@@ -117,6 +117,17 @@ def test_evaluations_and_checkpoints_do_not_change_the_speed_of_any_line(monkeyp
         assert line["model_flops_per_second"] == pytest.approx(FLOPS / STEP) and line["mfu"] == pytest.approx(FLOPS / STEP / PEAK), line
 
 
+def test_measurements_read_the_average_of_a_state_that_has_one(monkeypatch):
+    def named(params: dict) -> dict[str, float]:
+        return {"rank": params["number"]}
+
+    for average, expected in ((None, 1.0), ({"number": 2.0}, 2.0)):
+        monkeypatch.setattr(State, "params", {"number": 1.0})
+        monkeypatch.setattr(State, "average", average, raising=False)
+        lines, _, _ = train(monkeypatch, train_steps=1, measures=(loop.Measure(1, named),))
+        assert lines[-1]["rank"] == expected
+
+
 def test_the_first_step_is_not_timed(monkeypatch):
     lines, _, _ = train(monkeypatch, train_steps=2)
     assert lines[0]["tokens_per_second"] is None and "step_seconds" not in lines[0] and "mfu" not in lines[0]

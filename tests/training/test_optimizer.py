@@ -84,6 +84,16 @@ def test_the_encoder_stays_as_it_is_in_its_frozen_steps_only(kind):
             assert bool((value != 0).all()) == (path.startswith("decoder") or number == 2), (number, path)
 
 
+def test_the_moving_average_weighs_steps_by_the_decay_and_forgets_how_it_began():
+    values = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+    for decay in (0.5, 0.9, 0.9999):
+        average = {"scale": jnp.full(3, 10.0)}  # what it holds before the first step has no weight
+        for number, value in enumerate(values, start=1):
+            average = optimizer.moving_average(average, {"scale": jnp.asarray(value)}, decay, jnp.int32(number))
+            weights = decay ** np.arange(number - 1, -1, -1.0)
+            np.testing.assert_allclose(average["scale"], weights @ values[:number] / weights.sum(), atol=1e-5)
+
+
 MUON = config.Optimizer(kind="muon", learning_rate=1e-3, muon_learning_rate=1e-2, warmup_steps=0, weight_decay=0.0)
 
 

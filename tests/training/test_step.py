@@ -31,20 +31,23 @@ def batches(count):
     return ids
 
 
-def run(settings: config.Experiment, steps=3):
-    """(metrics of each step, last state) on the settings' mesh."""
+def run(settings: config.Experiment, steps=3, states=None):
+    """(metrics of each step, last state) on the settings' mesh. The list `states` gets a copy of each state."""
     sizes = (settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
     mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
     sharding.check_mesh(settings, mesh)
     graph, init = maelm.create(settings.model, 100, SPECIAL)
     updates = optimizer.create(settings.optimizer, settings.run.train_steps)
-    state = step.create_state(init, updates, 0, mesh)
+    decay = settings.optimizer.ema_decay
+    state = step.create_state(init, updates, 0, mesh, decay)
     loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
-    train_step = step.make_train_step(loss_fn, updates, state, 0, settings.run.accumulate, mesh)
+    train_step = step.make_train_step(loss_fn, updates, state, 0, settings.run.accumulate, mesh, decay)
     results = []
     for batch in batches(steps):
         state, metrics = train_step(state, sharding.shard_batch(batch, mesh))
+        if states is not None:
+            states.append(jax.device_get(state))
         results.append({name: float(value) for name, value in metrics.items()})
     return results, state
 
@@ -58,7 +61,11 @@ def single():
     "mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str
 )  # fmt: skip
 def test_any_mesh_gives_the_same_losses(single, mesh):
-    ours, state = run(experiment(mesh))
+    """Also with a moving average of the parameters."""
+    settings = experiment(mesh)
+    averaging = dataclasses.replace(settings, optimizer=dataclasses.replace(settings.optimizer, ema_decay=0.75))
+    states = []
+    ours, state = run(averaging, states=states)
     for a, b in zip(ours, single[0], strict=True):
         assert a["count"] == b["count"], "other masks were drawn"
         for name in ("loss", "accuracy", "grad_norm"):
@@ -68,6 +75,12 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
     assert shard == (2, 32 // mesh[1], 64 // mesh[2]), "the parameter lies on the mesh as the table says"
     moment = state.opt_state[1][0].mu["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
     assert moment.sharding == kernel.sharding
+    average = state.average["encoder"]["blocks"]["feed_forward"]["up"]["kernel"]
+    assert average.sharding == kernel.sharding
+    kernels = [one.params["encoder"]["blocks"]["feed_forward"]["up"]["kernel"] for one in states]
+    weights = 0.75 ** np.arange(len(kernels) - 1, -1, -1.0)
+    np.testing.assert_allclose(average, np.tensordot(weights / weights.sum(), kernels, 1), atol=1e-6)
+    assert step.evaluated_params(state) is state.average and step.evaluated_params(single[1]) is single[1].params
 
 
 @pytest.mark.slow
