@@ -4,7 +4,7 @@
 #   tests/beam.sh WORK
 #
 # WORK is an empty folder of 100 MB. BEAM is the Python of an environment with requirements-beam.txt, PYTHON that of one with requirements.txt
-# (default .venv/bin/python). In a second folder, the pipeline is killed KILLS times (default 3) before it may end.
+# (default .venv/bin/python). In a second folder, one worker is killed. In a third, the pipeline is killed KILLS times (default 3) before it may end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -eq 1 ] && [ -n "${BEAM:-}" ] || { sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 2; }
@@ -45,6 +45,15 @@ mkdir "$work/wrong"
 printf 'caf\xe9' >"$work/wrong/a.txt"
 if "${beam[@]}" "--gin.TEXT_FILES=$work/wrong/*" "--gin.Corpus.rows_dir=$work/none" 2>"$work/wrong.log"; then exit 1; fi
 grep "^error: $work/wrong/a.txt: not UTF-8 at byte 3" "$work/wrong.log"
+
+setsid "${beam[@]}" "--gin.Corpus.rows_dir=$work/worker" >"$work/worker.log" 2>&1 &
+until [ "$(find "$work/worker" -name '*.npz' 2>/dev/null | wc -l)" -ge 2 ]; do sleep 0.05; done
+pkill -KILL --newest --session "$!" -f sdk_worker_main
+if wait "$!"; then exit 1; fi
+grep '^error: a worker process of Beam was killed' "$work/worker.log"
+"${beam[@]}" "--gin.Corpus.rows_dir=$work/worker"
+diff -r --exclude=file_hashes.json "$work/local" "$work/worker"
+echo "== Beam with one worker killed ends, and makes the same store when started again"
 
 for kill in $(seq "$kills"); do
   setsid "${beam[@]}" "--gin.Corpus.rows_dir=$work/killed" >"$work/killed.log" 2>&1 &

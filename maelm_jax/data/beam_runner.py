@@ -1,11 +1,18 @@
 """Prepares rows with a pipeline of Apache Beam whose elements are the files of the sources.
 
-The workers write blocks (blocks.py) to `Corpus.rows_dir`, which all of them share. If a worker is
-killed, Beam gives its file to another, which goes on after the finished blocks.
+The workers write blocks (blocks.py) to `Corpus.rows_dir`, which all of them share. A file that is
+given to a second worker, or to the next pipeline, goes on after the finished blocks. If a worker of
+Beam's DirectRunner is killed, the command ends with an error.
 """
 
+import contextlib
 import logging
+import os
+import queue
 import re
+import sys
+import threading
+import time
 import typing
 
 from maelm_jax import config
@@ -15,6 +22,12 @@ from maelm_jax.data import vocabulary as vocabularies
 QUIET = ("--default_sdk_harness_log_level=WARNING",)  # a worker else logs each of its connections
 # The last line of a traceback, in which Beam reports an error of a worker.
 ERROR = re.compile(r"^maelm_jax\.\S+\.(ConfigError|RunError|BadFile|Unavailable): (.*)$", re.M)
+
+WORKER_THREAD = "run_worker"  # name of the DirectRunner's threads, each of which waits for a worker
+PATIENCE = 10.0  # seconds in which a pipeline can end by itself after one of its workers has ended
+KILLED = (
+    "a worker process of Beam was killed, often because memory was full; use fewer workers and "
+    "give the same command again: it goes on where it stopped")
 
 
 def import_beam():
@@ -48,16 +61,70 @@ def prepare(
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     text_before = prepared_folders.present_text(sources.rates(corpus), corpus)
     jobs = list(_jobs(corpus, vocabulary))
-    try:
+
+    def run():
         pipeline_options = beam.options.pipeline_options.PipelineOptions([*QUIET, *options])
         with beam.Pipeline(options=pipeline_options) as pipeline:
             files = pipeline | "Files" >> beam.Create(jobs) | beam.Reshuffle()
             files | "Rows" >> beam.Map(_write, vocabulary)
+
+    try:
+        _call_watching_workers(run)
     except Exception as error:  # Beam reports an error of a worker as text
         raise _error(error) from error
     for source, folder in {job.shard.source: job.folder for job in jobs}.items():
         rows.check_unchanged({source: text_before[source]}, folder, corpus)
     rows.join(corpus, vocabulary)
+
+
+def _call_watching_workers(function: typing.Callable[[], None]):
+    """Calls a function that runs a pipeline. Raises RunError if a local worker process is killed.
+
+    Beam would wait for that worker forever: its thread ends with an error, and nobody reads it.
+    """
+    outcomes: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    worker_ended = config.RunError(KILLED)
+
+    def call():
+        try:
+            function()
+            outcomes.put(None)
+        except BaseException as error:
+            outcomes.put(error)
+
+    def on_error_of_thread(arguments: threading.ExceptHookArgs):
+        if arguments.thread is not None and arguments.thread.name == WORKER_THREAD:
+            outcomes.put(worker_ended)
+        else:
+            previous(arguments)
+
+    previous, threading.excepthook = threading.excepthook, on_error_of_thread
+    try:
+        threading.Thread(target=call, daemon=True).start()
+        outcome = outcomes.get()
+        end = time.monotonic() + PATIENCE
+        # A pipeline that fails, or is done, ends its workers itself.
+        while outcome is worker_ended and (seconds := end - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                outcome = outcomes.get(timeout=seconds)
+    finally:
+        threading.excepthook = previous
+    if outcome is worker_ended:
+        _exit_without_workers()
+    if outcome is not None:
+        raise outcome
+
+
+def _exit_without_workers():
+    """Lets this process exit although threads of Beam wait for workers."""
+
+    def exit_after_main():
+        threading.main_thread().join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(config.RunError.status)
+
+    threading.Thread(target=exit_after_main, daemon=True).start()
 
 
 def _jobs(

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import pickle
+import threading
 
 import pytest
 
@@ -31,6 +32,42 @@ def test_flags_become_options_of_beam():
 def test_errors_of_a_pipeline_are_one_line(error, kind, message):
     told = beam_runner._error(error)
     assert type(told) is kind and str(told) == message
+
+
+def worker_ends(then):
+    """A pipeline of which a worker ends with an error in its thread, as Beam's do, before the pipeline calls `then`."""
+
+    def ended():
+        raise RuntimeError("Worker subprocess exited with return code 137")
+
+    def pipeline():
+        thread = threading.Thread(target=ended, name=beam_runner.WORKER_THREAD)
+        thread.start()
+        thread.join()
+        then()
+
+    return pipeline
+
+
+def test_a_killed_worker_ends_the_command_instead_of_a_wait_for_ever(monkeypatch):
+    exits, forever = [], threading.Event()
+    monkeypatch.setattr(beam_runner, "_exit_without_workers", lambda: exits.append(True))
+    monkeypatch.setattr(beam_runner, "PATIENCE", 0.2)
+    hook = threading.excepthook
+    with pytest.raises(config.RunError, match=r"a worker process of Beam was killed, .* it goes on where it stopped$"):
+        beam_runner._call_watching_workers(worker_ends(forever.wait))
+    assert exits and threading.excepthook is hook
+    forever.set()
+
+
+def test_workers_that_end_with_their_pipeline_change_nothing_of_its_outcome():
+    def fail():
+        raise config.ConfigError("a.txt: empty")
+
+    beam_runner._call_watching_workers(worker_ends(lambda: None))
+    for pipeline in (fail, worker_ends(fail)):
+        with pytest.raises(config.ConfigError, match=r"a\.txt: empty"):
+            beam_runner._call_watching_workers(pipeline)
 
 
 @pytest.mark.parametrize("flags,message", [
