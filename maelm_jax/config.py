@@ -27,6 +27,7 @@ from maelm_jax.settings import (
     Settings,
     Share,
     ShareBelowOne,
+    ShareInside,
     Text,
     Width,
     declare,
@@ -116,6 +117,9 @@ class Masking(Settings):
         0.15,
         "Masked share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
         gt=0, lt=1)
+    rate_plateaus: tuple[tuple[ShareBelowOne, ShareInside], ...] = setting(
+        (), "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
+        "Evaluations keep `rate`.")
     unit: typing.Literal["token", "word", "span"] = setting(
         "token", "What is masked as a whole. A span is 4.5 tokens long on average.")
     encoder_mask_fraction: Share = setting(
@@ -129,6 +133,10 @@ class Masking(Settings):
         True, "False hides dropped positions by attention mask. Same function, slower: a check.")
 
     def check(self):
+        starts = [start for start, _ in self.rate_plateaus]
+        self.require(
+            starts == sorted(set(starts)) and starts[:1] in ([], [0]),
+            f"rate_plateaus must begin at 0 and ascend, got {self.rate_plateaus}")
         both = "random_fraction and keep_fraction"
         shares = self.random_fraction + self.keep_fraction
         self.require(shares <= 1, f"{both} must not exceed 1 together, got {shares}")
@@ -333,6 +341,11 @@ class Experiment:
             raise ConfigError(
                 "Model.local_attention is for encoders that read whole rows, and the compact "
                 "encoder drops positions: set Masking.compact to False")
+        for start, rate in self.masking.rate_plateaus:
+            if rate * length < 1:
+                raise ConfigError(
+                    f"Masking.rate_plateaus: rate {rate:g} from {start:g} on masks less than one "
+                    f"of the {length} tokens of a row. Use {1 / length:.2g} or more")
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
         if self.finetune is not None and self.optimizer.ema_decay:

@@ -43,7 +43,14 @@ def main(argv: list[str]) -> int:
 
     # These import JAX, which `target.devices` configures.
     from maelm_jax.planning import estimate, report, search
+    from maelm_jax.training import flops, phases
 
+    parts = phases.of_run(experiment)
+    size = experiment.vocabulary.size
+    most = max(parts, key=lambda part: sum(flops.flops_terms(part.experiment, size).values()))
+    experiment = most.experiment
+    if len(parts) > 1:
+        print(f"planned are the steps with the most FLOPs, {phases.describe(most)}", flush=True)
     if args.sweep:
         plans = search.sweep(experiment, target, devices)
         print(report.of_sweep(plans))

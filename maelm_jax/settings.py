@@ -28,6 +28,7 @@ LearningRate = typing.Annotated[float, pydantic.Field(gt=0, le=3e38)]
 Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
 Minutes = typing.Annotated[float, pydantic.Field(gt=0, le=1e6)]
 ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
+ShareInside = typing.Annotated[float, pydantic.Field(gt=0, lt=1)]
 # Text that can be a path: not empty, no NUL character. pydantic itself refuses lone surrogates.
 Text = typing.Annotated[str, pydantic.Field(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 
@@ -150,7 +151,8 @@ def closest(name: str, known: collections.abc.Iterable[str]) -> str:
 
 
 def _without_lists(value):
-    return tuple(value) if isinstance(value, list) else value
+    """Returns the value with tuples for lists, also for the lists in a list or tuple."""
+    return tuple(map(_without_lists, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _message(cls: type, name: str, values: dict, kind: str) -> str:
@@ -178,6 +180,8 @@ def _describe(annotation, limits: collections.abc.Sequence = ()) -> str:
         return " or ".join(_describe(item, limits) for item in arguments)
     if origin is typing.Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(map(repr, arguments))
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return f"({'; '.join(map(_describe, arguments))})"
     if origin is tuple:
         return f"a list, each item {_describe(arguments[0])}"
     if origin is dict:

@@ -54,6 +54,24 @@ def test_killed_twice_and_stopped_once_is_bit_for_bit_the_run_never_stopped(text
     assert repeated(tmp_path) == repeated(uninterrupted)
 
 
+@pytest.mark.slow
+def test_a_run_resumes_exactly_across_a_change_of_the_mask_rate(text, uninterrupted, tmp_path):
+    """Its held-out loss is at `Masking.rate`, whatever the rate of training."""
+    settings = ["--gin.TRAIN_STEPS=8", "--gin.Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))", "--gin.Run.rank_every=0", "--gin.Run.eval_every=3"]
+    settings += ["--gin.Run.checkpoint_every=2", "--gin.Run.keep_checkpoints=4"]
+    assert call("train", *training(text, tmp_path / "whole", *settings)).status == 0
+    assert metrics(tmp_path / "whole")[-1]["unigram"] == metrics(uninterrupted)[-1]["unigram"], "the held-out targets are those of rate 0.15"
+    for kept in (2, 4, 6):
+        workdir = tmp_path / str(kept)
+        shutil.copytree(tmp_path / "whole", workdir)
+        for path in (workdir / "checkpoints").iterdir():
+            if int(path.name) > kept:
+                shutil.rmtree(path)
+        done = call("train", *training(text, workdir, *settings))
+        assert done.status == 0 and f"at step {kept}" in done.stdout, done
+        assert repeated(workdir) == repeated(tmp_path / "whole")
+
+
 def test_a_damaged_checkpoint_is_passed_over_and_another_mesh_goes_on(text, uninterrupted, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)

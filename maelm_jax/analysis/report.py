@@ -60,12 +60,19 @@ def runs_table(results: dict) -> str:
             f"{model['layers']} x {model['width']}",
             model["decoder_layers"],
             _delta(masking),
-            f"{masking['rate']:g}",
+            _rates(masking),
             run["step"],
             f"{run['tokens']['plain']:,}",
             *_losses(run["curve"], equal_hours),
         ))  # fmt: skip
     return tables.markdown(header, rows)
+
+
+def _rates(masking: dict) -> str:
+    """Mask rates of the training, one after the other."""
+    # Results of earlier versions have no plateaus.
+    rates = [rate for _, rate in masking.get("rate_plateaus", ())] or [masking["rate"]]
+    return ", ".join(f"{rate:g}" for rate in rates)
 
 
 def _delta(masking: dict) -> str:

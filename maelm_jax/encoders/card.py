@@ -43,7 +43,8 @@ itself has not been run on this file.""",
 def objective(experiment: config.Experiment) -> str:
     """Returns one sentence about the pretraining objective."""
     masking, model = experiment.masking, experiment.model
-    rate = f"{masking.rate:.0%} of the tokens are masked"
+    rates = [rate for _, rate in masking.rate_plateaus] or [masking.rate]
+    rate = f"{', then '.join(f'{rate:.0%}' for rate in rates)} of the tokens are masked"
     if model.decoder_layers == 0:
         return f"masked language modelling (MLM): {rate}, each [MASK] in the encoder's input"
     layers = (
@@ -150,10 +151,10 @@ def pretraining(about: About) -> dict[str, str]:
         f"of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{about.length} tokens: {trained}",
-    } | _averaged(about.experiment.optimizer)
+    } | averaged(about.experiment.optimizer)
 
 
-def _averaged(optimizer: config.Optimizer) -> dict[str, str]:
+def averaged(optimizer: config.Optimizer) -> dict[str, str]:
     """Returns the table entry about averaged parameters, if they are averaged."""
     if not optimizer.ema_decay:
         return {}

@@ -21,7 +21,7 @@ from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.schedule import Schedule
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, flops, loop, metrics, optimizer, sharding, step
+from maelm_jax.training import checkpoint, flops, loop, metrics, optimizer, sharding, step, step_log
 
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 
@@ -185,17 +185,16 @@ class FinetuneSession:
         self, schedule: Schedule, experiment: config.Experiment, evaluator: "_Evaluator"
     ) -> loop.Job:
         """What the training loop runs."""
+        flops_per_step = schedule.flops_per_step(experiment.model)
+        work = step_log.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
         return loop.Job(
             run=dataclasses.replace(
                 experiment.run, train_steps=schedule.total_steps, eval_every=schedule.eval_every
             ),
-            train_step=self.train_step,
+            phases=(loop.Phase(0, self.train_step, work),),
             batch=lambda number: predictors.shard(schedule.batches.batch(number), self.mesh),
             evaluate=evaluator.evaluate,
             learning_rates=schedule.learning_rates(),
-            tokens_per_step=schedule.tokens_per_step,
-            flops_per_step=schedule.flops_per_step(experiment.model),
-            peak_flops=self.peak,
             measures=(
                 loop.Measure(experiment.run.rank_every, self.rank_monitors.of(experiment)),
             ),

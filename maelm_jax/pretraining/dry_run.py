@@ -8,16 +8,22 @@ import jax
 from maelm_jax import config, tables
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
-from maelm_jax.training import attention_report, flops, sharding, step
+from maelm_jax.training import attention_report, flops, phases, sharding, step
 
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     """Prints the parameters, the rows and slots of a step, its FLOPs by term and memory by kind."""
-    train_step, state, batch = step.abstract(experiment, mesh)
-    count = _show_parameters(state.params)
-    _show_rows(experiment, mesh)
-    _show_flops(experiment)
-    memory = train_step.lower(state, batch).compile().memory_analysis()
+    parts = phases.of_run(experiment)
+    steps = [step.abstract(part.experiment, mesh) for part in parts]
+    count = _show_parameters(steps[0].state.params)
+    for part in parts:
+        if len(parts) > 1:
+            print(phases.describe(part))
+        _show_rows(part.experiment, mesh)
+        _show_flops(part)
+    if len(parts) > 1:
+        print(f"{sum(map(_flops_of, parts)):.4g} FLOPs in all {experiment.run.train_steps:,} steps")
+    memory = max(map(_memory, steps), key=lambda memory: memory.temp_size_in_bytes)
     print(f"parameters          {_gib(4 * count)} in all")
     print(f"Adam's moments      {_gib(8 * count)} in all")
     if experiment.optimizer.ema_decay:
@@ -25,6 +31,11 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     print(f"state               {_gib(memory.argument_size_in_bytes)} per device, batch included")
     temporaries = _gib(memory.temp_size_in_bytes)
     print(f"activations, gradients, temporaries {temporaries} per device (this backend's compiler)")
+
+
+def _memory(abstract: step.AbstractStep):
+    """Compiles a step and returns XLA's analysis of its memory."""
+    return abstract.train_step.lower(abstract.state, abstract.batch).compile().memory_analysis()
 
 
 def _show_parameters(params: dict) -> int:
@@ -52,14 +63,23 @@ def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     print(attention_report.describe(experiment, mesh))
 
 
-def _show_flops(experiment: config.Experiment):
-    """Prints the FLOPs of a step by term, and those of the run."""
-    terms = flops.flops_terms(experiment, experiment.vocabulary.size)
-    total, steps = sum(terms.values()), experiment.run.train_steps
+def _terms(phase: phases.Phase) -> dict[str, float]:
+    return flops.flops_terms(phase.experiment, phase.experiment.vocabulary.size)
+
+
+def _flops_of(phase: phases.Phase) -> float:
+    """Returns the FLOPs of all steps of a phase."""
+    return sum(_terms(phase).values()) * phase.steps
+
+
+def _show_flops(phase: phases.Phase):
+    """Prints the FLOPs of a step by term, and those of all steps of the phase."""
+    terms = _terms(phase)
+    total = sum(terms.values())
     lines = [(name, f"{value:.4g}", f"{value / total:.1%}") for name, value in terms.items()]
     lines.append(("all", f"{total:.4g}", "100.0%"))
     print(tables.plain(("term", "FLOPs a step", "share"), lines))
-    print(f"{total * steps:.4g} FLOPs in {steps:,} steps\n")
+    print(f"{_flops_of(phase):.4g} FLOPs in {phase.steps:,} steps\n")
 
 
 def _gib(count: float) -> str:

@@ -1,6 +1,7 @@
 """Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
 
 import collections.abc
+import functools
 import typing
 
 import jax
@@ -27,6 +28,7 @@ from maelm_jax.training import (
     run_rows,
     sharding,
     step,
+    step_log,
 )
 
 
@@ -48,7 +50,8 @@ class Setup(typing.NamedTuple):
     rows: row_record.RunRows
     init: collections.abc.Callable  # key -> parameters
     updates: optax.GradientTransformation
-    loss: step.LossFn
+    # settings -> sums of the loss over a batch
+    loss_of: collections.abc.Callable[[config.Experiment], step.LossFn]
 
     def split(self, name: str) -> dict:
         """Rows of a split ("train" or "heldout") by source."""
@@ -89,8 +92,8 @@ def pretrain(
     ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
     token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, special)
     heldout = evaluation.make_heldout_set(experiment, heldout_rows, token_nll, special)
-    cost = summary.step_cost(experiment, setup.vocabulary.size)
-    summary.print_expectations(cost, heldout.unigram)
+    costs = summary.step_costs(experiment, setup.vocabulary.size)
+    summary.print_expectations(costs, heldout.unigram)
 
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
@@ -108,7 +111,7 @@ def pretrain(
     if not jax.process_index():
         record_start(options, setup, past, starting.step)
 
-    job = make_job(setup, cost, heldout, ranks, starting.state)
+    job = make_job(setup, costs, heldout, ranks, starting.state)
     status = train(options.workdir, job, starting, checkpoints)
     if status == 0 and not jax.process_index():
         summary.print_result(options.workdir, options.began, ranks, heldout.unigram)
@@ -143,8 +146,8 @@ def set_up(
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
-    loss = step.pretraining_loss(experiment, graph, special)
-    return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss)
+    loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
+    return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss_of)
 
 
 def record_start(options: Options, setup: Setup, past: resume.Before | None, done: int):
@@ -159,12 +162,12 @@ def record_start(options: Options, setup: Setup, past: resume.Before | None, don
 
 def make_job(
     setup: Setup,
-    cost: summary.StepCost,
+    costs: list[summary.StepCost],
     heldout: evaluation.HeldoutSet,
     ranks: monitor.RankMonitor,
     state: step.State,
 ) -> loop.Job:
-    """Assembles the loop's job: compiled step, batches, evaluation, measurement of ranks."""
+    """Assembles the loop's job: compiled steps, batches, evaluation, measurement of ranks."""
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
     row_indices = sharding.local_row_indices(run.batch_size, mesh)
     training_rows = batches.Batches(
@@ -172,22 +175,30 @@ def make_job(
         experiment.corpus.shuffle_shards,
     )
     schedule = optimizer.schedule(experiment.optimizer, run.train_steps)
+    loss = setup.loss_of(experiment)  # at Masking.rate, so that the losses of runs compare
     return loop.Job(
         run=run,
-        train_step=step.make_train_step(
-            setup.loss, setup.updates, state, run.seed, run.accumulate, mesh,
-            experiment.optimizer.ema_decay,
-        ),
+        phases=tuple(_loop_phase(setup, cost, state) for cost in costs),
         batch=lambda number: sharding.shard_batch(
             training_rows.batch(number), mesh, run.batch_size
         ),
-        evaluate=evaluation.make_evaluation(setup.loss, heldout, state, run.seed, mesh),
+        evaluate=evaluation.make_evaluation(loss, heldout, state, run.seed, mesh),
         learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
-        tokens_per_step=float(run.batch_size * experiment.corpus.sequence_length),
-        flops_per_step=sum(cost.terms.values()),
-        peak_flops=cost.peak.flops_per_second,
         measures=(loop.Measure(run.rank_every, ranks),),
     )
+
+
+def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.Phase:
+    """Returns the training step of a phase, which is compiled at its first call, and its work."""
+    experiment = cost.phase.experiment
+    run = experiment.run
+    train_step = step.make_train_step(
+        setup.loss_of(experiment), setup.updates, state, run.seed, run.accumulate, setup.mesh,
+        experiment.optimizer.ema_decay,
+    )
+    tokens = float(run.batch_size * experiment.corpus.sequence_length)
+    work = step_log.StepWork(tokens, sum(cost.terms.values()), cost.peak.flops_per_second)
+    return loop.Phase(cost.phase.start, train_step, work)
 
 
 def train(

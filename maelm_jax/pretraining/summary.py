@@ -7,27 +7,33 @@ import jax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.training import attention_report, flops, metrics
+from maelm_jax.training import attention_report, flops, metrics, phases
 
 
 class StepCost(typing.NamedTuple):
-    """Cost of a step and peak performance of the devices."""
+    """Cost of a step of a phase, and peak performance of the devices."""
 
+    phase: phases.Phase
     terms: dict[str, float]  # model FLOPs by term
     peak: flops.Peak
 
 
-def step_cost(experiment: config.Experiment, vocabulary_size: int) -> StepCost:
-    """FLOPs of a step, and the devices' peak: from the data sheet or, if unknown, measured."""
-    terms = flops.flops_terms(experiment, vocabulary_size)
-    return StepCost(terms, flops.peak_flops(experiment.model.dtype))
+def step_costs(experiment: config.Experiment, vocabulary_size: int) -> list[StepCost]:
+    """FLOPs of a step of each phase, and the devices' peak: of the data sheet, or measured."""
+    peak = flops.peak_flops(experiment.model.dtype)
+    return [
+        StepCost(phase, flops.flops_terms(phase.experiment, vocabulary_size), peak)
+        for phase in phases.of_run(experiment)
+    ]
 
 
-def print_expectations(cost: StepCost, unigram_loss: float):
+def print_expectations(costs: list[StepCost], unigram_loss: float):
     """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
-    listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.terms.items() if value)
-    print(f"model FLOPs a step: {sum(cost.terms.values()):.3g} = {listed}")
-    print(flops.describe_peak(cost.peak))
+    for cost in costs:
+        scope = f"{phases.describe(cost.phase)}; " if len(costs) > 1 else ""
+        listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.terms.items() if value)
+        print(f"{scope}model FLOPs a step: {sum(cost.terms.values()):.3g} = {listed}")
+    print(flops.describe_peak(costs[0].peak))
     print(
         f"unigram cross-entropy of the held-out targets: {unigram_loss:.4f} nats; "
         "an encoder that has learned something is below it"

@@ -32,20 +32,29 @@ class Measure(typing.NamedTuple):
     function: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
 
 
+class Phase(typing.NamedTuple):
+    """Consecutive steps that one function computes."""
+
+    start: int  # steps of the run before it
+    # (state, batch) -> (state, metrics)
+    train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]
+    work: step_log.StepWork  # of one step
+
+
 @dataclasses.dataclass
 class Job:
     """What the loop runs."""
 
     run: config.Run
-    # (state, batch) -> (state, metrics)
-    train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]
+    phases: tuple[Phase, ...]  # the first starts at 0
     batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
     evaluate: collections.abc.Callable[[tuple], Evaluation]
     learning_rates: np.ndarray  # of every step
-    tokens_per_step: float  # the mean if steps differ
-    flops_per_step: float
-    peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
     measures: tuple[Measure, ...] = ()
+
+    def phase_of(self, step: int) -> Phase:
+        """Returns the phase of the step after `step` steps."""
+        return [phase for phase in self.phases if phase.start <= step][-1]
 
     def measures_after(self, step: int) -> list[Measure]:
         """Returns the measurements that are due after a step."""
@@ -77,8 +86,8 @@ def run(
     """Trains until `job.run.train_steps`.
 
     The loop reads the metrics of step n while step n + 1 runs, so the device never waits for the
-    host. Before an evaluation, a measurement or a checkpoint, the loop waits for the running step.
-    Otherwise the step's time would be lost in the pause.
+    host. Before an evaluation, a measurement, a checkpoint or another phase, the loop waits for the
+    running step. Otherwise the step's time would be lost in the pause.
 
     Args:
         job: What to run.
@@ -91,13 +100,19 @@ def run(
         Diverged: The loss or the gradient is not finite. The state is not saved.
         RunError: A checkpoint cannot be written.
     """
-    work = step_log.StepWork(job.tokens_per_step, job.flops_per_step, job.peak_flops)
-    log = step_log.StepLog(job.run, job.learning_rates, work, start, writer, checkpoints)
+    log = step_log.StepLog(job.run, job.learning_rates, start, writer, checkpoints)
     cadence = SaveCadence(job.run)
     running: RunningStep | None = None
+    phase: Phase | None = None
     with sigterm.SigtermWatcher() as watcher, log:
         for step in range(start + 1, job.run.train_steps + 1):
-            state, values = job.train_step(state, job.batch(step - 1))
+            if phase is not job.phase_of(step - 1):
+                if running is not None:
+                    log.write(running.number, log.finish(*running), {})
+                    running = None
+                phase = job.phase_of(step - 1)
+                log.begin_phase(phase.work)
+            state, values = phase.train_step(state, job.batch(step - 1))
             watcher.start()
             if running is not None:
                 log.write(running.number, log.finish(*running), {})

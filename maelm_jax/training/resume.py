@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes, storage
-from maelm_jax.training import optimizer
+from maelm_jax.training import optimizer, phases
 
 HISTORY = "changes.txt"
 
@@ -65,6 +65,12 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
             f"{new.train_steps} steps: the learning rate of step {step + 1} is {new_rate:.4g}, "
             f"it was to be {old_rate:.4g}"
         )
+    old_mask, new_mask = (
+        phases.of_step(phases.of_run(one), step).experiment.masking.rate
+        for one in (before.experiment, now)
+    )
+    if old_mask != new_mask:
+        lines.append(f"The mask rate of step {step + 1} is {new_mask:g}, it was to be {old_mask:g}")
     if old.accumulate != new.accumulate:
         lines.append(
             f"Run.accumulate: {old.accumulate} -> {new.accumulate}. "

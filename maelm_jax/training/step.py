@@ -209,13 +209,14 @@ def make_train_step(
         count = jnp.maximum(sums.count, 1.0)
         # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
         gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), gradient)
+        state = _updated(state, gradient, optimizer, ema_decay)
         metrics = {
             "loss": sums.loss / count,
             "accuracy": sums.correct / count,
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
         }
-        return _updated(state, gradient, optimizer, ema_decay), metrics
+        return state, metrics
 
     shardings = sharding.shardings_of(state, mesh)
     return jax.jit(

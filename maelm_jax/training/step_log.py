@@ -38,6 +38,10 @@ class StepTimer:
         self._last_end: float | None = None
         self._seconds: list[float] = []  # one for each step since the last reading
 
+    def restart(self):
+        """Forgets the steps since the last reading. The next step is compiled, so not timed."""
+        self._last_end, self._seconds = None, []
+
     def step_done(self):
         """Records that a step ended now."""
         now = time.perf_counter()
@@ -73,10 +77,11 @@ class StepWork(typing.NamedTuple):
 class StepLog:
     """Context manager that writes a run's log lines and shows its progress bar.
 
+    Call `begin_phase` before the first step.
+
     Args:
         run: Number of steps, and how often a line is written.
         learning_rates: Of every step. Computing one while logging would wait for the running step.
-        work: Tokens and FLOPs of a step.
         start: Steps already done.
         writer: Writes metrics.jsonl.
         checkpoints: Checkpoints that the message of a diverged run names.
@@ -86,13 +91,13 @@ class StepLog:
         self,
         run: config.Run,
         learning_rates: np.ndarray,
-        work: StepWork,
         start: int,
         writer: metrics.Writer,
         checkpoints: checkpoint.Checkpoints,
     ):
         self.timer = StepTimer()
-        self._run, self._learning_rates, self._work = run, learning_rates, work
+        self._run, self._learning_rates = run, learning_rates
+        self._work: StepWork | None = None
         self._writer, self._checkpoints = writer, checkpoints
         self._bar = _progress_bar(run.train_steps, start)
         self._compiling = True
@@ -102,6 +107,11 @@ class StepLog:
 
     def __exit__(self, *_):
         self._bar.close()
+
+    def begin_phase(self, work: StepWork):
+        """Begins steps of this work. No step may run. The speed of earlier ones is dropped."""
+        self._work = work
+        self.timer.restart()
 
     def finish(self, step: int, values: dict) -> dict[str, float]:
         """Waits for a step and returns its metrics. Raises Diverged if they are not finite."""

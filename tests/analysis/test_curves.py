@@ -8,9 +8,9 @@ from maelm_jax import gin_files
 from maelm_jax.analysis import curves
 
 
-def hours(tmp_path, lines):
+def hours(tmp_path, lines, *bindings):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10", "SEQUENCE_LENGTH=20"])  # 200 tokens a step
+    experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10", "SEQUENCE_LENGTH=20", *bindings])  # 200 tokens a step
     return curves.heldout_curve(str(tmp_path), experiment)["hours"]
 
 
@@ -18,6 +18,12 @@ def test_hours_are_steps_times_the_median_step_time(tmp_path):
     lines = [{"step": 10 * n, "tokens_per_second": 200.0, "step_seconds": 2.0, "eval_loss": 5.0, "unigram": 6.0} for n in range(1, 6)]
     lines[1] |= {"step_seconds": 90.0}  # the machine was busy
     assert hours(tmp_path, lines) == pytest.approx([10 * n * 2.0 / 3600 for n in range(1, 6)])
+
+
+def test_each_plateau_of_the_mask_rate_has_its_own_step_time(tmp_path):
+    lines = [{"step": n, "tokens_per_second": 1.0, "step_seconds": 1.0 if n <= 4 else 3.0, "eval_loss": 5.0, "unigram": 6.0} for n in (2, 4, 6, 8)]
+    expected = [seconds / 3600 for seconds in (2.0, 4.0, 10.0, 16.0)]
+    assert hours(tmp_path, lines, "TRAIN_STEPS=8", "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))") == pytest.approx(expected)
 
 
 def test_a_line_stands_for_the_steps_since_the_line_before(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.encoders import card
 
 
@@ -13,6 +13,16 @@ from maelm_jax.encoders import card
 ])  # fmt: skip
 def test_a_card_names_the_positions(settings, words):
     assert card.positions(config.Model(**settings)) == words
+
+
+@pytest.mark.parametrize("masking,words", [("rate=0.4", "40% of"), ("rate_plateaus=((0, 0.3), (0.5, 0.15))", "30%, then 15% of")])
+def test_a_card_names_the_mask_rates_of_the_training(masking, words):
+    assert f": {words} the tokens are masked, none" in card.objective(gin_files.load(["tiny.gin"], [f"Masking.{masking}"]))
+
+
+def test_a_card_says_that_the_weights_are_averaged():
+    assert card.averaged(config.Optimizer()) == {}
+    assert card.averaged(config.Optimizer(ema_decay=0.99)) == {"parameters are": "a moving average over the steps, decay 0.99"}
 
 
 @pytest.mark.parametrize("form,present,absent", [

@@ -1,21 +1,32 @@
 """What `train` says about the mask rate: it counts all tokens and selects among text tokens."""
 
+import types
+
 import numpy as np
 import pytest
 
 from maelm_jax import config, train
-from maelm_jax.pretraining import mask_rate
+from maelm_jax.pretraining import dry_run, mask_rate
 
 SPECIAL = config.SpecialIds.of_size(50)
 
 
-@pytest.mark.parametrize("length,share", [(16, "0.1714")])
-def test_dry_run_says_the_rate_of_text_tokens(length, share, tmp_path, capsys):
-    settings = {"SEQUENCE_LENGTH": length, "BATCH_SIZE": 8, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 32}
+def test_dry_run_says_the_rate_of_text_tokens_of_each_plateau(tmp_path, capsys, monkeypatch):
+    memory = types.SimpleNamespace(temp_size_in_bytes=1, argument_size_in_bytes=1)
+    monkeypatch.setattr(dry_run, "_memory", lambda abstract: memory)  # nothing is compiled
+    settings = {"TRAIN_STEPS": 10, "Masking.rate_plateaus": "((0, 0.3), (0.4, 0.15))", "SEQUENCE_LENGTH": 16}
+    settings |= {"BATCH_SIZE": 8, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 32}
     argv = ["--gin_file=tiny.gin", "--dry_run", f"--workdir={tmp_path}", *(f"--gin.{name}={value}" for name, value in settings.items())]
     assert train.main(argv) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mask rate")]
-    assert line.startswith(f"mask rate 0.15 of all tokens = {share} of text tokens at {length} tokens a segment of one line")
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith(("mask rate", "steps", "encoder slots"))]
+    at = "of text tokens at 16 tokens a segment of one line (<s> and </s> count, but are not masked)"
+    assert lines == [
+        "steps 1 to 4: mask rate 0.3", "encoder slots 16, masked slots 5 a row", f"mask rate 0.3 of all tokens = 0.3429 {at}",
+        "steps 5 to 10: mask rate 0.15", "encoder slots 16, masked slots 3 a row", f"mask rate 0.15 of all tokens = 0.1714 {at}",
+    ]  # fmt: skip
+    total, *of_phases = (float(line.split()[0]) for line in sorted(printed.splitlines()) if "FLOPs in" in line)
+    assert "FLOPs in all 10 steps" in printed and max(total, *of_phases) == pytest.approx((total + sum(of_phases)) / 2, rel=1e-3)
 
 
 def test_the_rate_said_is_the_rate_drawn():

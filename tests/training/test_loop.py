@@ -1,5 +1,6 @@
 """The loop on a fake device with a clock of its own: step times, what is due when, stops on NaN and SIGTERM."""
 
+import functools
 import io
 import os
 import signal
@@ -77,7 +78,7 @@ def rank(params: dict) -> dict[str, float]:
 
 def train(
     monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, grad_norm=lambda step: 1.0,
-    peak=PEAK, measures=(), evaluated=lambda count: None, **settings
+    peak=PEAK, measures=(), evaluated=lambda count: None, phase_starts=(0,), **settings
 ):
     """(lines, saved steps, exit status) of a run on the fake device."""
     device, evaluations = Device(), []
@@ -85,10 +86,9 @@ def train(
     monkeypatch.setattr(loop, "time", clock)
     monkeypatch.setattr(step_log, "time", clock)
 
-    def train_step(state, number):
+    def train_step(phase_start, state, number):
         watch(number)
-        first = number == start
-        device.now += 60.0 if first else 0.0  # the compiler works on the host
+        device.now += 60.0 if number in (start, phase_start) else 0.0  # the compiler works on the host
         done = device.submit(step_seconds(number), loss(number + 1))
         return State((done,)), {"loss": done, "accuracy": done, "grad_norm": device.submit(0.0, grad_norm(number + 1))}
 
@@ -99,7 +99,11 @@ def train(
         return loop.Evaluation(state, {"eval_loss": 1.0})
 
     run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10} | settings)
-    job = loop.Job(run, train_step, lambda number: number, evaluate, np.ones(run.train_steps), TOKENS, FLOPS, peak, measures)
+    phases = tuple(
+        loop.Phase(first, functools.partial(train_step, first), step_log.StepWork(TOKENS * (1 + first), FLOPS * (1 + first), peak))
+        for first in phase_starts
+    )
+    job = loop.Job(run, phases, lambda number: number, evaluate, np.ones(run.train_steps), measures)
     lines, saves = Lines(), Saves(device)
     _, status = loop.run(job, State(), start, lines, saves)
     return lines.lines, saves.saved, status
@@ -132,6 +136,25 @@ def test_the_first_step_is_not_timed(monkeypatch):
     lines, _, _ = train(monkeypatch, train_steps=2)
     assert lines[0]["tokens_per_second"] is None and "step_seconds" not in lines[0] and "mfu" not in lines[0]
     assert lines[1]["step_seconds"] == pytest.approx(STEP)
+
+
+@pytest.mark.parametrize("log_every", [1, 3])
+@pytest.mark.parametrize("start", [0, 2, 4, 6])
+def test_each_phase_logs_its_own_speed_and_work(monkeypatch, log_every, start):
+    """The phase from step 5 on has steps of another length and work. Its first step is compiled."""
+    lines, _, _ = train(
+        monkeypatch, start=start, log_every=log_every, eval_every=1000, train_steps=12, phase_starts=(0, 4), measures=(loop.Measure(2, rank),),
+        step_seconds=lambda number: 3.0 if number >= 4 else 1.0,
+    )  # fmt: skip
+    untimed = [line["step"] for line in lines if line["tokens_per_second"] is None]
+    assert set(untimed) <= {start + 1, 5}
+    for line in lines:
+        if line["step"] not in untimed:
+            seconds, share = (3.0, 5) if line["step"] > 4 else (1.0, 1)
+            assert line["step_seconds"] == pytest.approx(seconds), line
+            assert line["tokens_per_second"] == pytest.approx(share * TOKENS / seconds), line
+            assert line["model_flops_per_second"] == pytest.approx(share * FLOPS / seconds), line
+    assert {line["step"] for line in lines} >= {step for step in range(start + 1, 13) if step % log_every == 0}
 
 
 def test_step_seconds_is_the_median_and_tokens_per_second_the_mean(monkeypatch):

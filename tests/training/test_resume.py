@@ -29,6 +29,14 @@ def test_what_a_change_does_to_the_coming_steps_is_said():
     ]
 
 
+def test_a_mask_rate_that_moves_with_the_length_of_the_run_is_said():
+    plateaus = "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))"
+    before = resume.Before(settings("TRAIN_STEPS=10", plateaus), None)
+    said = resume.effects(before, settings("TRAIN_STEPS=20", plateaus), 7)
+    assert said[1:] == ["The mask rate of step 8 is 0.3, it was to be 0.15"]
+    assert len(resume.effects(before, settings("TRAIN_STEPS=20", plateaus), 3)) == 1
+
+
 def test_another_number_of_cores_is_said(tmp_path, monkeypatch):
     (tmp_path / "config.gin").write_text(gin_files.render(settings()))
     assert resume.read(str(tmp_path)).cores is None, "an earlier version recorded none"

@@ -1,0 +1,61 @@
+"""The phases of a run: which settings each of its steps has."""
+
+import dataclasses
+
+import pytest
+
+from maelm_jax import config, gin_files
+from maelm_jax.training import phases
+
+PLATEAUS = "Masking.rate_plateaus=((0, 0.3), (0.5, 0.2), (0.9, 0.15))"
+
+
+def parts_of(*bindings: str) -> list[phases.Phase]:
+    return phases.of_run(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", *bindings]))
+
+
+def test_each_step_of_a_plateau_is_one_of_a_run_at_its_rate():
+    parts = parts_of(PLATEAUS)
+    assert [(part.start, part.end, part.steps) for part in parts] == [(0, 50, 50), (50, 90, 40), (90, 100, 10)]
+    for part, rate in zip(parts, (0.3, 0.2, 0.15), strict=True):
+        assert part.experiment == gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", f"Masking.rate={rate}"])
+
+
+def test_a_run_without_plateaus_is_one_phase_with_the_settings_of_the_run():
+    (part,) = parts_of()
+    assert (part.start, part.end) == (0, 100) and part.experiment == gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100"])
+
+
+def test_every_step_has_one_phase():
+    parts = parts_of(PLATEAUS)
+    rates = [phases.of_step(parts, step).experiment.masking.rate for step in (0, 49, 50, 89, 90, 99, 100)]
+    assert rates == [0.3, 0.3, 0.2, 0.2, 0.15, 0.15, 0.15]
+
+
+def test_a_plateau_of_a_short_run_can_have_no_step():
+    parts = parts_of(PLATEAUS, "TRAIN_STEPS=1")
+    assert [(part.start, part.end) for part in parts] == [(0, 1)]
+
+
+@pytest.mark.parametrize("plateaus,message", [
+    ([[0, 0.3], [0.5, 0.15]], None),
+    (((0.1, 0.3),), "rate_plateaus must begin at 0 and ascend, got ((0.1, 0.3),)"),
+    (((0, 0.3), (0.5, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
+    (((0, 0.3), (0.6, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
+    (((0, 1.0),), "rate_plateaus must be a list, each item (a number, at least 0 and below 1; a number, above 0 and below 1), got ((0, 1.0),)"),
+    (0.3, "rate_plateaus must be a list"),
+])  # fmt: skip
+def test_plateaus_that_make_no_sense_are_refused(plateaus, message):
+    if message is None:
+        assert config.Masking(rate_plateaus=plateaus).rate_plateaus == ((0, 0.3), (0.5, 0.15))
+        return
+    with pytest.raises(config.ConfigError) as caught:
+        config.Masking(rate_plateaus=plateaus)
+    assert message in str(caught.value)
+
+
+def test_a_plateau_masks_a_token_of_each_row_at_least():
+    experiment = gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=50"])
+    dataclasses.replace(experiment, masking=config.Masking(rate_plateaus=((0, 0.3), (0.5, 0.02))))
+    with pytest.raises(config.ConfigError, match="rate 0.019 from 0.5 on masks less than one of the 50 tokens of a row. Use 0.02 or more"):
+        dataclasses.replace(experiment, masking=config.Masking(rate_plateaus=((0, 0.3), (0.5, 0.019))))
