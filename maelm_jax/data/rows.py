@@ -66,6 +66,8 @@ def prepare(
         if not is_complete(folder):
             with rows_dir.writing(corpus):
                 _make(folder, source, corpus, vocabulary, host, hosts)
+        # A process that was killed after the join may have left the blocks.
+        shutil.rmtree(blocks_folder(folder), ignore_errors=True)
     stores = rows_in_place.open_stores(store_folders, corpus)
     for source, splits in stores.items():
         if not len(splits["train"]):

@@ -217,6 +217,24 @@ def test_preparations_killed_at_random_make_the_same_store(small_corpus, small_v
     assert kills > 1 and (folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
 
 
+@pytest.mark.parametrize("work", [rows.prepare, rows.join])
+def test_blocks_that_a_kill_left_beside_a_whole_store_are_removed(small_corpus, small_vocabulary, monkeypatch, work):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_, **__):
+        raise Killed
+
+    rows.write_part(small_corpus, small_vocabulary, 0, 1)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(rows.shutil, "rmtree", killed)
+        work(small_corpus, small_vocabulary)
+    (folder,) = rows.folders(small_corpus, small_vocabulary).values()
+    assert rows.is_complete(folder) and rows.blocks_folder(folder).is_dir()
+    rows.prepare(small_corpus, small_vocabulary)
+    assert rows.is_complete(folder) and not rows.blocks_folder(folder).exists()
+
+
 @pytest.mark.parametrize("remaining", [1, 2, 4, 8])
 def test_a_preparation_that_filled_the_disk_goes_on_to_the_same_store(small_corpus, small_vocabulary, tmp_path, monkeypatch, remaining):
     """The disk is full before the last writes."""
