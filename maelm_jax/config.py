@@ -3,7 +3,8 @@
 settings.py checks every field against its declaration here. `python -m maelm_jax.config` prints
 docs/configuration.md. gin_files.py reads gin files into an `Experiment`. This module imports
 neither JAX nor TensorFlow, so that a wrong setting is reported within a second.
-config_finetune.py has the settings of fine-tuning, config_optimizer.py those of the optimizer.
+config_finetune.py has the settings of fine-tuning, config_optimizer.py those of the optimizer,
+config_run.py those of the length of a run.
 """
 
 import dataclasses
@@ -17,13 +18,12 @@ from maelm_jax.config_finetune import Finetune
 from maelm_jax.config_finetune import Grid as Grid
 from maelm_jax.config_finetune import Squad as Squad
 from maelm_jax.config_optimizer import Optimizer as Optimizer
+from maelm_jax.config_run import Run as Run
 from maelm_jax.settings import (
     Axis,
     Count,
-    Minutes,
     Positive,
     Rate,
-    Rows,
     Settings,
     Share,
     ShareBelowOne,
@@ -288,31 +288,6 @@ class Mesh(Settings):
         self.require(sizes.count(-1) <= 1, f"sizes can hold one -1 at most, got {sizes}")
 
 
-@declare
-class Run(Settings):
-    """The length of a run and what it leaves behind."""
-
-    train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, le=10**8)
-    batch_size: Rows = setting(2048, "Rows of a step, over all devices and hosts.", "rows")
-    accumulate: Rows = setting(1, "Microbatches that a step is computed in.", "microbatches")
-    seed: int = setting(
-        0, "Seed of data order, weights and masks. All but the order use its last 32 bits.",
-        ge=0, le=2**63 - 1)
-    deterministic: bool = setting(
-        False, "True gives the same losses each time on a GPU, more slowly. CPU and TPU always do.")
-    init_from: Text | None = setting(
-        None, "Weights to start from: a workdir, an exported or stock folder, a published .pt.")
-    log_every: Positive = setting(100, "Steps between lines of metrics.", "steps")
-    eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps")
-    eval_rows: Positive = setting(4096, "Rows of an evaluation, the same each time.", "rows")
-    rank_every: Count = setting(5_000, "Steps between effective ranks. 0 is never.", "steps")
-    checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps")
-    checkpoint_minutes: Minutes | None = setting(
-        None, "A checkpoint also when this long has passed since the last one.", "minutes")
-    keep_checkpoints: Positive = setting(3, "Newest checkpoints that are kept.", "checkpoints")
-    keep_every: Positive | None = setting(None, "Multiples of this step are kept too.", "steps")
-
-
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """All settings of one run. `finetune` is None in pretraining."""
@@ -354,10 +329,10 @@ class Experiment:
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""
-        name, sizes = "Run.batch_size", (self.run.batch_size,)
+        sizes = self.run.named_batch_sizes
         if self.finetune is not None:  # a run of the grid has its batch size from there
-            name, sizes = "Grid.batch_size", self.finetune.grid.listed("batch_size")
-        for size in sizes:
+            sizes = [("Grid.batch_size", size) for size in self.finetune.grid.listed("batch_size")]
+        for name, size in sizes:
             if size % self.run.accumulate != 0:
                 raise ConfigError(
                     f"{name} {size} is not divisible by Run.accumulate {self.run.accumulate}")

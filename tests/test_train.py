@@ -55,10 +55,10 @@ def test_killed_twice_and_stopped_once_is_bit_for_bit_the_run_never_stopped(text
 
 
 @pytest.mark.slow
-def test_a_run_resumes_exactly_across_a_change_of_the_mask_rate(text, uninterrupted, tmp_path):
+def test_a_run_resumes_exactly_across_changes_of_mask_rate_and_batch_size(text, uninterrupted, tmp_path):
     """Its held-out loss is at `Masking.rate`, whatever the rate of training."""
     settings = ["--gin.TRAIN_STEPS=8", "--gin.Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))", "--gin.Run.rank_every=0", "--gin.Run.eval_every=3"]
-    settings += ["--gin.Run.checkpoint_every=2", "--gin.Run.keep_checkpoints=4"]
+    settings += ["--gin.Run.checkpoint_every=2", "--gin.Run.keep_checkpoints=4", "--gin.Run.batch_size_ramp=((4, 3),)"]
     assert call("train", *training(text, tmp_path / "whole", *settings)).status == 0
     assert metrics(tmp_path / "whole")[-1]["unigram"] == metrics(uninterrupted)[-1]["unigram"], "the held-out targets are those of rate 0.15"
     for kept in (2, 4, 6):

@@ -1,10 +1,11 @@
 """Training batches as a pure function of (seed, step).
 
 There is no iterator state, so nothing is saved or restored. Example i of step s has the number
-g = s * batch_size + i in the whole run. A fixed schedule of PERIOD slots gives the task of example
-g (a task is one source) and the number of earlier examples of that task. That number divided by
-the task's row count is the epoch; the remainder is the position in the epoch. A permutation that
-is new in each epoch turns the position into a row number.
+g = s * batch_size + i in the whole run. After a change of the batch size, s counts from the change,
+and the examples before it (`first_example`) are added. A fixed schedule of PERIOD slots gives the
+task of example g (a task is one source) and the number of earlier examples of that task. That
+number divided by the task's row count is the epoch; the remainder is the position in the epoch. A
+permutation that is new in each epoch turns the position into a row number.
 
 Each host reads only the rows that its own devices hold. The global batch is the same for any
 number of hosts.
@@ -143,11 +144,12 @@ class Batches:
         row_indices: Indices in the global batch of the rows that this host reads, int [n]. None
             reads all rows.
         shuffle_shards: Corpus.shuffle_shards.
+        first_example: Number of the first example of step 0.
     """
 
     def __init__(
         self, stores: dict[str, Rows], rates: dict[str, float], batch_size: int, seed: int,
-        row_indices: np.ndarray | None = None, shuffle_shards: int = 0
+        row_indices: np.ndarray | None = None, shuffle_shards: int = 0, first_example: int = 0
     ):
         self.stores = [stores[source] for source in rates]
         self.schedule = schedule(list(rates.values()))
@@ -155,7 +157,7 @@ class Batches:
         if row_indices is None:
             row_indices = np.arange(batch_size)
         self.row_indices = np.asarray(row_indices, np.int64)
-        self.shuffle_shards = shuffle_shards
+        self.shuffle_shards, self.first_example = shuffle_shards, first_example
         self.length = self.stores[0].length
         self._step_ahead = 0  # the first step whose rows are not requested yet
 
@@ -199,7 +201,8 @@ class Batches:
 
     def _rows_of(self, step: int) -> list[TaskRows]:
         """Finds this host's rows of one step."""
-        task, _, row = self.locate(step * self.batch_size + self.row_indices)
+        task, _, row = self.locate(
+            self.first_example + step * self.batch_size + self.row_indices)
         masks = [task == index for index in range(len(self.stores))]
         return [
             TaskRows(store, mask, row[mask])

@@ -127,6 +127,7 @@ class About:
 def pretraining(about: About) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     run, corpus = about.experiment.run, about.experiment.corpus
+    sizes = ", then ".join(str(size) for _, size in run.named_batch_sizes)
     lines = [line for line in about.lines if line["step"] <= about.step]
     losses = [
         f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line
@@ -147,7 +148,7 @@ def pretraining(about: About) -> dict[str, str]:
         "objective": objective(about.experiment),
         "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
         "started from": f"`{run.init_from}`" if run.init_from else "random weights",
-        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows "
+        "steps": f"{about.step:,} of {run.train_steps:,}, each of {sizes} rows "
         f"of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{about.length} tokens: {trained}",

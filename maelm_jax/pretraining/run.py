@@ -22,6 +22,7 @@ from maelm_jax.training import (
     loop,
     metrics,
     optimizer,
+    phases,
     resume,
     row_record,
     run_record,
@@ -169,23 +170,37 @@ def make_job(
 ) -> loop.Job:
     """Assembles the loop's job: compiled steps, batches, evaluation, measurement of ranks."""
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
-    row_indices = sharding.local_row_indices(run.batch_size, mesh)
-    training_rows = batches.Batches(
-        setup.split("train"), setup.rows.rates, run.batch_size, run.seed, row_indices,
-        experiment.corpus.shuffle_shards,
-    )
     schedule = optimizer.schedule(experiment.optimizer, run.train_steps)
     loss = setup.loss_of(experiment)  # at Masking.rate, so that the losses of runs compare
     return loop.Job(
         run=run,
         phases=tuple(_loop_phase(setup, cost, state) for cost in costs),
-        batch=lambda number: sharding.shard_batch(
-            training_rows.batch(number), mesh, run.batch_size
-        ),
+        batch=_batches(setup, [cost.phase for cost in costs]),
         evaluate=evaluation.make_evaluation(loss, heldout, state, run.seed, mesh),
         learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
         measures=(loop.Measure(run.rank_every, ranks),),
     )
+
+
+def _batches(
+    setup: Setup, parts: list[phases.Phase]
+) -> collections.abc.Callable[[int], jax.Array]:
+    """Returns the function that reads the batch of a step, counted from 0, onto the devices."""
+    train, rates, mesh = setup.split("train"), setup.rows.rates, setup.mesh
+    readers = {}
+    for phase in parts:
+        run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
+        row_indices = sharding.local_row_indices(run.batch_size, mesh)
+        readers[phase.start] = batches.Batches(
+            train, rates, run.batch_size, run.seed, row_indices, window, phase.first_row
+        )
+
+    def batch(number: int) -> jax.Array:
+        phase = phases.of_step(parts, number)
+        rows = readers[phase.start].batch(number - phase.start)
+        return sharding.shard_batch(rows, mesh, phase.experiment.run.batch_size)
+
+    return batch
 
 
 def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.Phase:

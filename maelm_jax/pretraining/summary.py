@@ -43,11 +43,12 @@ def print_expectations(costs: list[StepCost], unigram_loss: float):
 def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
     """Prints the number of parameters, steps and tokens, the mesh, and the attention backend."""
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    run = experiment.run
-    tokens = run.batch_size * experiment.corpus.sequence_length
-    print(attention_report.describe(experiment, mesh))
+    parts, length = phases.of_run(experiment), experiment.corpus.sequence_length
+    for line in dict.fromkeys(attention_report.describe(part.experiment, mesh) for part in parts):
+        print(line)
+    tokens = dict.fromkeys(f"{part.experiment.run.batch_size * length:,}" for part in parts)
     print(
-        f"{count:,} parameters; {run.train_steps:,} steps of {tokens:,} tokens; mesh "
+        f"{count:,} parameters; {parts[-1].end:,} steps of {', then '.join(tokens)} tokens; mesh "
         f"{dict(mesh.shape)}",
         flush=True,
     )

@@ -5,6 +5,7 @@ phase. All that computes something from settings takes a phase's like those of a
 """
 
 import dataclasses
+import itertools
 import typing
 
 from maelm_jax import config
@@ -15,6 +16,7 @@ class Phase(typing.NamedTuple):
 
     start: int  # steps before it
     end: int  # steps of the run until its end
+    first_row: int  # rows that the steps before it trained on
     experiment: config.Experiment
 
     @property
@@ -24,19 +26,33 @@ class Phase(typing.NamedTuple):
 
 
 def of_run(experiment: config.Experiment) -> list[Phase]:
-    """Returns the phases of a run, in their order. Without plateaus there is one.
+    """Returns the phases of a run, in their order.
 
-    A plateau that rounds to no step has no phase.
+    Without plateaus and ramp there is one. A plateau that rounds to no step has no phase.
     """
-    masking, steps = experiment.masking, experiment.run.train_steps
-    plateaus = masking.rate_plateaus or ((0.0, masking.rate),)
-    starts = [round(start * steps) for start, _ in plateaus]
-    phases = []
-    for (_, rate), start, end in zip(plateaus, starts, [*starts[1:], steps], strict=True):
-        if start < end:
-            settings = dataclasses.replace(masking, rate=rate, rate_plateaus=())
-            phases.append(Phase(start, end, dataclasses.replace(experiment, masking=settings)))
-    return phases
+    masking, run, steps = experiment.masking, experiment.run, experiment.run.train_steps
+    rates = [(round(share * steps), rate) for share, rate in masking.rate_plateaus]
+    rates = rates or [(0, masking.rate)]
+    lengths = [count for _, count in run.batch_size_ramp]
+    size_starts = itertools.accumulate(lengths, initial=0)
+    sizes = list(zip(size_starts, (size for _, size in run.named_batch_sizes), strict=True))
+    starts = sorted({start for start, _ in (*rates, *sizes) if start < steps})
+    result, row = [], 0
+    for start, end in itertools.pairwise([*starts, steps]):
+        rate, size = _value_at(rates, start), _value_at(sizes, start)
+        settings = dataclasses.replace(
+            experiment,
+            masking=dataclasses.replace(masking, rate=rate, rate_plateaus=()),
+            run=dataclasses.replace(run, batch_size=size, batch_size_ramp=()),
+        )
+        result.append(Phase(start, end, row, settings))
+        row += size * (end - start)
+    return result
+
+
+def _value_at(values: list[tuple[int, typing.Any]], step: int) -> typing.Any:
+    """Returns the last value that begins at `step` or before. `values`: (first step, value)."""
+    return [value for start, value in values if start <= step][-1]
 
 
 def of_step(phases: list[Phase], step: int) -> Phase:
@@ -45,6 +61,6 @@ def of_step(phases: list[Phase], step: int) -> Phase:
 
 
 def describe(phase: Phase) -> str:
-    """Returns one line: the steps of a phase and its mask rate."""
-    rate = phase.experiment.masking.rate
-    return f"steps {phase.start + 1:,} to {phase.end:,}: mask rate {rate:g}"
+    """Returns one line: the steps of a phase, its mask rate and its batch size."""
+    rate, size = phase.experiment.masking.rate, phase.experiment.run.batch_size
+    return f"steps {phase.start + 1:,} to {phase.end:,}: mask rate {rate:g}, {size} rows a step"

@@ -163,12 +163,14 @@ def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
-    microbatch = run.batch_size // run.accumulate
-    if microbatch % devices:
+    for name, size in run.named_batch_sizes:
+        microbatch = size // run.accumulate
+        if microbatch % devices == 0:
+            continue
         step = devices * run.accumulate
         smaller = max(microbatch // devices, 1) * step
         raise config.ConfigError(
-            f"Run.batch_size={run.batch_size} in Run.accumulate={run.accumulate} parts is not "
+            f"{name}={size} in Run.accumulate={run.accumulate} parts is not "
             f"divisible by {devices} devices (Mesh.data x Mesh.fsdp). "
             f"Use {smaller} or {smaller + step}"
         )

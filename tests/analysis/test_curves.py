@@ -21,9 +21,9 @@ def test_hours_are_steps_times_the_median_step_time(tmp_path):
 
 
 def test_each_plateau_of_the_mask_rate_has_its_own_step_time(tmp_path):
-    lines = [{"step": n, "tokens_per_second": 1.0, "step_seconds": 1.0 if n <= 4 else 3.0, "eval_loss": 5.0, "unigram": 6.0} for n in (2, 4, 6, 8)]
-    expected = [seconds / 3600 for seconds in (2.0, 4.0, 10.0, 16.0)]
-    assert hours(tmp_path, lines, "TRAIN_STEPS=8", "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))") == pytest.approx(expected)
+    lines = [{"step": n, "tokens_per_second": 1.0, "step_seconds": 1.0 if n <= 2 else 3.0, "eval_loss": 5.0, "unigram": 6.0} for n in range(1, 9)]
+    expected = [(n if n <= 2 else 2 + 3 * (n - 2)) / 3600 for n in range(1, 9)]
+    assert hours(tmp_path, lines, "TRAIN_STEPS=8", "Masking.rate_plateaus=((0, 0.3), (0.25, 0.15))") == pytest.approx(expected)
 
 
 def test_a_line_stands_for_the_steps_since_the_line_before(tmp_path):

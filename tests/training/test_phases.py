@@ -2,10 +2,12 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.training import phases
+from maelm_jax.training import phases, sharding
 
 PLATEAUS = "Masking.rate_plateaus=((0, 0.3), (0.5, 0.2), (0.9, 0.15))"
 
@@ -24,6 +26,36 @@ def test_each_step_of_a_plateau_is_one_of_a_run_at_its_rate():
 def test_a_run_without_plateaus_is_one_phase_with_the_settings_of_the_run():
     (part,) = parts_of()
     assert (part.start, part.end) == (0, 100) and part.experiment == gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100"])
+
+
+def test_a_batch_size_ramp_counts_the_rows_before_each_phase():
+    ramp = "Run.batch_size_ramp=((4, 30), (8, 30))"
+    parts = parts_of("BATCH_SIZE=16", ramp, "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))")
+    found = [(part.start, part.end, part.first_row, part.experiment.run.batch_size, part.experiment.masking.rate) for part in parts]
+    assert found == [(0, 30, 0, 4, 0.3), (30, 50, 120, 8, 0.3), (50, 60, 280, 8, 0.15), (60, 100, 360, 16, 0.15)]
+    assert parts[0].experiment == gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100", "BATCH_SIZE=4", "Masking.rate=0.3"])
+    longer = parts_of("BATCH_SIZE=16", ramp, "TRAIN_STEPS=200")
+    assert [(part.start, part.first_row) for part in longer] == [(0, 0), (30, 120), (60, 360)], "the length of the run moves no row"
+    assert [(part.end, part.first_row) for part in parts_of("BATCH_SIZE=16", ramp, "TRAIN_STEPS=40")] == [(30, 0), (40, 120)]
+
+
+@pytest.mark.parametrize("bindings,message", [
+    (["Run.batch_size_ramp=((8, 10), (4, 10))"], "Run.batch_size_ramp must ascend to batch_size 32, got ((8, 10), (4, 10))"),
+    (["Run.batch_size_ramp=((32, 10),)"], "Run.batch_size_ramp must ascend to batch_size 32, got ((32, 10),)"),
+    (["Run.batch_size_ramp=((8, 0),)"], "Run.batch_size_ramp must be a list"),
+    (["Run.batch_size_ramp=((6, 10),)", "Run.accumulate=4"], "Run.batch_size_ramp 6 is not divisible by Run.accumulate 4"),
+])  # fmt: skip
+def test_a_ramp_that_makes_no_sense_is_refused(bindings, message):
+    with pytest.raises(config.ConfigError) as caught:
+        gin_files.load(["tiny.gin"], bindings)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_mesh_divides_every_batch_of_a_ramp():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(4, 1, 1), ("data", "fsdp", "tensor"))
+    sharding.check_mesh(gin_files.load(["tiny.gin"], ["Run.batch_size_ramp=((4, 9), (16, 9))"]), mesh)
+    with pytest.raises(config.ConfigError, match="Run.batch_size_ramp=6 in Run.accumulate=1 parts is not divisible by 4 devices"):
+        sharding.check_mesh(gin_files.load(["tiny.gin"], ["Run.batch_size_ramp=((4, 9), (6, 9))"]), mesh)
 
 
 def test_every_step_has_one_phase():
