@@ -38,7 +38,19 @@ def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
         assert store.statistics["bytes"] == sum(len(text.encode()) for text in chosen)
 
 
-def test_any_number_of_processes_and_hosts_makes_the_same_rows(corpus, vocabulary, tmp_path):
+@pytest.fixture
+def short_corpus(corpus, documents, tmp_path, monkeypatch):
+    """The two files with the beginnings of some documents, cut into about as many blocks."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 4_000)
+    beginnings = [text[:1500] for text in documents[::2]]
+    half = len(beginnings) // 2
+    for name, part in (("a", beginnings[:half]), ("b", beginnings[half:])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
+    return corpus
+
+
+def test_any_number_of_processes_and_hosts_makes_the_same_rows(short_corpus, vocabulary, tmp_path):
+    corpus = short_corpus
     one = prepared_rows(corpus, vocabulary)
     two = prepared_rows(config.dataclasses.replace(corpus, processes=2, rows_dir=str(tmp_path / "two")), vocabulary)
     results = {"two processes": two}
@@ -110,18 +122,22 @@ import sys, time
 from maelm_jax import config, storage
 from maelm_jax.data import blocks, rows, vocabulary
 if __name__ == "__main__":
-    blocks.BLOCK_CHARACTERS = 100_000
-    written = blocks._write_block
-    def slow(*args):
-        time.sleep(0.3)
-        return written(*args)
-    blocks._write_block = slow
+    blocks.BLOCK_CHARACTERS = 4_000
+    write, count = blocks._write_block, 0
+    def three_blocks(*args):
+        global count
+        count += 1
+        if count > 3:
+            time.sleep(3600)
+        return write(*args)
+    blocks._write_block = three_blocks
     corpus = config.Corpus(text_files=sys.argv[1], sequence_length=128, heldout_fraction=0.1, rows_dir=sys.argv[2], processes=1)
     rows.prepare(corpus, vocabulary.load(sys.argv[3]))
 """
 
 
-def test_killed_preparation_looks_unfinished_and_goes_on(corpus, vocabulary, tmp_path, monkeypatch):
+def test_killed_preparation_looks_unfinished_and_goes_on(short_corpus, vocabulary, tmp_path, monkeypatch):
+    corpus = short_corpus
     whole = prepared_rows(config.dataclasses.replace(corpus, rows_dir=str(tmp_path / "whole")), vocabulary)
     saved = vocabulary.save(tmp_path / "vocabulary")
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -145,7 +161,7 @@ def test_killed_preparation_looks_unfinished_and_goes_on(corpus, vocabulary, tmp
     resumed = prepared_rows(corpus, vocabulary)
     for split in whole:
         np.testing.assert_array_equal(resumed[split], whole[split])
-    assert done >= 3 and len(written) > 0
+    assert done == 3 and len(written) > 3
     written_whole = len(written)
     prepared_rows(corpus, vocabulary)
     assert len(written) == written_whole, "a whole store is used as it is"
