@@ -156,12 +156,12 @@ def _row_numbers(batch) -> UInt32[Array, " B"]:
 def _updated(
     state: tuple, gradient: dict, optimizer: optax.GradientTransformation, ema_decay: float
 ) -> tuple:
-    """Returns the state after one optimiser step."""
+    """Returns the state after one optimiser step. The step number is that before it."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    state = state._replace(step=state.step + 1, params=params, opt_state=opt_state)
+    state = state._replace(params=params, opt_state=opt_state)
     if ema_decay:
-        average = optimizers.moving_average(state.average, params, ema_decay, state.step)
+        average = optimizers.moving_average(state.average, params, ema_decay, state.step + 1)
         state = state._replace(average=average)
     return state
 
@@ -216,7 +216,7 @@ def make_train_step(
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
         }
-        return state, metrics
+        return state._replace(step=state.step + 1), metrics
 
     shardings = sharding.shardings_of(state, mesh)
     return jax.jit(
