@@ -227,6 +227,7 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     stated.check_settings(settings, str(folder))
 
     def read_params(model):
+        _check_padding(content, folder)
         shapes = stated.parameter_shapes(model, content["vocab_size"])
         tensors = weight_files.open_folder(folder)
         return huggingface.read(content, tensors, model, shapes, str(folder))
@@ -240,6 +241,16 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
         _read_params=read_params,
         ignored_head=huggingface.ignored_head(content),
     )
+
+
+def _check_padding(content: dict, folder: pathlib.Path):
+    """Raises ConfigError if config.json and the tokenizer of a stock folder pad with two ids."""
+    stated_id, used_id = content.get("pad_token_id"), vocabularies.load(folder).pad
+    if stated_id not in (None, used_id):
+        raise config.ConfigError(
+            f"{folder}: config.json has pad_token_id {stated_id}, but its tokenizer pads with "
+            f"{used_id}. Correct the one that the weights were not trained with"
+        )
 
 
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:

@@ -199,7 +199,7 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
     argv += [f"--gin.TEXT_FILES={tmp_path / 'text.txt'}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.SEQUENCE_LENGTH=32"]
     argv += [f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", "--gin.Corpus.heldout_fraction=0.1", "--gin.Corpus.processes=1", "--gin.Run.eval_rows=8"]
-    argv += ["--gin.Optimizer.learning_rate=1e-6", "--gin.Run.rank_every=0"]
+    argv += ["--gin.Optimizer.learning_rate=1e-6", "--gin.Optimizer.muon_learning_rate=1e-6", "--gin.Run.rank_every=0"]
     done = call("train", *argv)
     assert done.status == 0, done.stderr
     assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
@@ -217,6 +217,14 @@ def test_a_tokenizer_with_more_ids_than_the_weights_have_rows_is_refused(workdir
     (folder / "config.json").write_text(json.dumps(content | {"vocab_size": 590}))
     rewrite(folder, **{"embeddings.word_embeddings.weight": lambda table: table[:590]})
     with pytest.raises(config.ConfigError, match="590 rows of tokens, but its vocabulary has 600 ids"):
+        values_of(folder)
+
+
+def test_a_padding_id_that_is_not_the_tokenizer_s_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["roberta"], tmp_path / "out")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | {"pad_token_id": 0}))
+    with pytest.raises(config.ConfigError, match="config.json has pad_token_id 0, but its tokenizer pads with 1"):
         values_of(folder)
 
 
