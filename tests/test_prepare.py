@@ -25,7 +25,7 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
     (tmp_path / "text" / "c.jsonl").write_text("{")
     argv = [
         "--gin_file=tiny.gin", f"--gin.TEXT_FILES={tmp_path}/text/*", f"--gin.Corpus.rows_dir={tmp_path}/rows", "--gin.Corpus.processes=1",
-        f"--gin.Vocabulary.file={next(text.glob('**/vocabulary-*'))}",
+        f"--gin.Vocabulary.file={next(text.glob('**/vocabulary-*/sentencepiece.model'))}",
     ]  # fmt: skip
     assert "c.jsonl:1: not JSON" in call("prepare", *argv).stderr
     for shard in (0, 1):
