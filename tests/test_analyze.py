@@ -201,7 +201,7 @@ def test_a_checkpoint_of_another_shape_is_one_line_and_status_2(runs, tmp_path):
 
 
 def test_a_fine_tuned_run_is_called_by_its_start_and_task():
-    pretraining = gin_files.load(["tiny.gin"])
+    pretraining = gin_files.load(["tiny.gin"], ["Optimizer.kind='adamw'"])
 
     def name(folder: str, source: str | None) -> str:
         finetune = source and config.Finetune(tasks="rte", init_from=source)

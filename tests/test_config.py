@@ -26,6 +26,18 @@ def test_every_config_loads_with_every_macro(name):
         assert experiment.masking.encoder_mask_fraction == len(files) - 1
 
 
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_efficient_recipe_goes_with_every_size_and_objective(name):
+    for objective in ("mlm.gin", "ablations/decoder_masked_only.gin"):
+        assert gin_files.load([name, "recipes/efficient.gin", objective], MACROS).optimizer.kind == "muon"
+
+
+def test_mlm_has_no_decoder_whatever_decoder_was_set_before():
+    for ablation in sorted((config_files.CONFIGS / "ablations").glob("decoder_*.gin")):
+        model = gin_files.load(["tiny.gin", f"ablations/{ablation.name}", "mlm.gin"]).model
+        assert model.decoder_layers == 0, ablation
+
+
 def test_every_ablation_loads_over_every_size():
     for ablation in sorted((config_files.CONFIGS / "ablations").glob("*.gin")):
         for name in COMPLETE:

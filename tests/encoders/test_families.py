@@ -157,7 +157,8 @@ def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, voc
     settings = {
         "Run.init_from": folder, "TEXT_FILES": tmp_path / "text.txt", "TRAIN_STEPS": 2, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32,
         "Corpus.rows_dir": tmp_path / "rows", "Corpus.heldout_fraction": 0.1, "Corpus.processes": 1, "Run.eval_rows": 8,
-        "Optimizer.learning_rate": 1e-6, "Run.rank_every": 0, "Masking.compact": stock_name != "modernbert-local",
+        "Optimizer.learning_rate": 1e-6, "Optimizer.muon_learning_rate": 1e-6, "Run.rank_every": 0,
+        "Masking.compact": stock_name != "modernbert-local",
     }  # fmt: skip
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
     done = call("train", *argv)

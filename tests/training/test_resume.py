@@ -10,7 +10,8 @@ from maelm_jax.training import optimizer, resume
 
 
 def settings(*bindings: str) -> config.Experiment:
-    return gin_files.load(["tiny.gin"], ["Optimizer.warmup_steps=4", "Optimizer.learning_rate=0.1", *bindings])
+    linear = ["Optimizer.schedule='linear'", "Optimizer.warmup_steps=4", "Optimizer.learning_rate=0.1"]
+    return gin_files.load(["tiny.gin"], [*linear, *bindings])
 
 
 def test_a_longer_run_and_other_microbatches_are_no_other_run():
