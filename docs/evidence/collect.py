@@ -1,0 +1,99 @@
+r"""Collects what finished pretraining runs logged into one JSON file for draw.py.
+
+    python docs/evidence/collect.py runs/muon-* runs/adamw-* --output=docs/evidence/recipe.json
+    python docs/evidence/collect.py --ranks=report/ranks.json --output=docs/evidence/encoders.json
+
+A run in FILE.json has its tokens a step, the median seconds a step, the unigram cross-entropy of
+the held-out targets, the held-out losses and effective ranks by step, and those settings in which
+the runs differ. With --ranks, FILE.json has the ranks by layer of a report of maelm_jax.analyze.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from maelm_jax import gin_files, storage
+from maelm_jax.analysis import curves
+from maelm_jax.training import metrics
+
+
+def main(argv: list[str]):
+    """Runs the command with these arguments."""
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("workdirs", nargs="*", metavar="WORKDIR")
+    flags.add_argument("--ranks", metavar="ranks.json")
+    flags.add_argument("--output", required=True, metavar="FILE.json")
+    args = flags.parse_args(argv)
+    if args.ranks:
+        content = ranks_by_layer(json.loads(pathlib.Path(args.ranks).read_text()))
+    else:
+        content = pretraining_runs([pathlib.Path(workdir) for workdir in args.workdirs])
+    storage.write(pathlib.Path(args.output), json.dumps(content, indent=1) + "\n")
+
+
+def pretraining_runs(folders: list[pathlib.Path]) -> dict:
+    """What each run logged, and its settings where they differ, by the name of the run."""
+    settings = [settings_of(folder) for folder in folders]
+    return {
+        folder.name: {"settings": differing(own, settings)} | logged(folder)
+        for folder, own in zip(folders, settings, strict=True)
+    }
+
+
+def ranks_by_layer(report: dict) -> dict:
+    """The ranks of all layers, without [MASK] ("plain") and in masked input, of a report."""
+    runs = []
+    for run in report["runs"]:
+        layers = [
+            {"layer": layer["layer"]}
+            | {kind: layer[kind].get("rank") for kind in ("plain", "real", "mask", "all")}
+            for layer in run["layers"]
+        ]
+        width, tokens = run["model"]["width"], run["tokens"]
+        runs.append({"name": run["name"], "width": width, "tokens": tokens, "layers": layers})
+    return {"tau": report["tau"], "runs": runs}
+
+
+def settings_of(folder: pathlib.Path) -> dict[str, str]:
+    """The settings of a run as {name: value in gin's syntax}."""
+    lines = (folder / "config.gin").read_text().splitlines()
+    pairs = (line.split(" = ", 1) for line in lines if " = " in line)
+    return {name: value for name, value in pairs if name != "Run.rows_dir"}
+
+
+def differing(own: dict[str, str], of_all: list[dict[str, str]]) -> dict[str, str]:
+    """Those of `own` that are not the same in all runs."""
+    return {
+        name: value
+        for name, value in own.items()
+        if any(other.get(name) != value for other in of_all)
+    }
+
+
+def logged(folder: pathlib.Path) -> dict:
+    """What metrics.jsonl of a run holds, as lists of [step, ...]."""
+    experiment = gin_files.load([str(folder / "config.gin")], [])
+    lines = metrics.read(str(folder))
+    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
+    heldout = curves.heldout_curve(str(folder), experiment)
+    ranks = [
+        (line["step"], line["rank_plain_last"], line["rank_real_last"])
+        for line in lines
+        if "rank_plain_last" in line
+    ]
+    return {
+        "tokens_a_step": tokens,
+        "seconds_a_step": curves.median_step_seconds(lines, tokens),
+        "unigram": heldout["unigram"],
+        "losses": list(zip(heldout["steps"], heldout["losses"], strict=True)),
+        "ranks": ranks,
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,229 @@
+"""Draws every figure of docs/evidence.md and prints its tables, from the JSON files of this folder.
+
+    python docs/evidence/draw.py
+
+The text of docs/evidence.md has the printed tables. tests/test_evidence.py compares them.
+"""
+
+import json
+import pathlib
+import sys
+import typing
+
+import numpy as np
+import scipy.stats
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+
+from maelm_jax import plotting, tables
+
+HERE = pathlib.Path(__file__).resolve().parent
+FIGURES = HERE
+OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+MILLION = 10**6
+
+
+class Interval(typing.NamedTuple):
+    """A mean and the half-width of its 95% interval (t distribution)."""
+
+    mean: float
+    half_width: float  # nan: not known
+
+    def __str__(self) -> str:
+        width = "" if np.isnan(self.half_width) else f" ± {self.half_width:.2f}"
+        return f"{self.mean:.2f}{width}"
+
+
+def main():
+    """Writes the figures and prints the tables."""
+    draw_all()
+    for name, table in all_tables().items():
+        print(f"## {name}\n\n{table}\n")
+
+
+def draw_all():
+    """Writes every figure into FIGURES."""
+    draw_recipe(read("recipe"))
+    draw_tuning(read("finetuning"))
+    draw_encoders(read("encoders"))
+
+
+def all_tables() -> dict[str, str]:
+    """The tables of docs/evidence.md, in Markdown."""
+    return {
+        "screening": screening_table(read("screening")),
+        "recipe": recipe_table(read("recipe")),
+        "continued": screening_table(read("continued")),
+        "finetuning": tuning_table(read("finetuning")),
+        "encoders": encoders_table(read("encoders")),
+    }
+
+
+def read(name: str) -> dict:
+    """The content of a JSON file of this folder."""
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
+def interval(values: typing.Sequence[float]) -> Interval:
+    """The mean of independent values and its 95% interval; of one value, no interval."""
+    if len(values) == 1:
+        return Interval(values[0], float("nan"))
+    error = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
+    return Interval(float(np.mean(values)), float(error))
+
+
+def screening_table(runs: dict) -> str:
+    """One row a run: loss, rank, and time of a step."""
+    rows = []
+    for name, run in runs.items():
+        step, loss = run["losses"][-1]
+        rows.append((
+            name, f"{step * run['tokens_a_step'] / MILLION:.1f}", f"{loss:.3f}",
+            f"{run['unigram'] - loss:.2f}", f"{1000 * run['seconds_a_step']:.0f}",
+            f"{step * run['seconds_a_step'] / 60:.1f}", run["ranks"][-1][1],
+        ))  # fmt: skip
+    header = (
+        "run", "million tokens", "held-out loss", "below unigram", "ms a step", "minutes",
+        "rank of the last layer",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def groups(runs: dict) -> dict[tuple[str, str], list[dict]]:
+    """The runs of recipe.json by (optimizer, objective); one for each seed."""
+    result: dict[tuple[str, str], list[dict]] = {}
+    for name, run in runs.items():
+        optimizer, objective, _ = name.split("-")
+        result.setdefault((optimizer, objective), []).append(run)
+    return result
+
+
+def recipe_table(runs: dict) -> str:
+    """One row for each optimizer and objective: means over seeds with their intervals."""
+    rows = []
+    for (optimizer, objective), seeds in groups(runs).items():
+        gain = interval([run["unigram"] - run["losses"][-1][1] for run in seeds])
+        ranks = [run["ranks"][-1] for run in seeds]
+        rows.append((
+            OBJECTIVES[objective], OPTIMIZERS[optimizer], len(seeds), str(gain),
+            f"{np.median([1000 * run['seconds_a_step'] for run in seeds]):.0f}",
+            ", ".join(str(rank[1]) for rank in ranks), ", ".join(str(rank[2]) for rank in ranks),
+        ))  # fmt: skip
+    header = (
+        "objective", "optimizer", "seeds", "nats below unigram", "ms a step",
+        "rank without [MASK], each seed", "rank of real tokens beside [MASK], each seed",
+    )  # fmt: skip
+    return tables.markdown(header, rows, left=2)
+
+
+def draw_recipe(runs: dict):
+    """Loss and rank of the last layer by tokens, one line a seed."""
+    pyplot = plotting.pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    for (key, seeds), style in zip(groups(runs).items(), plotting.line_styles(), strict=False):
+        label = f"{OBJECTIVES[key[1]]}, {OPTIMIZERS[key[0]]}"
+        for run in seeds:
+            for axes, points in ((left, run["losses"]), (right, run["ranks"])):
+                steps, values = np.asarray(points, float)[:, :2].T
+                tokens = steps * run["tokens_a_step"] / MILLION
+                axes.plot(tokens, values, **style, alpha=0.8, label=label)
+            label = None  # one entry of the legend for all seeds
+    unigram = next(iter(runs.values()))["unigram"]
+    left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
+    left.set(title="Muon leaves the plateau sooner", ylabel="held-out loss (nats)")
+    title = "MLM's rank is above MAE-LM's in every seed"
+    right.set(title=title, ylabel="effective rank, last layer, of 128")
+    for axes in (left, right):
+        axes.set_xlabel("million tokens read")
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
+    figure.savefig(FIGURES / "recipe.png", dpi=130)
+
+
+def differences(content: dict) -> dict[str, tuple[float, float, float]]:
+    """{task: (difference of means, lower end, upper end)}, maelm_jax minus transformers."""
+    result = {}
+    for task, scores in content["scores"].items():
+        ours, theirs = scores["maelm_jax"], scores["transformers"]
+        test = scipy.stats.ttest_ind(ours, theirs, equal_var=False)
+        low, high = test.confidence_interval(0.95)
+        result[task] = (float(np.mean(ours) - np.mean(theirs)), float(low), float(high))
+    return result
+
+
+def tuning_table(content: dict) -> str:
+    """One row a task: both means, their difference and its interval."""
+    rows = []
+    for task, (mean, low, high) in differences(content).items():
+        ours, theirs = (
+            content["scores"][task][program] for program in ("maelm_jax", "transformers")
+        )
+        rows.append((
+            task, *(f"{np.mean(x):.2f} (sd {np.std(x, ddof=1):.2f})" for x in (ours, theirs)),
+            len(ours), f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}",
+        ))  # fmt: skip
+    header = ("task", "maelm_jax", "transformers", "seeds", "difference", "95% interval")
+    return tables.markdown(header, rows)
+
+
+def draw_tuning(content: dict):
+    """The differences of means with their intervals."""
+    pyplot = plotting.pyplot()
+    figure, axes = pyplot.subplots(figsize=(6.5, 2.6), layout="constrained")
+    by_task = differences(content)
+    for row, (mean, low, high) in enumerate(by_task.values()):
+        ends = [[mean - low], [high - mean]]
+        axes.errorbar(mean, -row, xerr=ends, fmt="o", color=plotting.COLOURS[1], capsize=4)
+    axes.axvline(0.0, color=plotting.REFERENCE, linewidth=1)
+    axes.set(
+        yticks=[-row for row in range(len(by_task))], yticklabels=by_task,
+        xlabel="maelm_jax minus transformers (points; mean and 95% interval)",
+        title="Fine-tuning MiniLM-L6: same scores in both programs?",
+        ylim=(0.5 - len(by_task), 0.5),
+    )  # fmt: skip
+    figure.savefig(FIGURES / "finetuning.png", dpi=130)
+
+
+def encoders_table(content: dict) -> str:
+    """One row for the last layer of each encoder."""
+    rows = []
+    for run in content["runs"]:
+        last = run["layers"][-1]
+        rows.append((
+            run["name"], run["width"], last["plain"], last["real"], last["all"],
+            f"{run['layers'][1]['mask']} -> {last['mask']}",
+        ))  # fmt: skip
+    header = (
+        "encoder", "width", "without [MASK]", "real tokens beside [MASK]",
+        "all tokens of masked input", "[MASK], first -> last layer",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def draw_encoders(content: dict):
+    """The rank by layer without and with [MASK], and of [MASK] itself."""
+    pyplot = plotting.pyplot()
+    runs = content["runs"]
+    size = (5.2 * len(runs), 4)
+    figure, panels = pyplot.subplots(
+        1, len(runs), figsize=size, layout="constrained", squeeze=False
+    )
+    kinds = {
+        "plain": "no [MASK] in the input", "real": "real tokens beside [MASK]", "mask": "[MASK]",
+    }  # fmt: skip
+    for axes, run in zip(panels[0], runs, strict=True):
+        for (kind, label), style in zip(kinds.items(), plotting.line_styles(), strict=False):
+            points = [(layer["layer"], layer[kind]) for layer in run["layers"] if layer[kind]]
+            axes.plot(*zip(*points, strict=True), **style, label=label)
+        axes.set(
+            title=f"{run['name']}, width {run['width']}", xlabel="layer (0 is the input)",
+            ylabel="effective rank",
+        )  # fmt: skip
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(FIGURES / "encoders.png", dpi=130)
+
+
+if __name__ == "__main__":
+    main()
