@@ -19,6 +19,8 @@ from maelm_jax import gin_files, storage
 from maelm_jax.analysis import curves
 from maelm_jax.training import metrics
 
+OF_THE_MACHINE = ("Corpus.rows_dir", "Run.init_from")  # paths, which are left out of FILE.json
+
 
 def main(argv: list[str]):
     """Runs the command with these arguments."""
@@ -60,10 +62,10 @@ def ranks_by_layer(report: dict) -> dict:
 
 
 def settings_of(folder: pathlib.Path) -> dict[str, str]:
-    """The settings of a run as {name: value in gin's syntax}."""
+    """The settings of a run as {name: value in gin's syntax}, without paths of the machine."""
     lines = (folder / "config.gin").read_text().splitlines()
     pairs = (line.split(" = ", 1) for line in lines if " = " in line)
-    return {name: value for name, value in pairs if name != "Run.rows_dir"}
+    return {name: value for name, value in pairs if name not in OF_THE_MACHINE}
 
 
 def differing(own: dict[str, str], of_all: list[dict[str, str]]) -> dict[str, str]:
