@@ -11,28 +11,20 @@ import sys
 import typing
 
 import numpy as np
-import scipy.stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import finetune_vs_transformers
 
 from maelm_jax import plotting, tables
+from maelm_jax.analysis import ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES = HERE
 OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
 MILLION = 10**6
-
-
-class Interval(typing.NamedTuple):
-    """A mean and the half-width of its 95% interval (t distribution)."""
-
-    mean: float
-    half_width: float  # nan: not known
-
-    def __str__(self) -> str:
-        width = "" if np.isnan(self.half_width) else f" ± {self.half_width:.2f}"
-        return f"{self.mean:.2f}{width}"
 
 
 def main():
@@ -65,12 +57,10 @@ def read(name: str) -> dict:
     return json.loads((HERE / f"{name}.json").read_text())
 
 
-def interval(values: typing.Sequence[float]) -> Interval:
-    """The mean of independent values and its 95% interval; of one value, no interval."""
-    if len(values) == 1:
-        return Interval(values[0], float("nan"))
-    error = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
-    return Interval(float(np.mean(values)), float(error))
+def mean_and_interval(values: typing.Sequence[float]) -> str:
+    """The mean over seeds and its 95% interval; of one seed, no interval."""
+    interval = ranks.interval(values)
+    return f"{interval.mean:.2f}" + (f" ± {interval.half:.2f}" if interval.half else "")
 
 
 def screening_table(runs: dict) -> str:
@@ -103,12 +93,12 @@ def recipe_table(runs: dict) -> str:
     """One row for each optimizer and objective: means over seeds with their intervals."""
     rows = []
     for (optimizer, objective), seeds in groups(runs).items():
-        gain = interval([run["unigram"] - run["losses"][-1][1] for run in seeds])
-        ranks = [run["ranks"][-1] for run in seeds]
+        gains = [run["unigram"] - run["losses"][-1][1] for run in seeds]
+        last = [run["ranks"][-1] for run in seeds]
         rows.append((
-            OBJECTIVES[objective], OPTIMIZERS[optimizer], len(seeds), str(gain),
+            OBJECTIVES[objective], OPTIMIZERS[optimizer], len(seeds), mean_and_interval(gains),
             f"{np.median([1000 * run['seconds_a_step'] for run in seeds]):.0f}",
-            ", ".join(str(rank[1]) for rank in ranks), ", ".join(str(rank[2]) for rank in ranks),
+            ", ".join(str(rank[1]) for rank in last), ", ".join(str(rank[2]) for rank in last),
         ))  # fmt: skip
     header = (
         "objective", "optimizer", "seeds", "nats below unigram", "ms a step",
@@ -141,15 +131,12 @@ def draw_recipe(runs: dict):
     figure.savefig(FIGURES / "recipe.png", dpi=130)
 
 
-def differences(content: dict) -> dict[str, tuple[float, float, float]]:
-    """{task: (difference of means, lower end, upper end)}, maelm_jax minus transformers."""
-    result = {}
-    for task, scores in content["scores"].items():
-        ours, theirs = scores["maelm_jax"], scores["transformers"]
-        test = scipy.stats.ttest_ind(ours, theirs, equal_var=False)
-        low, high = test.confidence_interval(0.95)
-        result[task] = (float(np.mean(ours) - np.mean(theirs)), float(low), float(high))
-    return result
+def differences(content: dict) -> dict[str, finetune_vs_transformers.Difference]:
+    """The difference of means of each task, maelm_jax minus transformers, and its interval."""
+    return {
+        task: finetune_vs_transformers.difference(scores["maelm_jax"], scores["transformers"])
+        for task, scores in content["scores"].items()
+    }
 
 
 def tuning_table(content: dict) -> str:

@@ -159,7 +159,8 @@ def averaged(optimizer: config.Optimizer) -> dict[str, str]:
     """Returns the table entry about averaged parameters, if they are averaged."""
     if not optimizer.ema_decay:
         return {}
-    return {"parameters are": f"a moving average over the steps, decay {optimizer.ema_decay:g}"}
+    average = f"a moving average over the steps, decay {optimizer.ema_decay:g}"
+    return {"averaging": f"the parameters are {average}"}
 
 
 def fine_tuning(about: About) -> dict[str, str]:

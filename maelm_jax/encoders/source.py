@@ -55,6 +55,7 @@ class EncoderSource:
         step: The step of a workdir's checkpoint; None for every other source.
         labels: The names of the classes of a fine-tuned run.
         ignored_head: The stock class whose head is not read, or None.
+        pad: The id of padding that a stock folder's config.json states, or None.
         base: Supplies the settings that the source does not determine, such as those of training.
     """
 
@@ -67,6 +68,7 @@ class EncoderSource:
     step: int | None = None
     labels: tuple[str, ...] = ()
     ignored_head: str | None = None
+    pad: int | None = None
     base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def model(self, base: config.Model) -> config.Model:
@@ -103,7 +105,13 @@ class EncoderSource:
             modules = ", ".join(sorted(stated.modules(params)))
             raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
         if self.vocabulary:
-            size = vocabularies.load(self.vocabulary).size
+            vocabulary = vocabularies.load(self.vocabulary)
+            if self.pad not in (None, vocabulary.pad):
+                raise config.ConfigError(
+                    f"{self.path}: config.json has pad_token_id {self.pad}, but its tokenizer pads "
+                    f"with {vocabulary.pad}. Correct the one that the weights were not trained with"
+                )
+            size = vocabulary.size
             rows = len(params["encoder/token_embedding"])
             if rows < size:
                 raise config.ConfigError(
@@ -227,7 +235,6 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     stated.check_settings(settings, str(folder))
 
     def read_params(model):
-        _check_padding(content, folder)
         shapes = stated.parameter_shapes(model, content["vocab_size"])
         tensors = weight_files.open_folder(folder)
         return huggingface.read(content, tensors, model, shapes, str(folder))
@@ -240,17 +247,8 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
         length=run_results.stated_length(folder, settings["max_positions"]),
         _read_params=read_params,
         ignored_head=huggingface.ignored_head(content),
+        pad=content.get("pad_token_id"),
     )
-
-
-def _check_padding(content: dict, folder: pathlib.Path):
-    """Raises ConfigError if config.json and the tokenizer of a stock folder pad with two ids."""
-    stated_id, used_id = content.get("pad_token_id"), vocabularies.load(folder).pad
-    if stated_id not in (None, used_id):
-        raise config.ConfigError(
-            f"{folder}: config.json has pad_token_id {stated_id}, but its tokenizer pads with "
-            f"{used_id}. Correct the one that the weights were not trained with"
-        )
 
 
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:

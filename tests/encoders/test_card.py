@@ -22,7 +22,7 @@ def test_a_card_names_the_mask_rates_of_the_training(masking, words):
 
 def test_a_card_says_that_the_weights_are_averaged():
     assert card.averaged(config.Optimizer()) == {}
-    assert card.averaged(config.Optimizer(ema_decay=0.99)) == {"parameters are": "a moving average over the steps, decay 0.99"}
+    assert card.averaged(config.Optimizer(ema_decay=0.99)) == {"averaging": "the parameters are a moving average over the steps, decay 0.99"}
 
 
 @pytest.mark.parametrize("form,present,absent", [
