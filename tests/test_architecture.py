@@ -21,7 +21,7 @@ LAYERS = (
     {"model"},
     {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
     {"gin_files"},
-    {"config", "config_finetune", "config_optimizer", "config_run", "config_files"},
+    {"config", "config_finetune", "config_model", "config_optimizer", "config_run", "config_files"},
     {"settings", "special_ids", "storage", "json_files", "tables", "plotting"},
 )
 LONGEST_FILE, LONGEST_CONFIG, LONGEST_FUNCTION = 300, 400, 60
