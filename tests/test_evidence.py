@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 
 import pytest
 
@@ -29,3 +30,9 @@ def test_every_figure_is_drawn_from_the_committed_numbers(tmp_path, monkeypatch)
     drawn = {path.name for path in tmp_path.iterdir()}
     assert drawn == {path.name for path in FOLDER.glob("*.png")}
     assert all(f"(evidence/{name})" in PAGE for name in drawn)
+
+
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("*.json")), ids=lambda file: file.name)
+def test_no_file_holds_a_path_of_the_machine_that_made_it(file):
+    """Paths of `config.gin` are quoted twice: "'/home/me/rows'"."""
+    assert not re.search("[\"']/", file.read_text())

@@ -68,3 +68,14 @@ def small_corpus(tmp_path):
     return config.Corpus(
         text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
     )
+
+
+@pytest.fixture
+def short_corpus(corpus, documents, tmp_path, monkeypatch):
+    """The two files with the beginnings of some documents, cut into about as many blocks."""
+    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 4_000)
+    beginnings = [text[:1500] for text in documents[::2]]
+    half = len(beginnings) // 2
+    for name, part in (("a", beginnings[:half]), ("b", beginnings[half:])):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
+    return corpus
