@@ -66,7 +66,7 @@ def prepare(
         if not is_complete(folder):
             with rows_dir.writing(corpus):
                 _make(folder, source, corpus, vocabulary, host, hosts)
-        # A process that was killed after the join may have left the blocks.
+        # The blocks of this process, or of one that was killed after the join.
         shutil.rmtree(blocks_folder(folder), ignore_errors=True)
     stores = rows_in_place.open_stores(store_folders, corpus)
     for source, splits in stores.items():
@@ -204,7 +204,6 @@ def _make(
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
                 _wait(source, parts, lambda: is_complete(folder))
-        shutil.rmtree(parts, ignore_errors=True)
     splits = store_manifest.read(folder)["splits"]
     megabytes = sum(splits[split]["bytes"] for split in block_files.SPLITS) / 1e6
     log.info(

@@ -106,11 +106,12 @@ def run(
     phase: Phase | None = None
     with sigterm.SigtermWatcher() as watcher, log:
         for step in range(start + 1, job.run.train_steps + 1):
-            if phase is not job.phase_of(step - 1):
+            due = job.phase_of(step - 1)
+            if phase is not due:
                 if running is not None:
                     log.write(running.number, log.finish(*running), {})
                     running = None
-                phase = job.phase_of(step - 1)
+                phase = due
                 log.begin_phase(phase.work)
             state, values = phase.train_step(state, job.batch(step - 1))
             watcher.start()
