@@ -3,7 +3,8 @@ r"""Fine-tune a stock encoder with this project and with the Trainer of transfor
 Both start from the same weights and train on the same token ids with the same hyper-parameters:
 AdamW (no decay of norms and biases), linear warm-up and decay, dropout 0.1, no clipping. The order
 of examples, the dropout masks and the new classifier differ, so the comparison is between means
-over seeds. Needs the extra [torch].
+over seeds. This project makes batches of examples of similar length, the Trainer of random ones.
+Needs the extra [torch].
 
     python benchmarks/finetune_vs_transformers.py --encoder=MiniLM --data_dir=glue_data \
         --tasks=mrpc,rte --seeds=5 --workdir=runs/against --output=against.json
