@@ -6,7 +6,7 @@ Launchers start a run again only while this number grows.
 
 FLAGS are those of maelm_jax.train. Only --workdir and --gin_file are read.
 
-The workdir may be a folder, gs:// or s3://.
+The workdir may be a folder or gs://.
 """
 
 import argparse

@@ -17,7 +17,7 @@ checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoin
 import logging
 import time
 
-from maelm_jax import cli, setting_changes, storage
+from maelm_jax import cli, setting_changes, settings, storage
 
 # Files that a resumed run reads at its start. They are fetched if the workdir is in a bucket.
 RECORDS = ("config.gin", "environment.txt", "changes.txt", "rows.json")
@@ -43,6 +43,10 @@ def main(argv: list[str]) -> int:
     from maelm_jax.pretraining import run, start
     from maelm_jax.training import distributed, run_record, workdir_lock
 
+    if args.workdir.startswith("s3://"):
+        raise settings.ConfigError(
+            f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
+            "give gs://..., or a folder on a disk that all processes share")
     if storage.in_bucket(args.workdir):
         storage.fetch_files(args.workdir, RECORDS)
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)

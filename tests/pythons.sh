@@ -39,9 +39,10 @@ install_on() {
     [ "$1" = 3.13 ] || { echo "error: python$1 is not on PATH; install it" >&2; exit 2; }
     debootstrap --variant=minbase --include=python3-venv,python3-dev,g++,git,ca-certificates trixie "$root"
   fi
-  mkdir -p "$root/project"
+  mkdir -p "$root"
   if [ ! -e "$root/etc/debian_version" ]; then ln -sfn "$repository/../shared" "$root/shared"; fi
-  git archive HEAD | tar x -C "$root/project"
+  rm -rf "$root/project"
+  git clone -q --no-hardlinks "$repository" "$root/project"
   inside "python$1" -m venv .venv
   inside .venv/bin/python -m pip install -q -r requirements.txt
   inside .venv/bin/python -m pip install -q --no-deps -e .

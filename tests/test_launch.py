@@ -58,6 +58,13 @@ def test_slurm():
     assert options["ntasks-per-node"] == options["gpus-per-node"] and options["signal"].startswith("TERM@")
 
 
+def test_tpu_pod_needs_a_clone_for_its_workers(tmp_path):
+    shutil.copytree(ROOT / "launch", tmp_path / "launch")
+    line = ["bash", str(tmp_path / "launch" / "tpu_pod.sh"), "--dry-run", "my-slice", "zone", "v5p-8", *ARGUMENTS]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == f"error: {tmp_path} is no git clone; the workers get the commit HEAD of one\n"
+
+
 def test_tpu_pod_shows_the_whole_sequence():
     commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine")
     assert all(command[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] or command[0] == "git" for command in commands)

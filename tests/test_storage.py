@@ -1,4 +1,4 @@
-"""Folders in a bucket, against an emulator of Google Cloud Storage: rows are copied once, files sent, checkpoints written and read by Orbax."""
+"""Folders in a bucket, against emulators of Google Cloud Storage and S3: rows are copied once, files sent, checkpoints written and read by Orbax."""
 
 import gzip
 import hashlib
@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+from pydoc_data import topics
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config, finetune, storage
+from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
 from maelm_jax.data import block_files, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
@@ -71,24 +72,43 @@ def listens(port: int) -> bool:
     return True
 
 
-@pytest.fixture(scope="module")
-def bucket():
-    """gs://bucket of an emulator that every library is pointed at."""
+def gcs_emulator(port: int) -> tuple[list[str], dict[str, str]]:
+    """Returns the command of an emulator, and the environment that points every library at it."""
+    place = f"http://127.0.0.1:{port}"
+    environment = {"STORAGE_EMULATOR_HOST": place, "TENSORSTORE_GCS_HTTP_URL": place, "EPATH_USE_TF": "false"}
+    return [sys.executable, "-c", EMULATOR.replace("PORT", str(port))], environment
+
+
+def s3_emulator(port: int) -> tuple[list[str], dict[str, str]]:
+    keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "EPATH_USE_TF": "false", **keys}
+    return [sys.executable, "-m", "moto.server", "-p", str(port)], environment
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def bucket(request):
+    """gs://bucket or s3://bucket, of an emulator that every library is pointed at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([sys.executable, "-c", EMULATOR.replace("PORT", str(port))], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    place = f"http://127.0.0.1:{port}"
+    command, environment = {"gs": gcs_emulator, "s3": s3_emulator}[request.param](port)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL"):
-            patch.setenv(name, place)
-        patch.setenv("EPATH_USE_TF", "false")
+        for name, value in environment.items():
+            patch.setenv(name, value)
         end = time.monotonic() + 120
         while not listens(port):
             assert server.poll() is None and time.monotonic() < end, "the emulator does not start"
             time.sleep(0.1)
-        yield "gs://bucket"
+        if request.param == "s3":
+            import s3fs
+
+            s3fs.S3FileSystem().mkdir("bucket")
+        yield f"{request.param}://bucket"
     server.kill()
+
+
+workdirs = pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # Orbax writes no checkpoints to S3
 
 
 @pytest.fixture
@@ -132,17 +152,16 @@ def test_rows_stay_in_the_bucket_and_are_read_through_a_cache(bucket, cache, tmp
     rows = rows_in_place.open_stores({"here": folder}, corpus)["here"]["train"]
     for numbers in (np.arange(50), np.array([49, 3, 17, 3])):
         assert (rows[numbers] == table[numbers]).all()
-    import fsspec
-
-    files, root = fsspec.url_to_fs(corpus.rows_dir)
-    files.rm_file(f"{root}s-1/train/c/2/0")
-    with pytest.raises(config.ConfigError, match="gs://bucket/rows4/s-1/train/c/2/0: missing"):
+    files, root = storage.file_system(corpus.rows_dir)
+    files.rm_file(f"{root}/s-1/train/c/2/0")
+    with pytest.raises(config.ConfigError, match=f"{bucket}/rows4/s-1/train/c/2/0: missing"):
         rows[np.array([40])]
     copied = config.Corpus(rows_dir=f"{bucket}/rows4/")  # a copy is another folder
     rows_dir.fetch(copied, "s-*", "store.json")
     assert (rows_dir.prepared_folder(copied) / "s-1" / "train" / "c" / "1" / "0").is_file()
 
 
+@workdirs
 def test_files_are_sent_and_fetched(bucket, cache):
     place = f"{bucket}/runs/x"
     (storage.local_path(place) / "tensorboard").mkdir()
@@ -162,6 +181,8 @@ def test_what_knows_no_bucket_says_so(tmp_path):
         runs.open_run("gs://bucket/run", [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", "--workdir=gs://bucket/out"])
+    with pytest.raises(config.ConfigError, match="s3://bucket/run: Orbax writes no checkpoints to s3://"):
+        train.main(["--gin_file=tiny.gin", "--workdir=s3://bucket/run"])
 
 
 def test_text_in_a_bucket_is_read_where_it_lies(bucket, tmp_path, monkeypatch):
@@ -179,8 +200,25 @@ def test_text_in_a_bucket_is_read_where_it_lies(bucket, tmp_path, monkeypatch):
     assert first == sources.identity(source, corpus)
     put(f"{bucket}/text/a/a.txt", b"one\n\nTWO")
     assert sources.identity(source, corpus) != first
-    with pytest.raises(Unavailable, match=r"no text file matches 'gs://bucket/nothing/\*\.txt'"):
+    with pytest.raises(Unavailable, match=rf"no text file matches '{bucket}/nothing/\*\.txt'"):
         sources.shards(f"files:{bucket}/nothing/*.txt", corpus)
+
+
+@pytest.mark.slow
+def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
+    """Two processes make the rows that one makes of the same files on disk."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number, topic in enumerate(sorted(topics.topics)):
+        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(" ".join(topics.topics[topic].split()).encode()))
+    for path in folder.iterdir():
+        put(f"{bucket}/topics/{path.name}", path.read_bytes())
+    common = [sys.executable, "-m", "maelm_jax.prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1"]
+    for text, processes in ((folder, 1), (f"{bucket}/topics", 2)):
+        flags = [f"--gin.TEXT_FILES={text}/*.gz", f"--gin.Corpus.processes={processes}", f"--gin.Corpus.rows_dir={tmp_path / str(processes)}"]
+        subprocess.run([*common, *flags], check=True, cwd=ROOT, timeout=300)
+    one, two = (sorted((path.parts[-4:], path.read_bytes()) for path in (tmp_path / name).rglob("c/*/*")) for name in "12")
+    assert one == two and {parts[0] for parts, _ in one} == {"train", "heldout"}
 
 
 def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch):
@@ -197,10 +235,11 @@ def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch
     assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}
 
 
+@workdirs
 @pytest.mark.slow
 def test_checkpoints_in_a_bucket(bucket, cache):
     if "TEST_ALONE" not in os.environ:  # once another test has had a checkpoint, paths of buckets may go through TensorFlow, past the emulator
-        alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::test_checkpoints_in_a_bucket"]
+        alone = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::test_checkpoints_in_a_bucket[gs]"]
         done = subprocess.run(alone, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"TEST_ALONE": "1"})
         assert done.returncode == 0, done.stdout
         return
@@ -223,6 +262,7 @@ def test_checkpoints_in_a_bucket(bucket, cache):
         checkpoint_params.restore_params(f"{bucket}/runs/nothing", state.params)
 
 
+@workdirs
 def test_of_two_processes_one_creates_a_lease(bucket, cache):
     first, second = (workdir_lock.Lease(f"{bucket}/runs/lease", {"id": name, "host": "host", "process": name, "since": ""}) for name in "ab")
     first.acquire({})
@@ -236,6 +276,7 @@ def test_of_two_processes_one_creates_a_lease(bucket, cache):
         first.renew()
 
 
+@workdirs
 def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
     for _ in range(2):  # without a wait
         with workdir_lock.held(f"{bucket}/runs/held"):
@@ -245,10 +286,9 @@ def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
     assert not (storage.local_path(f"{bucket}/runs/held") / "run.lock").exists(), "the lock is this machine's own"
 
 
+@workdirs
 @pytest.mark.slow
 def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
-    from pydoc_data import topics
-
     (tmp_path / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
     settings = {
         "TRAIN_STEPS": 40, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": tmp_path / "*.txt", "Vocabulary.size": 400, "Corpus.processes": 1,
