@@ -1,10 +1,9 @@
 r"""Fine-tune a stock encoder with this project and with the Trainer of transformers, and compare.
 
-Both start from the same weights and train on the same token ids with the same hyper-parameters:
-AdamW (no decay of norms and biases), linear warm-up and decay, dropout 0.1, no clipping. The order
-of examples, the dropout masks and the new classifier differ, so the comparison is between means
-over seeds. This project makes batches of examples of similar length, the Trainer of random ones.
-Needs the extra [torch].
+Both start from the same weights and train on the same batches in the same order, with the same
+hyper-parameters: AdamW (no decay of norms and biases), linear warm-up and decay, dropout 0.1, no
+clipping. The dropout masks and the new classifier differ, so the comparison is between means over
+seeds. Needs the extra [torch].
 
     python benchmarks/finetune_vs_transformers.py --encoder=MiniLM --data_dir=glue_data \
         --tasks=mrpc,rte --seeds=5 --workdir=runs/against --output=against.json
@@ -12,9 +11,13 @@ Needs the extra [torch].
 The score of a run is that of its last evaluation: the best one would add the luck of the choice.
 Finished runs in --workdir are not repeated. The table has, for each task, both means and the 95%
 interval of their difference (Welch's t test), in percentage points. FILE.json has every score.
+
+With --exact nothing differs: there is no dropout, and the Trainer begins with the classifier that
+this project drew. The table compares the logits of the dev set after one epoch with seed 1.
 """
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -27,13 +30,14 @@ import scipy.stats
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch must not spin
 
-from maelm_jax import cli, config, finetune, storage, tables
+from maelm_jax import cli, config, export, finetune, storage, tables
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import experiments, predictor, task_data, tasks
+from maelm_jax.finetuning import batches, experiments, predictor, task_data, tasks
 
 OURS, THEIRS = "maelm_jax", "transformers"
 CONFIDENCE = 0.95
 EVALUATION_ROWS = 64
+WITHOUT_DROPOUT = ("Model.dropout=0.0", "Model.attention_dropout=0.0")
 
 
 class Difference(typing.NamedTuple):
@@ -44,11 +48,48 @@ class Difference(typing.NamedTuple):
     high: float
 
 
+class Agreement(typing.NamedTuple):
+    """What two trainings without randomness agree in. Logits are of the dev set."""
+
+    steps: int
+    difference: float  # largest, of a logit
+    deviation: float  # standard deviation of the logits
+    same_labels: float  # share of the examples, in percent
+
+
 class Task(typing.NamedTuple):
     """A task as both programs get it."""
 
     experiment: config.Experiment
     data: task_data.TaskData
+    pad: int
+
+    def train_batches(self, seed: int) -> list[batches.Batch]:
+        """The batches that this project trains on with this seed, in order."""
+        grid = self.experiment.finetune.grid
+        sizes = batches.padded_lengths(
+            self.data.train.lengths, predictor.length_of(self.experiment)
+        )
+        planned = batches.Batches(self.data.train, sizes, grid.batch_size, self.pad, seed)
+        return [planned.batch(step) for step in range(planned.per_epoch * grid.epochs)]
+
+    def dev_batches(self) -> list[batches.Batch]:
+        """The examples of the dev set in order."""
+        (dev,) = self.data.dev.values()
+        count = len(dev.features.ids)
+        size = int(dev.features.lengths.max())
+        return [
+            batches.pack(
+                dev.features.select(np.arange(first, min(first + EVALUATION_ROWS, count))),
+                size, EVALUATION_ROWS, self.pad, 0,
+            )
+            for first in range(0, count, EVALUATION_ROWS)
+        ]  # fmt: skip
+
+    def score(self, logits: np.ndarray) -> float:
+        """The main metric of the scores of the dev set [examples, classes]."""
+        (dev,) = self.data.dev.values()
+        return dev.score(np.asarray(logits, np.float32))[self.data.main]
 
 
 def main(argv: list[str]) -> int:
@@ -63,10 +104,19 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--output", required=True, metavar="FILE.json", help="settings and scores")
     flags.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1")
     flags.add_argument("--epochs", type=int, default=3)
+    flags.add_argument("--batch_size", type=int, default=32)
     flags.add_argument("--learning_rate", type=float, default=5e-5)
     flags.add_argument("--examples", type=int, default=8000, help="most training examples")
     flags.add_argument("--length", type=int, default=128, help="longest input in tokens")
+    flags.add_argument("--exact", action="store_true", help="compare logits instead of scores")
     args = flags.parse_args(argv)
+    if args.exact:
+        agreements = {name: agreement(args, name)._asdict() for name in args.tasks.split(",")}
+        content = {"settings": settings_of(args), "agreements": agreements}
+        storage.write(pathlib.Path(args.output), json.dumps(content, indent=1) + "\n")
+        rows = [(name, *values.values()) for name, values in agreements.items()]
+        print(tables.plain(("task", *Agreement._fields), rows))
+        return 0
     scores: dict[str, dict[str, list[float]]] = {}
     for name in args.tasks.split(","):
         task = load(args, name)
@@ -97,7 +147,7 @@ def bindings_of(args: argparse.Namespace) -> list[str]:
     """The settings that both programs train with, as gin text."""
     settings = {
         "DATA_DIR": args.data_dir, "EPOCHS": args.epochs, "LEARNING_RATE": args.learning_rate,
-        "MAX_LENGTH": args.length, "TRAIN_EXAMPLES": args.examples, "Finetune.evaluations": 1,
+        "BATCH_SIZE": args.batch_size, "MAX_LENGTH": args.length, "TRAIN_EXAMPLES": args.examples, "Finetune.evaluations": 1,
         "Optimizer.decay_norms_and_biases": False, "Run.rank_every": 0,
     }  # fmt: skip
     return [f"{name}={value!r}" for name, value in settings.items()]
@@ -112,22 +162,26 @@ def load(args: argparse.Namespace, name: str) -> Task:
         name, experiment.finetune, experiment.corpus, planned.encoder.vocabulary,
         predictor.length_of(experiment), families.closest(experiment.model).pair,
     )  # fmt: skip
-    return Task(experiment, data)
+    return Task(experiment, data, planned.encoder.vocabulary.pad)
 
 
 def run_ours(args: argparse.Namespace, name: str) -> list[float]:
     """Scores of this project, one a seed, in percent."""
     folder = pathlib.Path(args.workdir) / OURS / name
-    bindings = [*bindings_of(args), f"SEEDS={seeds_of(args)}"]
-    status = finetune.main([
-        f"--gin_file=finetune/{name}.gin", f"--init_from={args.encoder}", f"--workdir={folder}",
-        *(f"--gin.{binding}" for binding in bindings),
-    ])  # fmt: skip
-    if status:
-        raise SystemExit(status)
+    finetuned(args, name, folder, [f"SEEDS={seeds_of(args)}"])
     results = [json.loads(path.read_text()) for path in folder.rglob("results.json")]
     last = {result["seed"]: result["last"][result["main_metric"]] for result in results}
     return [100 * last[seed] for seed in seeds_of(args)]
+
+
+def finetuned(args: argparse.Namespace, name: str, folder: pathlib.Path, bindings: list[str]):
+    """Fine-tunes with this project. `bindings` change the settings of both programs."""
+    status = finetune.main([
+        f"--gin_file=finetune/{name}.gin", f"--init_from={args.encoder}", f"--workdir={folder}",
+        *(f"--gin.{binding}" for binding in (*bindings_of(args), *bindings)),
+    ])  # fmt: skip
+    if status:
+        raise SystemExit(status)
 
 
 def run_theirs(args: argparse.Namespace, task: Task, seed: int) -> float:
@@ -136,72 +190,93 @@ def run_theirs(args: argparse.Namespace, task: Task, seed: int) -> float:
     finished = folder / f"seed-{seed}.json"
     if finished.exists():
         return json.loads(finished.read_text())
-    score = 100 * trained_score(args.encoder, task, folder, seed)
+    trainer = trainer_of(args.encoder, task, folder, seed)
+    trainer.train()
+    score = 100 * task.score(trainer.predict(task.dev_batches()).predictions)
     storage.write(finished, json.dumps(score))
     return score
 
 
-def trained_score(encoder: str, task: Task, folder: pathlib.Path, seed: int) -> float:
-    """Trains with transformers' Trainer. Returns the main metric on the dev set."""
+def agreement(args: argparse.Namespace, name: str) -> Agreement:
+    """Trains an epoch without dropout from the same classifier in both programs, with seed 1."""
+    args = argparse.Namespace(**vars(args) | {"epochs": 1})
+    folder = pathlib.Path(args.workdir) / "exact" / name
+    no_step = ["LEARNING_RATE=1e-30", f"TRAIN_EXAMPLES={args.batch_size}"]
+    for part, bindings in (("start", no_step), ("end", [])):
+        finetuned(args, name, folder / part, ["SEEDS=(1,)", *WITHOUT_DROPOUT, *bindings])
+        (results,) = (folder / part).rglob("results.json")
+        exported = [f"--workdir={results.parent}", f"--output={folder / part}-exported"]
+        export.main([*exported, "--no-verify", "--overwrite"])
+    task = load(args, name)
+    batches_of_dev = task.dev_batches()
+    theirs = trainer_of(f"{folder}/start-exported", task, folder, 1, dropout=False)
+    theirs.train()
+    ours = trainer_of(f"{folder}/end-exported", task, folder, 1)
+    logits = [program.predict(batches_of_dev).predictions for program in (ours, theirs)]
+    labels = [values.argmax(axis=1) for values in logits]
+    return Agreement(
+        len(task.train_batches(1)), float(np.abs(logits[0] - logits[1]).max()),
+        float(logits[0].std()), 100 * float((labels[0] == labels[1]).mean()),
+    )  # fmt: skip
+
+
+def trainer_of(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: bool = True):
+    """Returns the Trainer of transformers for a task.
+
+    Args:
+        encoder: A stock folder, with or without a classifier.
+        task: What it trains on.
+        folder: A folder for what the Trainer writes.
+        seed: Seed of the batches, of a new classifier and of dropout.
+        dropout: False trains without dropout, True with that of the folder.
+    """
     import transformers
 
     grid, updates = task.experiment.finetune.grid, task.experiment.optimizer
     transformers.set_seed(seed)  # the new classifier is drawn before the Trainer sets its seed
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        encoder, num_labels=task.data.head.classes
-    )
-    steps = -(-len(task.data.train.ids) // grid.batch_size) * grid.epochs
-    trainer = transformers.Trainer(
-        model,
+    settings = transformers.AutoConfig.from_pretrained(encoder)
+    settings.num_labels = task.data.head.classes
+    if not dropout:
+        rates = [name for name in vars(settings) if "dropout" in name]
+        vars(settings).update(dict.fromkeys(rates, 0.0))
+    train = task.train_batches(seed)
+    return transformers.Trainer(
+        transformers.AutoModelForSequenceClassification.from_pretrained(encoder, config=settings),
         transformers.TrainingArguments(
-            str(folder), seed=seed, num_train_epochs=grid.epochs, learning_rate=grid.learning_rate,
-            per_device_train_batch_size=grid.batch_size, warmup_steps=round(grid.warmup * steps),
-            per_device_eval_batch_size=EVALUATION_ROWS, weight_decay=updates.weight_decay,
+            str(folder), seed=seed, max_steps=len(train), learning_rate=grid.learning_rate,
+            warmup_steps=round(grid.warmup * len(train)), weight_decay=updates.weight_decay,
             adam_beta1=updates.b1, adam_beta2=updates.b2, adam_epsilon=updates.eps,
-            max_grad_norm=0.0, save_strategy="no", report_to=[],
-            remove_unused_columns=False,
+            max_grad_norm=0.0, save_strategy="no", report_to=[], remove_unused_columns=False,
+            # An item of the datasets is a whole batch.
+            per_device_train_batch_size=1, per_device_eval_batch_size=1,
+            train_sampling_strategy="sequential",
         ),
-        data_collator=Collator(task.experiment.model.token_types > 1),
-        train_dataset=examples_of(task.data.train),
+        data_collator=functools.partial(inputs_of, task.experiment.model.token_types > 1),
+        train_dataset=train,
     )  # fmt: skip
-    trainer.train()
-    (dev,) = task.data.dev.values()
-    logits = trainer.predict(examples_of(dev.features)).predictions
-    return dev.score(np.asarray(logits, np.float32))[task.data.main]
 
 
-def examples_of(features) -> list[dict]:
-    """Examples as the Trainer takes them."""
-    rows = zip(features.ids, features.context, features.targets, strict=True)
-    return [
-        {"ids": ids, "second": int(second), "labels": int(label)} for ids, second, label in rows
-    ]
+def inputs_of(has_types: bool, items: list[batches.Batch]) -> dict:
+    """The one batch of `items` as a model of transformers takes it, without the rows that fill up.
 
+    Args:
+        has_types: The encoder reads token types.
+        items: One batch.
+    """
+    import torch
 
-class Collator:
-    """Pads a batch of examples to its longest. `has_types`: the encoder reads token types."""
-
-    def __init__(self, has_types: bool):
-        self.has_types = has_types
-
-    def __call__(self, examples: list[dict]) -> dict:
-        import torch
-
-        length = max(len(example["ids"]) for example in examples)
-        ids, mask, types = np.zeros((3, len(examples), length), np.int64)
-        for row, example in enumerate(examples):
-            count, second = len(example["ids"]), example["second"]
-            ids[row, :count] = example["ids"]
-            mask[row, :count] = 1
-            if second:
-                types[row, second:count] = 1
-        arrays = {"input_ids": ids, "attention_mask": mask}
-        if self.has_types:
-            arrays["token_type_ids"] = types
-        labels = torch.tensor([example["labels"] for example in examples])
-        return {name: torch.from_numpy(array) for name, array in arrays.items()} | {
-            "labels": labels
-        }
+    (batch,) = items
+    count = int(batch.weights.sum())
+    ids, lengths, second = batch.ids[:count], batch.lengths[:count], batch.context[:count]
+    slots = np.arange(ids.shape[1])
+    mask = slots < lengths[:, None]
+    arrays = {"input_ids": ids, "attention_mask": mask, "labels": batch.targets[:count]}
+    if has_types:
+        arrays["token_type_ids"] = mask & (slots >= second[:, None]) & (second > 0)[:, None]
+    return {
+        name: torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "biu" else array.dtype))
+        for name, array in arrays.items()
+    }
 
 
 def difference(ours: list[float], theirs: list[float]) -> Difference:
