@@ -147,8 +147,9 @@ def bindings_of(args: argparse.Namespace) -> list[str]:
     """The settings that both programs train with, as gin text."""
     settings = {
         "DATA_DIR": args.data_dir, "EPOCHS": args.epochs, "LEARNING_RATE": args.learning_rate,
-        "BATCH_SIZE": args.batch_size, "MAX_LENGTH": args.length, "TRAIN_EXAMPLES": args.examples, "Finetune.evaluations": 1,
-        "Optimizer.decay_norms_and_biases": False, "Run.rank_every": 0,
+        "BATCH_SIZE": args.batch_size, "MAX_LENGTH": args.length, "TRAIN_EXAMPLES": args.examples,
+        "Finetune.evaluations": 1, "Optimizer.decay_norms_and_biases": False,
+        "Run.rank_every": 0,
     }  # fmt: skip
     return [f"{name}={value!r}" for name, value in settings.items()]
 
