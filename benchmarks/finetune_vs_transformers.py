@@ -17,7 +17,6 @@ this project drew. The table compares the logits of the dev set after one epoch 
 """
 
 import argparse
-import functools
 import json
 import os
 import pathlib
@@ -28,15 +27,17 @@ import numpy as np
 import scipy.stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch must not spin
 
-from maelm_jax import cli, config, export, finetune, storage, tables
+import transformers_trainer
+
+from maelm_jax import cli, export, finetune, storage, tables
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import batches, experiments, predictor, task_data, tasks
+from maelm_jax.finetuning import experiments, predictor, tasks
 
 OURS, THEIRS = "maelm_jax", "transformers"
 CONFIDENCE = 0.95
-EVALUATION_ROWS = 64
 WITHOUT_DROPOUT = ("Model.dropout=0.0", "Model.attention_dropout=0.0")
 
 
@@ -55,41 +56,6 @@ class Agreement(typing.NamedTuple):
     difference: float  # largest, of a logit
     deviation: float  # standard deviation of the logits
     same_labels: float  # share of the examples, in percent
-
-
-class Task(typing.NamedTuple):
-    """A task as both programs get it."""
-
-    experiment: config.Experiment
-    data: task_data.TaskData
-    pad: int
-
-    def train_batches(self, seed: int) -> list[batches.Batch]:
-        """The batches that this project trains on with this seed, in order."""
-        grid = self.experiment.finetune.grid
-        sizes = batches.padded_lengths(
-            self.data.train.lengths, predictor.length_of(self.experiment)
-        )
-        planned = batches.Batches(self.data.train, sizes, grid.batch_size, self.pad, seed)
-        return [planned.batch(step) for step in range(planned.per_epoch * grid.epochs)]
-
-    def dev_batches(self) -> list[batches.Batch]:
-        """The examples of the dev set in order."""
-        (dev,) = self.data.dev.values()
-        count = len(dev.features.ids)
-        size = int(dev.features.lengths.max())
-        return [
-            batches.pack(
-                dev.features.select(np.arange(first, min(first + EVALUATION_ROWS, count))),
-                size, EVALUATION_ROWS, self.pad, 0,
-            )
-            for first in range(0, count, EVALUATION_ROWS)
-        ]  # fmt: skip
-
-    def score(self, logits: np.ndarray) -> float:
-        """The main metric of the scores of the dev set [examples, classes]."""
-        (dev,) = self.data.dev.values()
-        return dev.score(np.asarray(logits, np.float32))[self.data.main]
 
 
 def main(argv: list[str]) -> int:
@@ -154,7 +120,7 @@ def bindings_of(args: argparse.Namespace) -> list[str]:
     return [f"{name}={value!r}" for name, value in settings.items()]
 
 
-def load(args: argparse.Namespace, name: str) -> Task:
+def load(args: argparse.Namespace, name: str) -> transformers_trainer.Task:
     """Settings and tokenised data of a task."""
     gin_file = f"finetune/{name}.gin"
     planned = experiments.plan(args.encoder, [gin_file], bindings_of(args)).planned[0]
@@ -163,7 +129,7 @@ def load(args: argparse.Namespace, name: str) -> Task:
         name, experiment.finetune, experiment.corpus, planned.encoder.vocabulary,
         predictor.length_of(experiment), families.closest(experiment.model).pair,
     )  # fmt: skip
-    return Task(experiment, data, planned.encoder.vocabulary.pad)
+    return transformers_trainer.Task(experiment, data, planned.encoder.vocabulary.pad)
 
 
 def run_ours(args: argparse.Namespace, name: str) -> list[float]:
@@ -185,13 +151,13 @@ def finetuned(args: argparse.Namespace, name: str, folder: pathlib.Path, binding
         raise SystemExit(status)
 
 
-def run_theirs(args: argparse.Namespace, task: Task, seed: int) -> float:
+def run_theirs(args: argparse.Namespace, task: transformers_trainer.Task, seed: int) -> float:
     """The score of transformers' Trainer, in percent. A finished run is not repeated."""
     folder = pathlib.Path(args.workdir) / THEIRS / task.data.name
     finished = folder / f"seed-{seed}.json"
     if finished.exists():
         return json.loads(finished.read_text())
-    trainer = trainer_of(args.encoder, task, folder, seed)
+    trainer = transformers_trainer.create(args.encoder, task, folder, seed)
     trainer.train()
     score = 100 * task.score(trainer.predict(task.dev_batches()).predictions)
     storage.write(finished, json.dumps(score))
@@ -210,74 +176,15 @@ def agreement(args: argparse.Namespace, name: str) -> Agreement:
         export.main([*exported, "--no-verify", "--overwrite"])
     task = load(args, name)
     batches_of_dev = task.dev_batches()
-    theirs = trainer_of(f"{folder}/start-exported", task, folder, 1, dropout=False)
+    theirs = transformers_trainer.create(f"{folder}/start-exported", task, folder, 1, dropout=False)
     theirs.train()
-    ours = trainer_of(f"{folder}/end-exported", task, folder, 1)
+    ours = transformers_trainer.create(f"{folder}/end-exported", task, folder, 1)
     logits = [program.predict(batches_of_dev).predictions for program in (ours, theirs)]
     labels = [values.argmax(axis=1) for values in logits]
     return Agreement(
         len(task.train_batches(1)), float(np.abs(logits[0] - logits[1]).max()),
         float(logits[0].std()), 100 * float((labels[0] == labels[1]).mean()),
     )  # fmt: skip
-
-
-def trainer_of(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: bool = True):
-    """Returns the Trainer of transformers for a task.
-
-    Args:
-        encoder: A stock folder, with or without a classifier.
-        task: What it trains on.
-        folder: A folder for what the Trainer writes.
-        seed: Seed of the batches, of a new classifier and of dropout.
-        dropout: False trains without dropout, True with that of the folder.
-    """
-    import transformers
-
-    grid, updates = task.experiment.finetune.grid, task.experiment.optimizer
-    transformers.set_seed(seed)  # the new classifier is drawn before the Trainer sets its seed
-    settings = transformers.AutoConfig.from_pretrained(encoder)
-    settings.num_labels = task.data.head.classes
-    if not dropout:
-        rates = [name for name in vars(settings) if "dropout" in name]
-        vars(settings).update(dict.fromkeys(rates, 0.0))
-    train = task.train_batches(seed)
-    return transformers.Trainer(
-        transformers.AutoModelForSequenceClassification.from_pretrained(encoder, config=settings),
-        transformers.TrainingArguments(
-            str(folder), seed=seed, max_steps=len(train), learning_rate=grid.learning_rate,
-            warmup_steps=round(grid.warmup * len(train)), weight_decay=updates.weight_decay,
-            adam_beta1=updates.b1, adam_beta2=updates.b2, adam_epsilon=updates.eps,
-            max_grad_norm=0.0, save_strategy="no", report_to=[], remove_unused_columns=False,
-            # An item of the datasets is a whole batch.
-            per_device_train_batch_size=1, per_device_eval_batch_size=1,
-            train_sampling_strategy="sequential",
-        ),
-        data_collator=functools.partial(inputs_of, task.experiment.model.token_types > 1),
-        train_dataset=train,
-    )  # fmt: skip
-
-
-def inputs_of(has_types: bool, items: list[batches.Batch]) -> dict:
-    """The one batch of `items` as a model of transformers takes it, without the rows that fill up.
-
-    Args:
-        has_types: The encoder reads token types.
-        items: One batch.
-    """
-    import torch
-
-    (batch,) = items
-    count = int(batch.weights.sum())
-    ids, lengths, second = batch.ids[:count], batch.lengths[:count], batch.context[:count]
-    slots = np.arange(ids.shape[1])
-    mask = slots < lengths[:, None]
-    arrays = {"input_ids": ids, "attention_mask": mask, "labels": batch.targets[:count]}
-    if has_types:
-        arrays["token_type_ids"] = mask & (slots >= second[:, None]) & (second > 0)[:, None]
-    return {
-        name: torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "biu" else array.dtype))
-        for name, array in arrays.items()
-    }
 
 
 def difference(ours: list[float], theirs: list[float]) -> Difference:

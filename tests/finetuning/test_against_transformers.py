@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import pathlib
+import sys
 
 import pytest
 from testing import STOCK_ENCODERS, stock_folder
@@ -12,8 +13,9 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 BENCHMARK = pathlib.Path(__file__).resolve().parents[2] / "benchmarks" / "finetune_vs_transformers.py"
 
 
-@pytest.fixture(scope="module")
-def benchmark():
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the benchmark adds its own folder
     spec = importlib.util.spec_from_file_location(BENCHMARK.stem, BENCHMARK)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
