@@ -142,7 +142,7 @@ def run_ours(args: argparse.Namespace, name: str) -> list[float]:
 
 
 def finetuned(args: argparse.Namespace, name: str, folder: pathlib.Path, bindings: list[str]):
-    """Fine-tunes with this project. `bindings` change the settings of both programs."""
+    """Fine-tunes with this project. `bindings` come after those of `bindings_of`."""
     status = finetune.main([
         f"--gin_file=finetune/{name}.gin", f"--init_from={args.encoder}", f"--workdir={folder}",
         *(f"--gin.{binding}" for binding in (*bindings_of(args), *bindings)),

@@ -9,6 +9,7 @@ Axis letters: B rows, T queries, S keys, H heads, K size of a head, G heads of t
 """
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -76,7 +77,10 @@ def _operands(q, k, v, bias) -> tuple[Array, ...]:
 
 def _settings(cudnn, q, bias, bias_has_gradient: bool) -> dict:
     """Returns the parameters of both primitives."""
-    return {
+    parameters = inspect.signature(cudnn._dot_product_attention_fwd_impl).parameters
+    # JAX 0.12 also takes a function of the scores. None is given.
+    of_scores = {"score_mod": None, "score_mod_args": ()} if "score_mod" in parameters else {}
+    return of_scores | {
         "scale": q.shape[-1] ** -0.5,
         "seed": 0,
         "dropout_rate": 0.0,
