@@ -95,7 +95,8 @@ class Model(Settings):
     def _check_decoder(self):
         self.require(
             self.decoder_layers > 0 or self.has_plain_decoder,
-            "decoder_layers is 0, yet a setting of the decoder asks for a decoder")
+            "decoder_layers = 0 needs the defaults of decoder_width, decoder_attention, "
+            "decoder_causal and decoder_slots")
         self.require(
             self.decoder_slots == "all" or "cross" in self.decoder_attention,
             "decoder_slots = 'masked' needs decoder_attention with 'cross'")

@@ -191,7 +191,7 @@ class FinetuneSession:
             run=dataclasses.replace(
                 experiment.run, train_steps=schedule.total_steps, eval_every=schedule.eval_every
             ),
-            phases=(loop.Phase(0, self.train_step, work),),
+            phases=(loop.CompiledPhase(0, self.train_step, work),),
             batch=lambda number: predictors.shard(schedule.batches.batch(number), self.mesh),
             evaluate=evaluator.evaluate,
             learning_rates=schedule.learning_rates(),

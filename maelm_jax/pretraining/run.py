@@ -203,7 +203,7 @@ def _batches(
     return batch
 
 
-def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.Phase:
+def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.CompiledPhase:
     """Returns the training step of a phase, which is compiled at its first call, and its work."""
     experiment = cost.phase.experiment
     run = experiment.run
@@ -213,7 +213,7 @@ def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop
     )
     tokens = float(run.batch_size * experiment.corpus.sequence_length)
     work = step_log.StepWork(tokens, sum(cost.terms.values()), cost.peak.flops_per_second)
-    return loop.Phase(cost.phase.start, train_step, work)
+    return loop.CompiledPhase(cost.phase.start, train_step, work)
 
 
 def train(

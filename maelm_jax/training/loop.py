@@ -32,8 +32,8 @@ class Measure(typing.NamedTuple):
     function: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
 
 
-class Phase(typing.NamedTuple):
-    """Consecutive steps that one function computes."""
+class CompiledPhase(typing.NamedTuple):
+    """Consecutive steps that one compiled function computes."""
 
     start: int  # steps of the run before it
     # (state, batch) -> (state, metrics)
@@ -46,13 +46,13 @@ class Job:
     """What the loop runs."""
 
     run: config.Run
-    phases: tuple[Phase, ...]  # the first starts at 0
+    phases: tuple[CompiledPhase, ...]  # the first starts at 0
     batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
     evaluate: collections.abc.Callable[[tuple], Evaluation]
     learning_rates: np.ndarray  # of every step
     measures: tuple[Measure, ...] = ()
 
-    def phase_of(self, step: int) -> Phase:
+    def phase_of(self, step: int) -> CompiledPhase:
         """Returns the phase of the step after `step` steps."""
         return [phase for phase in self.phases if phase.start <= step][-1]
 
@@ -103,7 +103,7 @@ def run(
     log = step_log.StepLog(job.run, job.learning_rates, start, writer, checkpoints)
     cadence = SaveCadence(job.run)
     running: RunningStep | None = None
-    phase: Phase | None = None
+    phase: CompiledPhase | None = None
     with sigterm.SigtermWatcher() as watcher, log:
         for step in range(start + 1, job.run.train_steps + 1):
             due = job.phase_of(step - 1)

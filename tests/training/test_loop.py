@@ -100,7 +100,7 @@ def train(
 
     run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10} | settings)
     phases = tuple(
-        loop.Phase(first, functools.partial(train_step, first), step_log.StepWork(TOKENS * (1 + first), FLOPS * (1 + first), peak))
+        loop.CompiledPhase(first, functools.partial(train_step, first), step_log.StepWork(TOKENS * (1 + first), FLOPS * (1 + first), peak))
         for first in phase_starts
     )
     job = loop.Job(run, phases, lambda number: number, evaluate, np.ones(run.train_steps), measures)
