@@ -1,16 +1,16 @@
-"""The files of a `files:GLOB` source: which they are, their documents, their hashes."""
+"""The files of a `files:GLOB` source: which they are, their documents, their identity."""
 
 import os
 import pathlib
 import re
 import typing
 
-from maelm_jax import config, json_files
+from maelm_jax import config
 from maelm_jax.data import (
     documents,
     file_access,
+    file_hashes,
     record_files,
-    rows_dir,
     table_files,
     text_files,
 )
@@ -30,9 +30,6 @@ SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 KNOWN_FORMATS = (
     ".txt, .jsonl or .json file (each also .gz, .xz or .zst), nor a .parquet, .arrow, .tfrecord "
     "or .array_record file")
-HASH = re.compile("[0-9a-f]{64}")
-HASHES_FILE = "file_hashes.json"
-UNREADABLE = "0" * 64  # stands for the hash of a file that is left out
 
 
 def matching(source: str) -> list[str]:
@@ -90,38 +87,9 @@ def documents_of(path: str, corpus: config.Corpus) -> typing.Iterator[str]:
 
 def identity(source: str, corpus: config.Corpus) -> str:
     """Returns what identifies the text of a source: names and contents of its files."""
-    hashes = content_hashes(source, corpus)
+    hashes = file_hashes.of_files(matching(source), corpus)
     has_json = any(".jsonl" in path or _format(path) in JSON_SUFFIXES for path in hashes)
     lines = [corpus.json_field if has_json else ""]
     if any(_format(path) in RECORD_READERS for path in hashes):
         lines.append(corpus.text_column)
     return "\n".join([*lines, *(f"{os.path.basename(path)} {hashes[path]}" for path in hashes)])
-
-
-def content_hashes(source: str, corpus: config.Corpus) -> dict[str, str]:
-    """Returns {file: SHA-256 in hex}.
-
-    The hashes are kept under `rows_dir`, so an unchanged file is not read at each start.
-    """
-    record = rows_dir.local_folder(corpus) / HASHES_FILE
-    known = {}
-    if record.is_file():
-        known = json_files.read(record, _are_hashes, f"remove {record}; it is made again")
-    before, result = len(known), {}
-    for path in matching(source):
-        try:
-            version = file_access.version(path)
-            if version.key not in known:
-                known[version.key] = version.content_hash or file_access.content_hash(path)
-            result[path] = known[version.key]
-        except OSError as error:
-            if not corpus.skip_bad_files:
-                raise file_access.unreadable(path, error) from error
-            result[path] = UNREADABLE
-    if len(known) > before:
-        rows_dir.remember(record, known)
-    return result
-
-
-def _are_hashes(value: typing.Any) -> bool:
-    return json_files.is_text_map(value) and all(map(HASH.fullmatch, value.values()))

@@ -14,6 +14,7 @@ from maelm_jax import config, json_files, storage
 from maelm_jax.data import (
     cleaning,
     documents,
+    file_hashes,
     file_sources,
     installed_docs,
     rows_dir,
@@ -175,7 +176,7 @@ def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
         return {source: seqio_tasks.identity(source, corpus)}
     if source == "installed_docs":
         return installed_docs.versions()
-    hashes = file_sources.content_hashes(source, corpus)
+    hashes = file_hashes.of_files(file_sources.matching(source), corpus)
     return {path: digest[:12] for path, digest in hashes.items()}
 
 
