@@ -47,6 +47,7 @@ def all_tables() -> dict[str, str]:
         "screening": screening_table(read("screening")),
         "recipe": recipe_table(read("recipe")),
         "continued": screening_table(read("continued")),
+        "exact": exact_table(read("finetuning_exact")),
         "finetuning": tuning_table(read("finetuning")),
         "encoders": encoders_table(read("encoders")),
     }
@@ -137,6 +138,20 @@ def differences(content: dict) -> dict[str, finetune_vs_transformers.Difference]
         task: finetune_vs_transformers.difference(scores["maelm_jax"], scores["transformers"])
         for task, scores in content["scores"].items()
     }
+
+
+def exact_table(content: dict) -> str:
+    """One row a task: how far the logits of two trainings without randomness are apart."""
+    rows = [
+        (task, values["steps"], f"{values['difference']:.1e}", f"{values['deviation']:.2f}",
+         f"{values['same_labels']:.1f}%")
+        for task, values in content["agreements"].items()
+    ]  # fmt: skip
+    header = (
+        "task", "steps", "largest difference of a logit", "standard deviation of the logits",
+        "same label",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
 
 
 def tuning_table(content: dict) -> str:
