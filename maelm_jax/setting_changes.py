@@ -23,6 +23,7 @@ FREE_ON_RESUME = (
     "Corpus.processes",
     "Corpus.rows_dir",
     "Corpus.cache_gb",
+    "Corpus.tfds_data_dir",
     "Run.init_from",
     "Finetune.data_dir",
     "CustomTask.train_file",

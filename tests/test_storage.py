@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config, finetune, storage, train
+from maelm_jax import config, finetune, gin_files, storage, train
 from maelm_jax.analysis import runs
 from maelm_jax.data import block_files, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.encoders import source
+from maelm_jax.pretraining import start
 from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -260,6 +261,20 @@ def test_checkpoints_in_a_bucket(bucket, cache):
         checkpoint_params.restore_params(f"{bucket}/runs/y", state.params)
     with pytest.raises(config.ConfigError, match="no checkpoints"):
         checkpoint_params.restore_params(f"{bucket}/runs/nothing", state.params)
+
+
+@workdirs
+def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket, cache):
+    """A new machine has neither the folder of the encoder nor files of the run."""
+    place = f"{bucket}/runs/continued"
+    experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
+    with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
+        start.resolve_source(experiment, place)
+    recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
+    (storage.local_path(place) / "config.gin").write_text(gin_files.render(recorded))
+    put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
+    resolved = start.resolve_source(experiment, place)
+    assert resolved.encoder_source is None and resolved.experiment.model.layers == 3
 
 
 @workdirs

@@ -5,9 +5,9 @@ import os
 import pathlib
 import typing
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import adoption, source
-from maelm_jax.training import checkpoint, resume, step
+from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
 
 
 class StartingState(typing.NamedTuple):
@@ -41,7 +41,7 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     path = experiment.run.init_from
     if not path:
         return ResolvedSource(experiment, None)
-    has_checkpoint = any(pathlib.Path(workdir).glob("checkpoints/[0-9]*"))
+    has_checkpoint = _has_checkpoint(workdir)
     if not os.path.exists(path) and has_checkpoint:
         return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
     encoder_source = source.find(path)
@@ -49,15 +49,27 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
     experiment = adopted.experiment
-    if has_checkpoint and os.path.isfile(os.path.join(workdir, "config.gin")):
+    if has_checkpoint and _recorded(workdir).is_file():
         # Earlier versions added the token-type row of RoBERTa to its positions.
         experiment = _with_recorded_encoder(experiment, workdir)
     return ResolvedSource(experiment, encoder_source)
 
 
+def _has_checkpoint(workdir: str) -> bool:
+    files, root = storage.file_system(workdir)
+    folder = f"{root}/{checkpoint_reading.FOLDER}"
+    paths = files.ls(folder, detail=False) if files.isdir(folder) else []
+    return any(pathlib.PurePath(path).name.isdecimal() for path in paths)
+
+
+def _recorded(workdir: str) -> pathlib.Path:
+    """Returns the settings of the run on this machine. `train` fetches those in a bucket."""
+    return storage.local_path(workdir) / "config.gin"
+
+
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
     """Returns the settings with the encoder and the vocabulary that the workdir records."""
-    recorded = gin_files.load([os.path.join(workdir, "config.gin")])
+    recorded = gin_files.load([str(_recorded(workdir))])
     fields = (*source.ENCODER_FIELDS, *source.DECODER_FIELDS)
     encoder = {name: getattr(recorded.model, name) for name in fields}
     file = experiment.vocabulary.file or recorded.vocabulary.file

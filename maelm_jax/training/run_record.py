@@ -64,10 +64,6 @@ def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocab
 
 def _this_start(before: str) -> str:
     """Returns a block of environment.txt. Lists the packages if they differ from those before."""
-    here = pathlib.Path(__file__).parent
-    commit = subprocess.run(
-        ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True
-    ).stdout.strip()
     packages = sorted(
         {f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()}
     )
@@ -78,7 +74,7 @@ def _this_start(before: str) -> str:
     last = next((lines for lines in reversed(listed) if lines), None)
     lines = [
         f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
-        f"commit {commit or 'unknown'}",
+        f"commit {_commit()}",
         f"command {' '.join(sys.argv)}",
         f"python {platform.python_version()} on {platform.platform()}",
         f"cores {resume.usable_cores()}",
@@ -86,3 +82,14 @@ def _this_start(before: str) -> str:
         *([UNCHANGED] if last == packages else packages),
     ]
     return "\n".join(lines)
+
+
+def _commit() -> str:
+    """Returns the commit of this repository, or "unknown" outside one or without git."""
+    here = pathlib.Path(__file__).parent
+    line = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+    try:
+        described = subprocess.run(line, capture_output=True, text=True).stdout.strip()
+    except OSError:  # git is not installed
+        described = ""
+    return described or "unknown"

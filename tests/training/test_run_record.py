@@ -112,6 +112,18 @@ def test_packages_that_changed_are_listed_again(tmp_path, finished, monkeypatch)
     assert blocks[2].splitlines()[-1] == run_record.UNCHANGED
 
 
+def test_a_start_without_git_is_recorded_too(tmp_path, finished, monkeypatch):
+    """As in a container."""
+    from maelm_jax import gin_files
+    from maelm_jax.data import vocabulary
+    from maelm_jax.training import run_record
+
+    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabulary.load(finished / "vocabulary")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run_record.write(tmp_path / "run", experiment, words)
+    assert "\ncommit unknown\n" in (tmp_path / "run" / "environment.txt").read_text()
+
+
 def test_a_rollback_keeps_the_damaged_checkpoint_and_the_metrics_it_cuts(text, finished, tmp_path):
     workdir = pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
     newest = workdir / "checkpoints" / "4"
