@@ -110,7 +110,9 @@ def schedule(rates: typing.Sequence[float]) -> Schedule:
     shares = np.asarray(rates, np.float64) / np.sum(rates) * PERIOD
     slots = np.maximum(np.floor(shares).astype(np.int64), 1)
     while (left := PERIOD - slots.sum()) != 0:  # the largest remainders are rounded up first
-        slots[np.argmax((shares - slots) * np.sign(left))] += np.sign(left)
+        missing = (shares - slots) * np.sign(left)
+        missing[(slots == 1) & (left < 0)] = -np.inf  # a task keeps its last slot
+        slots[np.argmax(missing)] += np.sign(left)
     task = np.repeat(np.arange(len(slots)), slots)
     rank = np.concatenate([np.arange(n) for n in slots])
     order = np.lexsort((task, (rank + 0.5) / slots[task]))

@@ -1,6 +1,7 @@
 """Finds, opens and identifies files on this machine and in buckets (gs://, s3://)."""
 
 import contextlib
+import errno
 import glob
 import hashlib
 import os
@@ -9,11 +10,18 @@ import shutil
 import tempfile
 import typing
 
-from maelm_jax import storage
+from maelm_jax import config, storage
 from maelm_jax.data.documents import BadFile
 
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 CHECKSUMS = ("md5Hash", "crc32c", "ETag", "etag")
+# Errors of the network and of a machine that has too much open, not of the file.
+PASSING = (TimeoutError, ConnectionError)
+PASSING_NUMBERS = (
+    errno.EAGAIN, errno.EBUSY, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR, errno.EMFILE,
+    errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOTCONN,
+    errno.ESTALE,
+)  # fmt: skip
 
 
 def expand(pattern: str) -> list[str]:
@@ -98,8 +106,14 @@ def content_hash(path: str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def unreadable(path: str, error: OSError) -> BadFile:
-    """Returns the error for a file that cannot be opened or read."""
-    return BadFile(
-        f"{path}: cannot be read ({error.strerror or error}); check its permissions or leave it out"
-    )
+def unreadable(path: str, error: OSError) -> BadFile | config.RunError:
+    """Returns the error for a file that cannot be opened or read.
+
+    It is a BadFile, which may be left out, unless the error is one of the moment.
+    """
+    reason = error.strerror or error
+    if isinstance(error, PASSING) or error.errno in PASSING_NUMBERS:
+        return config.RunError(
+            f"{path}: could not be read now ({reason}); give the same command again: it goes on "
+            "where it stopped")
+    return BadFile(f"{path}: cannot be read ({reason}); check its permissions or leave it out")

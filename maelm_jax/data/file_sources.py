@@ -39,13 +39,18 @@ def matching(source: str) -> list[str]:
 
     Raises:
         Unavailable: Nothing matches.
-        ConfigError: A file has another format.
+        ConfigError: A file has another format, or files and datasets match.
     """
     pattern = source.removeprefix("files:")
     matches = file_access.expand(pattern)
     files = [path for path in matches if file_access.is_file(path)]
+    folders = [path for path in matches if not file_access.is_file(path)]
     if not files:
-        files = [file for folder in matches for file in table_files.files_of_dataset(folder)]
+        files = [file for folder in folders for file in table_files.files_of_dataset(folder)]
+    elif datasets := [path for path in folders if table_files.is_dataset(path)]:
+        raise config.ConfigError(
+            f"{datasets[0]}: a folder of Hugging Face datasets beside files; narrow the glob "
+            f"{pattern!r} to the one or the other, or to the .arrow files of the folder")
     if not files:
         raise documents.Unavailable(
             f"no text file matches {pattern!r} (in {os.getcwd()}); "

@@ -10,11 +10,10 @@ import pathlib
 import re
 import shutil
 import time
-import typing
 
 import numpy as np
 
-from maelm_jax import config, storage
+from maelm_jax import config
 from maelm_jax.data import (
     block_files,
     blocks,
@@ -26,15 +25,11 @@ from maelm_jax.data import (
     sources,
     store,
     store_manifest,
+    waiting,
 )
 from maelm_jax.data import vocabulary as vocabularies
 
 SHARD_ROWS = 4096  # rows in one file of the store
-POLL_SECONDS = 2.0  # between checks of the other hosts' progress
-# A waiting host gives up after this long without a new file. A block takes seconds, joining a large
-# store takes minutes.
-SILENCE_SECONDS = 1800
-LOCK_FILE = "host-{}.lock"  # in the folder of the blocks
 log = logging.getLogger(__name__)
 
 
@@ -72,9 +67,17 @@ def prepare(
     for source, splits in stores.items():
         if not len(splits["train"]):
             raise config.ConfigError(
-                f"{source}: no text left to train on; the source is too short, "
-                "or Corpus.heldout_fraction too large")
+                f"{source}: no text left to train on; {_why_empty(store_folders[source])}")
     return stores
+
+
+def _why_empty(folder: pathlib.Path) -> str:
+    """Returns what may have left a store without rows to train on."""
+    left_out = store_manifest.left_out(folder)
+    if left_out and left_out.files:
+        first = next(iter(left_out.files.values()))
+        return f"files left out: {len(left_out.files)}, the first for this reason: {first}"
+    return "the source is too short, or Corpus.heldout_fraction too large"
 
 
 def is_complete(folder: pathlib.Path) -> bool:
@@ -199,11 +202,12 @@ def _make(
                 duplicates = _find_duplicates(source, parts, shards, host, hosts)
             _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
-                _wait(source, parts, lambda: block_files.all_written(parts, len(shards)))
+                waiting.for_hosts(
+                    source, parts, lambda: block_files.all_written(parts, len(shards)))
                 check_unchanged(text_before, parts, corpus)
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
-                _wait(source, parts, lambda: is_complete(folder))
+                waiting.for_hosts(source, parts, lambda: is_complete(folder))
     splits = store_manifest.read(folder)["splits"]
     megabytes = sum(splits[split]["bytes"] for split in block_files.SPLITS) / 1e6
     log.info(
@@ -222,26 +226,12 @@ def check_unchanged(
         raise
 
 
-@contextlib.contextmanager
-def _only_process(parts: pathlib.Path, host: int) -> typing.Iterator[None]:
+def _only_process(parts: pathlib.Path, host: int) -> contextlib.AbstractContextManager[None]:
     """Context manager that waits while another process works on the same blocks as this host.
 
-    Two commands that are started twice by mistake would else join the same store at once. A process
-    that is killed frees its lock.
+    Two commands that are started twice by mistake would else join the same store at once.
     """
-    with _open_lock(parts, host) as file:
-        if not storage.try_lock(file):
-            log.warning("another process prepares %s; waiting for it", parts)
-            while not storage.try_lock(file):
-                time.sleep(POLL_SECONDS)
-        yield
-
-
-def _open_lock(parts: pathlib.Path, host: int) -> typing.BinaryIO:
-    while True:
-        parts.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder
-            return open(parts / LOCK_FILE.format(host), "wb")
+    return waiting.only_process(parts / waiting.LOCK_FILE.format(host), f"prepares {parts}")
 
 
 def _find_duplicates(
@@ -249,7 +239,7 @@ def _find_duplicates(
 ) -> list[np.ndarray]:
     """Returns the positions of the documents in each shard that came before."""
     deduplication.write_hashes(parts, shards, host, hosts)
-    _wait(source, parts, lambda: deduplication.all_written(parts, len(shards)))
+    waiting.for_hosts(source, parts, lambda: deduplication.all_written(parts, len(shards)))
     return deduplication.duplicates(parts, len(shards))
 
 
@@ -267,21 +257,6 @@ def _write_blocks(
             raise
 
 
-def _wait(source: str, parts: pathlib.Path, is_done: typing.Callable[[], bool]):
-    """Waits for other hosts. Raises RunError if none writes a file for SILENCE_SECONDS."""
-    files, since = -1, time.monotonic()
-    while not is_done():
-        if files < 0:
-            log.warning("%s: waiting for the other hosts' share of %s", source, parts)
-        if (written := len(list(parts.glob("*")))) != files:
-            files, since = written, time.monotonic()
-        elif time.monotonic() - since > SILENCE_SECONDS:
-            raise config.RunError(
-                f"{parts}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; "
-                "start prepare again where it ended")
-        time.sleep(POLL_SECONDS)
-
-
 def _join(
     folder: pathlib.Path, parts: pathlib.Path, source: str, shards: int, corpus: config.Corpus,
     vocabulary: vocabularies.Vocabulary
@@ -291,6 +266,7 @@ def _join(
     left_out = None
     if cleaning.changed_settings(corpus):
         left_out = block_files.left_out(parts, shards)
-    store.write(
-        folder, block_files.finished(parts, shards), source, vocabulary.fingerprint,
-        corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS, left_out)
+    with waiting.beating(parts / waiting.LOCK_FILE.format(0)):
+        store.write(
+            folder, block_files.finished(parts, shards), source, vocabulary.fingerprint,
+            corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS, left_out)

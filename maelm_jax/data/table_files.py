@@ -28,6 +28,11 @@ def import_pyarrow():
     return pyarrow
 
 
+def is_dataset(folder: str) -> bool:
+    """Returns whether Hugging Face `datasets` wrote a folder."""
+    return any((pathlib.Path(folder) / name).is_file() for name in (SPLITS_FILE, STATE_FILE))
+
+
 def files_of_dataset(folder: str) -> list[str]:
     """Returns the .arrow files of a folder that Hugging Face `datasets` wrote, in their order.
 
@@ -95,7 +100,7 @@ def _reading(path: str, format: str) -> typing.Iterator[None]:
     except pyarrow.ArrowException as error:
         raise _damaged(path, format, error) from error
     except OSError as error:  # also pyarrow's error for damaged data, without a number
-        if error.errno is not None:
+        if error.errno is not None or isinstance(error, file_access.PASSING):
             raise file_access.unreadable(path, error) from error
         raise _damaged(path, format, error) from error
 

@@ -34,7 +34,8 @@ def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
     except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise _corrupt(path, packing, offset, error) from error
     except OSError as error:
-        if error.errno is None and packing == "zstd":  # pyarrow's error for damaged data
+        is_passing = isinstance(error, file_access.PASSING)
+        if error.errno is None and packing == "zstd" and not is_passing:  # damaged, says pyarrow
             raise _corrupt(path, packing, offset, error) from error
         raise file_access.unreadable(path, error) from error
     if offset == 0:

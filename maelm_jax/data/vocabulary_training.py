@@ -10,6 +10,7 @@ import time
 import typing
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
 from maelm_jax.data import (
@@ -77,7 +78,14 @@ def train(
         )
     except (RuntimeError, ValueError) as error:
         raise config.ConfigError(_reason(" ".join(str(error).split()), settings.size)) from error
-    return vocabulary.SentencePieceVocabulary(model.getvalue())
+    return vocabulary.SentencePieceVocabulary(_without_machine(model.getvalue()))
+
+
+def _without_machine(content: bytes) -> bytes:
+    """Returns a model without the number of threads that trained it, which changes no piece."""
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    proto.trainer_spec.ClearField("num_threads")
+    return proto.SerializeToString(deterministic=True)
 
 
 def _reason(message: str, size: int) -> str:

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import blocks, rows, vocabulary_training
+from maelm_jax.data import blocks, rows, vocabulary_training, waiting
 
 LENGTH = 32
 
@@ -54,7 +54,7 @@ def corpus(documents, tmp_path, monkeypatch):
     """Two files, cut into about ten blocks."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100_000)
     monkeypatch.setattr(rows, "SHARD_ROWS", 256)
-    monkeypatch.setattr(rows, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
     half = len(documents) // 2
     for name, part in (("a", documents[:half]), ("b", documents[half:])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))

@@ -93,6 +93,12 @@ def test_a_rare_task_still_comes():
     assert all((rank[task == t] == np.arange(slots[t])).all() for t in range(2))
 
 
+@pytest.mark.parametrize("rates", [[0.7, 0.3, 1e-6, 1e-6], [1.0, *[1e-5] * 20], [1e-7] * 9 + [1.0]])
+def test_many_rare_tasks_all_come(rates):
+    _, _, slots = batches.schedule(rates)
+    assert slots.min() == 1 and slots.sum() == batches.PERIOD
+
+
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_hosts_share_the_same_global_batch(hosts):
     one = batches.Batches(STORES, RATES, 16, 5)

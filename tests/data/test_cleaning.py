@@ -9,7 +9,7 @@ import pytest
 from testing import prepared_rows
 
 from maelm_jax import config, prepare
-from maelm_jax.data import blocks, cleaning, rows, sources, store_manifest, vocabulary_training
+from maelm_jax.data import blocks, cleaning, rows, sources, store_manifest, vocabulary_training, waiting
 
 FILTER = """
 def keep(text):
@@ -24,7 +24,7 @@ def fail(text):
 def corpus(tmp_path, monkeypatch):
     """Two files of documents, of which some are short, refused by keep() or repeated in either file."""
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 2_000)
-    monkeypatch.setattr(rows, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
     (tmp_path / "my_filters.py").write_text(FILTER)
     monkeypatch.syspath_prepend(tmp_path)
     cleaning.load_filter.cache_clear()
@@ -139,6 +139,13 @@ def test_a_file_that_cannot_be_opened_is_left_out_too(corpus, small_vocabulary, 
         rows.prepare(corpus, small_vocabulary)
     rows.prepare(skipping := dataclasses.replace(corpus, skip_bad_files=True), small_vocabulary)
     assert list(store_manifest.left_out(folder_of(skipping, small_vocabulary)).files) == [str(tmp_path / "c.txt")]
+
+
+def test_when_every_file_is_left_out_the_reason_is_shown(small_vocabulary, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "a text"}\n')
+    settings = {"text_files": f"{tmp_path}/*.jsonl", "rows_dir": str(tmp_path / "rows"), "skip_bad_files": True, "processes": 1}
+    with pytest.raises(config.ConfigError, match="files left out: 1, the first for this reason: .*a.jsonl:1: no text field 'text'"):
+        rows.prepare(config.Corpus(**settings), small_vocabulary)
 
 
 def test_the_vocabulary_is_trained_on_what_is_kept(corpus, small_vocabulary, monkeypatch):

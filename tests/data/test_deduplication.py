@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from testing import prepared_rows
 
 from maelm_jax import config
-from maelm_jax.data import blocks, deduplication, rows, sources
+from maelm_jax.data import blocks, deduplication, sources, waiting
 
 
 @settings(max_examples=100, deadline=None)
@@ -39,7 +39,7 @@ def test_damaged_hashes_are_one_line(tmp_path):
 
 def test_hosts_that_share_the_work_leave_out_the_same(documents, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 50_000)
-    monkeypatch.setattr(rows, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
     for name, part in (("a", documents[:60]), ("b", documents[30:90]), ("c", documents[:90])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
     corpus = config.Corpus(

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import file_access, file_hashes
+from maelm_jax.data import file_access, file_hashes, waiting
 from maelm_jax.data.documents import BadFile
 
 
@@ -48,6 +48,30 @@ def test_files_are_read_at_the_same_time(files, tmp_path, monkeypatch):
 
     monkeypatch.setattr(file_access, "content_hash", read)
     file_hashes.of_files(files, corpus_of(tmp_path, processes=4))
+
+
+def test_of_processes_that_start_together_one_reads_the_files(files, tmp_path, monkeypatch):
+    """Each of these threads opens the lock file itself, as a process would."""
+    read, original, both = [], file_access.content_hash, threading.Barrier(2)
+
+    def slow(path):
+        read.append(path)
+        time.sleep(0.005)
+        return original(path)
+
+    def start(results):
+        both.wait(60)
+        results.append(file_hashes.of_files(files, corpus_of(tmp_path, processes=1)))
+
+    monkeypatch.setattr(file_access, "content_hash", slow)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.01)
+    results = []
+    threads = [threading.Thread(target=start, args=(results,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(read) == files and results[0] == results[1] and len(results[0]) == len(files)
 
 
 def test_hashes_are_kept_while_others_are_computed(files, tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The files of a glob: their order, their identity, and files that cannot be read."""
 
+import contextlib
+import dataclasses
 import errno
 import gzip
 import json
@@ -9,7 +11,7 @@ import pytest
 from testing import DAMAGED_JSON, one_line
 
 from maelm_jax import config
-from maelm_jax.data import rows, sources, store_manifest
+from maelm_jax.data import file_access, rows, sources, store_manifest
 
 
 def read(pattern, **settings):
@@ -95,7 +97,42 @@ def refusing(original, paths, number):
     return refuse
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_file_that_cannot_be_read_at_the_moment_is_not_left_out(small_corpus, tmp_path, monkeypatch, number):
+    import builtins
+
+    monkeypatch.setattr(builtins, "open", refusing(open, ["a.txt"], number))
+    skipping = dataclasses.replace(small_corpus, skip_bad_files=True)
+    for read in (sources.identity, lambda *args: list(sources.documents_of(*args))):
+        with pytest.raises(config.RunError, match=r"a\.txt: could not be read now .*the same command again"):
+            read(f"files:{small_corpus.text_files}", skipping)
+
+
+def test_a_bucket_that_does_not_answer_is_no_damage(tmp_path, monkeypatch):
+    """The error of fsspec has no number, like pyarrow's for damaged data."""
+    fsspec = pytest.importorskip("fsspec")
+    for name in ("a.parquet", "a.jsonl.zst"):
+        (tmp_path / name).write_bytes(b"any")
+
+        @contextlib.contextmanager
+        def opened(path):
+            raise fsspec.exceptions.FSTimeoutError("no answer")
+            yield
+
+        monkeypatch.setattr(file_access, "opened", opened)
+        with pytest.raises(config.RunError, match="could not be read now"):
+            read(tmp_path / name)
+
+
+def test_files_beside_a_dataset_are_not_half_read(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "wiki").mkdir()
+    (tmp_path / "wiki" / "state.json").write_text("{}")
+    with pytest.raises(config.ConfigError, match="wiki: a folder of Hugging Face datasets beside files; narrow the glob"):
+        read(tmp_path / "*")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
 def test_a_file_that_cannot_be_read_is_one_line(small_corpus, tmp_path, monkeypatch, number):
     import builtins
 

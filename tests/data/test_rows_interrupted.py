@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from testing import prepared_rows
 
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, rows
+from maelm_jax.data import blocks, rows, store, waiting
 from maelm_jax.data.store import Rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -180,8 +181,27 @@ def test_a_preparation_that_filled_the_disk_goes_on_to_the_same_store(small_corp
     assert (two["train"].folder / "store.json").read_bytes() == (one["train"].folder / "store.json").read_bytes()
 
 
+def test_a_host_waits_as_long_as_the_first_one_joins(small_corpus, small_vocabulary, monkeypatch):
+    """A join adds no file to the folder that the others watch."""
+    original = store.write
+
+    def slow(*args):
+        time.sleep(3 * waiting.SILENCE_SECONDS)
+        original(*args)
+
+    monkeypatch.setattr(store, "write", slow)
+    monkeypatch.setattr(waiting, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "BEAT_SECONDS", 0.05)
+    first = threading.Thread(target=rows.prepare, args=(small_corpus, small_vocabulary, 0, 2), daemon=True)
+    first.start()
+    (stores,) = rows.prepare(small_corpus, small_vocabulary, 1, 2).values()
+    first.join(60)
+    assert len(stores["train"]) and not first.is_alive()
+
+
 def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypatch):
-    monkeypatch.setattr(rows, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(rows, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.1)
     with pytest.raises(config.RunError, match="no host wrote anything"):
         rows.prepare(corpus, vocabulary, host=0, hosts=2)

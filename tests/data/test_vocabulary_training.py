@@ -1,5 +1,6 @@
-"""Training a vocabulary: without held-out text, the same in any order."""
+"""Training a vocabulary: without held-out text, the same in any order, the same on any machine."""
 
+import os
 
 import pytest
 
@@ -12,6 +13,15 @@ def test_the_order_of_documents_changes_nothing(documents):
     settings = config.Vocabulary(size=1000, sample_megabytes=0.3)
     one, other = (vocabulary_training.train(texts, settings) for texts in (documents, documents[::-1]))
     assert one.fingerprint == other.fingerprint
+
+
+def test_a_machine_with_more_cores_trains_the_same_vocabulary(documents, monkeypatch):
+    """Its hash names the stores of rows, which hosts share."""
+    fingerprints = set()
+    for cores in (1, 3):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        fingerprints.add(vocabulary_training.train(documents, config.Vocabulary(size=500)).fingerprint)
+    assert len(fingerprints) == 1
 
 
 def test_a_vocabulary_larger_than_the_corpus_supports_says_what_is_possible(documents):

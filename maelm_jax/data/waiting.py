@@ -1,0 +1,98 @@
+"""Waits of a process: for another one that does the same work, and for the other hosts' share."""
+
+import contextlib
+import logging
+import os
+import pathlib
+import threading
+import time
+import typing
+
+from maelm_jax import config, storage
+
+POLL_SECONDS = 2.0  # between checks
+# A waiting host gives up after this long without a new file or a beat. A block takes seconds.
+SILENCE_SECONDS = 1800
+BEAT_SECONDS = 30.0
+LOCK_FILE = "host-{}.lock"  # of a host, in the folder of the blocks
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def only_process(lock: pathlib.Path, what: str) -> typing.Iterator[None]:
+    """Context manager that waits while another process holds a lock.
+
+    A process that is killed frees its lock.
+
+    Args:
+        lock: The lock file. Its folder is created.
+        what: What the other process does, for the message.
+    """
+    with _opened(lock) as file:
+        if not storage.try_lock(file):
+            log.warning("another process %s; waiting for it", what)
+            while not storage.try_lock(file):
+                time.sleep(POLL_SECONDS)
+        yield
+
+
+def _opened(lock: pathlib.Path) -> typing.BinaryIO:
+    while True:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder
+            return open(lock, "wb")
+
+
+@contextlib.contextmanager
+def beating(file: pathlib.Path) -> typing.Iterator[None]:
+    """Context manager that touches a file now and then, so that waiting hosts see a sign of life.
+
+    It is for work that takes long and adds no file to the folder that they watch.
+    """
+    done = threading.Event()
+
+    def touch():
+        while not done.wait(BEAT_SECONDS):
+            with contextlib.suppress(OSError):
+                os.utime(file)
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def for_hosts(source: str, parts: pathlib.Path, is_done: typing.Callable[[], bool]):
+    """Waits for other hosts.
+
+    Args:
+        source: Name of the source, for the message.
+        parts: The folder of the blocks, whose files show that hosts work.
+        is_done: Called until it returns True.
+
+    Raises:
+        RunError: No host gave a sign of life for SILENCE_SECONDS.
+    """
+    seen, since = None, time.monotonic()
+    while not is_done():
+        if seen is None:
+            log.warning("%s: waiting for the other hosts' share of %s", source, parts)
+        if (present := _signs_of_life(parts)) != seen:
+            seen, since = present, time.monotonic()
+        elif time.monotonic() - since > SILENCE_SECONDS:
+            raise config.RunError(
+                f"{parts}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; "
+                "start prepare again where it ended")
+        time.sleep(POLL_SECONDS)
+
+
+def _signs_of_life(parts: pathlib.Path) -> tuple[int, float]:
+    """Returns the number of files, and when the lock file of host 0 was touched."""
+    files = len(list(parts.glob("*")))
+    try:
+        return files, (parts / LOCK_FILE.format(0)).stat().st_mtime
+    except FileNotFoundError:
+        return files, 0.0
