@@ -34,9 +34,15 @@ fi
 if [ ! -x .venv/bin/python ] || [ -n "$dry" ]; then
   run "${PYTHON:-python3.11}" -m venv .venv
   if [ -n "$extra" ]; then
-    run .venv/bin/pip install -q -e ".[data,$extra]"
+    run .venv/bin/pip install -q -c requirements.txt -e ".[data,$extra]"
   else
     run .venv/bin/pip install -q -r requirements.txt
   fi
+fi
+if [ -n "$extra" ] && [ -z "$dry" ] &&
+  ! .venv/bin/python -c 'import jax; raise SystemExit(jax.default_backend() == "cpu")'; then
+  echo "error: this machine has an accelerator, but JAX in .venv sees the CPU only;" \
+    "remove .venv, or install -e '.[data,$extra]' there" >&2
+  exit 2
 fi
 run .venv/bin/python -m maelm_jax.train "$@"

@@ -5,8 +5,9 @@
 #
 # DESTINATION is a folder, gs://BUCKET/rows or s3://BUCKET/rows. On a shared disk every host may run
 # this script, with its own --host=I --hosts=N. For a bucket, rows are made in the folder SCRATCH
-# (default ./rows) and copied with gcloud or aws, which must be logged in. PYTHON is the interpreter
-# (default .venv/bin/python). Give training --gin.Corpus.rows_dir=DESTINATION.
+# (default ./rows) and copied with gcloud or aws, which must be logged in. All that is in SCRATCH is
+# copied. PYTHON is the interpreter (default .venv/bin/python). Give training
+# --gin.Corpus.rows_dir=DESTINATION.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

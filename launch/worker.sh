@@ -30,7 +30,7 @@ case ${1:-} in
   install)
     [ -x ~/.local/bin/uv ] || curl -LsSf https://astral.sh/uv/install.sh | sh
     ~/.local/bin/uv venv -q --allow-existing --python 3.11
-    ~/.local/bin/uv pip install -q -e ".[$2]"
+    ~/.local/bin/uv pip install -q -c requirements.txt -e ".[$2]"
     ;;
   start)
     shift

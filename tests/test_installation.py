@@ -23,6 +23,12 @@ def test_every_module_that_is_a_command_has_an_entry_point_of_its_name():
     assert {f"maelm-{name}": f"maelm_jax.commands:{name}" for name in names} == SCRIPTS and "train" in names
 
 
+def test_the_pinned_versions_can_be_given_as_constraints():
+    """As the README does for GPUs and TPUs: pip takes no extras there."""
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert all(re.match(r"(#|[\w-]+==[\w.]+( |$))", line) for line in lines) and len(lines) > 20
+
+
 @pytest.mark.parametrize("target", SCRIPTS.values())
 def test_an_entry_point_runs_main_as_the_module_does(target, monkeypatch):
     name = target.partition(":")[2]
