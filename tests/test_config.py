@@ -102,7 +102,7 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     (["Model.decoder_slots=masked"], "needs decoder_attention with 'cross'"),
     (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
     (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
-    (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "asks for a decoder"),
+    (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "needs the defaults of decoder_width"),
     (["Run.rank_every=-1"], "Run.rank_every must be an integer from 0 to 2147483647, got -1"),
     (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
 ])  # fmt: skip
