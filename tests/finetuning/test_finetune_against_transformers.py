@@ -1,12 +1,19 @@
-"""Without randomness, fine-tuning here and with the Trainer of transformers is the same computation."""
+"""Apart from random draws, fine-tuning here and with the Trainer of transformers is the same computation."""
 
 import argparse
 import importlib.util
 import pathlib
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from testing import STOCK_ENCODERS, stock_folder
+
+from maelm_jax import export
+from maelm_jax.finetuning import experiments, heads, predictor
+from maelm_jax.model import keys, layers, maelm, ops
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -34,3 +41,55 @@ def test_both_programs_reach_the_same_logits(benchmark, stock_name, tmp_path, vo
     agreement = benchmark.agreement(args, "rte")
     assert agreement.steps == 4 and agreement.same_labels == 100
     assert agreement.difference < 5e-5 * agreement.deviation
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of transformers and PyTorch
+@pytest.mark.parametrize("stock_name", ["bert", "electra", "roberta"])
+def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, vocabulary, data_dir, monkeypatch):
+    """PyTorch gets the masks that were drawn here, in the order in which it calls dropout."""
+    import torch
+    import transformers
+
+    stock = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
+    args = argparse.Namespace(
+        encoder=str(stock), data_dir=str(data_dir / "glue"), epochs=1, batch_size=8, examples=8, length=48, learning_rate=1e-30,
+    )  # fmt: skip
+    benchmark.finetuned(args, "rte", tmp_path / "run", ["SEEDS=(1,)"])
+    (results,) = (tmp_path / "run").rglob("results.json")
+    export.main([f"--workdir={results.parent}", f"--output={tmp_path / 'exported'}", "--no-verify"])
+    planned = experiments.plan(str(stock), ["finetune/rte.gin"], benchmark.bindings_of(args)).planned[0]
+    task = benchmark.load(args, "rte")
+    batch = task.train_batches(1)[0]
+    rows = len(batch.ids)
+
+    model = (planned.experiment, task.data.head, planned.encoder.vocabulary)
+    params = jax.tree.map(jnp.asarray, jax.device_get(predictor.restore(str(results.parent), *model).params))
+    graph, _ = heads.create(planned.experiment.model, model[2].size, model[2].pad, task.data.head)
+    scales, dropout = [], ops.dropout
+
+    def recorded(x, rate, keys):
+        if keys is not None:
+            scales.append((rate, np.asarray(dropout(jnp.ones_like(x), rate, keys))))
+        return dropout(x, rate, keys)
+
+    row_keys = keys.of_rows(keys.of_seed(0), jnp.arange(rows, dtype=jnp.uint32))
+    with monkeypatch.context() as patch, jax.disable_jit():
+        patch.setattr(ops, "dropout", recorded)
+        patch.setattr(layers, "dropout", recorded)
+        patch.setattr(jax, "checkpoint", lambda body, **options: body)  # it traces even without jit
+        ours = maelm.apply(graph, params)(jax.tree.map(jnp.asarray, batch), row_keys)
+
+    def replayed(x, p, training, inplace=False):
+        if not training or not p:
+            return x
+        rate, scale = scales.pop(0)
+        assert (p, tuple(x.shape)) == (rate, scale.shape)
+        return x * torch.from_numpy(scale)
+
+    stock_model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported", attn_implementation="eager")
+    inputs = benchmark.transformers_trainer.inputs_of(planned.experiment.model.token_types > 1, [batch])
+    del inputs["labels"]
+    monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
+    theirs = stock_model.train()(**inputs).logits.detach().numpy()
+    assert not scales
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 * theirs.std())
