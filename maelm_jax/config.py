@@ -115,7 +115,10 @@ class Masking(Settings):
         gt=0, lt=1)
     rate_plateaus: tuple[tuple[ShareBelowOne, ShareInside], ...] = setting(
         (), "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
-        "Evaluations keep `rate`.")
+        "Evaluations keep `heldout_rate`.")
+    heldout_rate: float | None = setting(
+        None, "Rate in evaluations and rank measurements, for comparison with runs that train at "
+        "other rates. None: `rate`.", gt=0, lt=1)
     unit: typing.Literal["token", "word", "span"] = setting(
         "token", "What is masked as a whole. A span is 4.5 tokens long on average.")
     encoder_mask_fraction: Share = setting(
@@ -193,6 +196,14 @@ class Experiment:
         if self.finetune is not None and self.optimizer.ema_decay:
             raise ConfigError("Optimizer.ema_decay is of pretraining: leave it at 0 here")
         self._check_accumulation()
+
+    @property
+    def evaluated(self) -> typing.Self:
+        """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
+        rate = self.masking.heldout_rate or self.masking.rate
+        masking = dataclasses.replace(
+            self.masking, rate=rate, rate_plateaus=(), heldout_rate=None)
+        return dataclasses.replace(self, masking=masking)
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""

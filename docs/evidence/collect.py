@@ -3,9 +3,10 @@ r"""Collects what finished pretraining runs logged into one JSON file for draw.p
     python docs/evidence/collect.py runs/muon-* runs/adamw-* --output=docs/evidence/recipe.json
     python docs/evidence/collect.py --ranks=report/ranks.json --output=docs/evidence/encoders.json
 
-A run in FILE.json has its tokens a step, the median seconds a step, the unigram cross-entropy of
-the held-out targets, the held-out losses and effective ranks by step, and those settings in which
-the runs differ. With --ranks, FILE.json has the ranks by layer of a report of maelm_jax.analyze.
+A run in FILE.json has its tokens, those of a step, the median seconds a step, the unigram
+cross-entropy of the held-out targets, the held-out losses and effective ranks by step, and those
+settings in which the runs differ. With --ranks, FILE.json has the ranks by layer of a report of
+maelm_jax.analyze.
 """
 
 import argparse
@@ -17,7 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from maelm_jax import gin_files, storage
 from maelm_jax.analysis import curves
-from maelm_jax.training import metrics
+from maelm_jax.training import metrics, phases
 
 OF_THE_MACHINE = ("Corpus.rows_dir", "Run.init_from")  # paths, which are left out of FILE.json
 
@@ -88,7 +89,10 @@ def logged(folder: pathlib.Path) -> dict:
         for line in lines
         if "rank_plain_last" in line
     ]
+    last = phases.of_run(experiment)[-1]
+    rows = last.first_row + last.steps * last.experiment.run.batch_size
     return {
+        "tokens": rows * experiment.corpus.sequence_length,
         "tokens_a_step": tokens,
         "seconds_a_step": curves.median_step_seconds(lines, tokens),
         "unigram": heldout["unigram"],

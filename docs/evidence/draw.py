@@ -23,7 +23,7 @@ from maelm_jax.analysis import ranks
 HERE = pathlib.Path(__file__).resolve().parent
 FIGURES = HERE
 OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon"}
+RECIPES = {"adamw": "AdamW", "muon": "Muon", "muon40": "Muon, mask rate 0.40"}
 MILLION = 10**6
 
 
@@ -45,7 +45,8 @@ def all_tables() -> dict[str, str]:
     """The tables of docs/evidence.md, in Markdown."""
     return {
         "screening": screening_table(read("screening")),
-        "recipe": recipe_table(read("recipe")),
+        "variations": screening_table(read("variations"), has_times=False),
+        "recipe": recipe_table(read("recipe"), read("step_times")),
         "continued": screening_table(read("continued")),
         "exact": exact_table(read("finetuning_exact")),
         "finetuning": tuning_table(read("finetuning")),
@@ -64,45 +65,51 @@ def mean_and_interval(values: typing.Sequence[float]) -> str:
     return f"{interval.mean:.2f}" + (f" ± {interval.half:.2f}" if interval.half else "")
 
 
-def screening_table(runs: dict) -> str:
-    """One row a run: loss, rank, and time of a step."""
+def screening_table(runs: dict, has_times: bool = True) -> str:
+    """One row a run: tokens, loss and rank; the time of a step, if nothing disturbed it."""
     rows = []
     for name, run in runs.items():
-        step, loss = run["losses"][-1]
+        steps, loss = run["losses"][-1]
+        seconds = run["seconds_a_step"]
+        times = (f"{1000 * seconds:.0f}", f"{steps * seconds / 60:.1f}") if has_times else ()
         rows.append((
-            name, f"{step * run['tokens_a_step'] / MILLION:.1f}", f"{loss:.3f}",
-            f"{run['unigram'] - loss:.2f}", f"{1000 * run['seconds_a_step']:.0f}",
-            f"{step * run['seconds_a_step'] / 60:.1f}", run["ranks"][-1][1],
+            name, f"{run['tokens'] / MILLION:.1f}", f"{loss:.3f}", f"{run['unigram'] - loss:.2f}",
+            *times, run["ranks"][-1][1],
         ))  # fmt: skip
     header = (
-        "run", "million tokens", "held-out loss", "below unigram", "ms a step", "minutes",
-        "rank of the last layer",
+        "run", "million tokens", "held-out loss", "below unigram",
+        *(("ms a step", "minutes") if has_times else ()), "rank of the last layer",
     )  # fmt: skip
     return tables.markdown(header, rows)
 
 
 def groups(runs: dict) -> dict[tuple[str, str], list[dict]]:
-    """The runs of recipe.json by (optimizer, objective); one for each seed."""
+    """The runs of recipe.json by (recipe, objective); one for each seed."""
     result: dict[tuple[str, str], list[dict]] = {}
     for name, run in runs.items():
-        optimizer, objective, _ = name.split("-")
-        result.setdefault((optimizer, objective), []).append(run)
+        recipe, objective, _ = name.split("-")
+        result.setdefault((recipe, objective), []).append(run)
     return result
 
 
-def recipe_table(runs: dict) -> str:
-    """One row for each optimizer and objective: means over seeds with their intervals."""
+def recipe_table(runs: dict, timed: dict) -> str:
+    """One row for each recipe and objective: means over seeds with their intervals.
+
+    Args:
+        runs: The content of recipe.json.
+        timed: The content of step_times.json: short runs, each alone on the machine.
+    """
     rows = []
-    for (optimizer, objective), seeds in groups(runs).items():
+    for (recipe, objective), seeds in groups(runs).items():
         gains = [run["unigram"] - run["losses"][-1][1] for run in seeds]
         last = [run["ranks"][-1] for run in seeds]
         rows.append((
-            OBJECTIVES[objective], OPTIMIZERS[optimizer], len(seeds), mean_and_interval(gains),
-            f"{np.median([1000 * run['seconds_a_step'] for run in seeds]):.0f}",
+            OBJECTIVES[objective], RECIPES[recipe], len(seeds), mean_and_interval(gains),
+            f"{1000 * timed[f'{recipe}-{objective}']['seconds_a_step']:.0f}",
             ", ".join(str(rank[1]) for rank in last), ", ".join(str(rank[2]) for rank in last),
         ))  # fmt: skip
     header = (
-        "objective", "optimizer", "seeds", "nats below unigram", "ms a step",
+        "objective", "recipe", "seeds", "nats below unigram", "ms a step",
         "rank without [MASK], each seed", "rank of real tokens beside [MASK], each seed",
     )  # fmt: skip
     return tables.markdown(header, rows, left=2)
@@ -113,7 +120,7 @@ def draw_recipe(runs: dict):
     pyplot = plotting.pyplot()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     for (key, seeds), style in zip(groups(runs).items(), plotting.line_styles(), strict=False):
-        label = f"{OBJECTIVES[key[1]]}, {OPTIMIZERS[key[0]]}"
+        label = f"{OBJECTIVES[key[1]]}, {RECIPES[key[0]]}"
         for run in seeds:
             for axes, points in ((left, run["losses"]), (right, run["ranks"])):
                 steps, values = np.asarray(points, float)[:, :2].T

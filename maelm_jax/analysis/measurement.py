@@ -99,7 +99,8 @@ def _compiled(
     """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
     graph = maelm.encoder_graph(run.experiment.model, run.vocabulary.size, special.pad)
-    return jax.jit(moments.measure(graph, run.experiment.masking, length, special, layers))
+    masking = run.experiment.evaluated.masking
+    return jax.jit(moments.measure(graph, masking, length, special, layers))
 
 
 def _moments_of_sets(

@@ -39,10 +39,11 @@ class RankMonitor:
             mesh: Devices of the run.
         """
         length, width = heldout.shape[1], experiment.model.width
+        masking = experiment.evaluated.masking
         devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._size = -(-moments.rows_at_once(length) // devices) * devices
         # Of the measured sets, the visible tokens are the smallest, so they decide the rows.
-        visible = (heldout != special.pad).sum(1).cumsum() * (1 - experiment.masking.rate)
+        visible = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
         self._rows = heldout[: int(np.searchsorted(visible, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.of_seed(experiment.run.seed)
@@ -50,7 +51,7 @@ class RankMonitor:
         graph = maelm.encoder_graph(experiment.model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(
-            moments.measure(graph, experiment.masking, length, special, layers),
+            moments.measure(graph, masking, length, special, layers),
             out_shardings=everywhere,
         )
         self._seconds: list[float] = []  # of each measurement; the first includes compilation

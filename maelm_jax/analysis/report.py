@@ -203,9 +203,10 @@ def _definition(results: dict) -> str:
     """What the figures of the report mean, and what they are measured on."""
     tau, seed = f"{results['tau']:g}", results["seed"]
     tokens = "Tokens are held-out text with <s> and </s>, without padding."
-    masks = f"Masks are those of each run's pretraining, seed {seed}."
+    masks = f"Masks are those of each run's evaluations, seed {seed}."
     if results["text"]:
-        rate = results["runs"][0]["masking"]["rate"]
+        masking = results["runs"][0]["masking"]
+        rate = masking.get("heldout_rate") or masking["rate"]
         tokens = f"Tokens are the text of `{results['text']}` with <s> and </s>, without padding."
         masks = f"[MASK] replaces {rate:.0%} of the tokens of masked input, seed {seed}."
     return (

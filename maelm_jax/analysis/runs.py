@@ -113,7 +113,7 @@ def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
 def visible_tokens(run: TrainedRun, rows: np.ndarray) -> int:
     """Expected number of tokens of `rows` [R, L] that are not masked."""
     tokens = int((rows != run.vocabulary.pad).sum())
-    return int(tokens * (1 - run.experiment.masking.rate))
+    return int(tokens * (1 - run.experiment.evaluated.masking.rate))
 
 
 def check_enough(run: TrainedRun, visible: int):

@@ -7,6 +7,25 @@ therefore higher. Text tokens are all tokens but padding, `<s>` and `</s>`.
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.training import phases
+
+
+def of_run(
+    experiment: config.Experiment, rows: np.ndarray, special: config.SpecialIds
+) -> list[str]:
+    """Describes the mask rates of a run in the order of its steps, and that of its evaluations.
+
+    Args:
+        experiment: Settings of the run.
+        rows: Held-out rows, int32 [R, L]. The share of text tokens is theirs.
+        special: Ids of the special tokens.
+    """
+    trained = dict.fromkeys(phase.experiment.masking for phase in phases.of_run(experiment))
+    lines = [of_rows(masking, rows, special) for masking in trained]
+    heldout = experiment.evaluated.masking.rate
+    if heldout not in {masking.rate for masking in trained}:
+        lines.append(f"held-out losses and ranks: mask rate {heldout:g}")
+    return lines
 
 
 def of_rows(masking: config.Masking, rows: np.ndarray, special: config.SpecialIds) -> str:

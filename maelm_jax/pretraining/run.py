@@ -89,10 +89,11 @@ def pretrain(
     heldout_rows = batches.heldout(
         setup.split("heldout"), setup.rows.rates, experiment.run.eval_rows
     )
-    print(mask_rate.of_rows(experiment.masking, heldout_rows, special))
+    for line in mask_rate.of_run(experiment, heldout_rows, special):
+        print(line)
     ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
     token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, special)
-    heldout = evaluation.make_heldout_set(experiment, heldout_rows, token_nll, special)
+    heldout = evaluation.make_heldout_set(experiment.evaluated, heldout_rows, token_nll, special)
     costs = summary.step_costs(experiment, setup.vocabulary.size)
     summary.print_expectations(costs, heldout.unigram)
 
@@ -171,7 +172,7 @@ def make_job(
     """Assembles the loop's job: compiled steps, batches, evaluation, measurement of ranks."""
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
     schedule = optimizer.schedule(experiment.optimizer, run.train_steps)
-    loss = setup.loss_of(experiment)  # at Masking.rate, so that the losses of runs compare
+    loss = setup.loss_of(experiment.evaluated)
     return loop.Job(
         run=run,
         phases=tuple(_loop_phase(setup, cost, state) for cost in costs),

@@ -1,5 +1,7 @@
 """The ranks that training logs are those of the states, and cost what it says."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,5 +32,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     for layer, name in ((1, "middle"), (2, "last")):
         squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
+    masking = config.Masking(rate=0.5, heldout_rate=config.Masking().rate)
+    assert monitor.RankMonitor(dataclasses.replace(settings, masking=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
     assert "1 measurements of" in ranks_of.cost(100.0)
     assert monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS)[:4], mesh)({"encoder": params}) == {}, "too few tokens: no rank"

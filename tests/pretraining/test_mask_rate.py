@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from maelm_jax import config, train
+from maelm_jax import config, gin_files, train
 from maelm_jax.pretraining import dry_run, mask_rate
 
 SPECIAL = config.SpecialIds.of_size(50)
@@ -45,6 +45,19 @@ def test_the_rate_said_is_the_rate_drawn():
     said = float(mask_rate.of_rows(settings, rows, SPECIAL).split(" = ")[1].split()[0])
     assert abs(said - 0.24) < 1e-9
     assert abs(int((drawn.masked_slots < rows.shape[1]).sum()) / text - said) < 0.002
+
+
+def test_a_run_says_its_rates_and_that_of_its_evaluations_if_it_is_another():
+    rows = np.arange(4, 20, dtype=np.int32)[None]
+    share = "of all tokens = {0} of text tokens in the held-out rows (<s> and </s> count, but are not masked)"
+    lines = [f"mask rate {rate} {share.format(text)}" for rate, text in (("0.4", "0.4000"), ("0.2", "0.2000"))]
+
+    def said(*bindings):
+        return mask_rate.of_run(gin_files.load(["base.gin"], bindings), rows, SPECIAL)
+
+    assert said("Masking.rate=0.4") == lines[:1]
+    assert said("Masking.rate=0.4", "Masking.heldout_rate=0.15") == [lines[0], "held-out losses and ranks: mask rate 0.15"]
+    assert said("Masking.rate_plateaus=((0, 0.4), (0.5, 0.2))", "Masking.heldout_rate=0.2") == lines
 
 
 def test_where_special_tokens_are_masked_the_rates_are_one():

@@ -28,6 +28,14 @@ def test_a_run_without_plateaus_is_one_phase_with_the_settings_of_the_run():
     assert (part.start, part.end) == (0, 100) and part.experiment == gin_files.load(["tiny.gin"], ["TRAIN_STEPS=100"])
 
 
+@pytest.mark.parametrize("trained_at", ["Masking.rate=0.4", "Masking.rate_plateaus=((0, 0.4), (0.5, 0.3))"])
+@pytest.mark.parametrize("heldout,rate", [("Masking.heldout_rate=0.2", 0.2), ("Masking.heldout_rate=None", None)])
+def test_evaluations_have_the_heldout_rate_or_that_of_the_run(trained_at, heldout, rate):
+    found = gin_files.load(["base.gin"], [trained_at, heldout]).evaluated
+    assert found == gin_files.load(["base.gin"], [f"Masking.rate={rate or trained_at.partition('rate=')[2] or 0.15}"])
+    assert found.evaluated == found
+
+
 def test_a_batch_size_ramp_counts_the_rows_before_each_phase():
     ramp = "Run.batch_size_ramp=((4, 30), (8, 30))"
     parts = parts_of("BATCH_SIZE=16", ramp, "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))")
