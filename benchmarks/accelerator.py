@@ -35,7 +35,7 @@ CASES = ("bias", "segments", "bias, segments, dropout")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 # Most relative error of a bfloat16 backend against xla in float32, in norms of whole arrays.
 TOLERANCE = 0.02
-CONFIGS = {"base": ["base.gin"], "large": ["base.gin", "large_plus.gin"]}
+CONFIGS = {"base": ["base.gin"], "large": ["large_plus.gin"]}
 LARGE_IS_SMALLER = 2  # large has half of base's rows
 
 
@@ -54,8 +54,8 @@ class Check(typing.NamedTuple):
     backend: str
     case: str
     errors: dict[str, float]  # relative, by array
-    agrees: bool
-    problem: str = ""  # why the backend cannot compute here
+    agrees: bool | None  # None: the backend cannot compute here
+    problem: str = ""  # why there is nothing to compare
 
 
 class Measurement(typing.NamedTuple):
@@ -65,7 +65,7 @@ class Measurement(typing.NamedTuple):
     backend: str
     seconds: float | None = None  # of a step, median
     tokens: float | None = None  # a second
-    mfu: float | None = None
+    mfu: float | None = None  # None beside a time: the peak of the device is unknown
     memory: float | None = None  # bytes of a device: arguments and temporaries of the program
     problem: str = ""  # why there is no figure
 
@@ -81,13 +81,13 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--interpret", action="store_true", help="take Pallas kernels on CPU too")
     args = flags.parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
-    checks = check_all(Shape(2, 440, 12, 64), args.interpret)
     experiments = {name: experiment_of(name, args.rows) for name in CONFIGS}
+    checks = check_all(Shape(2, 440, 12, 64), args.interpret)
     measurements = measure_all(experiments, args.steps, end, args.interpret)
     lines = against_torch(args.rows, end)
     text = write(pathlib.Path(args.workdir), checks, measurements, lines)
     print(text)
-    return 0 if all(check.agrees or check.problem for check in checks) else 1
+    return 1 if any(check.agrees is False for check in checks) else 0
 
 
 def experiment_of(name: str, rows: int) -> config.Experiment:
@@ -130,7 +130,9 @@ def check(backend: str, case: str, shape: Shape, expected: dict) -> Check:
     try:
         actual = results(backend, case, shape, jnp.bfloat16)
     except config.ConfigError as error:
-        return Check(backend, case, {}, False, str(error))
+        return Check(backend, case, {}, None, str(error))
+    except Exception as error:  # of the compiler or the device: the other backends still count
+        return Check(backend, case, {}, False, " ".join(f"failed: {error}".split())[:200])
     errors = {}
     for name, value in expected.items():
         difference = actual[name].astype(jnp.float32) - value
@@ -223,7 +225,7 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
         experiment.model.attention_backend,
         median,
         experiment.run.batch_size * experiment.corpus.sequence_length / median,
-        step_flops / median / peak,
+        step_flops / median / peak if peak else None,
         memory.argument_size_in_bytes + memory.temp_size_in_bytes,
     )
 
@@ -289,7 +291,7 @@ def _row(measurement: Measurement) -> tuple[str, ...]:
         backend,
         f"{1e3 * measurement.seconds:.1f}",
         f"{measurement.tokens:,.0f}",
-        f"{measurement.mfu:.1%}",
+        f"{measurement.mfu:.1%}" if measurement.mfu else "peak unknown",
         f"{measurement.memory / 2**30:.2f}",
     )
 

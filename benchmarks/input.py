@@ -1,6 +1,6 @@
 r"""Measure the rows/s from the row store to device memory, without training.
 
-    python benchmarks/input.py --gin_file=tiny.gin --gin.SEQUENCE_LENGTH=512 --gin.BATCH_SIZE=256 \
+    python benchmarks/input.py --gin_file=base.gin --gin.BATCH_SIZE=256 \
         --gin.TEXT_FILES='books/*.txt'
 
 The rows are prepared first if they do not exist yet. Batches have the size and order of training.

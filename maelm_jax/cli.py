@@ -151,20 +151,20 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
     """
     args, bindings = arguments(flags, argv)
     if not args.gin_file:
-        saved = pathlib.Path(args.workdir or "") / "config.gin"
-        if args.workdir and not saved.is_file():
-            raise config.ConfigError(
-                f"{workdirs.no_run(args.workdir)}. "
-                "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
-            )
         if not args.workdir:
             raise config.ConfigError(
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
                 "or --workdir=RUN of a run that was started before"
             )
+        saved = workdirs.records(args.workdir) / gin_files.RECORD
+        if not saved.is_file():
+            raise config.ConfigError(
+                f"{workdirs.no_run(args.workdir)}. "
+                "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
+            )
         args.gin_file = [str(saved)]
     elif args.workdir:  # an older run that is resumed keeps the values that it does not record
-        record = pathlib.Path(args.workdir) / gin_files.RECORD
+        record = workdirs.records(args.workdir) / gin_files.RECORD
         bindings = [*gin_files.values_of_older_run(record), *bindings]
     experiment = gin_files.load(args.gin_file, bindings)
     paths.check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)

@@ -10,14 +10,17 @@ class Optimizer(Settings):
     """AdamW as in the published code, or Muon. The learning rate rises linearly to its peak."""
 
     kind: typing.Literal["adamw", "muon"] = setting(
-        "adamw", "Rule for the layers' matrices in pretraining. AdamW is that of all else.")
-    learning_rate: LearningRate = setting(5e-4, "Learning rate at its peak.")
-    muon_learning_rate: LearningRate = setting(2e-3, "Its peak for what Muon updates.")
-    warmup_steps: Count = setting(10_000, "Steps until the peak.", "steps")
+        "adamw", "Rule that updates the weight matrices of the layers. AdamW updates all other "
+        "parameters. Fine-tuning accepts AdamW only.")
+    learning_rate: LearningRate = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
+    muon_learning_rate: LearningRate = setting(
+        2e-3, "Peak learning rate of the matrices that Muon updates.")
+    warmup_steps: Count = setting(10_000, "Steps in which the rate rises to its peak.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
-        "linear", "Linear decay to 0 from the peak on, or only at the end. Of pretraining.")
+        "linear", "The rate falls from its peak to 0 in all remaining steps, or in the last ones. "
+        "Fine-tuning ignores it.")
     decay_share: ShareBelowOne = setting(
-        0.1, "Share of the steps in which the rate falls. Of `wsd`.")
+        0.1, "Share of all steps in which the rate falls. It has an effect with wsd only.")
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
     eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)
@@ -26,7 +29,8 @@ class Optimizer(Settings):
         True, "False exempts biases and the scales of LayerNorms from the decay.")
     clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0, le=1e9)
     ema_decay: ShareBelowOne = setting(
-        0.0, "Decay, a step, of the moving average of the weights that is evaluated, measured and "
-        "exported. 0 is none. Of pretraining.")
+        0.0, "Decay, a step, of the average of the weights that is evaluated and exported. 0 is "
+        "none. Not in fine-tuning.")
     freeze_encoder_steps: Count = setting(
-        0, "First steps in which the encoder stays as it is. Of pretraining.", "steps")
+        0, "First steps in which the weights of the encoder do not change. Fine-tuning ignores "
+        "this setting.", "steps")

@@ -21,6 +21,8 @@ can be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not
 else, 2 wrong input.
 """
 
+import dataclasses
+
 from maelm_jax import cli
 from maelm_jax.planning import topologies
 
@@ -42,15 +44,26 @@ def main(argv: list[str]) -> int:
     print(target.title, flush=True)
 
     # These import JAX, which `target.devices` configures.
+    from maelm_jax.data import vocabulary
+    from maelm_jax.encoders import adoption, source
     from maelm_jax.planning import estimate, report, search
     from maelm_jax.training import flops, phases
 
+    if experiment.run.init_from:
+        encoder_source = source.find(experiment.run.init_from)
+        experiment = adoption.adopt(experiment, encoder_source).experiment
+    sized = vocabulary.with_size_of_file(experiment.vocabulary)
+    experiment = dataclasses.replace(experiment, vocabulary=sized)
     parts = phases.of_run(experiment)
     size = experiment.vocabulary.size
     most = max(parts, key=lambda part: sum(flops.flops_terms(part.experiment, size).values()))
     experiment = most.experiment
     if len(parts) > 1:
-        print(f"planned are the steps with the most FLOPs, {phases.describe(most)}", flush=True)
+        print(
+            f"planned are the steps with the most FLOPs, {phases.describe(most)}. The time of the "
+            "run is an upper bound, and steps at a higher mask rate can need more memory",
+            flush=True,
+        )
     if args.sweep:
         plans = search.sweep(experiment, target, devices)
         print(report.of_sweep(plans))

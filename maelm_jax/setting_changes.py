@@ -25,6 +25,7 @@ FREE_ON_RESUME = (
     "Corpus.cache_gb",
     "Corpus.tfds_data_dir",
     "Run.init_from",
+    "Run.deterministic",
     "Finetune.data_dir",
     "CustomTask.train_file",
     "CustomTask.dev_file",

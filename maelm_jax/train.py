@@ -17,10 +17,7 @@ checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoin
 import logging
 import time
 
-from maelm_jax import cli, setting_changes, settings, storage
-
-# Files that a resumed run reads at its start. They are fetched if the workdir is in a bucket.
-RECORDS = ("config.gin", "environment.txt", "changes.txt", "rows.json")
+from maelm_jax import cli, setting_changes, settings
 
 
 def main(argv: list[str]) -> int:
@@ -47,8 +44,6 @@ def main(argv: list[str]) -> int:
         raise settings.ConfigError(
             f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
             "give gs://..., or a folder on a disk that all processes share")
-    if storage.in_bucket(args.workdir):
-        storage.fetch_files(args.workdir, RECORDS)
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)
     setting_changes.check_workdir(args.workdir, experiment)
     options = run.Options(args.workdir, args.dry_run, args.accept_new_data, began)

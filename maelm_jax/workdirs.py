@@ -1,12 +1,32 @@
-"""Messages for a path that holds no run."""
+"""What a run recorded of its start, and messages for a path that holds no run."""
 
 import difflib
 import pathlib
 
+from maelm_jax import storage
+
+# Files that a resumed run reads at its start.
+RECORDS = (
+    "config.gin", "environment.txt", "changes.txt", "rows.json",
+    "vocabulary/sentencepiece.model", "vocabulary/tokenizer.json",
+)  # fmt: skip
 # A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
 # or a checkpoint of the published code.
 RUN_FILES = ("config.gin", "config.json", "model.pt")
 MOST_LISTED = 6  # largest number of runs that a message lists
+
+
+def records(workdir: str) -> pathlib.Path:
+    """Returns the folder on this machine with the `RECORDS` of a run.
+
+    Those of a workdir in a bucket are fetched. No run is on s3://, where Orbax writes no
+    checkpoints.
+    """
+    folder = storage.local_path(workdir)
+    if workdir.startswith("gs://"):
+        (folder / "vocabulary").mkdir(exist_ok=True)
+        storage.fetch_files(workdir, RECORDS)
+    return folder
 
 
 def no_run(path: str) -> str:

@@ -103,6 +103,22 @@ def test_accelerator_notices_a_gradient_that_is_zero(accelerator, monkeypatch):
     assert accelerator.check("xla", "bias", shape, expected).agrees
 
 
+def test_accelerator_goes_on_when_one_backend_fails_on_the_device(accelerator, monkeypatch):
+    def failing(*arguments):
+        raise RuntimeError("the device has no such\ninstruction")
+
+    monkeypatch.setattr(accelerator, "results", failing)
+    assert accelerator.check("cudnn", "bias", accelerator.Shape(1, 8, 2, 64), {}) == (
+        "cudnn", "bias", {}, False, "failed: the device has no such instruction",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name,layers", [("base", 12), ("large", 24)])
+def test_accelerator_measures_the_sizes_of_the_paper(accelerator, name, layers):
+    experiment = accelerator.experiment_of(name, rows=32)
+    assert experiment.model.layers == layers and experiment.run.batch_size == {"base": 32, "large": 16}[name] * jax.device_count()
+
+
 def test_difference_of_means_has_an_interval_that_shrinks_with_the_spread():
     module = load("finetune_vs_transformers")
     close = module.difference([70.0, 70.2, 70.1], [69.0, 69.2, 69.1])

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax import config, finetune, gin_files, storage, train
+from maelm_jax import cli, config, finetune, gin_files, storage, train
+from maelm_jax import workdirs as runs_in
 from maelm_jax.analysis import runs
 from maelm_jax.data import block_files, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
@@ -271,10 +272,26 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
         start.resolve_source(experiment, place)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
-    (storage.local_path(place) / "config.gin").write_text(gin_files.render(recorded))
+    put(f"{place}/config.gin", gin_files.render(recorded).encode())
+    put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
+    assert (runs_in.records(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
     resolved = start.resolve_source(experiment, place)
     assert resolved.encoder_source is None and resolved.experiment.model.layers == 3
+
+
+@workdirs
+def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
+    place = f"{bucket}/runs/without-gin-file"
+    with pytest.raises(config.ConfigError, match="no run gs://bucket/runs/without-gin-file"):
+        cli.parse(cli.parser(""), [f"--workdir={place}"])
+    text = gin_files.render(gin_files.load(["tiny.gin"], ["Model.layers=3"]))
+    older = "".join(line for line in text.splitlines(keepends=True) if "decoder_refills_mask" not in line)
+    put(f"{place}/config.gin", older.encode())
+    for argv in ([], ["--gin_file=tiny.gin"]):
+        found = cli.parse(cli.parser(""), [f"--workdir={place}", *argv]).experiment.model
+        assert not found.decoder_refills_mask, "what an older run does not record is what it had"
+    assert found.layers == 2
 
 
 @workdirs
@@ -344,3 +361,6 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
     theirs = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     numbers = lambda lines: [[json.loads(line).get(key) for key in ("step", "loss", "grad_norm", "eval_loss")] for line in lines]  # noqa: E731
     assert numbers(sent) == numbers(theirs)
+    finished = [*python, "maelm_jax.train", f"--workdir={bucket}/runs/z"]
+    done = subprocess.run(finished, cwd=ROOT, env=environment("three"), capture_output=True, text=True)
+    assert done.returncode == 0 and "at step 40" in done.stdout, done.stderr

@@ -162,6 +162,6 @@ def test_small_configs_take_a_step(text, tmp_path, files, more):
 def test_dry_run(name, tmp_path):
     done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")
     assert done.status == 0, done.stderr
-    for what in ("encoder/token_embedding", "FLOPs a step", "Adam's moments", "mesh {'data': 1"):
+    for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
         assert what in done.stdout
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ literal `<mask>` or `<s>` in a text is encoded as ordinary characters.
 """
 
 import abc
+import dataclasses
 import functools
 import hashlib
 import os
@@ -199,6 +200,17 @@ def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
         pathlib.Path(directory) / kind.FILE
         for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)]
     return [file for file in files if file.is_file()]
+
+
+def with_size_of_file(settings: config.Vocabulary) -> config.Vocabulary:
+    """Returns the settings with the size of the vocabulary in their file, if they name one.
+
+    Raises:
+        ConfigError: The file is no vocabulary.
+    """
+    if not settings.file:
+        return settings
+    return dataclasses.replace(settings, size=load(settings.file).size)
 
 
 def load(path: str | os.PathLike) -> Vocabulary:

@@ -25,7 +25,7 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
         print(f"{sum(map(_flops_of, parts)):.4g} FLOPs in all {experiment.run.train_steps:,} steps")
     memory = max(map(_memory, steps), key=lambda memory: memory.temp_size_in_bytes)
     print(f"parameters          {_gib(4 * count)} in all")
-    print(f"Adam's moments      {_gib(8 * count)} in all")
+    print(f"optimiser's state   {_gib(_bytes(steps[0].state.opt_state))} in all")
     if experiment.optimizer.ema_decay:
         print(f"moving average      {_gib(4 * count)} in all")
     print(f"state               {_gib(memory.argument_size_in_bytes)} per device, batch included")
@@ -80,6 +80,11 @@ def _show_flops(phase: phases.Phase):
     lines.append(("all", f"{total:.4g}", "100.0%"))
     print(tables.plain(("term", "FLOPs a step", "share"), lines))
     print(f"{_flops_of(phase):.4g} FLOPs in {phase.steps:,} steps\n")
+
+
+def _bytes(tree) -> int:
+    """Returns the bytes of all arrays of a tree."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _gib(count: float) -> str:

@@ -1,6 +1,7 @@
 """Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
 
 import collections.abc
+import dataclasses
 import functools
 import typing
 
@@ -81,7 +82,8 @@ def pretrain(
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
-        dry_run.show(experiment, mesh)
+        sized = vocabularies.with_size_of_file(experiment.vocabulary)
+        dry_run.show(dataclasses.replace(experiment, vocabulary=sized), mesh)
         return 0
 
     setup = set_up(options, experiment, encoder_source, mesh)
@@ -222,7 +224,11 @@ def train(
 ) -> int:
     """Runs the loop; returns the exit status. Evaluates a finished run that lacks it."""
     writer = metrics.Writer(workdir, starting.step)
-    if starting.step == job.run.train_steps and not _is_evaluated(workdir, starting.step):
+    finished = starting.step == job.run.train_steps
+    # Of a workdir in a bucket, process 0 alone has metrics.jsonl.
+    if finished and not coordination.broadcast_flag(
+        "last step is evaluated", _is_evaluated(workdir, starting.step)
+    ):
         writer.write(starting.step, job.evaluate(starting.state).values)
     try:
         state, status = loop.run(job, starting.state, starting.step, writer, checkpoints)

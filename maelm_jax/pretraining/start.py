@@ -41,9 +41,9 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     path = experiment.run.init_from
     if not path:
         return ResolvedSource(experiment, None)
-    has_checkpoint = _has_checkpoint(workdir)
+    has_checkpoint, chosen = _has_checkpoint(workdir), experiment.vocabulary.file
     if not os.path.exists(path) and has_checkpoint:
-        return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
+        return ResolvedSource(_with_recorded_encoder(experiment, workdir, chosen), None)
     encoder_source = source.find(path)
     adopted = adoption.adopt(experiment, encoder_source)
     if adopted.changes:
@@ -51,7 +51,8 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     experiment = adopted.experiment
     if has_checkpoint and _recorded(workdir).is_file():
         # Earlier versions added the token-type row of RoBERTa to its positions.
-        experiment = _with_recorded_encoder(experiment, workdir)
+        # The source may also have moved, and its vocabulary with it.
+        experiment = _with_recorded_encoder(experiment, workdir, chosen)
     return ResolvedSource(experiment, encoder_source)
 
 
@@ -67,12 +68,20 @@ def _recorded(workdir: str) -> pathlib.Path:
     return storage.local_path(workdir) / "config.gin"
 
 
-def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
-    """Returns the settings with the encoder and the vocabulary that the workdir records."""
+def _with_recorded_encoder(
+    experiment: config.Experiment, workdir: str, chosen: str | None
+) -> config.Experiment:
+    """Returns the settings with the encoder and the vocabulary that the workdir records.
+
+    Args:
+        experiment: Settings of the run.
+        workdir: Workdir of the run.
+        chosen: The vocabulary file that the user names, which takes precedence.
+    """
     recorded = gin_files.load([str(_recorded(workdir))])
     fields = (*source.ENCODER_FIELDS, *source.DECODER_FIELDS)
     encoder = {name: getattr(recorded.model, name) for name in fields}
-    file = experiment.vocabulary.file or recorded.vocabulary.file
+    file = chosen or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, **encoder),

@@ -26,6 +26,15 @@ def test_where_words_go_on(trained):
     assert len(special.continues_word) == trained.size and special.mask == trained.mask
 
 
+def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
+    trained.save(tmp_path)
+    named = vocabularies.with_size_of_file(config.Vocabulary(size=32768, file=str(tmp_path)))
+    assert named == config.Vocabulary(size=2000, file=str(tmp_path))
+    assert vocabularies.with_size_of_file(config.Vocabulary(size=32768)).size == 32768
+    with pytest.raises(config.ConfigError, match="no file"):
+        vocabularies.with_size_of_file(config.Vocabulary(file=str(tmp_path / "missing.model")))
+
+
 def test_special_ids_are_the_references(trained):
     assert (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask, trained.size) == (0, 1, 2, 3, 1999, 2000)
     assert [trained.model.id_to_piece(i) for i in (0, 1, 2, 3, 1999)] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]

@@ -1,5 +1,6 @@
-"""The batches of a run whose batch size changes."""
+"""The batches of a run whose batch size changes, and the end of a run."""
 
+import dataclasses
 import types
 
 import jax
@@ -7,8 +8,9 @@ import numpy as np
 import pytest
 
 from maelm_jax import gin_files
-from maelm_jax.pretraining import run
-from maelm_jax.training import phases
+from maelm_jax.encoders import source
+from maelm_jax.pretraining import run, start
+from maelm_jax.training import coordination, metrics, phases
 
 
 class Table:
@@ -41,3 +43,35 @@ def test_a_ramp_reads_the_rows_of_a_run_without_one_in_the_same_order(ramp):
     assert len(rows) < len(constant)
     if ramp == "((2, 5), (4, 6))":
         assert [len(rows) for rows in steps] == [2] * 5 + [4] * 6 + [8] * 9
+
+
+@pytest.mark.parametrize("of_process_zero", [False, True])
+def test_every_process_of_a_finished_run_evaluates_or_none(tmp_path, monkeypatch, of_process_zero):
+    """Of a workdir in a bucket, only process 0 has metrics.jsonl: it decides."""
+    evaluations = []
+
+    def evaluate(state):
+        evaluations.append(state)
+        return types.SimpleNamespace(values={"eval_loss": 1.0})
+
+    monkeypatch.setattr(coordination, "broadcast_flag", lambda what, flag: of_process_zero)
+    monkeypatch.setattr(run.loop, "run", lambda job, state, *rest: (state, 0))
+    job = types.SimpleNamespace(run=types.SimpleNamespace(train_steps=5), evaluate=evaluate)
+    nothing = types.SimpleNamespace(close=lambda: None)
+    assert run.train(str(tmp_path), job, start.StartingState("state", 5), nothing) == 0
+    assert len(evaluations) == (not of_process_zero) == len(metrics.read(str(tmp_path)))
+
+
+def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):
+    """The vocabulary is the recorded one, unless the user names another."""
+    (tmp_path / "moved").mkdir()
+    found = source.EncoderSource("moved", "a folder", {}, str(tmp_path / "moved"), 64, dict)
+    monkeypatch.setattr(source, "find", lambda path: found)
+    monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
+    recorded = gin_files.load(["continue.gin"], ["Run.init_from='enc'", "Vocabulary.file='enc'", "TEXT_FILES='*.txt'"])
+    (tmp_path / "config.gin").write_text(gin_files.render(recorded))
+    now = gin_files.load(["continue.gin"], [f"Run.init_from='{tmp_path}/moved'", "TEXT_FILES='*.txt'"])
+    resumed = start.resolve_source(now, str(tmp_path))
+    assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder_source is found
+    other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
+    assert start.resolve_source(other, str(tmp_path)).experiment.vocabulary.file == "other"
