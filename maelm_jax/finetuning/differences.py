@@ -4,6 +4,7 @@ import pathlib
 
 from maelm_jax import plotting
 
+FILE = "differences.png"
 WITHOUT_SPREAD = "AVG"  # a column that has a median only, and is not drawn
 
 Values = dict[str, dict[str, dict]]  # result of table.values
@@ -12,7 +13,7 @@ Values = dict[str, dict[str, dict]]  # result of table.values
 def plot(values: Values, folder: pathlib.Path) -> pathlib.Path:
     """Writes the figure of `figure_of` to differences.png and returns its path."""
     pyplot = plotting.pyplot()
-    figure, path = figure_of(values), folder / "differences.png"
+    figure, path = figure_of(values), folder / FILE
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path

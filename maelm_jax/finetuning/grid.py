@@ -13,7 +13,7 @@ import shutil
 
 import numpy as np
 
-from maelm_jax import config, setting_changes
+from maelm_jax import config, gin_files, setting_changes
 from maelm_jax.finetuning import files, results
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
@@ -21,6 +21,9 @@ from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import run_record, sharding, step_log, workdir_lock
 
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
+# Fine-tuning does not read these settings. The runs of earlier versions recorded those of
+# pretraining.
+UNREAD = ("Run.batch_size_ramp", "Masking.rate_plateaus")
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
 ResultsByCell = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
@@ -182,7 +185,7 @@ def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) 
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    setting_changes.check_workdir(folder, experiment)
+    _check_settings(folder, experiment)
     if (folder / INPUTS).exists():
         recorded = files.read_record(folder / INPUTS, f"Remove {folder} and run again.")
         changed = [
@@ -192,14 +195,28 @@ def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) 
         ]
         if changed:
             raise config.ConfigError(
-                f"{folder} holds a run on other data, or from another step of its start "
-                f"({'; '.join(changed)}): give another --workdir"
+                f"{folder} holds a run with other training data, or one that started from another "
+                f"checkpoint step ({'; '.join(changed)}): give another --workdir"
             )
     if not (folder / results.NAME).exists():
         return None
     # The folder remains when a kill came after the results were written and before its removal.
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     return results.read(folder)
+
+
+def _check_settings(folder: pathlib.Path, experiment: config.Experiment):
+    """Raises ConfigError if the run in `folder` has other settings."""
+    path = folder / "config.gin"
+    if not path.exists():
+        return
+    recorded = gin_files.load([str(path)])
+    free = (*setting_changes.FREE_ON_RESUME, *UNREAD)
+    if changes := setting_changes.differences(recorded, experiment, free):
+        raise config.ConfigError(
+            f"{folder} holds a run with other settings ({'; '.join(changes)}): "
+            "give another --workdir, or the same settings"
+        )
 
 
 def median(runs: list[dict]) -> float:
@@ -219,7 +236,8 @@ def summary(task: TaskData, results_by_cell: ResultsByCell) -> dict:
         "cells": median, least and highest score of every cell over its seeds. "chosen": the cell
         with the highest median. "metrics": median, least and highest value of every metric in the
         chosen cell. "model": the workdir with its middle score among those with a checkpoint, or
-        None. Besides these: task, main_metric, seeds, notes.
+        None. "init_from": the encoder's name in --init_from. Besides these: task, main_metric,
+        seeds, notes.
     """
     chosen = max(results_by_cell, key=lambda name: median(results_by_cell[name]))
     runs = results_by_cell[chosen]
@@ -231,7 +249,8 @@ def summary(task: TaskData, results_by_cell: ResultsByCell) -> dict:
             "the figures are those of the others"
         )
     return {
-        "task": task.name, "main_metric": task.main, "chosen": chosen, "seeds": len(runs),
+        "task": task.name, "init_from": runs[0]["init_from"],
+        "main_metric": task.main, "chosen": chosen, "seeds": len(runs),
         "metrics": _spread(scored), "model": _middle_model(scored),
         "cells": [_cell_report(name, of_cell) for name, of_cell in results_by_cell.items()],
         "notes": notes,

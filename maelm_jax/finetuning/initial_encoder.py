@@ -31,10 +31,10 @@ class InitialEncoder:
         vocabulary: The vocabulary that its token ids belong to.
         step: The step of the workdir's checkpoint. None for fresh weights and for an encoder that
             is not a workdir.
-        encoder: Takes freshly drawn encoder parameters and returns those to start with, in the
-            same tree with the same sharding.
-        pooler: The same for the first linear map of a classifier. In the families whose classifiers
-            start from a pooler it returns that, if the encoder came with one.
+        load_encoder: Takes freshly drawn encoder parameters `fresh`. Returns the parameters to
+            start with, in the tree and sharding of `fresh`.
+        load_pooler: The same for the first linear map of a classifier. Returns `fresh` if the
+            encoder came without a pooler.
     """
 
     name: str
@@ -42,8 +42,8 @@ class InitialEncoder:
     fit: collections.abc.Callable[[config.Experiment], config.Experiment]
     vocabulary: Vocabulary
     step: int | None
-    encoder: collections.abc.Callable[[dict], dict]
-    pooler: collections.abc.Callable[[dict], dict] = lambda dense: dense
+    load_encoder: collections.abc.Callable[[dict], dict]
+    load_pooler: collections.abc.Callable[[dict], dict] = lambda fresh: fresh
 
     @property
     def label(self) -> str:
@@ -90,7 +90,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     def stored_params() -> dict[str, np.ndarray]:
         return encoder_source.read(gin_files.load([gin_file]).model)
 
-    def encoder(fresh: dict) -> dict:
+    def load_encoder(fresh: dict) -> dict:
         if name.startswith(RANDOM):
             return fresh
         params = stored_params()
@@ -102,14 +102,14 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         # The training step donates its state: the run must not share memory with stored_params.
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
-    def pooler(fresh: dict) -> dict:
+    def load_pooler(fresh: dict) -> dict:
         if name.startswith(RANDOM) or "pooler/kernel" not in stored_params():
             return fresh
         values = stored_params()
         return {part: adoption.shard_like(fresh[part], values[f"pooler/{part}"]) for part in fresh}
 
     step = None if name.startswith(RANDOM) else encoder_source.step
-    return InitialEncoder(name, gin_file, fit, vocabulary, step, encoder, pooler)
+    return InitialEncoder(name, gin_file, fit, vocabulary, step, load_encoder, load_pooler)
 
 
 def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

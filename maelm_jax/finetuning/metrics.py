@@ -57,12 +57,14 @@ def is_of_entity(label: str) -> bool:
     return label == OUTSIDE or bool(prefix in PREFIXES and dash and name)
 
 
-def words(gold: list[list[str]], predicted: list[list[str]], entities: bool) -> dict[str, float]:
+def words(
+    gold: list[list[str]], predicted: list[list[str | None]], entities: bool
+) -> dict[str, float]:
     """Computes metrics of labels of words, by sentence.
 
     Args:
         gold: The right labels.
-        predicted: The labels of the model.
+        predicted: The labels of the model. None is wrong. With `entities` there is no None.
         entities: Whether all labels are `is_of_entity`.
 
     Returns:

@@ -19,12 +19,12 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
     """Does all runs that are not finished, and returns the exit status.
 
     The workdir `folder` is that of the run, if it is a single run and no table. Else it gets the
-    table and a folder ENCODER/TASK for each pair of task and encoder. The caller holds the lock of
-    `folder`.
+    table and a folder ENCODER/TASK for each pair of task and encoder. The results of other pairs in
+    a table that is there already are kept. The caller holds the lock of `folder`.
     """
     began = time.perf_counter()
     sessions = _Sessions()
-    reports: table.Reports = {one.label: {} for one in plan.planned}
+    reports = _reports_so_far(folder, plan)
     for planned in plan.planned:
         planned = _as_begun(planned, folder)
         current = sessions.of(planned)
@@ -51,6 +51,24 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
         print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
+
+
+def _reports_so_far(folder: pathlib.Path, plan: experiments.Plan) -> table.Reports:
+    """The reports of the table in `folder`, with a row for each encoder of `plan`.
+
+    Raises:
+        ConfigError: table.json is damaged, or has an encoder of `plan` with the label of another.
+    """
+    reports = {label: by_task for label, by_task in table.read(folder).items() if by_task}
+    for planned in plan.planned:
+        name = planned.encoder.name
+        for report in reports.setdefault(planned.label, {}).values():
+            if report.get("init_from", name) != name:  # earlier versions did not record it
+                raise config.ConfigError(
+                    f"{folder / table.JSON_FILE}: {planned.label} is {report['init_from']}, not "
+                    f"{name}. Name the encoder as before, or give another --workdir"
+                )
+    return reports
 
 
 def _as_begun(planned: experiments.Planned, folder: pathlib.Path) -> experiments.Planned:
@@ -102,7 +120,7 @@ class _Sessions:
             self._session = session.FinetuneSession(experiment, data, vocabulary)
             self._key = key
             lengths, mesh = self._session.sizes, self._session.mesh
-            print(describe_data(self._session, experiment))
+            print(describe_data(self._session, planned))
             print(attention_report.describe_encoder(experiment, lengths, mesh), flush=True)
         return self._session
 
@@ -111,9 +129,10 @@ def _describe_run(vocabulary, folder: pathlib.Path, experiment: config.Experimen
     run_record.write(pathlib.Path(folder), experiment, vocabulary)
 
 
-def describe_data(current: session.FinetuneSession, experiment: config.Experiment) -> str:
+def describe_data(current: session.FinetuneSession, planned: experiments.Planned) -> str:
     """The sizes of a task's data and the notes made while reading it, as text."""
-    data, length = current.task, length_of(experiment)
+    experiment, data = planned.experiment, current.task
+    length = length_of(experiment)
     dev = ", ".join(
         f"{len(dev.features.ids):,}" + (f" {name}" if name else "")
         for name, dev in data.dev.items()
@@ -126,7 +145,8 @@ def describe_data(current: session.FinetuneSession, experiment: config.Experimen
             f"the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}"
         )
     pretraining_length = experiment.corpus.sequence_length
-    if length > pretraining_length:
+    # Without a checkpoint of ours, the sequence length is not that of pretraining.
+    if planned.encoder.step is not None and length > pretraining_length:
         lines.append(
             f"pretraining read rows of {pretraining_length} tokens, and trained no later position"
         )

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import pathlib
+import typing
 
 import numpy as np
 
@@ -33,27 +34,45 @@ def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
     header, headless = first.cells, False
     if task.headless and task.sentences[0] not in header:  # the first line is an example
         lines, header, headless = itertools.chain([first], lines), list(task.headless), True
-    columns = (*task.sentences, task.label) if labelled or headless else task.sentences
+    checks_label = labelled or headless
+    columns = (*task.sentences, task.label) if checks_label else task.sentences
     _check_header(task, header, columns, path)
-    reader = _Reader(task, path, header, columns, labelled, headless)
+    layout = _Layout(
+        header,
+        text_columns=[header.index(name) for name in task.sentences],
+        label_column=header.index(task.label) if task.label in header else None,
+        checks_label=checks_label,
+        # Rows of GLUE's other files can have extra cells.
+        cells=len(header) if headless or task.name == glue.OWN else None,
+    )
+    reader = _Reader(task, path, layout, labelled)
     for line in lines:
         reader.add(line)
     return reader.examples()
 
 
+class _Layout(typing.NamedTuple):
+    """What the columns of a file hold."""
+
+    header: list[str]
+    text_columns: list[int]
+    label_column: int | None  # None: the file has no labels
+    checks_label: bool  # each line must have a label of the task
+    cells: int | None  # of each line; None: a line can have more or fewer
+
+    def fits(self, cells: list[str]) -> bool:
+        """Whether a line has the columns that are read."""
+        last_read = max(self.text_columns)
+        if self.checks_label:
+            last_read = max(last_read, self.label_column)
+        return last_read < len(cells) and self.cells in (None, len(cells))
+
+
 class _Reader:
     """Collects the examples of a file line by line."""
 
-    def __init__(
-        self, task: glue.Task, path, header: list[str], columns: tuple[str, ...], labelled: bool,
-        headless: bool,
-    ):  # fmt: skip
-        self.task, self.path, self.header, self.labelled = task, path, header, labelled
-        self.columns = [header.index(name) for name in columns]
-        self.has_label = labelled or headless
-        # Rows of GLUE's other files can have extra cells.
-        self.exact = headless or task.name == glue.OWN
-        self.label_column = header.index(task.label) if task.label in header else None
+    def __init__(self, task: glue.Task, path, layout: _Layout, labelled: bool):
+        self.task, self.path, self.layout, self.labelled = task, path, layout, labelled
         self.sentences: list[tuple[str, ...]] = []
         self.labels: list[int | float] = []
         self.unread_labels: set[str] = set()  # in a file whose labels are not read
@@ -61,22 +80,21 @@ class _Reader:
 
     def add(self, line: files.Row):
         """Reads one line. Raises ConfigError when its columns or its label are wrong."""
-        cells, task = line.cells, self.task
-        if len(cells) <= max(self.columns) or (self.exact and len(cells) != len(self.header)):
+        cells, layout, task = line.cells, self.layout, self.task
+        if not layout.fits(cells):
             if task.broken_rows and self.labelled:
                 self.broken += 1
                 return
             raise config.ConfigError(
-                f"{self.path}:{line.number}: {len(cells)} columns, expected {len(self.header)} "
-                f"({_shortened(self.header)}), separated by tabs. Is it a file of {task.name}?"
+                f"{self.path}:{line.number}: {len(cells)} columns, expected {len(layout.header)} "
+                f"({_shortened(layout.header)}), separated by tabs. Is it a file of {task.name}?"
             )
-        text = self.columns[: len(task.sentences)]
-        self.sentences.append(tuple(cells[column].strip() for column in text))
-        if self.has_label:
-            label = cells[self.columns[-1]].strip()
+        self.sentences.append(tuple(cells[column].strip() for column in layout.text_columns))
+        if layout.checks_label:
+            label = cells[layout.label_column].strip()
             self.labels.append(_label(task, label, f"{self.path}:{line.number}"))
-        elif self.label_column is not None and self.label_column < len(cells):
-            self.unread_labels.add(cells[self.label_column].strip())
+        elif layout.label_column is not None and layout.label_column < len(cells):
+            self.unread_labels.add(cells[layout.label_column].strip())
 
     def examples(self) -> Examples:
         """All examples. Raises ConfigError when there is none, or labels are of another task."""

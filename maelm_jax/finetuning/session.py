@@ -89,9 +89,10 @@ class FinetuneSession:
     def fresh_state(self, encoder: InitialEncoder, seed: int) -> State:
         """The state before the first step: the given encoder, and a head drawn with `seed`."""
         params = self.fresh_params(keys.of_stream(seed, keys.INIT_STREAM))
-        params |= {"encoder": encoder.encoder(params["encoder"])}
+        params |= {"encoder": encoder.load_encoder(params["encoder"])}
         if "classifier" in params:
-            params["classifier"]["dense"] = encoder.pooler(params["classifier"]["dense"])
+            dense = params["classifier"]["dense"]
+            params["classifier"]["dense"] = encoder.load_pooler(dense)
         # The training step donates the buffers of its state: no two fields may share a buffer.
         return State(
             _copy(self.zero),

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 
 from maelm_jax import config, paths, storage
-from maelm_jax.finetuning import files, finished_run, glue, sentence_data, sentence_task, table
+from maelm_jax.finetuning import finished_run, glue, sentence_data, sentence_task, table
 
 # The files that GLUE's server asks for.
 EXPECTED = (
@@ -68,15 +68,14 @@ def models_of(workdir: str | None, init_from: str | None) -> list[str]:
     """The workdirs of the models, one for each task of GLUE.
 
     Raises:
-        ConfigError: `workdir` is neither a finished run nor a table, or the encoder is not clear.
+        ConfigError: `workdir` is neither a finished run nor a table, its table.json is damaged, or
+            the encoder is not clear.
     """
     folder = pathlib.Path(workdir or "")
     if not workdir or not (folder / table.JSON_FILE).is_file():
         run = finished_run.read(workdir, [], "--submission")
         return _of_glue({run.task: str(run.folder)}, workdir)
-    remedy = "Run the grid again."
-    path = folder / table.JSON_FILE
-    reports = files.read_record(path, remedy, reports=dict)["reports"]
+    reports = table.read(folder)
     if init_from is None and len(reports) == 1:
         (init_from,) = reports
     if init_from not in reports:
@@ -84,11 +83,7 @@ def models_of(workdir: str | None, init_from: str | None) -> list[str]:
             f"--submission: {folder} has the encoders {', '.join(reports)}. "
             "Name one of them with --init_from=NAME."
         )
-    models = {}
-    for task, report in reports[init_from].items():
-        if not isinstance(report, dict) or not isinstance(report.get("model"), str | None):
-            raise config.ConfigError(f"{path}: damaged, {task} has no model. {remedy}")
-        models[task] = report.get("model")
+    models = {task: report["model"] for task, report in reports[init_from].items()}
     return _of_glue(models, workdir)
 
 

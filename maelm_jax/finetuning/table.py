@@ -3,8 +3,8 @@
 import pathlib
 import typing
 
-from maelm_jax import tables
-from maelm_jax.finetuning import differences, results
+from maelm_jax import config, tables
+from maelm_jax.finetuning import differences, files, results
 
 MARKDOWN_FILE, JSON_FILE = "table.md", "table.json"
 # (column, task, metric, factor to percent), in the order of the paper's tables.
@@ -25,6 +25,15 @@ AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 ORDER = (*(column for column, *_ in COLUMNS[:11]), "AVG", *(column for column, *_ in COLUMNS[11:]))
 
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: result of grid.summary}}
+
+# Types in a report that is read from a file.
+REPORT_FIELDS = {
+    "task": str, "main_metric": str, "chosen": str, "seeds": int, "metrics": dict, "cells": list,
+    "notes": list, "model": str | None,
+}  # fmt: skip
+NUMBER = int | float
+SPREAD_FIELDS = dict.fromkeys(("median", "least", "highest"), NUMBER)
+CELL_FIELDS = {"name": str} | dict.fromkeys(("median", "least", "highest"), NUMBER | None)
 
 
 def values(reports: Reports) -> dict[str, dict[str, dict]]:
@@ -160,11 +169,71 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKDOWN_FILE).write_text(markdown(reports, tasks))
+    stored = {
+        label: {task: _stored(label, task, report) for task, report in by_task.items()}
+        for label, by_task in reports.items()
+    }
     results.write_json(
         folder / JSON_FILE,
-        {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports},
+        {"columns": values(reports), "missing": missing(reports, tasks), "reports": stored},
     )
     paths = [folder / MARKDOWN_FILE, folder / JSON_FILE]
     if len(reports) > 1:
         paths.append(differences.plot(values(reports), folder))
+    else:  # the figure of a table that was removed
+        (folder / differences.FILE).unlink(missing_ok=True)
     return paths
+
+
+def _stored(label: str, task: str, report: dict) -> dict:
+    """A report as table.json has it: the path of its model is relative to the table's folder."""
+    model = report.get("model")
+    return report if model is None else report | {"model": str(_model_path(label, task, model))}
+
+
+def _model_path(label: str, task: str, model: str) -> pathlib.Path:
+    """The path of a model inside the folder of its table.
+
+    `model` is any path of the model. Earlier versions stored the path from the directory in which
+    the command ran.
+    """
+    cell_and_seed = pathlib.Path(model).parts[-2:]
+    return pathlib.Path(label, task, *cell_and_seed)
+
+
+def read(folder: pathlib.Path) -> Reports:
+    """Reads the reports in the table.json of a folder.
+
+    Returns:
+        The reports. Their models are folders inside `folder`. {} if there is no table.json.
+
+    Raises:
+        ConfigError: table.json is damaged, or another program wrote it.
+    """
+    path = folder / JSON_FILE
+    if not path.exists():
+        return {}
+    remedy = f"Remove {path} and give the commands of the table again. Finished runs are skipped."
+    reports = files.read_record(path, remedy, reports=dict)["reports"]
+    for label, by_task in reports.items():
+        if not isinstance(by_task, dict) or not all(map(_is_report, by_task.values())):
+            raise config.ConfigError(f"{path}: damaged, {label} has no results of tasks. {remedy}")
+        for task, report in by_task.items():
+            if report["model"] is not None:
+                report["model"] = str(folder / _model_path(label, task, report["model"]))
+    return reports
+
+
+def _is_report(value) -> bool:
+    """Whether a value from a JSON file is a result of grid.summary."""
+    return (
+        _has_fields(value, REPORT_FIELDS)
+        and all(_has_fields(spread, SPREAD_FIELDS) for spread in value["metrics"].values())
+        and all(_has_fields(cell, CELL_FIELDS) for cell in value["cells"])
+    )
+
+
+def _has_fields(value, fields: dict) -> bool:
+    return isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in fields.items()
+    )

@@ -18,6 +18,7 @@ from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 NAME = "conll"
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
+UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
 
 
 def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> TaskData:
@@ -157,23 +158,34 @@ class _Labelling:
     slots: list[np.ndarray]
     labels: tuple[str, ...]
 
-    def predicted(self, outputs: np.ndarray) -> list[list[str]]:
-        """The labels of the words. A word without a token in its row is metrics.OUTSIDE."""
-        fallback = metrics.OUTSIDE if metrics.OUTSIDE in self.labels else self.labels[0]
+    @property
+    def entities(self) -> bool:
+        """Whether the labels are those of entities."""
+        return all(map(metrics.is_of_entity, self.labels))
+
+    def predicted(self, outputs: np.ndarray) -> list[list[str | None]]:
+        """The labels of the words.
+
+        A word without a token in its row is in no entity. If the labels are not those of entities,
+        it has no label, and counts as wrong.
+        """
+        fallback = metrics.OUTSIDE if self.entities else None
         return [
             [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
             for row, slots in zip(outputs, self.slots, strict=True)
         ]
 
     def score(self, outputs: np.ndarray) -> dict[str, float]:
-        entities = all(map(metrics.is_of_entity, self.labels))
-        return metrics.words(self.sentences.labels, self.predicted(outputs), entities)
+        return metrics.words(self.sentences.labels, self.predicted(outputs), self.entities)
 
     def write(self, outputs: np.ndarray, folder: pathlib.Path, stem: str) -> pathlib.Path:
         """Writes a word and its label on each line, and a blank line after each sentence."""
         sentences = zip(self.sentences.words, self.predicted(outputs), strict=True)
         blocks = [
-            "".join(f"{word} {label}\n" for word, label in zip(words, labels, strict=True))
+            "".join(
+                f"{word} {label or UNPREDICTED}\n"
+                for word, label in zip(words, labels, strict=True)
+            )
             for words, labels in sentences
         ]
         path = folder / f"{stem}.txt"

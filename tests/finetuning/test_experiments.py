@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from maelm_jax import config, config_files
-from maelm_jax.finetuning import experiments, initial_encoder
+from maelm_jax.finetuning import experiments, initial_encoder, runs
 from maelm_jax.finetuning import grid as grid_module
+from maelm_jax.training import sharding
 
 
 @pytest.mark.parametrize("path", sorted((config_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
@@ -64,3 +65,23 @@ def test_the_optimiser_of_fine_tuning_does_not_depend_on_that_of_pretraining(pre
     for name in other:
         assert getattr(one.optimizer, name) == getattr(another.optimizer, name), name
     assert (one.mesh, one.run.accumulate) == (another.mesh, another.run.accumulate)
+
+
+def test_settings_of_pretraining_alone_do_not_hinder_fine_tuning(pretrained, data_dir, tmp_path):
+    """The ramp ends above the batch size of fine-tuning, and the devices do not divide it."""
+    lines = [
+        "Run.batch_size = 2048", "Run.batch_size_ramp = ((5, 10), (1024, 10))",
+        "Masking.rate_plateaus = ((0.0, 0.4), (0.5, 0.2))", "Masking.heldout_rate = 0.15",
+        "Optimizer.kind = 'muon'", "Optimizer.schedule = 'wsd'", "Optimizer.ema_decay = 0.99", "Optimizer.freeze_encoder_steps = 7",
+    ]  # fmt: skip
+    (tmp_path / "config.gin").write_text((pretrained / "config.gin").read_text() + "\n".join(lines))
+    encoder = dataclasses.replace(initial_encoder.load(str(pretrained)), gin_file=str(tmp_path / "config.gin"))
+    bindings = [f"DATA_DIR={data_dir}", "BATCH_SIZE=[16, 32]", "MAX_LENGTH=64"]
+    experiment = experiments.of_encoder(encoder, ["finetune/rte.gin"], bindings)["rte"]
+    session = runs._Sessions().of(experiments.Planned("rte", encoder, "little", experiment))
+    for cell in grid_module.cells(experiment.finetune.grid, 32):
+        of_run = grid_module.experiment_of(experiment, cell, seed=3)
+        sharding.check_mesh(of_run, session.mesh)
+        assert (of_run.run.batch_size, of_run.masking.rate_plateaus) == (cell.batch_size, ())
+        assert of_run.run.named_batch_sizes == [("Run.batch_size", cell.batch_size)]
+    session.fresh_state(encoder, seed=3)

@@ -36,9 +36,9 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
 
     graph, init = heads.create(model, vocabulary.size, vocabulary.pad, head)
     params = jax.jit(init)(jax.random.key(1))
-    params["encoder"] = start.encoder(params["encoder"])
+    params["encoder"] = start.load_encoder(params["encoder"])
     if head == SENTENCE:
-        params["classifier"]["dense"] = start.pooler(params["classifier"]["dense"])
+        params["classifier"]["dense"] = start.load_pooler(params["classifier"]["dense"])
     if model_type == "bert" and head == SENTENCE:
         pooler = weight_files.open_folder(tmp_path / "stock")["pooler.dense.weight"]
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, pooler)

@@ -11,7 +11,7 @@ import pytest
 from testing import call, finish, send_when, start
 
 from maelm_jax import config, finetune, gin_files
-from maelm_jax.finetuning import initial_encoder
+from maelm_jax.finetuning import initial_encoder, submission, table
 from maelm_jax.training import step_log
 
 SMALL = [
@@ -58,7 +58,7 @@ def test_a_grid_leaves_a_table_and_the_chosen_models(whole):
         medians = {row["name"]: sum(row["scores"]) / 2 for row in report["cells"]}
         assert report["chosen"] == max(medians, key=medians.get) and report["metrics"][report["main_metric"]]["median"] == max(medians.values())
         kept = {path.parent.parent.name for path in (whole / label / task).glob("*/seed*/checkpoints")}
-        assert kept == {report["chosen"]} and (pathlib.Path(report["model"]) / "checkpoints").is_dir()
+        assert kept == {report["chosen"]} and (whole / report["model"] / "checkpoints").is_dir()
     dropped = next(path for path in (whole / label / task).glob("*/seed*") if path.parent.name not in kept)
     with pytest.raises(config.ConfigError, match="only the chosen cell of a grid keeps its own"):
         finetune.main([f"--workdir={dropped}", f"--predict={__file__}"])
@@ -110,6 +110,24 @@ def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(one_device, whole, d
     assert " of 1)" not in capsys.readouterr().out
 
 
+def test_a_later_command_adds_to_the_table_and_the_table_can_be_copied(one_device, whole, data_dir, pretrained, tmp_path, capsys):
+    workdir = tmp_path / "table"
+    shutil.copytree(whole, workdir)
+    before = (workdir / "table.json").read_text()
+    (tmp_path / "other").symlink_to(pretrained)
+    more = [*arguments(data_dir, tmp_path / "other", workdir, "--gin_file=finetune/glue.gin"), "--gin.Finetune.tasks=('rte',)", "--gin.EPOCHS=1"]
+    assert finetune.main(more) == 0
+    assert "| little " in capsys.readouterr().out
+    after = table.read(workdir)
+    assert list(after) == ["little", "random-little", "other"] and {*after["little"]} == {*after["random-little"]} == {"rte", "cola"}
+    stored = json.loads((workdir / "table.json").read_text())
+    assert stored["reports"]["little"] == json.loads(before)["reports"]["little"] and stored["missing"] == {"cola": ["other"]}
+    assert submission.models_of(str(workdir), "other") == [str(workdir / stored["reports"]["other"]["rte"]["model"])]
+    (tmp_path / "table.json").write_text("[]")
+    with pytest.raises(config.ConfigError, match="table.json: damaged, .* Remove .*table.json and give the commands"):
+        finetune.main([*more, f"--workdir={tmp_path}"])
+
+
 def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(one_device, data_dir, pretrained, tmp_path, capsys):
     argv = arguments(data_dir, pretrained, tmp_path / "grid", "--gin_file=finetune/rte.gin", "--gin.LEARNING_RATE=[1e30, 1e-3]")
     assert finetune.main(argv) == 0
@@ -150,7 +168,7 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     assert finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"]) == 0 and "(1 of 1)" not in capsys.readouterr().out
     train = tmp_path / "moved" / "RTE" / "train.tsv"
     train.write_text(train.read_text().replace("not_entailment", "entailment", 1))
-    with pytest.raises(config.ConfigError, match=r"out holds a run on other data, or .* \(data: \w+ -> \w+\)"):
+    with pytest.raises(config.ConfigError, match=r"out holds a run with other training data, or .* \(data: \w+ -> \w+\)"):
         finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"])
     inputs = tmp_path / "out" / "inputs.json"
     inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))

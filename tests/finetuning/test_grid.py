@@ -1,8 +1,23 @@
-"""The report of a grid."""
+"""The report of a grid, and its runs that earlier versions began."""
 
+import dataclasses
 import types
 
+import pytest
+
+from maelm_jax import config, gin_files
 from maelm_jax.finetuning import grid as grid_module
+
+
+def test_a_run_that_recorded_settings_of_pretraining_goes_on(tmp_path):
+    experiment = gin_files.load(["tiny.gin", "finetune/base.gin", "finetune/rte.gin"])
+    masking = dataclasses.replace(experiment.masking, rate_plateaus=((0.0, 0.3),))
+    run = dataclasses.replace(experiment.run, batch_size=32, batch_size_ramp=((16, 5),))
+    (tmp_path / "config.gin").write_text(gin_files.render(dataclasses.replace(experiment, masking=masking, run=run)))
+    now = dataclasses.replace(experiment, run=dataclasses.replace(run, batch_size_ramp=()))
+    assert grid_module.finished(tmp_path, now, {}) is None
+    with pytest.raises(config.ConfigError, match=r"other settings \(Run.seed: 0 -> 1\)"):
+        grid_module.finished(tmp_path, dataclasses.replace(now, run=dataclasses.replace(now.run, seed=1)), {})
 
 
 def test_seeds_that_diverged_are_named():

@@ -23,8 +23,8 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
     for _ in range(2):  # what is handed out is a copy each time
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.encoder(fresh), saved)
-    jax.tree.map(np.testing.assert_array_equal, initial_encoder.load(f"random:{pretrained}").encoder(fresh), fresh)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.load_encoder(fresh), saved)
+    jax.tree.map(np.testing.assert_array_equal, initial_encoder.load(f"random:{pretrained}").load_encoder(fresh), fresh)
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
@@ -34,7 +34,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
-    jax.tree.map(np.testing.assert_array_equal, here.encoder(fresh), there.encoder(fresh))
+    jax.tree.map(np.testing.assert_array_equal, here.load_encoder(fresh), there.load_encoder(fresh))
     files = ["finetune/rte.gin"]
     settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
@@ -67,6 +67,6 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
     with pytest.raises(config.ConfigError, match="contradicts the checkpoint: .* is missing in the checkpoint"):
-        initial_encoder.load(str(tmp_path / "other")).encoder(fresh)
+        initial_encoder.load(str(tmp_path / "other")).load_encoder(fresh)
     with pytest.raises(config.ConfigError, match="neither a workdir"):
         initial_encoder.load(str(tmp_path))

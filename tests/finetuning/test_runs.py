@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from maelm_jax import gin_files
-from maelm_jax.finetuning import experiments, features, runs
+from maelm_jax import config, gin_files
+from maelm_jax.finetuning import experiments, features, runs, table
 from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 
@@ -35,13 +35,14 @@ def test_other_grids_have_the_model_of_their_encoder(tmp_path):
     assert runs._as_begun(now, tmp_path) is now
 
 
-def described(*settings: str) -> list[str]:
+def described(*settings: str, step: int | None = 3) -> list[str]:
     """The lines about a task with three examples of two tokens."""
     rows = features.Features([np.zeros(2, np.int32)] * 3, np.zeros(3, np.int32), np.zeros(3, np.int32))
     dev = {name: DevSet(rows, None, None, (".tsv",), []) for name in ("matched", "mismatched")}
     task = TaskData("mnli", Head("sentence", 3), (), "accuracy", rows, dev, {}, ["a note"])
     experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli", *settings])
-    return runs.describe_data(types.SimpleNamespace(task=task, sizes=[8, 16]), experiment).splitlines()
+    of_rows = experiments.Planned("mnli", types.SimpleNamespace(step=step), "little", experiment)
+    return runs.describe_data(types.SimpleNamespace(task=task, sizes=[8, 16]), of_rows).splitlines()
 
 
 def test_sizes_and_notes_are_printed():
@@ -56,3 +57,22 @@ def test_limits_of_the_encoder_are_printed_where_they_matter():
     assert described()[1:-1] == [positions, untrained]
     assert described("MAX_LENGTH=100")[1:-1] == [untrained]
     assert described("MAX_LENGTH=64")[1:-1] == []
+    assert described(step=None)[1:-1] == [positions], "what the pretraining of a stock encoder read is not known"
+
+
+def plan_of(**names: str) -> experiments.Plan:
+    encoders = {label: types.SimpleNamespace(name=name) for label, name in names.items()}
+    return experiments.Plan([experiments.Planned("rte", encoder, label, None) for label, encoder in encoders.items()], True)
+
+
+def test_a_table_has_one_encoder_of_a_name(tmp_path):
+    assert runs._reports_so_far(tmp_path, plan_of(a="runs/a")) == {"a": {}}
+    report = {
+        "task": "cola", "init_from": "runs/a", "main_metric": "mcc", "chosen": "b32", "seeds": 1,
+        "metrics": {}, "cells": [], "notes": [], "model": None,
+    }  # fmt: skip
+    table.write({"a": {"cola": report}, "stopped": {}}, tmp_path)
+    assert runs._reports_so_far(tmp_path, plan_of(b="runs/b")) == {"a": {"cola": report}, "b": {}}
+    assert runs._reports_so_far(tmp_path, plan_of(b="runs/b", a="runs/a")) == {"a": {"cola": report}, "b": {}}
+    with pytest.raises(config.ConfigError, match=r"table.json: a is runs/a, not old/a. Name the encoder as before, or give"):
+        runs._reports_so_far(tmp_path, plan_of(a="old/a"))

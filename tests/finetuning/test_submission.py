@@ -49,10 +49,14 @@ def test_a_run_is_submitted_with_the_labels_that_predict_gives(
         submit(rte_run, tmp_path / "new" / "glue.zip", folder)
 
 
+def report_of(task: str, model) -> dict:
+    return {"task": task, "main_metric": "f1", "chosen": "c", "seeds": 1, "metrics": {}, "cells": [], "notes": [], "model": model}
+
+
 def write_table(folder: pathlib.Path, **models_of_encoders) -> pathlib.Path:
     """A table with the models {encoder: {task: workdir or None}}."""
     reports = {
-        label: {task: {"model": model} for task, model in models.items()}
+        label: {task: report_of(task, model) for task, model in models.items()}
         for label, models in models_of_encoders.items()
     }
     (folder / "table.json").write_text(json.dumps({"reports": reports}))
@@ -60,10 +64,22 @@ def write_table(folder: pathlib.Path, **models_of_encoders) -> pathlib.Path:
 
 
 def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
-    write_table(tmp_path, tiny={"rte": "a/seed1", "squad2": "b", "cola": "c", "mrpc": None})
-    assert submission.models_of(str(tmp_path), None) == ["a/seed1", "c"]
-    write_table(tmp_path, tiny={"rte": "a"}, mlm={"rte": "b"})
-    assert submission.models_of(str(tmp_path), "mlm") == ["b"]
+    tiny = {"rte": "tiny/rte/a/seed1", "squad2": "tiny/squad2/b/seed1", "cola": "tiny/cola/c/seed2", "mrpc": None}
+    write_table(tmp_path, tiny=tiny)
+    assert submission.models_of(str(tmp_path), None) == [str(tmp_path / tiny["rte"]), str(tmp_path / tiny["cola"])]
+    write_table(tmp_path, tiny={"rte": "tiny/rte/a/seed1"}, mlm={"rte": "mlm/rte/b/seed1"})
+    assert submission.models_of(str(tmp_path), "mlm") == [str(tmp_path / "mlm/rte/b/seed1")]
+
+
+@pytest.mark.parametrize("stored", ["tiny/rte/a/seed1", "runs/table/tiny/rte/a/seed1", "/runs/tiny/rte/a/seed1"])
+def test_the_models_of_a_table_are_those_in_its_folder(stored, tmp_path, monkeypatch):
+    """Wherever the table was copied, and wherever the command runs. Earlier versions stored the last two paths."""
+    table, original = tmp_path / "copy", tmp_path / "original"
+    (original / stored.lstrip("/")).mkdir(parents=True)
+    table.mkdir()
+    write_table(table, tiny={"rte": stored})
+    monkeypatch.chdir(original)
+    assert submission.models_of("../copy", None) == ["../copy/tiny/rte/a/seed1"]
 
 
 @pytest.mark.parametrize("encoders,init_from,message", [
@@ -71,7 +87,7 @@ def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
     ({"tiny": {"rte": "a"}}, "mlm", "has the encoders tiny. Name one of them"),
     ({"tiny": {"own": "a"}}, None, "has no model of a task of GLUE"),
     ({"tiny": {"rte": None}}, None, "has no model of a task of GLUE"),
-    ({"tiny": {"rte": 3}}, None, "table.json: damaged, rte has no model. Run the grid again."),
+    ({"tiny": {"rte": 3}}, None, "table.json: damaged, tiny has no results of tasks. Remove"),
 ])  # fmt: skip
 def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
     write_table(tmp_path, **encoders)

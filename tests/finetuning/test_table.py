@@ -7,6 +7,7 @@ import pytest
 from matplotlib import pyplot
 from testing import flat_lines
 
+from maelm_jax import config
 from maelm_jax.finetuning import differences, table
 
 
@@ -52,3 +53,28 @@ def test_a_partial_table_says_so(tmp_path):
     missing = json.loads((tmp_path / "table.json").read_text())["missing"]
     assert missing == {"mrpc": ["mlm", "random-tiny"]}
     assert "Partial" in (tmp_path / "table.md").read_text()
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    assert table.read(tmp_path) == {}
+    cell = {"name": "b32", "median": 0.6, "least": 0.5, "highest": None}
+    model = str(tmp_path / "tiny" / "rte" / "b32" / "seed1")
+    reports = {"tiny": {"rte": of_task(0.6, 0.5, 0.9, task="rte", model=model, cells=[cell])}, "mlm": {}}
+    assert table.write(reports, tmp_path)[-1].name == "differences.png"
+    assert json.loads((tmp_path / "table.json").read_text())["reports"]["tiny"]["rte"]["model"] == "tiny/rte/b32/seed1"
+    assert table.read(tmp_path) == reports
+    del reports["mlm"]
+    table.write(reports, tmp_path)
+    assert not (tmp_path / "differences.png").exists(), "a table of one encoder has no figure"
+
+
+@pytest.mark.parametrize("content", [
+    "[]", "{", '{"reports": {"tiny": 3}}', '{"reports": {"tiny": {"rte": {}}}}', {"metrics": {"f1": 0.5}}, {"cells": ["b32"]}, {"model": 3},
+], ids=str)  # fmt: skip
+def test_a_table_file_that_is_no_table_is_refused(content, tmp_path):
+    if isinstance(content, dict):
+        report = of_task(0.6, 0.5, 0.9, task="rte", model=None) | {"cells": []} | content
+        content = json.dumps({"reports": {"tiny": {"rte": report}}})
+    (tmp_path / "table.json").write_text(content)
+    with pytest.raises(config.ConfigError, match="table.json"):
+        table.read(tmp_path)

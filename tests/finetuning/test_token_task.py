@@ -82,6 +82,20 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     assert path.read_text() == "abcd B-X\nefgh I-X\nij O\n\na O\n"
 
 
+def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
+    sentences = conll_files.Sentences([["abcd", "ef", "gh"]], [["NN", "AA", "O"]])
+    dev = token_task.dev_set(sentences, ("AA", "NN", "O"), Halves(), 4, "dev")
+    outputs = np.asarray([[9, 1, 9, 9]])
+    assert dev.score(outputs) == {"accuracy": pytest.approx(1 / 3)}
+    assert dev.write(outputs, tmp_path, "p").read_text() == "abcd NN\nef _\ngh _\n"
+
+
+def test_a_word_without_a_token_is_in_no_entity():
+    sentences = conll_files.Sentences([["abcd", "ef"]], [["B-A", "B-A"]])
+    dev = token_task.dev_set(sentences, ("B-A", "I-A"), Halves(), 4, "dev")
+    assert dev.score(np.asarray([[9, 0, 9, 9]]))["recall"] == 0.5
+
+
 def test_the_first_token_of_a_word_may_begin_before_it_or_be_another_word_s():
     # "ab c d e": a space belongs to the token after it, "c d" is one token, and "e" has none.
     offsets = np.asarray([[0, 1], [1, 2], [2, 6]])
