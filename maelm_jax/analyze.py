@@ -8,8 +8,8 @@ The report has the effective rank of every layer, the spectra, and the dimension
     python -m maelm_jax.analyze --runs=runs/tiny,runs/tiny-mlm --all_steps
 
 --encoders takes workdirs, exported folders, folders of stock transformers and checkpoints of the
-published code. All are measured on the same documents of --text, each with its own tokenizer, with
-and without [MASK] at 15% of the tokens.
+published code. All are measured on the same start of --text, 4 characters for each of --tokens,
+each with its own tokenizer, with and without [MASK] at 15% of the tokens.
 
     python -m maelm_jax.analyze --encoders=bert-base,runs/tiny --text='books/*.txt'
 
@@ -105,7 +105,10 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--text", metavar="FILES", help=text)
     tau = f"share of the squared length that the effective rank holds; default {ranks.TAU}"
     flags.add_argument("--tau", type=float, default=ranks.TAU, help=tau)
-    tokens = "tokens of each run or encoder to measure, at most; default 1 million"
+    tokens = (
+        "tokens of each run to measure, in whole rows; with --encoders, the same text for all, of "
+        "4 characters a token; default 1 million"
+    )
     flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help=tokens)
     sets = "disjoint sets of tokens for the confidence intervals, at most; default 5"
     flags.add_argument("--sets", type=cli.whole_number(1, 1000), default=5, help=sets)

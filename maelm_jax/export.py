@@ -76,12 +76,8 @@ def _export(
     loaded = encoder.Encoder.load(args.workdir, step)
     export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
     verifying = _is_verifying(args.verify, args.format)
-    if loaded.head and args.format != "huggingface":
-        raise config.ConfigError(
-            f"{args.workdir} is a fine-tuned run, which --format=huggingface holds; "
-            f"--format={args.format} does not"
-        )
     exported = loaded.exported()
+    export_formats.check_heads(args.format, exported, args.workdir)
     with folders.written(output, args.workdir, args.overwrite) as folder:
         written = export_formats.write(args.format, folder, exported)
         reports = None

@@ -62,7 +62,7 @@ def runs(text, tmp_path_factory) -> dict[str, str]:
     return {
         "mae": workdir(text, folder / "mae"),
         "mlm": workdir(text, folder / "mlm", "--gin_file=mlm.gin"),
-        "tuned": workdir(text, folder / "tuned", f"Run.init_from={folder / 'mae'}/", keep=("encoder",), seed=1),
+        "continued": workdir(text, folder / "continued", f"Run.init_from={folder / 'mae'}/", keep=("encoder",), seed=1),
     }
 
 
@@ -77,8 +77,8 @@ def report(runs, tmp_path_factory) -> pathlib.Path:
 def test_the_numbers(report, runs):
     found = json.loads((report / "ranks.json").read_text())
     assert (found["tau"], found["seed"]) == (0.9, 0)
-    mae, mlm, tuned = found["runs"]
-    assert [run["name"] for run in found["runs"]] == ["mae", "mlm", "tuned"] and mae["step"] == 7
+    mae, mlm, continued = found["runs"]
+    assert [run["name"] for run in found["runs"]] == ["mae", "mlm", "continued"] and mae["step"] == 7
     assert 6000 <= mae["tokens"]["plain"] < 6032 and mae["tokens"]["plain"] == mlm["tokens"]["plain"]
     assert mae["tokens"]["mask"] == 0 and mlm["tokens"]["real"] + mlm["tokens"]["mask"] == mlm["tokens"]["plain"]
     assert abs(mlm["tokens"]["mask"] / mlm["tokens"]["plain"] - 0.15) < 0.01
@@ -91,15 +91,15 @@ def test_the_numbers(report, runs):
             shares = np.cumsum(layer["plain"]["spectrum"]) / np.sum(layer["plain"]["spectrum"])
             assert layer["plain"]["rank"] == np.searchsorted(shares, 0.9) + 1
             assert ("mask_alone" in layer) == (run is mlm)
-    assert tuned["started_from"].rstrip("/") == runs["mae"]
+    assert continued["started_from"].rstrip("/") == runs["mae"] and not continued["fine_tuned"]
     assert mae["curve"] == {"steps": [7], "losses": [5.5], "hours": [pytest.approx(7 * 256 / 256 / 3600, rel=1e-6)], "unigram": 5.9}
 
 
 def test_the_report(report):
     said = (report / "report.md").read_text()
     drawn = sorted(path.name for path in report.glob("*.png"))
-    assert len(drawn) == 6 and all(f"]({name})" in said for name in drawn)
-    assert any("fine-tuning" in name for name in drawn) and any("rank_of_mask" in name for name in drawn)
+    assert len(drawn) == 5 and all(f"]({name})" in said for name in drawn)
+    assert not any("fine-tuning" in name for name in drawn) and any("rank_of_mask" in name for name in drawn)
     found = json.loads((report / "ranks.json").read_text())
     for run in found["runs"]:
         assert f"### {run['name']}" in said
@@ -132,6 +132,7 @@ def test_the_ranks_that_fine_tuned_runs_logged_are_drawn(report, tmp_path):
     tuned |= {"fine_tuned": True, "rank_curve": {"steps": [0, 4, 6], "ranks": [9, 8, 7]}}
     drawn = figures.draw(results, tmp_path)
     assert drawn["How does the rank change while fine-tuning?"] == "rank_while_fine-tuning.png"
+    assert drawn["Does fine-tuning lower the rank?"] == "rank_before_and_after_fine-tuning.png"
 
 
 def test_tau_changes_the_rank(runs, report, tmp_path):

@@ -49,11 +49,11 @@ def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
 
 
 def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
-    """Reads the same documents for every encoder, each with its own tokenizer.
+    """Reads the same text for every encoder, each with its own tokenizer.
 
     Args:
         encoders: Encoders of `open_encoders`.
-        tokens: About the number of tokens to read.
+        tokens: Sets the amount of text: at most CHARACTERS_PER_TOKEN times as many characters.
 
     Returns:
         For each encoder the token ids, int32 [R, L].
@@ -62,15 +62,16 @@ def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
         ConfigError: The text is missing or too short for a rank.
     """
     corpus = encoders[0].experiment.corpus
-    texts, characters = [], 0
+    texts, characters = [], tokens * CHARACTERS_PER_TOKEN
     for document in sources.documents_of(f"files:{corpus.text_files}", corpus):
-        texts.append(document)
-        characters += len(document)
-        if characters >= tokens * CHARACTERS_PER_TOKEN:
+        texts.append(document[:characters])
+        characters -= len(texts[-1])
+        if characters == 0:
             break
     rows = []
     for encoder in encoders:
         packed = packing.pack(texts, encoder.vocabulary, corpus.sequence_length).rows
         rows.append(packed.astype(np.int32))
-        runs.check_enough(encoder, runs.visible_tokens(encoder, rows[-1]))
+        visible = runs.visible_tokens(encoder, rows[-1])
+        runs.check_enough(encoder, visible, "tokens", "--text")
     return rows

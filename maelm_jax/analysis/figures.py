@@ -122,7 +122,7 @@ def _figures_of_training(
 def _figures_of_fine_tuning(
     runs: list[dict], pairs: list[tuple[dict, dict]], style: dict[str, dict]
 ) -> list[Figure]:
-    tuned = [run for run in runs if run.get("fine_tuned") and run["rank_curve"]["steps"]]
+    tuned = [run for run in runs if run["fine_tuned"] and run["rank_curve"]["steps"]]
     return [
         Figure(
             "Does fine-tuning lower the rank?",
@@ -223,14 +223,14 @@ def same_scale(panels: list):
 
 
 def before_and_after_pairs(runs: list[dict]) -> list[tuple[dict, dict]]:
-    """Pairs (source run, run that started from it) whose members are both among `runs`.
+    """Pairs (source run, run fine-tuned from it) whose members are both among `runs`.
 
     Paths are resolved first, so a run may be named by different paths.
     """
     by_path = {pathlib.Path(run["workdir"]).resolve(): run for run in runs}
-    tuned = [(run, pathlib.Path(run["started_from"]).resolve()) for run in runs
-             if run["started_from"]]  # fmt: skip
-    return [(by_path[source], run) for run, source in tuned if source in by_path]
+    tuned = [run for run in runs if run["fine_tuned"]]
+    pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
+    return [(source, run) for source, run in pairs if source]
 
 
 def before_and_after(panels: list, pairs: list[tuple[dict, dict]]):

@@ -44,7 +44,8 @@ def _rounded(value):
 def runs_table(results: dict) -> str:
     """Table of the runs with their losses at the last step and after equal training time.
 
-    The equal time is the training time of the shortest run.
+    The equal time is the training time of the shortest run. delta and rate are those of training.
+    Encoders that are measured on common text have none, because their training is not known.
     """
     trained = [run for run in results["runs"] if run["curve"]["hours"]]
     equal_hours = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
@@ -59,8 +60,8 @@ def runs_table(results: dict) -> str:
             run["name"],
             f"{model['layers']} x {model['width']}",
             model["decoder_layers"],
-            _delta(masking),
-            _rates(masking),
+            "-" if results["text"] else _delta(masking),
+            "-" if results["text"] else _rates(masking),
             run["step"],
             f"{run['tokens']['plain']:,}",
             *_losses(run["curve"], equal_hours),

@@ -100,7 +100,7 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
     heldout = {name: store["heldout"] for name, store in stores.items()}
     every_row = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
     result = first_rows(every_row, run.vocabulary.pad, tokens)
-    check_enough(run, visible_tokens(run, result))
+    check_enough(run, visible_tokens(run, result), "held-out tokens", "--gin.Corpus.text_files")
     return result
 
 
@@ -116,15 +116,25 @@ def visible_tokens(run: TrainedRun, rows: np.ndarray) -> int:
     return int(tokens * (1 - run.experiment.evaluated.masking.rate))
 
 
-def check_enough(run: TrainedRun, visible: int):
-    """Raises ConfigError if `visible` tokens are too few for a rank."""
+def check_enough(run: TrainedRun, visible: int, tokens: str, text_flag: str):
+    """Checks that a rank can be measured on `visible` tokens.
+
+    Args:
+        run: The run.
+        visible: Number of tokens that are not masked.
+        tokens: What the tokens are, for the message.
+        text_flag: The flag that names the text, for the message.
+
+    Raises:
+        ConfigError: They are too few.
+    """
     width = run.experiment.model.width
     least = ranks.LEAST_PER_DIMENSION * width
     if visible < least:
         raise config.ConfigError(
-            f"{visible:,} visible held-out tokens of {run.workdir} are too few for a rank, which "
+            f"{visible:,} visible {tokens} of {run.workdir} are too few for a rank, which "
             f"needs {least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "
-            "Raise --tokens, or give more text with --gin.Corpus.text_files"
+            f"Raise --tokens, or give more text with {text_flag}"
         )
 
 

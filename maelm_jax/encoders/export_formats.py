@@ -64,6 +64,25 @@ def check(format: str, model: config.Model, special: config.SpecialIds):
         published.check(model)
 
 
+def check_heads(format: str, exported: Exported, path: str):
+    """Raises ConfigError if the format cannot hold the heads of the encoder at `path`.
+
+    All formats but huggingface hold the language-model head, and no head of a fine-tuned run.
+    """
+    if format == "huggingface":
+        return
+    if exported.head:
+        raise config.ConfigError(
+            f"{path} is a fine-tuned run, which --format=huggingface holds; --format={format} "
+            "does not"
+        )
+    if "head/bias" not in exported.params:
+        raise config.ConfigError(
+            f"{path} has no language-model head, which --format={format} must hold. Use "
+            "--format=huggingface, which holds the encoder"
+        )
+
+
 def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     """Writes every file of the export except the model card."""
     params, model, vocabulary, length, head, sentence_files = exported

@@ -256,29 +256,41 @@ class Family(abc.ABC):
             ConfigError: As `tensors.import_tensors`.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
+        left_out = tuple(self._full_name(name, prefix) for name in self.left_out)
         mappings, tied = self.encoder_mappings(model, pad, prefix), {}
-        pooler = self.pooler_mappings(prefix)
+        pooler, head = self.pooler_mappings(prefix), self.language_model_mappings()
         if any(mapping.name in tensors for mapping in pooler):
             mappings += pooler
             shapes = shapes | {
                 "pooler/kernel": (model.width, model.width), "pooler/bias": (model.width,),
             }  # fmt: skip
-        left_out = tuple(self._full_name(name, prefix) for name in self.left_out)
-        names, head = self.language_head, self.language_model_mappings()
-        own_names = [mapping.name for mapping in head if not mapping.name.startswith(left_out)]
-        if any(name in tensors for name in own_names):
+        if _has_language_head(tensors, head, left_out):
             mappings += head
-            tied = dict.fromkeys(names.tied, prefix + self.token_table)
-            tied |= dict.fromkeys(names.tied_bias, names.bias)
-        mapped = {mapping.name for mapping in mappings}
-        tensors = {
-            name: tensors[name]
-            for name in tensors
-            if name in mapped or not name.startswith(left_out)
-        }
+            tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
+            tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
+        tensors = _without_left_out(tensors, mappings, left_out)
         return tables.import_tensors(tensors, mappings, shapes, folder, tied)
 
     @staticmethod
     def _full_name(name: str, prefix: str) -> str:
         """Returns a name of the tables above; one that starts with "." gets `prefix`."""
         return prefix + name[1:] if name.startswith(".") else name
+
+
+def _has_language_head(
+    tensors: tables.Tensors, head: list[TensorMapping], left_out: tuple[str, ...]
+) -> bool:
+    """Returns whether tensors of a language-model head are there that no other head has."""
+    return any(
+        mapping.name in tensors for mapping in head if not mapping.name.startswith(left_out)
+    )
+
+
+def _without_left_out(
+    tensors: tables.Tensors, mappings: list[TensorMapping], left_out: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Returns the tensors without those that start with `left_out` and have no mapping."""
+    mapped = {mapping.name for mapping in mappings}
+    return {
+        name: tensors[name] for name in tensors if name in mapped or not name.startswith(left_out)
+    }

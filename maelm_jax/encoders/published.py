@@ -99,6 +99,10 @@ def check(model: config.Model):
     wrong = []
     if not model.has_bert_blocks:
         wrong.append("the layers are not post-LN with biases and learned positions")
+    if model.token_types:
+        wrong.append(
+            f"Model.token_types is {model.token_types}, and the published code has no token types"
+        )
     if model.relative_buckets == "t5":
         wrong.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
     if model.decoder_relative_bias:

@@ -156,14 +156,20 @@ def find(path: str, step: int | None = None) -> EncoderSource:
         step: The step of a workdir's checkpoint; None for the newest.
 
     Raises:
-        ConfigError: `path` does not exist, or a run cannot start from it.
+        ConfigError: `path` does not exist, a run cannot start from it, or it is no workdir and
+            `step` is given.
     """
     storage.require_local(path)
     folder = pathlib.Path(path)
-    if folder.is_file():
-        return _published_checkpoint(folder, None)
     if (folder / "config.gin").is_file():
         return _workdir(folder, step)
+    if step is not None and folder.exists():
+        raise config.ConfigError(
+            f"--step={step}: {path} is no workdir, so it has no checkpoints by step. "
+            "Leave --step out, or name a workdir"
+        )
+    if folder.is_file():
+        return _published_checkpoint(folder, None)
     if (folder / "model.pt").is_file():
         return _published_checkpoint(folder / "model.pt", str(folder))
     if (folder / "config.json").is_file():

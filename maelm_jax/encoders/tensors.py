@@ -128,26 +128,31 @@ def export_tensors(
 
     Returns:
         {name in the other format: array}. The arrays are views of `params` except where rows are
-        added, so that writing them needs little memory.
+        added or parts are joined, so that writing them needs little memory.
     """
-    tensors: dict[str, np.ndarray] = {}
-    joined: dict[str, list[np.ndarray]] = {}
+    values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
-        value = params[mapping.path]
-        if mapping.layer is not None:
-            value = value[mapping.layer]
-        if mapping.path in VOCABULARY:
-            value = value[:vocabulary_size]
-        if mapping.offset:
-            unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
-            value = np.concatenate([unused, value])
-        value = value.T if mapping.transposed else value
-        if mapping.parts > 1:
-            joined.setdefault(mapping.name, []).append(value)
-            tensors[mapping.name] = value  # replaced below; keeps the order of the mappings
-        else:
-            tensors[mapping.name] = value
-    return tensors | {name: np.concatenate(parts) for name, parts in joined.items()}
+        value = _exported_value(params, mapping, vocabulary_size)
+        values.setdefault(mapping.name, []).append(value)
+    return {
+        name: np.concatenate(parts) if len(parts) > 1 else parts[0]
+        for name, parts in values.items()
+    }
+
+
+def _exported_value(
+    params: dict[str, np.ndarray], mapping: TensorMapping, vocabulary_size: int
+) -> np.ndarray:
+    """Returns the tensor of `mapping`, or its part of the tensor."""
+    value = params[mapping.path]
+    if mapping.layer is not None:
+        value = value[mapping.layer]
+    if mapping.path in VOCABULARY:
+        value = value[:vocabulary_size]
+    if mapping.offset:
+        unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
+        value = np.concatenate([unused, value])
+    return value.T if mapping.transposed else value
 
 
 def import_tensors(

@@ -17,12 +17,15 @@ from maelm_jax.encoders.tensors import Tensors
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"  # names the files of weights that are in several files
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors
+# Endings of names in Google's files of BERT. transformers renames them, too.
+RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
 def open_folder(folder: pathlib.Path) -> Tensors:
     """Opens the tensors of a folder that transformers saved.
 
     The folder holds one .safetensors file, several with an index, or an older pytorch_model.bin.
+    The names are those of present transformers (RENAMED).
 
     Raises:
         ConfigError: There is no such file, or a file is damaged.
@@ -56,11 +59,26 @@ def _pytorch_weights(path: pathlib.Path) -> Tensors:
     content = torch_checkpoint.read(path)
     if not isinstance(content, dict) or not json_files.is_texts(list(content)):
         raise ConfigError(f"{path} holds no tensors by name: it is no model of transformers")
-    return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+    tensors = {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+    return {name: tensors[stored] for name, stored in _stored_names(list(tensors)).items()}
+
+
+def _stored_names(names: list[str]) -> dict[str, str]:
+    """Returns {name in present transformers: name in the file}, in the order of the file."""
+    stored = {}
+    for name in names:
+        present = name
+        for ending, renamed in RENAMED.items():
+            if name.endswith(ending):
+                present = name.removesuffix(ending) + renamed
+        stored[name if present in names else present] = name
+    return stored
 
 
 class Safetensors(collections.abc.Mapping):
     """The tensors of a .safetensors file: a mapping that reads a tensor when it is looked up.
+
+    The names are those of present transformers (RENAMED).
 
     Raises:
         ConfigError: The file is damaged or is not a .safetensors file.
@@ -73,7 +91,7 @@ class Safetensors(collections.abc.Mapping):
         self._path = path
         with self._reading():
             self._file = safetensors.safe_open(str(path), framework="np")
-            self._names = list(self._file.keys())
+            self._stored_names = _stored_names(list(self._file.keys()))
 
     @contextlib.contextmanager
     def _reading(self):
@@ -84,16 +102,15 @@ class Safetensors(collections.abc.Mapping):
             raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
 
     def __getitem__(self, name):
-        if name not in self._names:
-            raise KeyError(name)
+        stored = self._stored_names[name]
         with self._reading():
-            return self._file.get_tensor(name)
+            return self._file.get_tensor(stored)
 
     def __iter__(self):
-        return iter(self._names)
+        return iter(self._stored_names)
 
     def __len__(self):
-        return len(self._names)
+        return len(self._stored_names)
 
 
 def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]):

@@ -129,11 +129,6 @@ def _find(name: str, step: int | None) -> source.EncoderSource:
     if name.startswith(RANDOM):
         step = None
     encoder_source = source.find(name.removeprefix(RANDOM), step)
-    if step is not None and encoder_source.step is None:
-        raise config.ConfigError(
-            f"--step={step}: {name} is no workdir, so it has no checkpoints by step. "
-            "Leave --step out, or name a workdir"
-        )
     if encoder_source.vocabulary is None:
         raise config.ConfigError(
             f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "

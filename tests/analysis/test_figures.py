@@ -12,6 +12,8 @@ from maelm_jax import config_files, plotting
 from maelm_jax.analysis import figures
 
 RESULTS = json.loads((config_files.CONFIGS.parent / "docs" / "miniature" / "ranks.json").read_text())
+for run in RESULTS["runs"]:  # the file is older than these entries
+    run |= {"fine_tuned": run["started_from"] is not None, "rank_curve": {"steps": [], "ranks": []}}
 STYLES = dict(zip((run["name"] for run in RESULTS["runs"]), plotting.line_styles(), strict=False))
 
 
@@ -74,9 +76,17 @@ def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like(tmp_
     (tmp_path / "tiny").mkdir()
     (tmp_path / "alias").symlink_to("tiny")
     paths = ("alias/", "./tiny", str(tmp_path / "tiny"), "random:tiny", "other")
-    source = {"workdir": "tiny", "started_from": None}
-    tuned = [{"workdir": f"tuned{i}", "started_from": path} for i, path in enumerate(paths)]
+    source = {"workdir": "tiny", "started_from": None, "fine_tuned": False}
+    tuned = [{"workdir": f"tuned{i}", "started_from": path, "fine_tuned": True} for i, path in enumerate(paths)]
     assert figures.before_and_after_pairs([source, *tuned]) == [(source, run) for run in tuned[:3]]
+
+
+def test_continued_pretraining_is_not_fine_tuning():
+    """A run that continued the pretraining of another stands beside it in every figure."""
+    source = {"workdir": "tiny", "started_from": None, "fine_tuned": False}
+    continued = {"workdir": "longer", "started_from": "tiny", "fine_tuned": False}
+    tuned = {"workdir": "rte", "started_from": "longer", "fine_tuned": True}
+    assert figures.before_and_after_pairs([source, continued, tuned]) == [(continued, tuned)]
 
 
 def test_every_title_is_a_question_and_every_file_is_drawn(tmp_path):

@@ -22,16 +22,32 @@ def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
     text = (tmp_path / "report" / "report.md").read_text()
     assert f"Tokens are the text of `{tmp_path / 'text.txt'}`" in text and "[MASK] replaces 15% of the tokens" in text
     assert "pretraining, seed" not in text
+    header, _, *rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")][:4]
+    columns = header.index("delta"), header.index("rate")
+    assert [[row[column] for column in columns] for row in rows] == [["-", "-"]] * 2, "the masking of the measurement is not that of training"
 
 
 def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(f"Document {number} says {number} times a word. " * 20 for number in range(200)))
     opened = encoders.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
     a, b = encoders.rows_of_text(opened, 8000)
+    with pytest.raises(config.ConfigError, match="visible tokens of .* are too few .* give more text with --text$"):
+        encoders.rows_of_text(opened, 100)
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
     other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
     [lengths, _] = runs.differences([opened[0], other], "text.txt")
     assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
+
+
+def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
+    text = " ".join(f"Sentence {number} stands in one long document." for number in range(20_000))
+    (tmp_path / "long.txt").write_text(text)
+    (tmp_path / "start.txt").write_text(text[: 4 * 2000])
+    rows = [
+        encoders.rows_of_text(encoders.open_encoders([str(workdirs["mpnet"])], str(tmp_path / name)), tokens)[0]
+        for name, tokens in (("long.txt", 2000), ("start.txt", 10**9))
+    ]
+    assert np.array_equal(*rows)
 
 
 @pytest.mark.parametrize("flags,message", [

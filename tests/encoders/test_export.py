@@ -1,6 +1,5 @@
 """The commands: what they refuse, that nothing half-written is left, memory, and embeddings. No PyTorch needed."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -225,6 +224,9 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     for more, message in ((["--step=3"], "need a workdir"), (["--gin.Model.layers=3"], "is no workdir. Leave it out")):
         with pytest.raises(config.ConfigError, match=message):
             run(tmp_path / "out", tmp_path / "third", *more)
+    with pytest.raises(config.ConfigError, match="--step=3: .* is no workdir, so it has no checkpoints by step. Leave --step out"):
+        embed.main([f"--workdir={tmp_path / 'out'}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'c.npy'}", "--step=3"])
+    assert not (tmp_path / "c.npy").exists()
 
 
 def test_the_three_lines_of_the_readme(workdirs, tmp_path, monkeypatch):
@@ -261,26 +263,3 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("format", ["pytorch", "reference"])
-def test_the_modern_architecture_is_refused_with_the_format_to_use(format):
-    model = gin_files.load(["modern_tiny.gin"]).model
-    with pytest.raises(config.ConfigError, match="Use --format=huggingface|or use --format=huggingface") as error:
-        export_formats.check(format, model, config.SpecialIds.of_size(1000))
-    assert "\n" not in str(error.value)
-    export_formats.check("huggingface", model, config.SpecialIds.of_size(1000))
-    mixed = dataclasses.replace(model, biases=True)
-    with pytest.raises(config.ConfigError, match="biases False, this model True. Use the settings of a family"):
-        export_formats.check("huggingface", mixed, config.SpecialIds.of_size(1000))
-
-
-@pytest.mark.parametrize("format,message", [("pytorch", "only the paper's decoder"), ("reference", "one of the ablations")])
-def test_a_decoder_of_the_ablations_is_left_out_or_refused(format, message):
-    special = config.SpecialIds.of_size(1000)
-    usual = config.Model(relative_buckets="t5" if format == "pytorch" else "reference")
-    export_formats.check(format, usual, special)
-    for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 512}):
-        with pytest.raises(config.ConfigError, match=message):
-            export_formats.check(format, dataclasses.replace(usual, **change), special)
-    export_formats.check("huggingface", config.Model(decoder_causal=True), special)

@@ -73,6 +73,25 @@ def test_hidden_states_are_those_of_transformers(stock_name, tmp_path, vocabular
     assert np.abs(np.asarray(ours) - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
 
 
+def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", "bert", "AutoModelForMaskedLM", vocabulary)
+    expected = maelm_jax.load_encoder(folder).params
+    older = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")  # noqa: E731
+    tensors = {older(name): value for name, value in tensors_of(folder).items()}
+    path = folder / "model.safetensors"
+    for form in ("safetensors", "bin"):
+        if form == "safetensors":
+            weight_files.write_safetensors(path, tensors)
+        else:
+            path.unlink()
+            torch.save({name: torch.tensor(value) for name, value in tensors.items()}, folder / "pytorch_model.bin")
+        params = maelm_jax.load_encoder(folder).params
+        assert params.keys() == expected.keys() and all(np.array_equal(params[name], expected[name]) for name in expected)
+        norm = transformers.AutoModel.from_pretrained(folder).encoder.layer[1].output.LayerNorm
+        assert np.array_equal(norm.weight.detach().numpy(), params["encoder/blocks/feed_forward_norm/scale"][1])
+        assert np.array_equal(norm.bias.detach().numpy(), params["encoder/blocks/feed_forward_norm/bias"][1])
+
+
 def test_sentence_transformers_embeds_with_an_export_as_we_do(stock_name, tmp_path, vocabulary):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     encoder = maelm_jax.load_encoder(stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary))

@@ -172,6 +172,38 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
         adoption.load_params(values, params, 500, "x")
 
 
+@pytest.mark.parametrize("form", ["safetensors", "parts", "bin"])
+def test_norms_with_the_names_of_google_s_bert_files_are_read(workdirs, tmp_path, monkeypatch, form):
+    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
+    expected, path = values_of(folder), folder / "model.safetensors"
+    older = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")  # noqa: E731
+    tensors = {older(name): np.array(value) for name, value in weight_files.Safetensors(path).items()}
+    assert sum(name.endswith(("LayerNorm.gamma", "LayerNorm.beta")) for name in tensors) == 10
+    weight_files.write_safetensors(path, tensors)
+    if form == "parts":
+        path.rename(folder / "part.safetensors")
+        (folder / weight_files.INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "part.safetensors")}))
+    if form == "bin":
+        path.rename(folder / weight_files.PYTORCH_WEIGHTS)
+        monkeypatch.setattr(weight_files.torch_checkpoint, "read", lambda _: tensors)
+    values = values_of(folder)
+    assert values.keys() == expected.keys() and all(np.array_equal(values[name], expected[name]) for name in expected)
+
+
+def test_a_norm_under_both_names_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
+    rewrite(folder, **{"roberta.embeddings.LayerNorm.gamma": np.ones(32)})
+    with pytest.raises(config.ConfigError, match="roberta.embeddings.LayerNorm.gamma is not a tensor of this model"):
+        values_of(folder)
+
+
+def test_a_step_of_what_is_no_workdir_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    for path in (folder, next(CASES.glob("*.npz"))):
+        with pytest.raises(config.ConfigError, match=f"--step=3: {path} is no workdir, so it has no checkpoints by step"):
+            source.find(str(path), 3)
+
+
 def test_a_workdir_of_another_shape_is_refused(workdirs):
     encoder_source = source.find(str(workdirs["mpnet"]))
     with pytest.raises(config.ConfigError, match="does not fit this model: Model.width is 32 there, 128 here"):
