@@ -157,7 +157,7 @@ def test_mask_rates(percent):
 
 @pytest.mark.parametrize("name", ["whole_words", "spans"])
 def test_units_are_masked_whole_at_the_right_rate(name):
-    settings = load(name).masking
+    settings = load(name, "Masking.rate=0.15").masking
     rows = 4000
     drawn = draw(settings, some_rows(rows))
     masked, ids = is_masked(drawn), np.asarray(drawn.ids)
