@@ -22,6 +22,9 @@ else, 2 wrong input.
 """
 
 import dataclasses
+import sys
+
+import tqdm
 
 from maelm_jax import cli
 from maelm_jax.planning import topologies
@@ -65,8 +68,13 @@ def main(argv: list[str]) -> int:
             flush=True,
         )
     if args.sweep:
-        plans = search.sweep(experiment, target, devices)
-        print(report.of_sweep(plans))
+        plans = []
+        programs = search.sweep(experiment, target, devices)
+        print(report.sweep_header(), flush=True)
+        for plan in programs:
+            tqdm.tqdm.write(report.sweep_line(plan))  # above the progress bar
+            sys.stdout.flush()
+            plans.append(plan)
         print(report.recommendation(search.fastest(plans)))
         return 1 if all(plan.fits is False for plan in plans) else 0
     plan = estimate.compile_step(experiment, target, devices)

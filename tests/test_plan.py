@@ -31,9 +31,17 @@ def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, recommended, monkey
         estimate.Plan(experiment, sharding.MeshSizes(8, 1, 1), 4, {}, 1.0, one, model_flops=1.0, compute=compute, sending=0.0)
         for one in fits
     ]
-    monkeypatch.setattr(search, "sweep", lambda *_: plans)
+    printed = []
+
+    def sweep(*_):
+        for plan in plans:
+            yield plan
+            printed.append("8x1x1" in sys.stdout.getvalue())
+
+    monkeypatch.setattr(search, "sweep", sweep)
     done = call("plan", "--gin_file=tiny.gin", "--topology=cpu:8", "--sweep")
     assert done.status == status and f"recommended: {recommended}" in done.stdout
+    assert printed == [True] * len(plans), "a line must be there before the next program is compiled"
 
 
 @pytest.mark.slow

@@ -9,6 +9,11 @@ from maelm_jax.planning.target import GIB, Compute, Target
 
 SECONDS_A_DAY = 86_400
 MOST_NAMED = 4  # operations without an estimate that are named
+# Each is wider than its values, so that the lines of a sweep align.
+SWEEP_COLUMNS = (
+    "data x fsdp x tensor", "rows a device", "parts", "rematerialise", "GiB a device", "fits",
+    "estimated step, ms", "estimated tokens/s",
+)  # fmt: skip
 DEPTHS = ("outside the loops", "one loop", "loop in a loop")
 
 
@@ -112,28 +117,22 @@ def _kernels(compute: Compute) -> str:
     return tables.plain(("kernels", "launches a step", "estimated ms a step"), rows)
 
 
-def of_sweep(plans: list[Plan]) -> str:
-    """Table of the plans of a sweep."""
-    header = (
-        "mesh", "rows a device", "parts", "remat", "GiB a device", "fits", "estimated step, ms",
-        "tokens/s",
+def sweep_header() -> str:
+    """Line above the lines of a sweep's plans."""
+    return tables.plain(SWEEP_COLUMNS, [])
+
+
+def sweep_line(plan: Plan) -> str:
+    """Line of one plan of a sweep. It can be printed before the other plans are known."""
+    time, rate = "-", "-"
+    if plan.seconds and plan.fits:
+        time, rate = f"{1e3 * plan.seconds:.1f}", f"{plan.tokens / plan.seconds:,.0f}"
+    cells = (
+        "x".join(map(str, plan.mesh)), plan.rows, plan.experiment.run.accumulate,
+        plan.experiment.model.rematerialise, f"{plan.needed / GIB:.2f}",
+        {True: "yes", False: "no", None: "?"}[plan.fits], time, rate,
     )  # fmt: skip
-    rows = []
-    for plan in plans:
-        time, rate = "-", "-"
-        if plan.seconds and plan.fits:
-            time, rate = f"{1e3 * plan.seconds:.1f}", f"{plan.tokens / plan.seconds:,.0f}"
-        rows.append((
-            "x".join(map(str, plan.mesh)),
-            plan.rows,
-            plan.experiment.run.accumulate,
-            plan.experiment.model.rematerialise,
-            f"{plan.needed / GIB:.2f}",
-            {True: "yes", False: "no", None: "?"}[plan.fits],
-            time,
-            rate,
-        ))  # fmt: skip
-    return tables.plain(header, rows)
+    return tables.plain(SWEEP_COLUMNS, [cells]).splitlines()[-1]
 
 
 def recommendation(plan: Plan | None) -> str:

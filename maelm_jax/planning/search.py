@@ -1,7 +1,6 @@
 """Searches for the largest microbatch that fits and for the fastest mesh and microbatch."""
 
 import dataclasses
-import sys
 import typing
 
 import tqdm
@@ -110,8 +109,10 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     return result
 
 
-def sweep(experiment: config.Experiment, target: Target, devices: list) -> list[estimate.Plan]:
-    """Compiles all of `choices`.
+def sweep(
+    experiment: config.Experiment, target: Target, devices: list
+) -> typing.Iterator[estimate.Plan]:
+    """Compiles all of `choices`, one for each plan that is asked for. Shows a progress bar.
 
     Raises:
         ConfigError: There are none, because the batch is no multiple of any of the microbatches.
@@ -123,14 +124,8 @@ def sweep(experiment: config.Experiment, target: Target, devices: list) -> list[
             f"Run.batch_size={experiment.run.batch_size} is no multiple of {len(devices)} devices "
             f"x {sizes} rows, the microbatches of --sweep. Give another --gin.BATCH_SIZE"
         )
-    bar = tqdm.tqdm(
-        candidates,
-        desc="compiling",
-        unit="program",
-        disable=None,
-        file=sys.stderr,
-    )
-    return [estimate.compile_step(candidate, target, devices) for candidate in bar]
+    bar = tqdm.tqdm(candidates, desc="compiling", unit="program", disable=None)
+    return (estimate.compile_step(candidate, target, devices) for candidate in bar)
 
 
 def fastest(plans: list[estimate.Plan]) -> estimate.Plan | None:

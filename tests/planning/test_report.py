@@ -38,8 +38,11 @@ def test_a_plan_without_an_estimate_shows_no_rate():
 
 def test_a_sweep_has_a_line_for_each_plan_and_no_time_for_one_that_does_not_fit():
     refused = dataclasses.replace(PLAN, fits=False)
-    lines = [line.split() for line in report.of_sweep([PLAN, refused]).splitlines()[1:]]
-    assert lines[0][-2] == "250.0" and lines[1][-2:] == ["-", "-"] and lines[1][-3] == "no"
+    large = dataclasses.replace(PLAN, mesh=sharding.MeshSizes(512, 16, 4), rows=4096, needed=1e14, model_flops=1e15)
+    lines = [report.sweep_line(plan) for plan in (PLAN, refused, large)]
+    cells = [line.split() for line in lines]
+    assert cells[0][-2] == "250.0" and cells[1][-2:] == ["-", "-"] and cells[1][-3] == "no"
+    assert {len(line) for line in lines} == {len(report.sweep_header())}, "the columns do not align"
 
 
 def test_a_recommendation_has_the_flags_of_its_plan():
