@@ -17,10 +17,15 @@ import fsspec
 
 
 def newest_step(workdir: str) -> int:
-    """The largest step under WORKDIR/checkpoints. An incomplete checkpoint has another name."""
+    """The largest step of a complete checkpoint under WORKDIR/checkpoints.
+
+    An incomplete checkpoint has another name, or in a bucket no commit_success.txt.
+    """
     files, root = fsspec.url_to_fs(workdir, use_listings_cache=False)
     folder = f"{root.rstrip('/')}/checkpoints"
     paths = files.ls(folder, detail=False) if files.exists(folder) else []
+    if "://" in workdir:
+        paths = [path for path in paths if files.exists(f"{path.rstrip('/')}/commit_success.txt")]
     names = [pathlib.PurePath(path).name for path in paths]
     return max((int(name) for name in names if name.isdecimal()), default=0)
 

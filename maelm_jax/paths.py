@@ -44,7 +44,8 @@ FAILING = {
 def describe(error: OSError) -> str:
     """Returns what an OSError means and how to correct it."""
     remedy = (WRONG_PATH | FAILING).get(error.errno, "is the path right?")
-    return f"{os.strerror(error.errno)}; {remedy}"
+    meaning = str(error) if error.errno is None else os.strerror(error.errno)
+    return f"{meaning}; {remedy}"
 
 
 def check_folder(flag: str, path: str | os.PathLike):

@@ -9,6 +9,7 @@ written to the bucket directly, because Orbax writes few large objects.
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -119,6 +120,44 @@ def local_path(path: str) -> pathlib.Path:
     return folder
 
 
+def reaching(function: typing.Callable) -> typing.Callable:
+    """Decorates a function of a path, so that a refusal or failure of a bucket is one line.
+
+    The libraries of buckets raise many types of exceptions, also an OSError without a number.
+
+    Raises:
+        RunError: The bucket refuses or does not answer.
+    """
+
+    @functools.wraps(function)
+    def call(path, *arguments, **options):
+        try:
+            return function(path, *arguments, **options)
+        except (settings.ConfigError, settings.RunError, FileNotFoundError):
+            raise
+        except Exception as error:
+            if not in_bucket(path) or getattr(error, "errno", None) is not None:
+                raise
+            raise unreachable(path, error) from error
+
+    return call
+
+
+def is_of_bucket(error: Exception) -> bool:
+    """Returns whether an error comes from a library of buckets."""
+    libraries = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")
+    return type(error).__module__.partition(".")[0] in libraries
+
+
+def unreachable(path: str, error: Exception) -> settings.RunError:
+    """Returns the error for a bucket that refuses or does not answer."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+    return settings.RunError(
+        f"{path}: the bucket cannot be reached now ({reason}); check its name and your "
+        "permissions, then give the same command again")
+
+
+@reaching
 def fetch_folders(
     path: str, pattern: str, manifest: str, parent: pathlib.Path, depth: int | None = None
 ):
@@ -151,6 +190,7 @@ def fetch_folders(
             shutil.rmtree(arriving, ignore_errors=True)
 
 
+@reaching
 def fetch_files(path: str, names: typing.Sequence[str]):
     """Copies files of a bucket's folder into `local_path(path)`.
 
@@ -165,6 +205,7 @@ def fetch_files(path: str, names: typing.Sequence[str]):
             target.unlink(missing_ok=True)
 
 
+@reaching
 def send(path: str):
     """Copies all files of `local_path(path)` to the bucket, except temporary and lock files.
 
@@ -191,6 +232,8 @@ def file_system(path: str):
     try:
         import fsspec
 
+        # It logs a traceback of each error, and then raises it.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         files, root = fsspec.url_to_fs(path, use_listings_cache=False)
     except ImportError as error:
         raise settings.ConfigError(

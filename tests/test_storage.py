@@ -2,14 +2,17 @@
 
 import gzip
 import hashlib
+import http.server
 import json
 import os
 import pathlib
+import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pydoc_data import topics
 
@@ -275,6 +278,12 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
+    newest_step = runpy.run_path(str(ROOT / "launch" / "newest_step.py"))["newest_step"]
+    with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
+        start.resolve_source(experiment, place)  # the write of this checkpoint was cut off
+    assert newest_step(place) == 0
+    put(f"{place}/checkpoints/20/commit_success.txt", b"")
+    assert newest_step(place) == 20
     assert (runs_in.records(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
     resolved = start.resolve_source(experiment, place)
     assert resolved.encoder_source is None and resolved.experiment.model.layers == 3
@@ -292,6 +301,37 @@ def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
         found = cli.parse(cli.parser(""), [f"--workdir={place}", *argv]).experiment.model
         assert not found.decoder_refills_mask, "what an older run does not record is what it had"
     assert found.layers == 2
+
+
+@pytest.mark.parametrize("code", [401, 403, 503])
+def test_a_bucket_that_refuses_is_one_line(tmp_path, monkeypatch, code):
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            content = json.dumps({"error": {"code": code, "message": "Backend Error"}}).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("gcsfs.GCSFileSystem.retries", 1, raising=False)
+    corpus = config.Corpus(text_files="gs://refusing/*.txt", rows_dir=str(tmp_path / "rows"))
+    in_bucket = config.Corpus(text_files="*.txt", rows_dir="gs://refusing/rows")
+    calls = (
+        lambda: list(sources.documents_of(f"files:{corpus.text_files}", corpus)), lambda: rows_dir.fetch(in_bucket, "*", "store.json"),
+        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]), lambda: start._has_checkpoint("gs://refusing/run"),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(config.RunError, match="gs://refusing/.*: the bucket cannot be reached now .*the same command again"):
+            call()
+    server.shutdown()
+    server.server_close()
 
 
 @workdirs

@@ -7,7 +7,7 @@ import inspect
 import typing
 
 from maelm_jax import config
-from maelm_jax.data.documents import Unavailable
+from maelm_jax.data.documents import Unavailable, described
 
 # Why a document is left out.
 SHORT, REFUSED, DUPLICATE = "short", "refused", "duplicate"
@@ -55,6 +55,7 @@ def load_filter(name: str) -> typing.Callable[[str], bool]:
 
     Raises:
         Unavailable: The module cannot be imported, or has no such function.
+        ConfigError: The module is there and fails.
     """
     module, _, function = name.partition(":")
     try:
@@ -63,6 +64,10 @@ def load_filter(name: str) -> typing.Callable[[str], bool]:
         raise Unavailable(
             f"Corpus.document_filter: {name!r} cannot be imported ({error}); "
             "install its module or set PYTHONPATH") from error
+    except Exception as error:
+        raise config.ConfigError(
+            f"Corpus.document_filter: {name!r} cannot be imported ({described(error)}); "
+            "correct its module") from error
 
 
 def reason_to_drop(text: str, corpus: config.Corpus) -> str | None:
@@ -80,6 +85,6 @@ def reason_to_drop(text: str, corpus: config.Corpus) -> str | None:
         return None if accepts(text) else REFUSED
     except Exception as error:
         raise config.ConfigError(
-            f"Corpus.document_filter: {corpus.document_filter} raised {type(error).__name__} "
-            f"({' '.join(str(error).split())[:200]}) on the document {text[:60]!r}; correct it"
+            f"Corpus.document_filter: {corpus.document_filter} raised {described(error)} on the "
+            f"document {text[:60]!r}; correct it"
         ) from error

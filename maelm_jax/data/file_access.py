@@ -15,22 +15,30 @@ from maelm_jax.data.documents import BadFile
 
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 CHECKSUMS = ("md5Hash", "crc32c", "ETag", "etag")
-# Errors of the network and of a machine that has too much open, not of the file.
+# Errors of the network (EIO too: of NFS and FUSE) and of a machine that has too much open, not of
+# the file.
 PASSING = (TimeoutError, ConnectionError)
 PASSING_NUMBERS = (
-    errno.EAGAIN, errno.EBUSY, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR, errno.EMFILE,
-    errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOTCONN,
-    errno.ESTALE,
+    errno.EAGAIN, errno.EBUSY, errno.ECOMM, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,
+    errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOBUFS,
+    errno.ENOLINK, errno.ENOMEM, errno.ENOTCONN, errno.EREMOTEIO, errno.ESTALE,
 )  # fmt: skip
 
 
+@storage.reaching
 def expand(pattern: str) -> list[str]:
     """Returns the files and folders that a glob pattern matches, sorted.
 
     `**` matches any number of folders. Of a bucket, only files are returned.
+
+    Raises:
+        ConfigError: A folder on the way cannot be listed.
+        RunError: A folder cannot be listed at the moment.
     """
     if not storage.in_bucket(pattern):
-        return sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        pattern = os.path.expanduser(pattern)
+        _check_folders(pattern)
+        return sorted(glob.glob(pattern, recursive=True))
     files, root = storage.file_system(pattern)
     return sorted(
         str(files.unstrip_protocol(name))
@@ -38,9 +46,26 @@ def expand(pattern: str) -> list[str]:
         if entry["type"] == "file")
 
 
-def is_file(path: str) -> bool:
-    """Returns whether a path of `expand` is a file."""
-    return storage.in_bucket(path) or os.path.isfile(path)
+def _check_folders(pattern: str):
+    """Raises the error of a folder that the pattern lists and this process cannot.
+
+    `glob.glob` leaves out such folders without a word.
+    """
+    parts = pathlib.PurePath(pattern).parts
+    for end in range(1, len(parts)):
+        if not (glob.has_magic(parts[end]) or "**" in parts[:end]):
+            continue
+        for folder in glob.glob(os.path.join(*parts[:end]), recursive=True):
+            if os.path.isdir(folder):
+                try:
+                    os.scandir(folder).close()
+                except OSError as error:
+                    raise unreadable(folder, error) from error
+
+
+def is_folder(path: str) -> bool:
+    """Returns whether a path of `expand` is a folder. One that cannot be looked up is none."""
+    return not storage.in_bucket(path) and os.path.isdir(path)
 
 
 @contextlib.contextmanager
@@ -48,8 +73,13 @@ def opened(path: str) -> typing.Iterator[typing.BinaryIO]:
     """Opens a file for bytes."""
     if storage.in_bucket(path):
         files, name = storage.file_system(path)
-        with files.open(name, "rb") as file:
-            yield file
+        try:
+            with files.open(name, "rb") as file:
+                yield file
+        except Exception as error:
+            if not storage.is_of_bucket(error):
+                raise
+            raise storage.unreachable(path, error) from error
     else:
         with open(path, "rb") as file:
             yield file
@@ -78,11 +108,13 @@ class Version(typing.NamedTuple):
     content_hash: str | None  # hash that stands for the content; None if it must be read
 
 
+@storage.reaching
 def version(path: str) -> Version:
     """Looks up the present state of a file.
 
     Raises:
         OSError: The file cannot be looked up.
+        RunError: The bucket refuses or does not answer.
     """
     if not storage.in_bucket(path):
         stat = os.stat(path)

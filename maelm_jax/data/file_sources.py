@@ -43,8 +43,8 @@ def matching(source: str) -> list[str]:
     """
     pattern = source.removeprefix("files:")
     matches = file_access.expand(pattern)
-    files = [path for path in matches if file_access.is_file(path)]
-    folders = [path for path in matches if not file_access.is_file(path)]
+    folders = [path for path in matches if file_access.is_folder(path)]
+    files = [path for path in matches if path not in set(folders)]
     if not files:
         files = [file for folder in folders for file in table_files.files_of_dataset(folder)]
     elif datasets := [path for path in folders if table_files.is_dataset(path)]:

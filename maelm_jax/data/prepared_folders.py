@@ -82,13 +82,31 @@ def _content_hash(
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
-def is_of_present_text(folder: pathlib.Path, source: str, corpus: config.Corpus) -> bool:
-    """Returns whether a folder is of the text that the source has now.
+def is_of_present_text(
+    folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus
+) -> bool:
+    """Returns whether a folder is of the text that its sources have now.
 
     Raises:
-        Unavailable: The source cannot be read on this machine.
+        Unavailable: A source cannot be read on this machine.
     """
-    return folder.name.endswith(f"-{_content_hash([source], corpus)}")
+    return folder.name.endswith(f"-{_content_hash(names, corpus)}")
+
+
+def text_to_read(
+    folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus
+) -> dict[str, dict[str, str]]:
+    """Returns `present_text` for `check_unchanged`, before the text of a folder is read.
+
+    Raises:
+        ConfigError: The text has changed since the folder was named after it.
+    """
+    before = present_text(names, corpus)
+    if not is_of_present_text(folder, names, corpus):
+        raise config.ConfigError(
+            f"{', '.join(names)}: the text changed after the command began; "
+            "give the same command again when nothing writes to these files")
+    return before
 
 
 def record_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus):

@@ -138,7 +138,7 @@ def write_part(
         parts: Number of parts.
 
     Raises:
-        ConfigError: The text cannot be read, or `rows_dir` cannot be used.
+        ConfigError: The text cannot be read or changes meanwhile, or `rows_dir` cannot be used.
     """
     check_parts(corpus)
     for source, folder in folders(corpus, vocabulary).items():
@@ -147,8 +147,10 @@ def write_part(
         prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
         blocks_path = blocks_folder(folder)
         with rows_dir.writing(corpus), _only_process(blocks_path, part):
+            text_before = prepared_folders.text_to_read(folder, [source], corpus)
             shards = sources.shards(source, corpus)
             _write_blocks(folder, blocks_path, shards, corpus, vocabulary, part, parts, None)
+            check_unchanged(text_before, blocks_path, corpus)
 
 
 def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
@@ -195,7 +197,7 @@ def _make(
     parts = blocks_folder(folder)
     with _only_process(parts, host):
         if not is_complete(folder):
-            text_before = prepared_folders.present_text([source], corpus)
+            text_before = prepared_folders.text_to_read(folder, [source], corpus)
             shards = sources.shards(source, corpus)
             duplicates = None
             if corpus.deduplicate:

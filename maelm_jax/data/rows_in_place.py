@@ -9,6 +9,7 @@ import functools
 import hashlib
 import logging
 import pathlib
+import threading
 
 import numpy as np
 import tensorstore
@@ -100,17 +101,20 @@ class _Decoder:
         spec = {"driver": "zarr3", "kvstore": memory, "fill_missing_data_reads": False}
         self._array = tensorstore.open(spec, context=context, read=True, open=True).result()
         self._shard_rows = shard_rows
+        self._lock = threading.Lock()
 
     def decode(self, shard: int, content: bytes) -> np.ndarray:
         """Returns the rows of one file, [rows, length]. Several threads may call it."""
         key = store.shard_name("", shard).removeprefix("/")
         start = shard * self._shard_rows
         end = min(start + self._shard_rows, self._array.shape[0])
-        self._memory[key] = content
-        try:
-            return self._array[start:end].read().result()
-        finally:
-            self._memory[key] = None
+        # A file that was dropped while it was loaded can be loaded by two threads at once.
+        with self._lock:
+            self._memory[key] = content
+            try:
+                return self._array[start:end].read().result()
+            finally:
+                self._memory[key] = None
 
 
 def open_stores(

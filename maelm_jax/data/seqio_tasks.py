@@ -10,7 +10,7 @@ import os
 import typing
 
 from maelm_jax import config
-from maelm_jax.data.documents import Unavailable
+from maelm_jax.data.documents import Unavailable, described
 
 SPLIT = "train"
 # Fields that can hold the text. The first one that a record has is used.
@@ -56,10 +56,11 @@ def _task(source: str, corpus: config.Corpus):
     for module in corpus.task_modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except Exception as error:
             raise config.ConfigError(
-                f"Corpus.task_modules: {module!r} cannot be imported ({error}); "
-                "install it or set PYTHONPATH") from error
+                f"Corpus.task_modules: {module!r} cannot be imported "
+                f"({described(error)}); correct it, install it or set PYTHONPATH"
+            ) from error
     if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
         modules = ", ".join(corpus.task_modules) or "none"
         raise config.ConfigError(

@@ -12,6 +12,7 @@ import pathlib
 import numpy as np
 import tensorstore
 
+from maelm_jax import config
 from maelm_jax.data import block_files, store_manifest
 
 CHUNK_ROWS = 16  # the smallest number of rows that is read from disk
@@ -144,13 +145,20 @@ def write(
 
     Raises:
         ConfigError: A block is damaged.
+        RunError: The disk is full, or cannot be written to.
     """
     counts = [block_files.read_counts(file) for file in files]
     splits = {}
     for split in block_files.SPLITS:
         total = {key: sum(count[split][key] for count in counts) for key in block_files.COUNTS}
         splits[split] = _statistics(total, length)
-        _write_array(folder / split, files, split, (total["rows"], length), dtype, shard_rows)
+        try:
+            _write_array(folder / split, files, split, (total["rows"], length), dtype, shard_rows)
+        except ValueError as error:  # TensorStore's error for every failure of the disk
+            reason = " ".join(str(error).split())[:300]
+            raise config.RunError(
+                f"{folder}: the rows could not be written ({reason}); free some space or check the "
+                "disk, then give the same command again: it joins the finished blocks") from error
     store_manifest.write(folder, source, vocabulary, length, splits, left_out)
 
 

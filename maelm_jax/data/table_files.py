@@ -97,6 +97,11 @@ def _reading(path: str, format: str) -> typing.Iterator[None]:
     pyarrow = import_pyarrow()
     try:
         yield
+    except UnicodeDecodeError as error:  # pyarrow does not check the bytes of its texts
+        reason = f"byte {error.object[error.start]:#x} at {error.start}"
+        raise BadFile(
+            f"{path}: a text that is not UTF-8 ({reason}); write the file again from UTF-8"
+        ) from error
     except pyarrow.ArrowException as error:
         raise _damaged(path, format, error) from error
     except OSError as error:  # also pyarrow's error for damaged data, without a number
@@ -117,6 +122,8 @@ def _check_column(path: str, schema, column: str):
         known = json.dumps(schema.names)[1:-1][:200]
         raise BadFile(f"{path}: no column {column!r} (it has {known}); set Corpus.text_column")
     kind = schema.field(column).type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
     if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
         raise BadFile(f"{path}: column {column!r} holds {kind}, not text; set Corpus.text_column")
 

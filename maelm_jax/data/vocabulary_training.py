@@ -148,7 +148,7 @@ def _train_in(
     folder.mkdir(parents=True, exist_ok=True)
     prepared_folders.log_changes(
         folder, rates, corpus, vocabulary.SentencePieceVocabulary.FILE)
-    text_before = prepared_folders.present_text(rates, corpus)
+    text_before = prepared_folders.text_to_read(folder, rates, corpus)
     samples = (
         vocabulary_sample.of_source(source, corpus, settings.sample_megabytes * rate)
         for source, rate in rates.items())

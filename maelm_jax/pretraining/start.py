@@ -9,6 +9,8 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
 
+COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
+
 
 class StartingState(typing.NamedTuple):
     """State that the training loop starts with."""
@@ -42,6 +44,8 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     if not path:
         return ResolvedSource(experiment, None)
     has_checkpoint, chosen = _has_checkpoint(workdir), experiment.vocabulary.file
+    if has_checkpoint:
+        _check_origin(path, workdir)
     if not os.path.exists(path) and has_checkpoint:
         return ResolvedSource(_with_recorded_encoder(experiment, workdir, chosen), None)
     encoder_source = source.find(path)
@@ -56,11 +60,36 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     return ResolvedSource(experiment, encoder_source)
 
 
+@storage.reaching
 def _has_checkpoint(workdir: str) -> bool:
+    """Returns whether a workdir has a complete checkpoint.
+
+    Orbax writes a checkpoint under another name first, but in a bucket under its own, and then adds
+    COMMITTED.
+    """
     files, root = storage.file_system(workdir)
     folder = f"{root}/{checkpoint_reading.FOLDER}"
-    paths = files.ls(folder, detail=False) if files.isdir(folder) else []
-    return any(pathlib.PurePath(path).name.isdecimal() for path in paths)
+    try:
+        paths = files.ls(folder, detail=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    steps = [path for path in paths if pathlib.PurePath(path).name.isdecimal()]
+    if storage.in_bucket(workdir):
+        steps = [path for path in steps if files.exists(f"{path.rstrip('/')}/{COMMITTED}")]
+    return bool(steps)
+
+
+def _check_origin(path: str, workdir: str):
+    """Raises ConfigError if the run in the workdir began from another source that still exists.
+
+    A source that is gone may have been moved to `path`.
+    """
+    recorded = _recorded(workdir)
+    began = gin_files.load([str(recorded)]).run.init_from if recorded.is_file() else None
+    if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
+        raise config.ConfigError(
+            f"{workdir} holds a run that began from {began}, not from {path}: give another "
+            f"--workdir, or --gin.Run.init_from={began}")
 
 
 def _recorded(workdir: str) -> pathlib.Path:
@@ -109,6 +138,9 @@ def starting_state(
 
     Returns:
         The state, its step, and whether its prediction head is trained.
+
+    Raises:
+        ConfigError: `Run.init_from` is set, and there is neither its source nor a checkpoint.
     """
     restored = checkpoints.restore(fresh)
     if restored is not None:
@@ -119,6 +151,11 @@ def starting_state(
             print(line)
         return StartingState(restored.state, restored.step, has_head=True)
     if encoder_source is None:
+        if experiment.run.init_from:
+            raise config.ConfigError(
+                f"Run.init_from={experiment.run.init_from} is gone, and {checkpoints.workdir} "
+                "holds no complete checkpoint: put the encoder back, or give "
+                "--gin.Run.init_from=None")
         return StartingState(fresh)
     values = encoder_source.read(experiment.model)
     loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)

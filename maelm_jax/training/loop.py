@@ -130,9 +130,10 @@ def run(
                 with log.timer.paused():
                     log.write(step, numbers, evaluation)
                     if saves:
+                        # Before the checkpoint: a run that resumes there needs these lines.
+                        writer.send()
                         save(checkpoints, step, state, wait=last or stop)
                         cadence.saved()
-                        writer.send()
             if stop:
                 return LoopResult(state, STOPPED)
     return LoopResult(state, 0)

@@ -65,6 +65,11 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
             f"{new.train_steps} steps: the learning rate of step {step + 1} is {new_rate:.4g}, "
             f"it was to be {old_rate:.4g}"
         )
+    if old.init_from != new.init_from:
+        lines.append(
+            f"Run.init_from: {old.init_from} -> {new.init_from}. It is not read: the weights are "
+            "those of the checkpoint"
+        )
     old_mask, new_mask = (
         phases.of_step(phases.of_run(one), step).experiment.masking.rate
         for one in (before.experiment, now)

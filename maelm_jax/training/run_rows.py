@@ -55,7 +55,7 @@ def choose_rows(
     else:
         _check_vocabulary(workdir, recorded, vocabulary)
         if accept_new_data:
-            chosen = _prepare(corpus, vocabulary)
+            chosen = _in_order(_prepare(corpus, vocabulary), list(recorded["sources"]))
             if row_record.differences(recorded, chosen.record):
                 chosen = chosen._replace(former=recorded)
         else:
@@ -121,6 +121,21 @@ def _prepare(
     return RunRows(stores, rates, record)
 
 
+def _in_order(chosen: RunRows, recorded: list[str]) -> RunRows:
+    """Returns the rows with their sources in the recorded order, then those that are new.
+
+    Batches depend on the order of the sources, and settings of another order count as equal.
+    """
+    new = [source for source in chosen.stores if source not in recorded]
+    names = [source for source in recorded if source in chosen.stores] + new
+    entries = {source: chosen.record["sources"][source] for source in names}
+    return RunRows(
+        {source: chosen.stores[source] for source in names},
+        {source: chosen.rates[source] for source in names},
+        chosen.record | {"sources": entries},
+    )
+
+
 def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: config.Corpus) -> dict:
     folder = splits["train"].folder
     return {
@@ -136,7 +151,7 @@ def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[s
     """Returns the text that a store was made from (`sources.parts`), or {} if it is unknown."""
     text = prepared_folders.text_of(folder).get(source, {})
     try:
-        if not text and prepared_folders.is_of_present_text(folder, source, corpus):
+        if not text and prepared_folders.is_of_present_text(folder, [source], corpus):
             return sources.parts(source, corpus)
     except Unavailable:
         pass
@@ -160,7 +175,7 @@ def _open_or_remake(
                 )
         return opened
     _refuse(workdir, _changes_since(recorded, corpus, vocabulary))
-    chosen = _prepare(corpus, vocabulary)
+    chosen = _in_order(_prepare(corpus, vocabulary), list(recorded["sources"]))
     _refuse(workdir, row_record.differences(recorded, chosen.record))
     return chosen
 
@@ -186,7 +201,7 @@ def _open_stores(recorded: dict, corpus: config.Corpus) -> RunRows | None:
 def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) -> str:
     """Describes how a source's text differs from the recorded one. "" if equal or unavailable."""
     try:
-        if prepared_folders.is_of_present_text(pathlib.Path(name), source, corpus):
+        if prepared_folders.is_of_present_text(pathlib.Path(name), [source], corpus):
             return ""
         return sources.differences({source: entry["text"]}, {source: sources.parts(source, corpus)})
     except Unavailable:

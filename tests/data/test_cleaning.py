@@ -92,10 +92,12 @@ def test_another_filter_of_the_same_name_is_another_text(corpus, small_vocabular
 
 
 @pytest.mark.parametrize("name,message", [
-    ("my_filters:fail", r"my_filters:fail raised KeyError \('no such\\nword'\) on the document 'Document 0"),
+    ("my_filters:fail", r"my_filters:fail raised KeyError: 'no such\\nword' on the document 'Document 0"),
+    ("my_broken_filters:keep", r"'my_broken_filters:keep' cannot be imported \(SyntaxError: .*\); correct its module"),
     ("my_filters:none", "'my_filters:none' cannot be imported"), ("no_such_module:keep", "'no_such_module:keep' cannot be imported"),
 ])  # fmt: skip
-def test_a_filter_that_does_not_work_is_one_line(corpus, name, message):
+def test_a_filter_that_does_not_work_is_one_line(corpus, name, message, tmp_path):
+    (tmp_path / "my_broken_filters.py").write_text("def keep(text)")
     changed = dataclasses.replace(corpus, document_filter=name)
     with pytest.raises(config.ConfigError, match=message):
         list(sources.documents_of(f"files:{corpus.text_files}", changed))

@@ -11,7 +11,7 @@ import pytest
 from testing import DAMAGED_JSON, one_line
 
 from maelm_jax import config
-from maelm_jax.data import file_access, rows, sources, store_manifest
+from maelm_jax.data import file_access, file_sources, rows, sources, store_manifest
 
 
 def read(pattern, **settings):
@@ -53,6 +53,35 @@ def test_every_format_gives_the_same_rows(small_vocabulary, tmp_path):
         (splits,) = rows.prepare(corpus, small_vocabulary).values()
         contents.add(store_manifest.fingerprint(splits["train"].folder))
     assert len(contents) == 1
+
+
+def test_a_link_to_nothing_is_named_and_only_left_out_when_told_to(small_corpus, tmp_path):
+    (tmp_path / "z.txt").symlink_to(tmp_path / "gone.txt")
+    source = f"files:{small_corpus.text_files}"
+    for look in (sources.identity, lambda *args: list(sources.documents_of(*args))):
+        with pytest.raises(config.ConfigError, match=r"z\.txt: cannot be read \(No such file"):
+            look(source, small_corpus)
+    assert "z.txt 000" in file_sources.identity(source, dataclasses.replace(small_corpus, skip_bad_files=True))
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, pattern):
+    """`glob` would leave out its files without a word."""
+    for folder in ("a/b", "c/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.txt").write_text("one")
+        (tmp_path / folder).with_name("a.txt").write_text("two")
+    scandir, hidden = os.scandir, str(tmp_path / ("c/b" if pattern == "*/b/*.txt" else "c"))
+
+    def refusing_scandir(path="."):
+        if os.path.normpath(str(path)) == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", hidden)
+        return scandir(path)
+
+    assert len(read(tmp_path / pattern)) > 1
+    monkeypatch.setattr(os, "scandir", refusing_scandir)
+    with pytest.raises(config.ConfigError, match=f"{hidden}/?: cannot be read .*permissions"):
+        read(tmp_path / pattern)
 
 
 def test_no_match_says_the_pattern():
@@ -97,7 +126,7 @@ def refusing(original, paths, number):
     return refuse
 
 
-@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EMFILE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ESTALE, errno.EMFILE, errno.EIO], ids=errno.errorcode.get)
 def test_a_file_that_cannot_be_read_at_the_moment_is_not_left_out(small_corpus, tmp_path, monkeypatch, number):
     import builtins
 
@@ -132,7 +161,7 @@ def test_files_beside_a_dataset_are_not_half_read(tmp_path):
         read(tmp_path / "*")
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO], ids=errno.errorcode.get)
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM], ids=errno.errorcode.get)
 def test_a_file_that_cannot_be_read_is_one_line(small_corpus, tmp_path, monkeypatch, number):
     import builtins
 

@@ -1,5 +1,6 @@
 """Rows read from where they lie are those of the copy, with a cache smaller than the data; damaged files are named."""
 
+import concurrent.futures
 import dataclasses
 import json
 
@@ -70,6 +71,16 @@ def test_missing_and_damaged_files_are_named_when_they_are_needed(copy, damage, 
         with pytest.raises(config.ConfigError, match=f"{copy}/train/c/1/0: {message}") as caught:
             rows[np.array([300])]
         assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_loaded_twice_at_once_is_read(whole):
+    """A file that is dropped while it is loaded, and needed again, is loaded by two threads."""
+    train = opened(whole, 1)["train"]
+    content = (whole / "train" / "c" / "0" / "0").read_bytes()
+    expected = train._decoder.decode(0, content)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for rows in pool.map(lambda _: train._decoder.decode(0, content), range(2000)):
+            np.testing.assert_array_equal(rows, expected)
 
 
 def test_storage_that_does_not_answer_is_one_line(whole, monkeypatch):

@@ -100,6 +100,45 @@ def test_a_source_that_changes_while_it_is_read_is_named_and_its_blocks_are_not_
     assert not list((tmp_path / "rows").glob("*.parts")) and not list((tmp_path / "rows").glob("*/store.json"))
 
 
+@pytest.mark.parametrize("work", [rows.prepare, lambda *args: rows.write_part(*args, 0, 2)], ids=["prepare", "write_part"])
+def test_a_source_that_changes_before_it_is_read_makes_no_store_of_its_name(corpus, vocabulary, tmp_path, monkeypatch, work):
+    """The folder is named after the text at the start of the command, which may then wait for another process."""
+    only_process = rows._only_process
+
+    def change(parts, host):
+        (tmp_path / "b.txt").write_text("Another text.")
+        return only_process(parts, host)
+
+    monkeypatch.setattr(rows, "_only_process", change)
+    with pytest.raises(config.ConfigError, match="the text changed after the command began; give the same command again"):
+        work(corpus, vocabulary)
+    assert not list((tmp_path / "rows").rglob("*.npz"))
+
+
+def test_a_part_of_an_array_job_that_changes_while_it_is_read_is_not_used(corpus, vocabulary, tmp_path, monkeypatch):
+    original = blocks._write_block
+
+    def change(job, vocabulary):
+        (tmp_path / "b.txt").write_text("Another text. " * (job.block + 2))
+        return original(job, vocabulary)
+
+    monkeypatch.setattr(blocks, "_write_block", change)
+    with pytest.raises(config.ConfigError, match="changed while it was read"):
+        rows.write_part(corpus, vocabulary, 0, 1)
+    assert not list((tmp_path / "rows").glob("*.parts"))
+
+
+def test_a_disk_that_is_full_at_the_join_is_one_line(corpus, vocabulary, monkeypatch):
+    def full(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: Error writing local file: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows.store, "_write_array", full)
+        with pytest.raises(config.RunError, match="the rows could not be written .*No space left.*it joins the finished blocks"):
+            rows.prepare(corpus, vocabulary)
+    assert len(prepared_rows(corpus, vocabulary)["train"]) > 100
+
+
 @pytest.mark.parametrize("parts", [0, 1, 2, 3])
 def test_preparations_killed_at_random_make_the_same_store(small_corpus, small_vocabulary, tmp_path, monkeypatch, parts):
     """The local driver (0) and tasks of an array job end before, within or after the write of a random file."""

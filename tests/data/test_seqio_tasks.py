@@ -121,6 +121,13 @@ def test_a_mixture_is_known_where_seqio_is_not(task_module, tmp_path, monkeypatc
     assert sources.rates(corpus) == known
 
 
+def test_a_task_module_that_fails(tmp_path, monkeypatch):
+    (tmp_path / "failing_tasks_for_test.py").write_text("raise RuntimeError('set MODEL_DIR first')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(config.ConfigError, match=r"cannot be imported \(RuntimeError: set MODEL_DIR first\)"):
+        sources.rates(corpus_of("seqio:x", tmp_path, task_modules=("failing_tasks_for_test",)))
+
+
 def test_a_task_module_that_is_not_there(tmp_path):
     with pytest.raises(config.ConfigError, match="Corpus.task_modules: 'nowhere_at_all' cannot be imported"):
         sources.rates(corpus_of("seqio:x", tmp_path, task_modules=("nowhere_at_all",)))

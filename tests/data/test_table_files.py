@@ -71,7 +71,16 @@ def test_a_missing_text_is_no_document(tmp_path):
     assert read(tmp_path / "a.parquet") == ["one", "two"]
 
 
+def test_categories_of_text_are_text(tmp_path):
+    pq.write_table(pa.table({"text": pa.array(["one", "two", "one"]).dictionary_encode()}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == ["one", "two", "one"]
+
+
+LATIN = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\4\0\0\0"), pa.py_buffer(b"caf\xe9")])
+
+
 @pytest.mark.parametrize("name,write,message", [
+    ("a.parquet", lambda path: pq.write_table(pa.table({"text": LATIN}), path), r"a\.parquet: a text that is not UTF-8 \(byte 0xe9 at 3\)"),
     ("a.parquet", lambda path: path.write_bytes(b"PAR1 no parquet"), r"a\.parquet: damaged \.parquet data"),
     ("a.arrow", lambda path: path.write_bytes(b"no arrow at all"), r"a\.arrow: damaged \.arrow data"),
     ("a.parquet", lambda path: pq.write_table(table(["x"], "content"), path), r"no column 'text' \(it has .*\"content\"\); set Corpus"),

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import gin_files
+from maelm_jax import config, gin_files
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
 from maelm_jax.training import coordination, metrics, phases
@@ -60,6 +60,27 @@ def test_every_process_of_a_finished_run_evaluates_or_none(tmp_path, monkeypatch
     nothing = types.SimpleNamespace(close=lambda: None)
     assert run.train(str(tmp_path), job, start.StartingState("state", 5), nothing) == 0
     assert len(evaluations) == (not of_process_zero) == len(metrics.read(str(tmp_path)))
+
+
+def test_a_run_that_began_from_another_source_is_refused(tmp_path, monkeypatch):
+    for name in ("enc", "other"):
+        (tmp_path / name).mkdir()
+    found = source.EncoderSource("other", "a folder", {}, str(tmp_path / "other"), 64, dict)
+    monkeypatch.setattr(source, "find", lambda path: found)
+    monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
+    recorded, other = (gin_files.load(["continue.gin"], [f"Run.init_from='{tmp_path}/{name}'", "TEXT_FILES='*.txt'"]) for name in ("enc", "other"))
+    (tmp_path / "config.gin").write_text(gin_files.render(recorded))
+    with pytest.raises(config.ConfigError, match="holds a run that began from .*/enc, not from .*/other: give another --workdir"):
+        start.resolve_source(other, str(tmp_path))
+    (tmp_path / "enc").rmdir()  # moved to `other`
+    assert start.resolve_source(other, str(tmp_path)).encoder_source is found
+
+
+def test_a_run_without_checkpoint_and_source_does_not_train_fresh_weights(tmp_path):
+    experiment = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'"])
+    none = types.SimpleNamespace(restore=lambda like: None, workdir=str(tmp_path))
+    with pytest.raises(config.ConfigError, match="Run.init_from=gone is gone, and .* holds no complete checkpoint"):
+        start.starting_state("fresh", experiment, 64, None, None, none)
 
 
 def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):

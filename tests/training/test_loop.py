@@ -44,20 +44,22 @@ class Result:
 
 class Lines(metrics.Writer):
     def __init__(self):
-        self.lines = []
+        self.lines, self.sent = [], False
 
     def write(self, step, values):
         self.lines.append({"step": step, **values})
+        self.sent = False
 
     def send(self):
-        pass
+        self.sent = True
 
 
 class Saves(checkpoint.Checkpoints):
-    def __init__(self, device: Device):
-        self.device, self.saved = device, []
+    def __init__(self, device: Device, lines: Lines):
+        self.device, self.lines, self.saved = device, lines, []
 
     def save(self, step, state):
+        assert self.lines.sent, "a run that resumes here would lack the lines before it"
         self.device.now += SAVE
         self.saved.append(step)
 
@@ -104,7 +106,8 @@ def train(
         for first in phase_starts
     )
     job = loop.Job(run, phases, lambda number: number, evaluate, np.ones(run.train_steps), measures)
-    lines, saves = Lines(), Saves(device)
+    lines = Lines()
+    saves = Saves(device, lines)
     _, status = loop.run(job, State(), start, lines, saves)
     return lines.lines, saves.saved, status
 

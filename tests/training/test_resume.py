@@ -24,6 +24,9 @@ def test_what_a_change_does_to_the_coming_steps_is_said():
     assert resume.effects(before, settings("TRAIN_STEPS=10"), 7) == []
     said = resume.effects(before, settings("TRAIN_STEPS=16", "Run.accumulate=2"), 7)
     # Peak 0.1 at step 4, then linear to 0: of 10 steps half is left after step 7, of 16 three quarters.
+    assert resume.effects(before, settings("TRAIN_STEPS=10", "Run.init_from='other'"), 7) == [
+        "Run.init_from: None -> other. It is not read: the weights are those of the checkpoint"
+    ]
     assert said == [
         "Run.train_steps: 10 -> 16. The schedule is now that of 16 steps: the learning rate of step 8 is 0.075, it was to be 0.05",
         "Run.accumulate: 1 -> 2. Rows and masks stay the same, losses differ by rounding",

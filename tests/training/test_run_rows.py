@@ -199,6 +199,24 @@ def test_a_mixture_that_has_changed_is_mixed_as_recorded(corpus, vocabulary, tmp
     assert run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True).former is not None
 
 
+def test_the_order_of_sources_is_the_recorded_one(corpus, vocabulary, tmp_path, monkeypatch):
+    """Settings whose sources have another order count as equal, but batches depend on the order."""
+    one, other = f"files:{tmp_path}/a.txt", f"files:{tmp_path}/b.txt"
+    shares = {one: 0.5, other: 0.5}
+    monkeypatch.setattr(sources, "rates", lambda corpus: dict(shares))
+    workdir = str(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    row_record.write(workdir, run_rows.choose_rows(workdir, corpus, vocabulary), 0)
+    shares = {other: 0.5, one: 0.5}
+    for gone in (False, True):
+        if gone:
+            shutil.rmtree(tmp_path / "rows")
+        for accept in (False, True):
+            chosen = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=accept)
+            assert list(chosen.stores) == list(chosen.rates) == list(chosen.record["sources"]) == [one, other]
+            assert chosen.former is None
+
+
 def test_another_vocabulary_is_refused(workdir, corpus, texts):
     other = vocabulary_training.train(texts[:80], config.Vocabulary(size=380))
     for accept in (False, True):
