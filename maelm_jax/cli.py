@@ -183,8 +183,13 @@ def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) ->
     """
     args, bindings = arguments(flags, argv)
     path = pathlib.Path(args.workdir or "")
-    if not args.workdir or not path.exists() or args.gin_file or (path / "config.gin").is_file():
+    if not args.workdir or not path.exists() or (path / "config.gin").is_file():
         return EncoderCommand(*parse(flags, argv))
+    if args.gin_file:
+        raise config.ConfigError(
+            f"--gin_file={args.gin_file[0]} has settings of a run, and --workdir={args.workdir} is "
+            "no workdir. Leave it out"
+        )
     if bindings:
         raise config.ConfigError(
             f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "

@@ -116,7 +116,8 @@ class Finetune(Settings):
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
     data_dir: Text | None = setting(
         None, "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.")
-    evaluations: Positive = setting(2, "Evaluations in an epoch.", "evaluations")
+    evaluations: Positive = setting(
+        2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations")
     eval_batch_size: Rows = setting(64, "Examples of an evaluation step.", "examples")
     max_length: int = setting(
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20)

@@ -10,8 +10,9 @@ or a checkpoint of the published code. The first command takes the mean over all
 `<s>`.
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
-`<s>` line `</s>`, cut to the sequence length of the run, or to the longest input that the folder
-states. PyTorch is not needed.
+`<s>` line `</s>`, cut to the longest input whose positions are trained: the sequence length of the
+run (of a fine-tuned run, its MAX_LENGTH), or what the folder states.
+`--gin.Corpus.sequence_length=N` cuts at another length. PyTorch is not needed.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import cli, config, paths, storage
+from maelm_jax import cli, config, paths, setting_changes, storage
 
 
 def main(argv: list[str]) -> int:
@@ -46,8 +47,12 @@ def main(argv: list[str]) -> int:
 
     loaded = encoder.Encoder.load(args.workdir, args.step)
     if experiment is not None:
+        free = (*setting_changes.FREE_ON_RESUME, "Model.dtype", "Corpus.sequence_length")
+        recorded = setting_changes.check_workdir(args.workdir, experiment, free)
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
-        length = min(experiment.corpus.sequence_length, model.max_positions)
+        length, given = loaded.length, experiment.corpus.sequence_length
+        if recorded is None or given != recorded.corpus.sequence_length:
+            length = min(given, model.max_positions)
         loaded = dataclasses.replace(loaded, model=model, length=length)
     vectors = loaded.encode(lines, args.pooling)
     save(args.output, vectors)
@@ -68,7 +73,7 @@ def read_lines(path: str) -> list[str]:
         ConfigError: The file is absent, empty or not UTF-8.
     """
     try:
-        lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
+        lines = pathlib.Path(path).read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
         raise config.ConfigError(f"--input={path}: {error.strerror}. Name a text file") from error
     except UnicodeDecodeError as error:

@@ -34,15 +34,22 @@ import pathlib
 
 from maelm_jax import cli, config, paths, storage
 
+# Settings of pretraining that have no effect here, and the settings that do the same.
+REPLACED = {
+    "Run.seed": "Grid.seeds",
+    "Run.batch_size": "Grid.batch_size",
+    "Run.train_steps": "Grid.epochs",
+    "Optimizer.learning_rate": "Grid.learning_rate",
+    "Optimizer.warmup_steps": "Grid.warmup",
+    "Run.eval_every": "Finetune.evaluations",
+}
+
 
 def main(argv: list[str]) -> int:
     """Runs the command and returns its exit status."""
     args, bindings = cli.arguments(_flags(), argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    if args.output is not None and args.predict is None:
-        raise config.ConfigError(
-            "--output names the predictions of --predict. Give --predict=FILE too."
-        )
+    _check(args, bindings)
     if args.predict is not None:
         from maelm_jax.finetuning import prediction
 
@@ -54,6 +61,30 @@ def main(argv: list[str]) -> int:
         print(submission.write(args.workdir, args.submission, args.init_from, bindings))
         return 0
     return _train(args, bindings)
+
+
+def _check(args: argparse.Namespace, bindings: list[str]):
+    """Raises ConfigError for a flag or setting that the command would not read."""
+    if args.output is not None and args.predict is None:
+        raise config.ConfigError(
+            "--output names the predictions of --predict. Give --predict=FILE too."
+        )
+    unread = {
+        "predict": ("submission", "init_from", "step", "gin_file"),
+        "submission": ("step", "gin_file"),
+    }
+    for flag, others in unread.items():
+        for other in others:
+            if getattr(args, flag) is not None and getattr(args, other):
+                raise config.ConfigError(
+                    f"--{flag} takes the run in --workdir as it is. Leave --{other} out"
+                )
+    for binding in bindings:
+        name = binding.partition("=")[0].strip()
+        if name in REPLACED:
+            raise config.ConfigError(
+                f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
+            )
 
 
 def _flags() -> argparse.ArgumentParser:

@@ -56,13 +56,22 @@ def differences(
     return lines
 
 
-def check_workdir(workdir: str | pathlib.Path, experiment: Experiment):
-    """Raises ConfigError, with the differences, if the run in the workdir has other settings."""
+def check_workdir(
+    workdir: str | pathlib.Path, experiment: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
+) -> Experiment | None:
+    """Returns the settings of the run in a workdir, or None if there is no run.
+
+    Raises:
+        ConfigError: They differ from `experiment`. The message has the differences, apart from
+            names that begin with one of `free`.
+    """
     saved = storage.local_path(str(workdir)) / "config.gin"
     if not saved.exists():
-        return
-    changes = differences(gin_files.load([str(saved)]), experiment)
+        return None
+    recorded = gin_files.load([str(saved)])
+    changes = differences(recorded, experiment, free)
     if changes:
         raise config.ConfigError(
             f"{workdir} holds a run with other settings ({'; '.join(changes)}): "
             "give another --workdir, or the same settings")
+    return recorded

@@ -66,7 +66,7 @@ def commands(tmp_path, monkeypatch):
     def unchanged(value):
         return value
 
-    encoder = initial_encoder.InitialEncoder("run", "run/config.gin", unchanged, None, None, unchanged)
+    encoder = initial_encoder.InitialEncoder("run", "run/config.gin", unchanged, None, 64, None, unchanged)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 

@@ -88,13 +88,13 @@ def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     params, model, vocabulary, length, head, sentence_files = exported
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
-        tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
+        tokenizer.write(folder, vocabulary, length, families.pair_of(model))
         parameters = huggingface.write(folder, weights, head)
         sentence_modules.write(folder, sentence_files)
         return Written(huggingface.architecture(weights, head), parameters)
     if format == "pytorch":
         try:
-            tokenizer.write(folder, vocabulary, length, families.closest(model).pair)
+            tokenizer.write(folder, vocabulary, length, families.pair_of(model))
         except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)

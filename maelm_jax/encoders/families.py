@@ -4,7 +4,7 @@ import typing
 
 from maelm_jax import config, json_files
 from maelm_jax.encoders.bert import BERT, DISTILBERT, ELECTRA
-from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.family import Family, PairFormat
 from maelm_jax.encoders.modernbert import MODERNBERT
 from maelm_jax.encoders.mpnet import MPNET
 from maelm_jax.encoders.roberta import ROBERTA
@@ -27,6 +27,12 @@ def closest(model: config.Model) -> Family:
     if model.relative_buckets != "none":
         return MPNET
     return BERT if model.token_types > 1 else ROBERTA
+
+
+def pair_of(model: config.Model) -> PairFormat:
+    """Returns how the encoder reads two sentences. Without a table of types, all is of type 0."""
+    pair = closest(model).pair
+    return pair._replace(has_types=pair.has_types and model.token_types > 1)
 
 
 def of_model(model: config.Model, special: config.SpecialIds) -> Family:

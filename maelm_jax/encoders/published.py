@@ -90,6 +90,18 @@ def to_reference(params: dict[str, np.ndarray], vocabulary_size: int) -> dict[st
     return tables.export_tensors(params, mappings, vocabulary_size)
 
 
+def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
+    """Raises ConfigError if the published code gives other ids to a vocabulary of `size` ids.
+
+    Its dictionary (fairseq) puts `<s> <pad> </s> <unk>` first and `<mask>` last, whatever ids the
+    SentencePiece model itself has for them, and so moves the ids of all other pieces.
+    """
+    if special != config.SpecialIds.of_size(size):
+        raise config.ConfigError(
+            f"{vocabulary}: its special ids are {special}, which the published code changes to "
+            f"{config.SpecialIds.of_size(size)} by its dict.txt; give a vocabulary with those ids")
+
+
 def check(model: config.Model):
     """Checks that the reference implementation computes `model`.
 

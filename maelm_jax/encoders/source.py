@@ -260,6 +260,9 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
     stored = published.read(file)
     stated.check_settings(stored.settings, str(file))
+    if vocabulary is not None:
+        loaded = vocabularies.load(vocabulary)
+        published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
     def read_params(model):
         shapes = stated.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])

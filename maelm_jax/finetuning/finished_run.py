@@ -35,7 +35,7 @@ class FinishedRun:
     @property
     def pair(self) -> family.PairFormat:
         """How the encoder reads two sentences."""
-        return families.closest(self.experiment.model).pair
+        return families.pair_of(self.experiment.model)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:

@@ -109,7 +109,7 @@ class GridRun:
             results_by_cell.setdefault(name, []).append(result)
             if len(results_by_cell[name]) == len(seeds):
                 best = self._keep_better(best, name, results_by_cell)
-        return summary(task, results_by_cell)
+        return summary(task, results_by_cell) | {"start_step": self.encoder.step}
 
     def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict | None:
         """The results of a run, which is done if it is not finished; None after SIGTERM."""

@@ -87,8 +87,7 @@ class FineTuned(nnx.Module):
             self.token = Classifier(settings, head.classes, rngs)
         else:
             self.token = TokenClassifier(settings, head.classes, rngs)
-        pair = families.closest(settings).pair
-        self.has_pair_types = pair.has_types and settings.token_types > 1
+        self.has_pair_types = families.pair_of(settings).has_types
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
         """Scores of the head.

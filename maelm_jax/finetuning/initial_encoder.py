@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import functools
+import os
 import pathlib
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders import adoption, source
+from maelm_jax.encoders import adoption, families, source
 
 # Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
 # the control of an experiment.
@@ -29,6 +30,7 @@ class InitialEncoder:
         gin_file: The config.gin of the workdir, or DEFAULT_GIN_FILE.
         fit: Returns settings with the shape of this encoder in them.
         vocabulary: The vocabulary that its token ids belong to.
+        length: The longest input in tokens whose positions are trained.
         step: The step of the workdir's checkpoint. None for fresh weights and for an encoder that
             is not a workdir.
         load_encoder: Takes freshly drawn encoder parameters `fresh`. Returns the parameters to
@@ -41,6 +43,7 @@ class InitialEncoder:
     gin_file: str
     fit: collections.abc.Callable[[config.Experiment], config.Experiment]
     vocabulary: Vocabulary
+    length: int
     step: int | None
     load_encoder: collections.abc.Callable[[dict], dict]
     load_pooler: collections.abc.Callable[[dict], dict] = lambda fresh: fresh
@@ -53,7 +56,8 @@ class InitialEncoder:
 
 def label_of(name: str) -> str:
     """The short name of an encoder: "tiny" for runs/tiny, "random-tiny" for random:runs/tiny."""
-    folder = pathlib.Path(name.removeprefix(RANDOM)).name
+    # Also of `.` and `..`, which have no name themselves.
+    folder = os.path.basename(os.path.abspath(name.removeprefix(RANDOM)))
     return f"random-{folder}" if name.startswith(RANDOM) else folder
 
 
@@ -103,13 +107,23 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
     def load_pooler(fresh: dict) -> dict:
-        if name.startswith(RANDOM) or "pooler/kernel" not in stored_params():
+        if name.startswith(RANDOM):
             return fresh
-        values = stored_params()
-        return {part: adoption.shard_like(fresh[part], values[f"pooler/{part}"]) for part in fresh}
+        values, places = stored_params(), ["pooler"]
+        family = families.closest(gin_files.load([gin_file]).model)
+        if encoder_source.step is not None and "pooler" in family.classifier_names["dense"]:
+            places.append("classifier/dense")  # of a fine-tuned run
+        for place in places:
+            if f"{place}/kernel" in values:
+                return {
+                    part: adoption.shard_like(fresh[part], values[f"{place}/{part}"])
+                    for part in fresh
+                }
+        return fresh
 
     step = None if name.startswith(RANDOM) else encoder_source.step
-    return InitialEncoder(name, gin_file, fit, vocabulary, step, load_encoder, load_pooler)
+    return InitialEncoder(
+        name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler)
 
 
 def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -61,8 +61,14 @@ def _reports_so_far(folder: pathlib.Path, plan: experiments.Plan) -> table.Repor
     """
     reports = {label: by_task for label, by_task in table.read(folder).items() if by_task}
     for planned in plan.planned:
-        name = planned.encoder.name
+        name, step = planned.encoder.name, planned.encoder.step
         for report in reports.setdefault(planned.label, {}).values():
+            if report.get("start_step", step) != step:  # nor this
+                raise config.ConfigError(
+                    f"{folder / table.JSON_FILE}: {planned.label} is step {report['start_step']} "
+                    f"of {name}, not {step}. Give --step={report['start_step']}, or another "
+                    "--workdir"
+                )
             if report.get("init_from", name) != name:  # earlier versions did not record it
                 raise config.ConfigError(
                     f"{folder / table.JSON_FILE}: {planned.label} is {report['init_from']}, not "
@@ -115,7 +121,7 @@ class _Sessions:
                 experiment.corpus,
                 vocabulary,
                 length_of(experiment),
-                families.closest(experiment.model).pair,
+                families.pair_of(experiment.model),
             )
             self._session = session.FinetuneSession(experiment, data, vocabulary)
             self._key = key
@@ -144,10 +150,10 @@ def describe_data(current: session.FinetuneSession, planned: experiments.Planned
         lines.append(
             f"the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}"
         )
-    pretraining_length = experiment.corpus.sequence_length
-    # Without a checkpoint of ours, the sequence length is not that of pretraining.
-    if planned.encoder.step is not None and length > pretraining_length:
+    # Without a checkpoint of ours, it is not known which positions were trained.
+    if planned.encoder.step is not None and length > planned.encoder.length:
         lines.append(
-            f"pretraining read rows of {pretraining_length} tokens, and trained no later position"
+            f"pretraining read rows of {planned.encoder.length} tokens, and trained no later "
+            "position"
         )
     return "\n".join(f"{data.name}: {line}" for line in [*lines, *data.notes])

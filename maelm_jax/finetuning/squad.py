@@ -203,6 +203,9 @@ class CharacterSpan(typing.NamedTuple):
 def answer_span(question: Question) -> CharacterSpan | None:
     """Where the first answer stands, or its nearest occurrence. None: not in the context."""
     text, start = question.answers[0]
+    # The tokens of a space at an end may be those of the next word.
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
     if not text:
         return None
     if not (start >= 0 and question.context.startswith(text, start)):

@@ -200,6 +200,21 @@ def test_embeddings_are_the_encoders_states(workdirs, vocabulary, tmp_path, pool
         assert np.abs((state.mean(0) if pooling == "mean" else state[0]) - vector).max() < 1e-5
 
 
+def test_embeddings_of_a_fine_tuned_run_are_cut_at_its_length(workdirs, tmp_path, capsys):
+    folder = tmp_path / "tuned"
+    shutil.copytree(workdirs["mpnet"], folder)
+    (folder / "results.json").write_text('{"max_length": 20}')
+    (tmp_path / "lines.txt").write_bytes(("\ufeff" + "\n".join([LINES[2], "one", LINES[2]])).encode())
+    argv = [f"--workdir={folder}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'v.npy'}"]
+    assert embed.main(argv) == 0 and "2 lines cut to 20 tokens" in capsys.readouterr().out
+    vectors = np.load(tmp_path / "v.npy")
+    assert np.array_equal(vectors[0], vectors[2]), "the byte-order mark is no text"
+    assert np.allclose(vectors, maelm_jax.load_encoder(folder).encode([LINES[2], "one", LINES[2]], pooling="mean"), atol=1e-6)
+    assert embed.main([*argv, "--gin.Corpus.sequence_length=30"]) == 0 and "cut to 30 tokens" in capsys.readouterr().out
+    with pytest.raises(config.ConfigError, match="Model.layers: 2 -> 5"):
+        embed.main([*argv, "--gin.Model.layers=5"])
+
+
 def test_a_pooling_of_another_name_is_refused(workdirs):
     with pytest.raises(config.ConfigError, match="pooling must be 'mean' or 'first', got 'max'"):
         maelm_jax.load_encoder(workdirs["mpnet"]).encode(["x"], pooling="max")
@@ -221,9 +236,10 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     card = (tmp_path / "again" / "README.md").read_text()
     assert f"converted from | `{tmp_path / 'out'}`" in card and "encoder converted with" in card and "mae-lm" not in card
     assert "encoder trained with" in (tmp_path / "out" / "README.md").read_text()
-    for more, message in ((["--step=3"], "need a workdir"), (["--gin.Model.layers=3"], "is no workdir. Leave it out")):
+    refused = {"--step=3": "need a workdir", "--gin.Model.layers=3": "is no workdir. Leave it out", "--gin_file=tiny.gin": "is no workdir. Leave it"}
+    for more, message in refused.items():
         with pytest.raises(config.ConfigError, match=message):
-            run(tmp_path / "out", tmp_path / "third", *more)
+            run(tmp_path / "out", tmp_path / "third", more)
     with pytest.raises(config.ConfigError, match="--step=3: .* is no workdir, so it has no checkpoints by step. Leave --step out"):
         embed.main([f"--workdir={tmp_path / 'out'}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'c.npy'}", "--step=3"])
     assert not (tmp_path / "c.npy").exists()

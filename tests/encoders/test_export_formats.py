@@ -6,7 +6,7 @@ import pytest
 
 import maelm_jax
 from maelm_jax import config, export, gin_files
-from maelm_jax.encoders import export_formats
+from maelm_jax.encoders import export_formats, families, published
 
 
 @pytest.mark.parametrize("format", ["pytorch", "reference"])
@@ -19,6 +19,19 @@ def test_the_modern_architecture_is_refused_with_the_format_to_use(format):
     mixed = dataclasses.replace(model, biases=True)
     with pytest.raises(config.ConfigError, match="biases False, this model True. Use the settings of a family"):
         export_formats.check("huggingface", mixed, config.SpecialIds.of_size(1000))
+
+
+def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
+    counts = {count: families.pair_of(config.Model(family="bert", token_types=count)).has_types for count in (1, 2)}
+    assert counts == {1: False, 2: True}
+    assert not families.pair_of(config.Model(family="roberta", token_types=2)).has_types
+
+
+@pytest.mark.parametrize("ids", [(1, 1000, 2, 0, 1001), (0, 1, 2, 3, 4)])
+def test_special_ids_that_the_published_code_changes_are_refused(ids):
+    published.check_special_ids(config.SpecialIds.of_size(1002), 1002, "vocabulary")
+    with pytest.raises(config.ConfigError, match="vocabulary: its special ids are .*which the published code changes"):
+        published.check_special_ids(config.SpecialIds(*ids), 1002, "vocabulary")
 
 
 def test_token_types_are_refused_by_the_format_without_them():

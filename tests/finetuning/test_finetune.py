@@ -186,6 +186,10 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds names a value twice"),
     (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.seed=7"], "fine-tuning does not read Run.seed; set Grid.seeds"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.learning_rate=1"], "fine-tuning does not read Optimizer.learning_rate"),
+    (["--predict=x.tsv", "--init_from=RUN"], "--predict takes the run in --workdir as it is. Leave --init_from out"),
+    (["--submission=x.zip", "--step=3"], "--submission takes the run in --workdir as it is. Leave --step out"),
     (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
 ])  # fmt: skip
 def test_bad_input(more, message, data_dir, pretrained, tmp_path):

@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -54,9 +55,32 @@ def test_a_row_of_token_types_is_added_to_the_positions_of_a_model_without_them(
     assert initial_encoder.without_token_types(two) is two, "two types are another function"
 
 
-def test_a_workdir_without_an_encoder(pretrained, tmp_path):
-    import shutil
+def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
+    """MNLI, then RTE: the first linear map of BERT's classifier is its pooler."""
+    from maelm_jax.training import checkpoint, checkpoint_params
 
+    params = checkpoint_params.read_params(str(pretrained), 3)
+    dense = {"kernel": np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "bias": np.ones(32, np.float32)}
+    fresh = jax.tree.map(jnp.zeros_like, dense)
+    for family, kept in (("bert", True), ("roberta", False)):
+        folder = tmp_path / family
+        shutil.copytree(pretrained, folder, ignore=shutil.ignore_patterns("checkpoints"))
+        (folder / "config.gin").write_text((folder / "config.gin").read_text() + f"\nModel.family = {family!r}\n")
+        saved = checkpoint.Checkpoints(str(folder))
+        saved.save(1, {"params": {"encoder": params["encoder"], "classifier": {"dense": dense}}})
+        saved.close()
+        pooler = initial_encoder.load(str(folder)).load_pooler(fresh)
+        jax.tree.map(np.testing.assert_array_equal, pooler, dense if kept else fresh)
+
+
+def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
+    (tmp_path / "run" / "x").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run" / "x")
+    names = {".": "x", "..": "run", "random:.": "random-x", "runs/tiny/": "tiny"}
+    assert {name: initial_encoder.label_of(name) for name in names} == names
+
+
+def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     from maelm_jax.training import checkpoint
 
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))

@@ -41,7 +41,7 @@ def described(*settings: str, step: int | None = 3) -> list[str]:
     dev = {name: DevSet(rows, None, None, (".tsv",), []) for name in ("matched", "mismatched")}
     task = TaskData("mnli", Head("sentence", 3), (), "accuracy", rows, dev, {}, ["a note"])
     experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli", *settings])
-    of_rows = experiments.Planned("mnli", types.SimpleNamespace(step=step), "little", experiment)
+    of_rows = experiments.Planned("mnli", types.SimpleNamespace(step=step, length=64), "little", experiment)
     return runs.describe_data(types.SimpleNamespace(task=task, sizes=[8, 16]), of_rows).splitlines()
 
 
@@ -60,8 +60,8 @@ def test_limits_of_the_encoder_are_printed_where_they_matter():
     assert described(step=None)[1:-1] == [positions], "what the pretraining of a stock encoder read is not known"
 
 
-def plan_of(**names: str) -> experiments.Plan:
-    encoders = {label: types.SimpleNamespace(name=name) for label, name in names.items()}
+def plan_of(step: int = 3, **names: str) -> experiments.Plan:
+    encoders = {label: types.SimpleNamespace(name=name, step=step) for label, name in names.items()}
     return experiments.Plan([experiments.Planned("rte", encoder, label, None) for label, encoder in encoders.items()], True)
 
 
@@ -76,3 +76,14 @@ def test_a_table_has_one_encoder_of_a_name(tmp_path):
     assert runs._reports_so_far(tmp_path, plan_of(b="runs/b", a="runs/a")) == {"a": {"cola": report}, "b": {}}
     with pytest.raises(config.ConfigError, match=r"table.json: a is runs/a, not old/a. Name the encoder as before, or give"):
         runs._reports_so_far(tmp_path, plan_of(a="old/a"))
+
+
+def test_a_row_of_a_table_is_of_one_checkpoint(tmp_path):
+    report = {
+        "task": "cola", "init_from": "runs/a", "start_step": 400, "main_metric": "mcc", "chosen": "b32", "seeds": 1,
+        "metrics": {}, "cells": [], "notes": [], "model": None,
+    }  # fmt: skip
+    table.write({"a": {"cola": report}}, tmp_path)
+    assert runs._reports_so_far(tmp_path, plan_of(step=400, a="runs/a"))
+    with pytest.raises(config.ConfigError, match="a is step 400 of runs/a, not 600. Give --step=400, or another --workdir"):
+        runs._reports_so_far(tmp_path, plan_of(step=600, a="runs/a"))

@@ -22,6 +22,13 @@ def test_wrong_json(tmp_path, content, message):
     assert message in str(error.value) and "x.json" in str(error.value)
 
 
+@pytest.mark.parametrize("text,start,span", [("Denmark", 8, (8, 15)), ("Denmark ", 8, (8, 15)), (" Denmark ", 7, (8, 15)), (" ", 7, None)])
+def test_an_answer_has_no_space_at_its_ends(text, start, span):
+    """With SentencePiece, the space belongs to the token of the next word."""
+    question = squad.Question("1", "Q?", "Kings of Denmark and Norway"[1:], ((text, start),), "T")
+    assert squad.answer_span(question) == span
+
+
 def test_a_dev_file_alone_is_split_by_article(data_dir, tmp_path):
     (tmp_path / "dev-v2.0.json").write_text((data_dir / "squad" / "dev-v2.0.json").read_text())
     with pytest.raises(config.ConfigError, match="no train-v2.0.json in .*dev_share=0.25 trains on three quarters"):
