@@ -14,11 +14,12 @@ each with its own tokenizer, with and without [MASK] at 15% of the tokens.
     python -m maelm_jax.analyze --encoders=bert-base,runs/tiny --text='books/*.txt'
 
 RUN is the workdir of a pretrained or a fine-tuned run. Each run is measured on held-out rows of its
-own corpus, with masks drawn as in its own pretraining. --step measures another checkpoint than the
+own corpus, with the masks of its own evaluations. --step measures another checkpoint than the
 newest. --all_steps also measures the last layer at every checkpoint. --gin.NAME=VALUE and
 --gin_file change settings of every run's config.gin: Corpus.text_files selects other text, and
 Corpus.rows_dir is needed where rows were moved. The command writes report.md, its figures, and
-ranks.json with every number into the workdir. Exit status: 0 done, 2 wrong input, 1 anything else.
+ranks.json with every number into the workdir (default runs/report), where it replaces an earlier
+report of the same runs only. Exit status: 0 done, 2 wrong input, 1 anything else.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
         opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
         trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
         rows = [runs.heldout_rows(run, args.tokens) for run in trained]
+    report.check_folder(args.workdir, [run.workdir for run in trained])
     notes = runs.differences(trained, args.text)
     for note in notes:
         print(note)

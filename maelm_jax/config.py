@@ -175,8 +175,9 @@ class Experiment:
         length, positions = self.corpus.sequence_length, self.model.max_positions
         if length > positions:
             raise ConfigError(
-                f"Corpus.sequence_length {length} is longer than the position table: "
-                f"set Model.max_positions to {length} or more")
+                f"Corpus.sequence_length {length} is longer than the position table: lower it to "
+                f"{positions}, or set Model.max_positions to {length} or more (not with "
+                "Run.init_from, whose encoder has its own)")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "

@@ -109,6 +109,13 @@ def test_the_report(report):
             assert line.endswith("|")
 
 
+def test_a_report_of_other_runs_is_not_replaced(report, runs):
+    before = (report / "ranks.json").read_bytes()
+    with pytest.raises(config.ConfigError, match=r"holds the report of other runs \(.*mae.*mlm.*\): give another --workdir"):
+        analyze.main([f"--runs={runs['mlm']}", f"--workdir={report}", "--tokens=6000"])
+    assert (report / "ranks.json").read_bytes() == before
+
+
 def test_what_the_tables_must_not_pass_over(report):
     results = json.loads((report / "ranks.json").read_text())
     mae, mlm, _ = results["runs"]

@@ -93,7 +93,7 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     (["Model.positions=rotary", "Model.relative_buckets=none", "Model.decoder_relative_bias=False", "Model.heads=128"], "heads of an even size"),
     (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
     (["Model.local_attention=8"], "local_attention needs positions = 'rotary'"),
-    (["SEQUENCE_LENGTH=256"], "longer than the position table: set Model.max_positions to 256"),
+    (["SEQUENCE_LENGTH=256"], "longer than the position table: lower it to 128, or set Model.max_positions to 256"),
     (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),
     (["Model.heads=3"], "not divisible by heads"),
     (["Masking.random_fraction=0.5"], "set encoder_mask_fraction above 0"),

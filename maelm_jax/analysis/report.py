@@ -5,9 +5,11 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import paths, storage, tables
+from maelm_jax import config, json_files, paths, storage, tables
 from maelm_jax.analysis import figures, ranks
 from maelm_jax.analysis.figures import SETS
+
+RANKS_FILE = "ranks.json"
 
 DIGITS = 7  # the precision of float32 states
 
@@ -26,7 +28,7 @@ def write(results: dict, workdir: str) -> str:
     with paths.writing("--workdir", workdir):
         folder.mkdir(parents=True, exist_ok=True)
         files = figures.draw(results, folder)
-        storage.write(folder / "ranks.json", json.dumps(_rounded(results)) + "\n")
+        storage.write(folder / RANKS_FILE, json.dumps(_rounded(results)) + "\n")
         storage.write(folder / "report.md", markdown(results, files))
     summary = [runs_table(results), last_layer_table(results), mask_table(results)]
     return "\n\n".join([*filter(None, summary), str(folder / "report.md")])
@@ -44,14 +46,15 @@ def _rounded(value):
 def runs_table(results: dict) -> str:
     """Table of the runs with their losses at the last step and after equal training time.
 
-    The equal time is the training time of the shortest run. delta and rate are those of training.
-    Encoders that are measured on common text have none, because their training is not known.
+    The equal time is the training time of the shortest run. delta and the training rate are those
+    of training. Encoders that are measured on common text have none, because their training is not
+    known. The rate here is the mask rate of the held-out loss and of the ranks.
     """
     trained = [run for run in results["runs"] if run["curve"]["hours"]]
     equal_hours = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
     header = (
-        "run", "encoder", "decoder", "delta", "rate", "step", "tokens measured", "held-out loss",
-        "hours", f"loss at {equal_hours:.2f} h", "unigram",
+        "run", "encoder", "decoder", "delta", "training rate", "rate here", "step",
+        "tokens measured", "held-out loss", "hours", f"loss at {equal_hours:.2f} h", "unigram",
     )  # fmt: skip
     rows = []
     for run in results["runs"]:
@@ -62,11 +65,35 @@ def runs_table(results: dict) -> str:
             model["decoder_layers"],
             "-" if results["text"] else _delta(masking),
             "-" if results["text"] else _rates(masking),
+            f"{_measured_rate(masking):g}",
             run["step"],
             f"{run['tokens']['plain']:,}",
             *_losses(run["curve"], equal_hours),
         ))  # fmt: skip
     return tables.markdown(header, rows)
+
+
+def check_folder(workdir: str, runs: list[str]):
+    """Raises ConfigError if `workdir` has a report of others than `runs`, the measured workdirs."""
+    path = pathlib.Path(workdir) / RANKS_FILE
+    if not path.is_file():
+        return
+    content = json_files.read_object(path)
+    entries = content.get("runs")
+    earlier = [
+        str(entry.get("workdir"))
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict)
+    ]
+    if earlier != runs:
+        raise config.ConfigError(
+            f"{workdir} holds the report of other runs ({', '.join(earlier)}): give another "
+            "--workdir")
+
+
+def _measured_rate(masking: dict) -> float:
+    """Mask rate of the measurement."""
+    return masking.get("heldout_rate") or masking["rate"]
 
 
 def _rates(masking: dict) -> str:
@@ -207,7 +234,7 @@ def _definition(results: dict) -> str:
     masks = f"Masks are those of each run's evaluations, seed {seed}."
     if results["text"]:
         masking = results["runs"][0]["masking"]
-        rate = masking.get("heldout_rate") or masking["rate"]
+        rate = _measured_rate(masking)
         tokens = f"Tokens are the text of `{results['text']}` with <s> and </s>, without padding."
         masks = f"[MASK] replaces {rate:.0%} of the tokens of masked input, seed {seed}."
     return (

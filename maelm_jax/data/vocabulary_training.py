@@ -28,6 +28,7 @@ ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained
 # What SentencePiece's messages say about a size that does not fit the text.
 TOO_LARGE = re.compile(r"less than or equal to (\d+)|value <= (\d+)")
 TOO_SMALL = re.compile(r"required_chars\S* (\d+) vs (\d+)")
+LEAST_SIZE = 300  # of Vocabulary.size
 log = logging.getLogger(__name__)
 
 
@@ -92,10 +93,14 @@ def _reason(message: str, size: int) -> str:
     """Returns our message for a message of SentencePiece's trainer."""
     too_large = TOO_LARGE.search(message)
     if "too high" in message or too_large:
-        most = f"to at most {int(too_large[1] or too_large[2]) + 1}" if too_large else "lower"
+        most = int(too_large[1] or too_large[2]) + 1 if too_large else None
+        if most is not None and most < LEAST_SIZE:
+            return (
+                f"the corpus supports a vocabulary of {most} ids only, and the smallest has "
+                f"{LEAST_SIZE}: give more text")
         return (
-            "vocabulary larger than the corpus supports: "
-            f"set Vocabulary.size {most} (it is {size})")
+            "vocabulary larger than the corpus supports: set Vocabulary.size "
+            f"{'lower' if most is None else f'to at most {most}'} (it is {size})")
     if too_small := TOO_SMALL.search(message):
         return (
             f"Vocabulary.size {size} does not hold the corpus's characters: "

@@ -50,8 +50,9 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
             for name, value in changed.items()
         )
         raise config.ConfigError(
-            f"Run.init_from {path} does not fit this model: {differences} (its settings: "
-            f"{path}/config.gin)"
+            f"Run.init_from {path} does not fit this model: {differences}. It is a "
+            "workdir, which keeps its shape: export it, and start from the export (python -m "
+            f"maelm_jax.export --workdir={path} --output=my_encoder)"
         )
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}" for name, value in changed.items()

@@ -9,7 +9,7 @@ import numpy as np
 
 from maelm_jax.config import ConfigError
 
-INSTALL = "pip install torch==2.13.0 transformers==5.23.0 (or pip install -e '.[torch]')"
+INSTALL = "pip install torch==2.13.0 transformers==5.23.0"
 # Beginnings of the names of classes that published checkpoints hold beside their tensors: settings
 # and training state. `read` puts a `_Placeholder` in their place.
 REPLACED = (

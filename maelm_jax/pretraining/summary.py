@@ -68,9 +68,10 @@ def print_result(workdir: str, began: float, ranks: monitor.RankMonitor, unigram
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
     picture = metrics.plot(workdir, unigram_loss)
     storage.send(workdir)
+    below = unigram_loss - last["eval_loss"]
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
-        f"{unigram_loss - last['eval_loss']:.2f} below the unigram cross-entropy "
+        f"{abs(below):.2f} {'below' if below >= 0 else 'above'} the unigram cross-entropy "
         f"{unigram_loss:.4f}; "
         f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
     )

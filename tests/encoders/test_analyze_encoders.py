@@ -23,8 +23,8 @@ def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
     assert f"Tokens are the text of `{tmp_path / 'text.txt'}`" in text and "[MASK] replaces 15% of the tokens" in text
     assert "pretraining, seed" not in text
     header, _, *rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")][:4]
-    columns = header.index("delta"), header.index("rate")
-    assert [[row[column] for column in columns] for row in rows] == [["-", "-"]] * 2, "the masking of the measurement is not that of training"
+    columns = header.index("delta"), header.index("training rate"), header.index("rate here")
+    assert [[row[column] for column in columns] for row in rows] == [["-", "-", "0.15"]] * 2, "the masking of the measurement is not that of training"
 
 
 def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
