@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-from maelm_jax import cli, commands
+from maelm_jax import __main__, cli, commands, train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("scripts", {})
@@ -21,6 +21,14 @@ def test_every_module_that_is_a_command_has_an_entry_point_of_its_name():
     modules = sorted((ROOT / "maelm_jax").glob("*.py"))
     names = [path.stem for path in modules if "cli.run(main" in path.read_text() and path.stem != "commands"]
     assert {f"maelm-{name}": f"maelm_jax.commands:{name}" for name in names} == SCRIPTS and "train" in names
+
+
+def test_the_package_lists_its_commands(capsys):
+    __main__.main()
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split()[2].removeprefix("maelm_jax.") for line in lines if line.startswith("python -m ")]
+    assert {f"maelm-{name}" for name in names} == set(SCRIPTS)
+    assert lines[0].endswith(train.__doc__.splitlines()[0])
 
 
 def test_the_pinned_versions_can_be_given_as_constraints():

@@ -109,21 +109,28 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     def load_pooler(fresh: dict) -> dict:
         if name.startswith(RANDOM):
             return fresh
-        values, places = stored_params(), ["pooler"]
-        family = families.closest(gin_files.load([gin_file]).model)
-        if encoder_source.step is not None and "pooler" in family.classifier_names["dense"]:
-            places.append("classifier/dense")  # of a fine-tuned run
-        for place in places:
-            if f"{place}/kernel" in values:
-                return {
-                    part: adoption.shard_like(fresh[part], values[f"{place}/{part}"])
-                    for part in fresh
-                }
-        return fresh
+        values = stored_params()
+        place = _place_of_pooler(encoder_source, values)
+        if place is None:
+            return fresh
+        return {part: adoption.shard_like(fresh[part], values[f"{place}/{part}"]) for part in fresh}
 
     step = None if name.startswith(RANDOM) else encoder_source.step
     return InitialEncoder(
         name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler)
+
+
+def _place_of_pooler(
+    encoder_source: source.EncoderSource, params: dict[str, np.ndarray]
+) -> str | None:
+    """Returns the path of the pooler in the parameters of a source, or None if it has none.
+
+    In a fine-tuned run of a family whose classifier begins with the pooler (BERT), it is there.
+    """
+    if "pooler/kernel" in params:
+        return "pooler"
+    is_pooler = "pooler" in families.closest(encoder_source.base).classifier_names["dense"]
+    return "classifier/dense" if is_pooler and "classifier/dense/kernel" in params else None
 
 
 def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

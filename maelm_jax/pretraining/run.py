@@ -118,7 +118,7 @@ def pretrain(
     job = make_job(setup, costs, heldout, ranks, starting.state)
     status = train(options.workdir, job, starting, checkpoints)
     if status == 0 and not jax.process_index():
-        summary.print_result(options.workdir, options.began, ranks, heldout.unigram)
+        summary.print_result(options.workdir, experiment, options.began, ranks, heldout.unigram)
     return status
 
 

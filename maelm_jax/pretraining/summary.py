@@ -54,11 +54,18 @@ def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.M
     )
 
 
-def print_result(workdir: str, began: float, ranks: monitor.RankMonitor, unigram_loss: float):
+def print_result(
+    workdir: str,
+    experiment: config.Experiment,
+    began: float,
+    ranks: monitor.RankMonitor,
+    unigram_loss: float,
+):
     """Prints the result of a finished run and draws its loss curve.
 
     Args:
         workdir: The folder of the run.
+        experiment: The settings of the run.
         began: time.perf_counter() at the start of the command.
         ranks: Tells what the measurement of ranks cost.
         unigram_loss: Unigram cross-entropy of the held-out targets, in nats.
@@ -66,7 +73,7 @@ def print_result(workdir: str, began: float, ranks: monitor.RankMonitor, unigram
     seconds = time.perf_counter() - began
     print(ranks.cost(seconds))
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
-    picture = metrics.plot(workdir, unigram_loss)
+    picture = metrics.plot(workdir, unigram_loss, _heldout_label(experiment))
     storage.send(workdir)
     below = unigram_loss - last["eval_loss"]
     print(
@@ -75,3 +82,11 @@ def print_result(workdir: str, began: float, ranks: monitor.RankMonitor, unigram
         f"{unigram_loss:.4f}; "
         f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
     )
+
+
+def _heldout_label(experiment: config.Experiment) -> str:
+    """Label of the held-out losses, with their mask rate if the run never trains at it."""
+    rate = experiment.evaluated.masking.rate
+    if rate in {phase.experiment.masking.rate for phase in phases.of_run(experiment)}:
+        return "held-out"
+    return f"held-out, at mask rate {rate:g}"

@@ -110,22 +110,23 @@ def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
     return lines
 
 
-def plot(workdir: str, unigram: float | None = None) -> pathlib.Path:
+def plot(workdir: str, unigram: float | None = None, heldout: str = "held-out") -> pathlib.Path:
     """Writes the figure of `figure_of` to loss_curve.png and returns its path."""
-    figure = figure_of(workdir, unigram)
+    figure = figure_of(workdir, unigram, heldout)
     path = storage.local_path(workdir) / "loss_curve.png"
     figure.savefig(path, dpi=120)
     plotting.pyplot().close(figure)
     return path
 
 
-def figure_of(workdir: str, unigram: float | None):
+def figure_of(workdir: str, unigram: float | None, heldout: str = "held-out"):
     """Returns a matplotlib Figure of the losses of a run.
 
     Args:
         workdir: Folder of the run.
         unigram: Cross-entropy of the unigram distribution in nats, drawn as a horizontal line. A
             model that has learned something is below it. None: no line.
+        heldout: Label of the held-out losses.
     """
     pyplot, lines = plotting.pyplot(), read(workdir)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
@@ -137,7 +138,7 @@ def figure_of(workdir: str, unigram: float | None):
             label="training (one batch)",
         )  # fmt: skip
     if evaluated:
-        axes.plot(*np.transpose(evaluated), label="held-out", **next(plotting.line_styles()))
+        axes.plot(*np.transpose(evaluated), label=heldout, **next(plotting.line_styles()))
     if unigram is not None:
         label = f"unigram {unigram:.2f}"
         axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)

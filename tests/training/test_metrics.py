@@ -5,6 +5,8 @@ import json
 from matplotlib import pyplot
 from testing import flat_lines
 
+from maelm_jax import gin_files
+from maelm_jax.pretraining import summary
 from maelm_jax.training import metrics
 
 
@@ -20,3 +22,9 @@ def test_the_loss_curve_names_its_lines_and_units(tmp_path):
     assert len({(line.get_marker(), line.get_linestyle()) for line in axes.lines}) == 3
     assert "nats" in axes.get_ylabel() and tmp_path.name in axes.get_title()
     pyplot.close(figure)
+
+
+def test_the_loss_curve_says_that_training_has_another_mask_rate():
+    labels = {None: "held-out, at mask rate 0.15", "Masking.rate=0.15": "held-out", "Masking.heldout_rate=None": "held-out"}
+    for binding, label in labels.items():
+        assert summary._heldout_label(gin_files.load(["tiny.gin"], [binding] if binding else [])) == label
