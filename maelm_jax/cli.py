@@ -123,6 +123,7 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
     if args.workdir is None and args.gin_file:
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
     if args.workdir is not None:
+        args.workdir = os.path.expanduser(args.workdir)  # bash leaves the ~ of --workdir=~/runs
         paths.check_folder("--workdir", args.workdir)
     return Arguments(args, bindings)
 

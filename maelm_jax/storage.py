@@ -107,11 +107,11 @@ def require_local(path: str):
 def local_path(path: str) -> pathlib.Path:
     """Returns a folder on this machine for `path`.
 
-    A local folder is returned as it is. For a folder in a bucket, the result is its local copy
-    under $XDG_CACHE_HOME/maelm_jax, which is created if it does not exist.
+    A local folder is returned with a `~` expanded. For a folder in a bucket, the result is its
+    local copy under $XDG_CACHE_HOME/maelm_jax, which is created if it does not exist.
     """
     if not in_bucket(path):
-        return pathlib.Path(path)
+        return pathlib.Path(path).expanduser()
     # Orbax's paths then use fsspec too, even if TensorFlow is installed.
     os.environ.setdefault("EPATH_USE_TF", "false")
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from maelm_jax import cli, config
+from maelm_jax import cli, config, storage
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
@@ -101,3 +101,11 @@ def test_a_defect_keeps_its_traceback_and_verbose_shows_every_one(capsys):
         assert capsys.readouterr().err == f"error: {line}\n"
     assert cli.status_of(main, ["wrong", "--verbose"]) == 2
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    """bash does not expand it in --workdir=~/runs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    args, _ = cli.arguments(cli.parser(""), ["--workdir=~/runs/x"])
+    assert args.workdir == f"{tmp_path}/runs/x"
+    assert storage.local_path("~/rows") == tmp_path / "rows" and storage.file_system("~/rows")[1] == f"{tmp_path}/rows"
