@@ -5,7 +5,8 @@ r"""Collects what finished pretraining runs logged into one JSON file for draw.p
 
 A run in FILE.json has its tokens, those of a step, the median seconds a step, the unigram
 cross-entropy of the held-out targets, the held-out losses and effective ranks by step, and those
-settings in which the runs differ. With --ranks, FILE.json has the ranks by layer of a report of
+settings in which the runs differ. With --scores, it also has what maelm_jax.finetune scored from
+each of them. With --ranks, FILE.json has the ranks by layer of a report of
 maelm_jax.analyze.
 """
 
@@ -30,12 +31,18 @@ def main(argv: list[str]):
     )
     flags.add_argument("workdirs", nargs="*", metavar="WORKDIR")
     flags.add_argument("--ranks", metavar="ranks.json")
+    flags.add_argument(
+        "--scores", nargs="*", default=[], metavar="table.json", help="fine-tuning of the runs"
+    )
     flags.add_argument("--output", required=True, metavar="FILE.json")
     args = flags.parse_args(argv)
     if args.ranks:
         content = ranks_by_layer(json.loads(pathlib.Path(args.ranks).read_text()))
     else:
         content = pretraining_runs([pathlib.Path(workdir) for workdir in args.workdirs])
+        if args.scores:
+            tables = [json.loads(pathlib.Path(path).read_text()) for path in args.scores]
+            content = with_scores(content, tables)
     storage.write(pathlib.Path(args.output), json.dumps(content, indent=1) + "\n")
 
 
@@ -45,6 +52,22 @@ def pretraining_runs(folders: list[pathlib.Path]) -> dict:
     return {
         folder.name: {"settings": differing(own, settings)} | logged(folder)
         for folder, own in zip(folders, settings, strict=True)
+    }
+
+
+def with_scores(runs: dict, tables: list[dict]) -> dict:
+    """Adds the scores of each encoder: {task: a score for each seed}, in percent.
+
+    Of a task in several tables, the last one counts.
+    """
+    scores: dict[str, dict] = {}
+    for table in tables:
+        for label, reports in table["reports"].items():
+            for task, report in reports.items():
+                of_seeds = [100 * score for score in report["cells"][0]["scores"]]
+                scores.setdefault(label, {})[task] = of_seeds
+    return {
+        name: runs.get(name, {}) | {"scores": scores.get(name, {})} for name in {**runs, **scores}
     }
 
 

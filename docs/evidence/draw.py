@@ -39,6 +39,7 @@ def draw_all():
     draw_recipe(read("recipe"))
     draw_tuning(read("finetuning"))
     draw_encoders(read("encoders"))
+    draw_delta(read("delta"))
 
 
 def all_tables() -> dict[str, str]:
@@ -51,6 +52,7 @@ def all_tables() -> dict[str, str]:
         "exact": exact_table(read("finetuning_exact")),
         "finetuning": tuning_table(read("finetuning")),
         "encoders": encoders_table(read("encoders")),
+        "delta": delta_table(read("delta")),
     }
 
 
@@ -205,7 +207,7 @@ def encoders_table(content: dict) -> str:
         ))  # fmt: skip
     header = (
         "encoder", "width", "without [MASK]", "real tokens beside [MASK]",
-        "all tokens of masked input", "[MASK], first -> last layer",
+        "all tokens of masked input", "[MASK], layer 1 -> last layer",
     )  # fmt: skip
     return tables.markdown(header, rows)
 
@@ -232,6 +234,61 @@ def draw_encoders(content: dict):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(FIGURES / "encoders.png", dpi=130)
+
+
+def by_delta(runs: dict) -> dict[float, dict]:
+    """The runs named delta-PERCENT-sSEED, by their share of [MASK]s that the encoder reads."""
+    shares = {int(name.split("-")[1]) / 100: run for name, run in runs.items() if "losses" in run}
+    return dict(sorted(shares.items()))
+
+
+def spread(scores: typing.Sequence[float]) -> str:
+    """The median of scores, their least and their highest."""
+    return f"{np.median(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})"
+
+
+def delta_table(runs: dict) -> str:
+    """One row for each delta, and one for fresh weights."""
+    rows = []
+    for delta, run in by_delta(runs).items():
+        gain, last = run["unigram"] - run["losses"][-1][1], run["ranks"][-1]
+        rows.append((f"{delta:g}", f"{gain:.2f}", *last[1:], *map(spread, run["scores"].values())))
+    (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
+    rows.append(("fresh weights", "", "", "", *map(spread, fresh.values())))
+    header = (
+        "delta", "nats below unigram", "rank without [MASK]", "rank of real tokens beside [MASK]",
+        *(f"{task}, median of {len(scores)} seeds" for task, scores in fresh.items()),
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def draw_delta(runs: dict):
+    """Rank of the last layer and fine-tuning scores by delta."""
+    pyplot = plotting.pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
+    deltas, by_share = list(by_delta(runs)), by_delta(runs).values()
+    styles = plotting.line_styles()
+    kinds = ((1, "without [MASK] in the input"), (2, "real tokens beside [MASK]"))
+    for (column, label), style in zip(kinds, styles, strict=False):
+        values = [run["ranks"][-1][column] for run in by_share]
+        left.plot(deltas, values, **style, label=label)
+    left.set(title="Rank of the last layer", ylabel="effective rank, of 128")
+    (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
+    for task, style in zip(fresh, plotting.line_styles(), strict=False):
+        scores = np.asarray([run["scores"][task] for run in by_share])
+        middle = np.median(scores, axis=1)
+        errors = [middle - scores.min(1), scores.max(1) - middle]
+        right.errorbar(deltas, middle, errors, **style, capsize=3, label=task)
+        right.axhline(
+            np.median(fresh[task]), color=style["color"], linestyle=":", linewidth=1,
+            label=f"{task}, fresh weights",
+        )  # fmt: skip
+    right.set(title="Fine-tuning: median, least and highest of the seeds", ylabel="score (percent)")
+    for axes in (left, right):
+        axes.set_xlabel("delta, the share of [MASK]s that the encoder reads")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(FIGURES / "delta.png", dpi=130)
 
 
 if __name__ == "__main__":
