@@ -53,6 +53,7 @@ def all_tables() -> dict[str, str]:
         "finetuning": tuning_table(read("finetuning")),
         "encoders": encoders_table(read("encoders")),
         "delta": delta_table(read("delta")),
+        "longer": longer_table(read("longer")),
     }
 
 
@@ -258,6 +259,27 @@ def delta_table(runs: dict) -> str:
     header = (
         "delta", "nats below unigram", "rank without [MASK]", "rank of real tokens beside [MASK]",
         *(f"{task}, median of {len(scores)} seeds" for task, scores in fresh.items()),
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def longer_table(runs: dict) -> str:
+    """One row for the run, and one for the same model with fresh weights."""
+    rows = []
+    for name, run in runs.items():
+        logged = ("", "", "", "")
+        if "losses" not in run and not name.startswith("random-"):
+            continue
+        if "losses" in run:
+            steps, loss = run["losses"][-1]
+            minutes = steps * run["seconds_a_step"] / 60
+            gain, rank = run["unigram"] - loss, run["ranks"][-1][1]
+            logged = (f"{run['tokens'] / MILLION:.1f}", f"{minutes:.0f}", f"{gain:.2f}", rank)
+        label = "pretrained" if "losses" in run else "fresh weights"
+        rows.append((label, *logged, *map(spread, run["scores"].values())))
+    header = (
+        "encoder", "million tokens", "minutes of one core", "nats below unigram",
+        "rank without [MASK]", "sst2, median of 3 seeds",
     )  # fmt: skip
     return tables.markdown(header, rows)
 

@@ -18,6 +18,7 @@ from maelm_jax.encoders import encoder as encoders
 from maelm_jax.encoders import export_formats, huggingface, inference, source, verify
 from maelm_jax.model import maelm
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def run(workdir, output, *more) -> int:
     return export.main([f"--workdir={workdir}", f"--output={output}", "--no-verify", *more])
@@ -279,3 +280,15 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
+
+
+def test_the_encoder_of_the_repository_is_the_one_that_was_verified():
+    [report] = json.loads((ROOT / "pretrained" / "verification.json").read_text())
+    loaded = maelm_jax.load_encoder(ROOT / "pretrained")
+    assert [loaded.vocabulary.bos, *loaded.vocabulary.encode(report["sentence"]), loaded.vocabulary.eos] == report["input_ids"]
+    [state] = loaded.encode([report["sentence"]], pooling="first")
+    assert np.allclose(state[:4], report["hidden_state_of_<s>"], atol=1e-4)
+    texts = ["The film was wonderful.", "A great movie, I loved it.", "The river runs through the valley."]
+    film, movie, river = loaded.encode(texts, pooling="mean")
+    cosine = lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b)  # noqa: E731
+    assert cosine(film, movie) > cosine(film, river) + 0.1, "it has learned something"
