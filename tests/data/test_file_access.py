@@ -11,7 +11,7 @@ def test_a_glob_gives_files_and_folders_in_the_order_of_their_names(tmp_path):
         (tmp_path / name).write_text("x")
     assert file_access.expand(f"{tmp_path}/*") == [f"{tmp_path}/a", f"{tmp_path}/b.txt"]
     assert f"{tmp_path}/a/c.txt" in file_access.expand(f"{tmp_path}/**")
-    assert [file_access.is_file(path) for path in file_access.expand(f"{tmp_path}/*")] == [False, True]
+    assert [file_access.is_folder(path) for path in file_access.expand(f"{tmp_path}/*")] == [True, False]
 
 
 def test_a_file_of_another_size_or_time_is_another_version(tmp_path):
