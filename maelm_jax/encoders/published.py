@@ -96,10 +96,12 @@ def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
     Its dictionary (fairseq) puts `<s> <pad> </s> <unk>` first and `<mask>` last, whatever ids the
     SentencePiece model itself has for them, and so moves the ids of all other pieces.
     """
-    if special != config.SpecialIds.of_size(size):
+    ids = (special.bos, special.pad, special.eos, special.unk, special.mask)
+    published = (0, 1, 2, 3, size - 1)
+    if ids != published:
         raise config.ConfigError(
-            f"{vocabulary}: its special ids are {special}, which the published code changes to "
-            f"{config.SpecialIds.of_size(size)} by its dict.txt; give a vocabulary with those ids")
+            f"{vocabulary}: its special ids are {ids}, which the published code changes to "
+            f"{published} by its dict.txt; give a vocabulary with those ids")
 
 
 def check(model: config.Model):

@@ -29,7 +29,7 @@ def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
 
 @pytest.mark.parametrize("ids", [(1, 1000, 2, 0, 1001), (0, 1, 2, 3, 4)])
 def test_special_ids_that_the_published_code_changes_are_refused(ids):
-    published.check_special_ids(config.SpecialIds.of_size(1002), 1002, "vocabulary")
+    published.check_special_ids(config.SpecialIds(0, 1, 2, 3, 1001, (True, False)), 1002, "vocabulary")
     with pytest.raises(config.ConfigError, match="vocabulary: its special ids are .*which the published code changes"):
         published.check_special_ids(config.SpecialIds(*ids), 1002, "vocabulary")
 
