@@ -14,69 +14,26 @@ fetched from the bucket.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-import typing
 
 import prepare_killed
 
-BUCKET = "s3://rows"
-START_SECONDS = 60.0  # in which the emulator must answer
+sys.path.insert(0, str(prepare_killed.ROOT / "tests"))
+
+import emulators
+
 POLL_SECONDS = 0.1
 MOST_DELAY = 2.0  # seconds from a line of metrics to a kill
 COMPARED = ("step", "loss", "accuracy", "grad_norm", "eval_loss")
 HEADER = f"{'rows':<10}{'kills':>6}{'seconds':>9}{'memory, MB':>12}{'files fetched':>15}"
-
-
-@contextlib.contextmanager
-def emulator(log: pathlib.Path) -> typing.Iterator[None]:
-    """Runs an S3 emulator, at which this process and those that it starts look for buckets."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "id",
-        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
-    with open(log, "wb") as file:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=file, stderr=file)
-    try:
-        end = time.monotonic() + START_SECONDS
-        while not listens(port):
-            if server.poll() is not None or time.monotonic() > end:
-                raise SystemExit(f"the emulator does not start: see {log}")
-            time.sleep(0.1)
-        yield
-    finally:
-        server.kill()
-
-
-def listens(port: int) -> bool:
-    """Returns whether a program accepts connections at a port of this machine."""
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
-def upload(rows: pathlib.Path):
-    """Copies a folder of rows into the bucket."""
-    import s3fs
-
-    files = s3fs.S3FileSystem()
-    files.mkdir(BUCKET)
-    files.put(f"{rows}/", f"{BUCKET}/", recursive=True)
 
 
 def files_fetched(log: pathlib.Path) -> int:
@@ -148,10 +105,12 @@ def main():
     megabytes = sum(path.stat().st_size for path in files) / 1e6
     print(f"{len(files)} files of rows, {megabytes:.0f} MB\n{HEADER}", flush=True)
     chance, kills, results = random.Random(args.seed), [], []
-    with emulator(folder / "emulator.log"):
-        upload(args.rows)
-        for rows, cache_gb in ((str(args.rows.resolve()), 0), (BUCKET, args.cache_gb)):
-            name = "bucket" if rows == BUCKET else "disk"
+    with emulators.emulated("s3", folder / "emulator.log") as bucket:
+        import s3fs
+
+        s3fs.S3FileSystem().put(f"{args.rows}/", f"{bucket}/rows/", recursive=True)
+        places = {"disk": (args.rows.resolve(), 0), "bucket": (f"{bucket}/rows", args.cache_gb)}
+        for name, (rows, cache_gb) in places.items():
             command = [
                 sys.executable, "-m", "maelm_jax.train", *train_flags,
                 f"--workdir={folder / name}", f"--gin.Corpus.rows_dir={rows}",

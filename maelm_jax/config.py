@@ -37,6 +37,8 @@ from maelm_jax.settings import ConfigError as ConfigError
 from maelm_jax.settings import RunError as RunError
 from maelm_jax.special_ids import SpecialIds as SpecialIds
 
+LEAST_VOCABULARY = 300  # ids
+
 
 @declare
 class Vocabulary(Settings):
@@ -44,7 +46,8 @@ class Vocabulary(Settings):
 
     file: Text | None = setting(
         None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus.")
-    size: int = setting(32768, "Ids, special tokens included.", "ids", ge=300, le=2**24)
+    size: int = setting(
+        32768, "Ids, special tokens included.", "ids", ge=LEAST_VOCABULARY, le=2**24)
     cased: bool = setting(False, "True keeps upper case.")
     sample_megabytes: float = setting(
         64.0, "Text to train the vocabulary on, picked by document hash from 8 times as much.",

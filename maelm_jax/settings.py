@@ -45,6 +45,11 @@ class RunError(RuntimeError):
     status = 1  # exit status of the process
 
 
+def described(error: Exception) -> str:
+    """Returns the type and the message of an error of somebody else's code, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
 class Settings:
     """Base class of the settings dataclasses in config.py."""
 

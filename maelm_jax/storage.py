@@ -133,10 +133,11 @@ def reaching(function: typing.Callable) -> typing.Callable:
     def call(path, *arguments, **options):
         try:
             return function(path, *arguments, **options)
-        except (settings.ConfigError, settings.RunError, FileNotFoundError):
+        except FileNotFoundError:
             raise
         except Exception as error:
-            if not in_bucket(path) or getattr(error, "errno", None) is not None:
+            without_number = isinstance(error, OSError) and error.errno is None
+            if not in_bucket(path) or not (without_number or is_of_bucket(error)):
                 raise
             raise unreachable(path, error) from error
 
@@ -151,10 +152,9 @@ def is_of_bucket(error: Exception) -> bool:
 
 def unreachable(path: str, error: Exception) -> settings.RunError:
     """Returns the error for a bucket that refuses or does not answer."""
-    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
     return settings.RunError(
-        f"{path}: the bucket cannot be reached now ({reason}); check its name and your "
-        "permissions, then give the same command again")
+        f"{path}: the bucket cannot be reached now ({settings.described(error)}); check its name "
+        "and your permissions, then give the same command again")
 
 
 @reaching

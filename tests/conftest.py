@@ -19,6 +19,7 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from emulators import emulated  # noqa: E402
 from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 from maelm_jax.training import flops  # noqa: E402
@@ -72,6 +73,20 @@ def optimised():
 def one_device(monkeypatch):
     """The package sees one device, as on a machine of its users."""
     only_devices(monkeypatch, 1)
+
+
+@pytest.fixture(scope="module", params=["gs", "s3"])
+def bucket(request):
+    """gs://bucket or s3://bucket, of an emulator that every library is pointed at."""
+    with emulated(request.param) as place:
+        yield place
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The folder of what is kept of buckets on this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="session")

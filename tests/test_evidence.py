@@ -20,7 +20,7 @@ def draw():
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_is_that_of_the_committed_numbers(name):
-    assert draw().all_tables()[name] in PAGE
+    assert draw().page_tables.all_tables()[name] in PAGE
 
 
 def test_every_figure_is_drawn_from_the_committed_numbers(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import typing
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from maelm_jax.analysis import figures, ranks
 from maelm_jax.analysis.figures import SETS
 
 RANKS_FILE = "ranks.json"
-
 DIGITS = 7  # the precision of float32 states
 
 
@@ -78,17 +78,20 @@ def check_folder(workdir: str, runs: list[str]):
     path = pathlib.Path(workdir) / RANKS_FILE
     if not path.is_file():
         return
-    content = json_files.read_object(path)
-    entries = content.get("runs")
-    earlier = [
-        str(entry.get("workdir"))
-        for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict)
-    ]
-    if earlier != runs:
+    report = json_files.read(path, _names_runs, f"remove {workdir}, or give another --workdir")
+    earlier = [run["workdir"] for run in report["runs"]]
+    if sorted(earlier) != sorted(runs):
         raise config.ConfigError(
             f"{workdir} holds the report of other runs ({', '.join(earlier)}): give another "
             "--workdir")
+
+
+def _names_runs(value: typing.Any) -> bool:
+    """Returns whether a value is the content of ranks.json, as far as `check_folder` reads it."""
+    runs = value.get("runs") if isinstance(value, dict) else None
+    return isinstance(runs, list) and all(
+        isinstance(run, dict) and isinstance(run.get("workdir"), str) for run in runs
+    )
 
 
 def _measured_rate(masking: dict) -> float:

@@ -7,7 +7,8 @@ import inspect
 import typing
 
 from maelm_jax import config
-from maelm_jax.data.documents import Unavailable, described
+from maelm_jax.data.documents import Unavailable
+from maelm_jax.settings import described
 
 # Why a document is left out.
 SHORT, REFUSED, DUPLICATE = "short", "refused", "duplicate"

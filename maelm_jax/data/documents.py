@@ -22,11 +22,6 @@ class BadFile(config.ConfigError):
     """A file of the corpus is damaged, unreadable or of another form."""
 
 
-def described(error: Exception) -> str:
-    """Returns the type and the message of an error of somebody else's code, on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def clean(text: str) -> str:
     """Returns the text without white space around its lines and without empty lines."""
     return "\n".join(line for line in map(str.strip, text.split("\n")) if line)

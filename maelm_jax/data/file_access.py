@@ -55,12 +55,12 @@ def _check_folders(pattern: str):
     for end in range(1, len(parts)):
         if not (glob.has_magic(parts[end]) or "**" in parts[:end]):
             continue
-        for folder in glob.glob(os.path.join(*parts[:end]), recursive=True):
-            if os.path.isdir(folder):
-                try:
-                    os.scandir(folder).close()
-                except OSError as error:
-                    raise unreadable(folder, error) from error
+        # With a slash at its end, a pattern matches folders only.
+        for folder in glob.glob(os.path.join(*parts[:end], ""), recursive=True):
+            try:
+                os.scandir(folder).close()
+            except OSError as error:
+                raise unreadable(folder, error) from error
 
 
 def is_folder(path: str) -> bool:

@@ -42,9 +42,9 @@ def matching(source: str) -> list[str]:
         ConfigError: A file has another format, or files and datasets match.
     """
     pattern = source.removeprefix("files:")
-    matches = file_access.expand(pattern)
-    folders = [path for path in matches if file_access.is_folder(path)]
-    files = [path for path in matches if path not in set(folders)]
+    files, folders = [], []
+    for path in file_access.expand(pattern):
+        (folders if file_access.is_folder(path) else files).append(path)
     if not files:
         files = [file for folder in folders for file in table_files.files_of_dataset(folder)]
     elif datasets := [path for path in folders if table_files.is_dataset(path)]:

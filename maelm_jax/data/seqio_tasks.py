@@ -10,7 +10,8 @@ import os
 import typing
 
 from maelm_jax import config
-from maelm_jax.data.documents import Unavailable, described
+from maelm_jax.data.documents import Unavailable
+from maelm_jax.settings import described
 
 SPLIT = "train"
 # Fields that can hold the text. The first one that a record has is used.

@@ -28,7 +28,6 @@ ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained
 # What SentencePiece's messages say about a size that does not fit the text.
 TOO_LARGE = re.compile(r"less than or equal to (\d+)|value <= (\d+)")
 TOO_SMALL = re.compile(r"required_chars\S* (\d+) vs (\d+)")
-LEAST_SIZE = 300  # of Vocabulary.size
 log = logging.getLogger(__name__)
 
 
@@ -94,10 +93,10 @@ def _reason(message: str, size: int) -> str:
     too_large = TOO_LARGE.search(message)
     if "too high" in message or too_large:
         most = int(too_large[1] or too_large[2]) + 1 if too_large else None
-        if most is not None and most < LEAST_SIZE:
+        if most is not None and most < config.LEAST_VOCABULARY:
             return (
                 f"the corpus supports a vocabulary of {most} ids only, and the smallest has "
-                f"{LEAST_SIZE}: give more text")
+                f"{config.LEAST_VOCABULARY}: give more text")
         return (
             "vocabulary larger than the corpus supports: set Vocabulary.size "
             f"{'lower' if most is None else f'to at most {most}'} (it is {size})")

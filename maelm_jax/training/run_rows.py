@@ -55,11 +55,12 @@ def choose_rows(
     else:
         _check_vocabulary(workdir, recorded, vocabulary)
         if accept_new_data:
-            chosen = _in_order(_prepare(corpus, vocabulary), list(recorded["sources"]))
+            chosen = _prepare(corpus, vocabulary)
             if row_record.differences(recorded, chosen.record):
                 chosen = chosen._replace(former=recorded)
         else:
             chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
+        chosen = _in_order(chosen, list(recorded["sources"]))
     _check_same_on_all_processes(chosen.record)
     return chosen
 
@@ -129,10 +130,10 @@ def _in_order(chosen: RunRows, recorded: list[str]) -> RunRows:
     new = [source for source in chosen.stores if source not in recorded]
     names = [source for source in recorded if source in chosen.stores] + new
     entries = {source: chosen.record["sources"][source] for source in names}
-    return RunRows(
-        {source: chosen.stores[source] for source in names},
-        {source: chosen.rates[source] for source in names},
-        chosen.record | {"sources": entries},
+    return chosen._replace(
+        stores={source: chosen.stores[source] for source in names},
+        rates={source: chosen.rates[source] for source in names},
+        record=chosen.record | {"sources": entries},
     )
 
 
@@ -175,7 +176,7 @@ def _open_or_remake(
                 )
         return opened
     _refuse(workdir, _changes_since(recorded, corpus, vocabulary))
-    chosen = _in_order(_prepare(corpus, vocabulary), list(recorded["sources"]))
+    chosen = _prepare(corpus, vocabulary)
     _refuse(workdir, row_record.differences(recorded, chosen.record))
     return chosen
 

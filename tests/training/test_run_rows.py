@@ -187,27 +187,30 @@ def test_another_version_of_python_is_named(tmp_path, vocabulary, monkeypatch, c
         run_rows.choose_rows(workdir, corpus, vocabulary)
 
 
-def test_a_mixture_that_has_changed_is_mixed_as_recorded(corpus, vocabulary, tmp_path, monkeypatch):
-    one, other = f"files:{tmp_path}/a.txt", f"files:{tmp_path}/b.txt"
-    shares = {one: 0.75, other: 0.25}
-    monkeypatch.setattr(sources, "rates", lambda corpus: dict(shares))
+@pytest.fixture
+def mixture(corpus, vocabulary, tmp_path, monkeypatch):
+    """(workdir, rates of its two sources) of a run on a mixture. What is put into the rates is the present mixture."""
+    rates = {f"files:{tmp_path}/a.txt": 0.75, f"files:{tmp_path}/b.txt": 0.25}
+    monkeypatch.setattr(sources, "rates", lambda corpus: dict(rates))
     workdir = str(tmp_path / "run")
     (tmp_path / "run").mkdir()
     row_record.write(workdir, run_rows.choose_rows(workdir, corpus, vocabulary), 0)
-    shares.update({one: 0.5, other: 0.5})
+    return workdir, rates
+
+
+def test_a_mixture_that_has_changed_is_mixed_as_recorded(mixture, corpus, vocabulary):
+    workdir, rates = mixture
+    (one, other) = rates
+    rates.update({one: 0.5, other: 0.5})
     assert run_rows.choose_rows(workdir, corpus, vocabulary).rates == {one: 0.75, other: 0.25}
     assert run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True).former is not None
 
 
-def test_the_order_of_sources_is_the_recorded_one(corpus, vocabulary, tmp_path, monkeypatch):
+def test_the_order_of_sources_is_the_recorded_one(mixture, corpus, vocabulary, tmp_path):
     """Settings whose sources have another order count as equal, but batches depend on the order."""
-    one, other = f"files:{tmp_path}/a.txt", f"files:{tmp_path}/b.txt"
-    shares = {one: 0.5, other: 0.5}
-    monkeypatch.setattr(sources, "rates", lambda corpus: dict(shares))
-    workdir = str(tmp_path / "run")
-    (tmp_path / "run").mkdir()
-    row_record.write(workdir, run_rows.choose_rows(workdir, corpus, vocabulary), 0)
-    shares = {other: 0.5, one: 0.5}
+    workdir, rates = mixture
+    (one, other) = rates
+    rates[one] = rates.pop(one)  # now the last
     for gone in (False, True):
         if gone:
             shutil.rmtree(tmp_path / "rows")

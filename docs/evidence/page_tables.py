@@ -1,0 +1,191 @@
+"""The tables of docs/evidence.md in Markdown, from the JSON files of this folder."""
+
+import json
+import pathlib
+import typing
+
+import finetune_vs_transformers
+import numpy as np
+
+from maelm_jax import tables
+from maelm_jax.analysis import ranks
+
+HERE = pathlib.Path(__file__).resolve().parent
+OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
+RECIPES = {"adamw": "AdamW", "muon": "Muon", "muon40": "Muon, mask rate 0.40"}
+MILLION = 10**6
+
+
+def all_tables() -> dict[str, str]:
+    """The tables of docs/evidence.md, in Markdown."""
+    return {
+        "screening": screening_table(read("screening")),
+        "variations": screening_table(read("variations"), has_times=False),
+        "recipe": recipe_table(read("recipe"), read("step_times")),
+        "continued": screening_table(read("continued")),
+        "exact": exact_table(read("finetuning_exact")),
+        "finetuning": tuning_table(read("finetuning")),
+        "encoders": encoders_table(read("encoders")),
+        "delta": delta_table(read("delta")),
+        "longer": longer_table(read("longer")),
+    }
+
+
+def read(name: str) -> dict:
+    """The content of a JSON file of this folder."""
+    return json.loads((HERE / f"{name}.json").read_text())
+
+
+def mean_and_interval(values: typing.Sequence[float]) -> str:
+    """The mean over seeds and its 95% interval; of one seed, no interval."""
+    interval = ranks.interval(values)
+    return f"{interval.mean:.2f}" + (f" ± {interval.half:.2f}" if interval.half else "")
+
+
+def screening_table(runs: dict, has_times: bool = True) -> str:
+    """One row a run: tokens, loss and rank; the time of a step, if nothing disturbed it."""
+    rows = []
+    for name, run in runs.items():
+        steps, loss = run["losses"][-1]
+        seconds = run["seconds_a_step"]
+        times = (f"{1000 * seconds:.0f}", f"{steps * seconds / 60:.1f}") if has_times else ()
+        rows.append((
+            name, f"{run['tokens'] / MILLION:.1f}", f"{loss:.3f}", f"{run['unigram'] - loss:.2f}",
+            *times, run["ranks"][-1][1],
+        ))  # fmt: skip
+    header = (
+        "run", "million tokens", "held-out loss", "below unigram",
+        *(("ms a step", "minutes") if has_times else ()), "rank of the last layer",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def groups(runs: dict) -> dict[tuple[str, str], list[dict]]:
+    """The runs of recipe.json by (recipe, objective); one for each seed."""
+    result: dict[tuple[str, str], list[dict]] = {}
+    for name, run in runs.items():
+        recipe, objective, _ = name.split("-")
+        result.setdefault((recipe, objective), []).append(run)
+    return result
+
+
+def recipe_table(runs: dict, timed: dict) -> str:
+    """One row for each recipe and objective: means over seeds with their intervals.
+
+    Args:
+        runs: The content of recipe.json.
+        timed: The content of step_times.json: short runs, each alone on the machine.
+    """
+    rows = []
+    for (recipe, objective), seeds in groups(runs).items():
+        gains = [run["unigram"] - run["losses"][-1][1] for run in seeds]
+        last = [run["ranks"][-1] for run in seeds]
+        rows.append((
+            OBJECTIVES[objective], RECIPES[recipe], len(seeds), mean_and_interval(gains),
+            f"{1000 * timed[f'{recipe}-{objective}']['seconds_a_step']:.0f}",
+            ", ".join(str(rank[1]) for rank in last), ", ".join(str(rank[2]) for rank in last),
+        ))  # fmt: skip
+    header = (
+        "objective", "recipe", "seeds", "nats below unigram", "ms a step",
+        "rank without [MASK], each seed", "rank of real tokens beside [MASK], each seed",
+    )  # fmt: skip
+    return tables.markdown(header, rows, left=2)
+
+
+def differences(content: dict) -> dict[str, finetune_vs_transformers.Difference]:
+    """The difference of means of each task, maelm_jax minus transformers, and its interval."""
+    return {
+        task: finetune_vs_transformers.difference(scores["maelm_jax"], scores["transformers"])
+        for task, scores in content["scores"].items()
+    }
+
+
+def exact_table(content: dict) -> str:
+    """One row a task: how far the logits of two trainings without randomness are apart."""
+    rows = [
+        (task, values["steps"], f"{values['difference']:.1e}", f"{values['deviation']:.2f}",
+         f"{values['same_labels']:.1f}%")
+        for task, values in content["agreements"].items()
+    ]  # fmt: skip
+    header = (
+        "task", "steps", "largest difference of a logit", "standard deviation of the logits",
+        "same label",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def tuning_table(content: dict) -> str:
+    """One row a task: both means, their difference and its interval."""
+    rows = []
+    for task, (mean, low, high) in differences(content).items():
+        ours, theirs = (
+            content["scores"][task][program] for program in ("maelm_jax", "transformers")
+        )
+        rows.append((
+            task, *(f"{np.mean(x):.2f} (sd {np.std(x, ddof=1):.2f})" for x in (ours, theirs)),
+            len(ours), f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}",
+        ))  # fmt: skip
+    header = ("task", "maelm_jax", "transformers", "seeds", "difference", "95% interval")
+    return tables.markdown(header, rows)
+
+
+def encoders_table(content: dict) -> str:
+    """One row for the last layer of each encoder."""
+    rows = []
+    for run in content["runs"]:
+        last = run["layers"][-1]
+        rows.append((
+            run["name"], run["width"], last["plain"], last["real"], last["all"],
+            f"{run['layers'][1]['mask']} -> {last['mask']}",
+        ))  # fmt: skip
+    header = (
+        "encoder", "width", "without [MASK]", "real tokens beside [MASK]",
+        "all tokens of masked input", "[MASK], layer 1 -> last layer",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def by_delta(runs: dict) -> dict[float, dict]:
+    """The runs named delta-PERCENT-sSEED, by their share of [MASK]s that the encoder reads."""
+    shares = {int(name.split("-")[1]) / 100: run for name, run in runs.items() if "losses" in run}
+    return dict(sorted(shares.items()))
+
+
+def spread(scores: typing.Sequence[float]) -> str:
+    """The median of scores, their least and their highest."""
+    return f"{np.median(scores):.1f} ({min(scores):.1f} to {max(scores):.1f})"
+
+
+def delta_table(runs: dict) -> str:
+    """One row for each delta, and one for fresh weights."""
+    rows = []
+    for delta, run in by_delta(runs).items():
+        gain, last = run["unigram"] - run["losses"][-1][1], run["ranks"][-1]
+        rows.append((f"{delta:g}", f"{gain:.2f}", *last[1:], *map(spread, run["scores"].values())))
+    (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
+    rows.append(("fresh weights", "", "", "", *map(spread, fresh.values())))
+    header = (
+        "delta", "nats below unigram", "rank without [MASK]", "rank of real tokens beside [MASK]",
+        *(f"{task}, median of {len(scores)} seeds" for task, scores in fresh.items()),
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def longer_table(runs: dict) -> str:
+    """One row for the run, and one for the same model with fresh weights."""
+    (run,) = (run for run in runs.values() if "losses" in run)
+    (fresh,) = (runs[name] for name in runs if name.startswith("random-"))
+    steps, loss = run["losses"][-1]
+    logged = (
+        f"{run['tokens'] / MILLION:.1f}", f"{steps * run['seconds_a_step'] / 60:.0f}",
+        f"{run['unigram'] - loss:.2f}", run["ranks"][-1][1],
+    )  # fmt: skip
+    rows = [
+        ("pretrained", *logged, *map(spread, run["scores"].values())),
+        ("fresh weights", *[""] * len(logged), *map(spread, fresh["scores"].values())),
+    ]
+    header = (
+        "encoder", "million tokens", "minutes of one core", "nats below unigram",
+        "rank without [MASK]", "sst2, median of 3 seeds",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
