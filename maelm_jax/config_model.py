@@ -125,6 +125,13 @@ class Model(Settings):
         return self.decoder_width is None and kind == ("self", False, "all")
 
     @property
+    def without_decoder(self) -> "Model":
+        """The model of the encoder alone: no decoder, and the settings of one at their defaults."""
+        return dataclasses.replace(
+            self, decoder_layers=0, decoder_relative_bias=False, decoder_width=None,
+            decoder_attention="self", decoder_causal=False, decoder_slots="all")
+
+    @property
     def decoder(self) -> "Model":
         """Model with the decoder's sizes. Its layer count is the encoder's without a decoder.
 

@@ -5,7 +5,8 @@ r"""Prepares the rows of a corpus: trains its vocabulary, then tokenises and pac
         --host=0 --hosts=4
 
 The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An
-interrupted preparation continues where it stopped.
+interrupted preparation continues where it stopped. With Run.init_from, the vocabulary is that of
+the encoder, as in training.
 
 To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
 Give each machine its own --host=I. Host 0 joins the parts. In an array job, whose tasks need not
@@ -65,6 +66,10 @@ def main(argv: list[str]) -> int:
     if beam_options and args.runner != "beam":
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    if experiment.run.init_from:
+        from maelm_jax.pretraining import start  # imports JAX
+
+        experiment = start.resolve_source(experiment, args.workdir).experiment
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)

@@ -1,9 +1,14 @@
 """The prepare command: flags that fit together, bad files, an array job."""
 
+import pathlib
+
 import pytest
 from testing import call
 
 from maelm_jax import config, prepare
+from maelm_jax.data import vocabulary
+
+PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
 
 
 @pytest.mark.parametrize("flags,message", [
@@ -34,3 +39,9 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
     done = call("prepare", *argv, "--join", "--skip_bad_files")
     assert done.status == 0, done.stderr
     assert f"documents: 0 short, 0 refused, 0 duplicate; files: 1 ({tmp_path}/text/c.jsonl)" in done.stdout
+
+
+def test_rows_of_a_continued_run_have_the_ids_of_its_encoder(text, tmp_path, capsys):
+    argv = ["--gin_file=continue.gin", f"--gin.TEXT_FILES={text}/*.txt", f"--gin.Corpus.rows_dir={tmp_path}", "--gin.Corpus.processes=1"]
+    assert prepare.main([*argv, f"--gin.Run.init_from={PRETRAINED}"]) == 0
+    assert vocabulary.load(PRETRAINED).fingerprint[:12] in capsys.readouterr().out

@@ -72,11 +72,13 @@ class EncoderSource:
     base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def model(self, base: config.Model) -> config.Model:
-        """Returns `base` with the settings of the source.
+        """Returns `base` with the settings of the source, without a decoder if it has none.
 
         Raises:
             ConfigError: The settings of the source and the rest of `base` contradict each other.
         """
+        if self.settings.get("decoder_layers") == 0:
+            base = base.without_decoder
         try:
             return dataclasses.replace(base, **self.settings)
         except config.ConfigError as error:  # gin appends lines to the message

@@ -71,6 +71,12 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
         assert (first / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
 
 
+def test_encoder_without_decoder_starts_a_run_with_any_decoder():
+    settings = gin_files.load(["continue.gin", "ablations/decoder_masked_only.gin"], ["TEXT_FILES='*.txt'"]).model
+    values = source.find(str(ROOT / "pretrained")).read(dataclasses.replace(settings, decoder_width=512))
+    assert {path.split("/")[0] for path in values} == {"encoder"}
+
+
 def test_steps(workdirs):
     newest, older = values_of(workdirs["mpnet"]), values_of(workdirs["mpnet"], 6)
     assert source.find(str(workdirs["mpnet"])).step == 12
