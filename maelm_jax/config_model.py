@@ -70,6 +70,8 @@ class Model(Settings):
     attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu", "pallas_gpu"] = setting(
         "auto", "What computes attention. `auto` is a fused kernel where the device has one.")
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")
+    scan_layers: bool | None = setting(
+        None, "True compiles one layer and loops over it, False each layer. None: True except on GPUs.")
     logit_tile: Positive | None = setting(
         None, "Masked tokens whose logits exist at a time. None is all of them.", "tokens")
 

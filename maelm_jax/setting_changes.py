@@ -12,6 +12,7 @@ FREE_ON_RESUME = (
     "Mesh.",
     "Model.attention_backend",
     "Model.rematerialise",
+    "Model.scan_layers",
     "Model.logit_tile",
     "Run.train_steps",
     "Run.accumulate",

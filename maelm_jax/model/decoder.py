@@ -62,9 +62,7 @@ class Decoder(nnx.Module):
             terms = self._terms(x.dtype, slots, encoded_slots)
             cross = layers.CrossAttentionInputs(self._resized(encoded), terms)
         terms = self._terms(x.dtype, slots, slots, settings.decoder_causal)
-        return stack.run(
-            self.blocks, x, terms, rematerialise=settings.rematerialise, cross=cross
-        )
+        return stack.run(self.blocks, x, terms, settings, cross=cross)
 
     def _resized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.resize(x) if self.resizes else x

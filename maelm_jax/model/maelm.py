@@ -85,9 +85,7 @@ class Encoder(nnx.Module):
             terms = terms._replace(rotations=rotations(settings, positions, positions))
         if settings.local_attention:
             terms = terms._replace(local=self._local_terms(positions, segments, dtype))
-        states = stack.run(
-            self.blocks, x, terms, keys[1], settings.rematerialise, all_layers=all_layers
-        )
+        states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
         return jnp.concatenate([x[None], states]) if all_layers else states
 
     def _local_terms(

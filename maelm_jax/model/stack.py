@@ -1,4 +1,4 @@
-"""A stack of layers: their parameters have a leading axis N, and one compiled body is scanned.
+"""A stack of layers, whose parameters have a leading axis N.
 
 Axis letters as in layers.py: B rows, T tokens, D width, N layers.
 """
@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention, layers, ops
+from maelm_jax.model import attention, attention_choice, layers, ops
 from maelm_jax.model.layers import Block
 
 
@@ -57,16 +57,31 @@ def create(
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
+def are_scanned(settings: config.Model, platform: str) -> bool:
+    """Returns whether the layers are one compiled body in a loop (`Model.scan_layers`).
+
+    A GPU waits for the copies of a loop: each pass reads a layer's parameters from the stacked
+    arrays and writes what it saves and its gradients into others. Compiled one by one, the layers
+    of base need half the launches, and twice the time to compile (docs/notes/gpu_step.md).
+
+    Args:
+        settings: The model.
+        platform: As `attention_choice.platform_of` returns it.
+    """
+    chosen = settings.scan_layers
+    return platform not in ("gpu", "rocm") if chosen is None else chosen
+
+
 def run(
     blocks: Block,
     x: Float[Array, "B T D"],
     terms: attention.ScoreTerms,
+    settings: config.Model,
     keys: Key[Array, " B"] | None = None,
-    rematerialise: bool = False,
     cross: layers.CrossAttentionInputs | None = None,
     all_layers: bool = False,
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
-    """Applies the layers in turn. The body of one layer is compiled once and scanned.
+    """Applies the layers in turn.
 
     The backward pass keeps the values marked by `save_for_backward` and computes all else again.
 
@@ -75,8 +90,9 @@ def run(
             time, in the forward pass and again in the backward pass.
         x: States that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
+        settings: With `rematerialise`, only the layers' inputs are kept for the backward pass.
+            `are_scanned` says whether the layers are a loop.
         keys: Keys of dropout, one for each row. None: no dropout.
-        rematerialise: True keeps only the layers' inputs for the backward pass.
         cross: What cross-attention reads. None: there is no cross-attention.
         all_layers: True returns the states after each layer, not only after the last. Pre-LN: they
             are normalized, as what the next layer's attention reads.
@@ -103,11 +119,14 @@ def run(
         return carry, carry.states if all_layers else None
 
     policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
-    if rematerialise:
+    if settings.rematerialise:
         policy = jax.checkpoint_policies.nothing_saveable
-    body = jax.checkpoint(body, prevent_cse=False, policy=policy)
+    scanned = are_scanned(settings, attention_choice.current_target().platform)
+    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it.
+    body = jax.checkpoint(body, prevent_cse=not scanned, policy=policy)
     start = attention.Attended(x, terms.carrier)
-    last, states = jax.lax.scan(body, start, (jnp.arange(depth, dtype=jnp.uint32), state))
+    numbered = (jnp.arange(depth, dtype=jnp.uint32), state)
+    last, states = jax.lax.scan(body, start, numbered, unroll=1 if scanned else depth)
     if not blocks.normalizes_first:
         return states if all_layers else last.states
     norm_graph, norms = nnx.split(blocks.attention_norm)

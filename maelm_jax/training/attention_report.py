@@ -1,4 +1,4 @@
-"""Describes which attention backend each part of a model takes on a mesh, and why."""
+"""Describes how a model is compiled for a mesh: the attention backend of each part, and why."""
 
 import collections
 import collections.abc
@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from maelm_jax import config
-from maelm_jax.model import attention_choice, masking
+from maelm_jax.model import attention_choice, masking, stack
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     """Returns one line: the backend of the encoder and of the decoder, with the reason.
+
+    It also says so if the layers are no loop (`stack.are_scanned`).
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of them.
@@ -23,7 +25,7 @@ def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     }
     if len(set(choices.values())) == 1:
         choices = {", ".join(choices): next(iter(choices.values()))}
-    return _line(choices)
+    return _line(choices, experiment.model, target)
 
 
 def describe_encoder(
@@ -45,14 +47,22 @@ def describe_encoder(
         call = _encoder_call(experiment.model, length)
         lengths_of[attention_choice.choose(backend, call, target)].append(str(length))
     if len(lengths_of) == 1:
-        return _line({"encoder": next(iter(lengths_of))})
-    return _line(
-        {f"encoder of {', '.join(slots)} slots": choice for choice, slots in lengths_of.items()}
-    )
+        choices = {"encoder": next(iter(lengths_of))}
+    else:
+        choices = {
+            f"encoder of {', '.join(slots)} slots": choice for choice, slots in lengths_of.items()
+        }
+    return _line(choices, experiment.model, target)
 
 
-def _line(choices: dict[str, attention_choice.Choice]) -> str:
+def _line(
+    choices: dict[str, attention_choice.Choice],
+    model: config.Model,
+    target: attention_choice.Target,
+) -> str:
     parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
+    if not stack.are_scanned(model, target.platform):
+        parts.append("each layer compiled by itself")
     return f"attention: {'; '.join(parts)}"
 
 

@@ -146,10 +146,11 @@ def test_the_states_of_all_layers_end_with_the_encoder_s_output(architecture):
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(BERT, marks=pytest.mark.slow), MODERN], ids=["bert", "modern"])
-def test_rematerialised_gradients_are_the_same(architecture):
+@pytest.mark.parametrize("way", [{"rematerialise": True}, {"scan_layers": False}], ids=["rematerialised", "unrolled"])
+def test_gradients_are_the_same_however_they_are_computed(architecture, way):
     changes = architecture | {"dropout": 0.1, "attention_dropout": 0.1}
     graph, params, inputs = make(**changes)
-    again, _ = maelm.create(config.Model(**(TINY | changes | {"rematerialise": True})), 100, SPECIAL)
+    again, _ = maelm.create(config.Model(**(TINY | changes | way)), 100, SPECIAL)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
         jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params)

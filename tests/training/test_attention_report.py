@@ -36,3 +36,10 @@ def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
     monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("tpu", "TPU v5 lite", 1))
     line = attention_report.describe_encoder(experiment(dtype="bfloat16"), [36, 64, 128], mesh)
     assert line.startswith("attention: xla in encoder of 36 slots (") and "; pallas_tpu in encoder of 64, 128 slots (" in line
+
+
+def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
+    assert attention_report.describe(experiment(scan_layers=False), mesh).endswith("; each layer compiled by itself")
+    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("gpu", "NVIDIA H200", 1))
+    assert attention_report.describe_encoder(experiment(), [64], mesh).endswith("; each layer compiled by itself")
+    assert "compiled" not in attention_report.describe(experiment(scan_layers=True), mesh)
