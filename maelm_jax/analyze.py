@@ -14,18 +14,19 @@ each with its own tokenizer, with and without [MASK] at 15% of the tokens.
     python -m maelm_jax.analyze --encoders=bert-base,runs/tiny --text='books/*.txt'
 
 RUN is the workdir of a pretrained or a fine-tuned run. Each run is measured on held-out rows of its
-own corpus, with the masks of its own evaluations. --step measures another checkpoint than the
-newest. --all_steps also measures the last layer at every checkpoint. --gin.NAME=VALUE and
---gin_file change settings of every run's config.gin: Corpus.text_files selects other text, and
-Corpus.rows_dir is needed where rows were moved. The command writes report.md, its figures, and
-ranks.json with every number into the workdir (default runs/report), where it replaces an earlier
-report of the same runs only. Exit status: 0 done, 2 wrong input, 1 anything else.
+own corpus, masked as in its own evaluations, with --seed. A fine-tuned run is measured on the rows
+of the run that it began from. --step measures another checkpoint than the newest. --all_steps also
+measures the last layer at every checkpoint. --gin.NAME=VALUE and --gin_file change settings of
+every run's config.gin: Corpus.text_files selects other text, and Corpus.rows_dir is needed where
+rows were moved. The command writes report.md, its figures, and ranks.json with every number into
+the workdir (default runs/report), where it replaces an earlier report of the same runs only. Exit
+status: 0 done, 2 wrong input, 1 anything else.
 """
 
 import argparse
 import logging
 
-from maelm_jax import cli, config, paths
+from maelm_jax import cli, config, paths, storage
 from maelm_jax.analysis import ranks
 
 
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
     ranks.check_tau(args.tau)
+    storage.require_local(args.workdir)
     paths.check_output_folder("--workdir", args.workdir)
     _check_flags(args, bindings)
 
@@ -42,15 +44,16 @@ def main(argv: list[str]) -> int:
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
-        trained = runs.with_unique_names(encoders.open_encoders(_listed(args.encoders), args.text))
+        opened = encoders.open_encoders(_listed("--encoders", args.encoders), args.text)
+        trained = runs.with_unique_names(opened)
         rows = encoders.rows_of_text(trained, args.tokens)
     else:
-        workdirs = _listed(args.runs)
+        workdirs = _listed("--runs", args.runs)
         opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
         trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
         rows = [runs.heldout_rows(run, args.tokens) for run in trained]
     report.check_folder(args.workdir, [run.workdir for run in trained])
-    notes = runs.differences(trained, args.text)
+    notes = runs.differences(trained, rows, args.text)
     for note in notes:
         print(note)
     measured = [
@@ -61,18 +64,29 @@ def main(argv: list[str]) -> int:
         "tau": args.tau, "seed": args.seed, "tokens_asked": args.tokens, "text": args.text,
         "notes": notes, "runs": measured,
     }  # fmt: skip
+    summary = report.write(results, args.workdir)
     if args.all_steps:
         for result, run, run_rows in zip(measured, trained, rows, strict=True):
             result["by_step"] = measurement.ranks_by_step(
                 run, run_rows, args.tau, result["sets"], args.seed
             )
-    print(report.write(results, args.workdir))
+            summary = report.write(results, args.workdir)
+    print(summary)
     return 0
 
 
-def _listed(paths: str | None) -> list[str]:
-    """Returns the paths of a flag that separates them by commas."""
-    return [path for path in (paths or "").split(",") if path]
+def _listed(flag: str, value: str) -> list[str]:
+    """Returns the paths of a flag that separates them by commas.
+
+    Raises:
+        ConfigError: There is none, or one is there twice.
+    """
+    listed = [path.rstrip("/") or "/" for path in value.split(",") if path]
+    if not listed:
+        raise config.ConfigError(f"{flag}={value} names nothing. Give at least one")
+    if len(set(listed)) < len(listed):
+        raise config.ConfigError(f"{flag}={value} names one twice. Name each once")
+    return listed
 
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):
@@ -80,15 +94,11 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
     if (args.runs is None) == (args.encoders is None):
         raise config.ConfigError("give either --runs=RUN,RUN or --encoders=PATH,PATH --text=FILES")
     if args.runs is not None:
-        if not _listed(args.runs):
-            raise config.ConfigError(f"--runs={args.runs} names no workdir. Give at least one")
         if args.text:
             raise config.ConfigError(
                 "--text goes with --encoders. With --runs, give --gin.Corpus.text_files"
             )
         return
-    if not _listed(args.encoders):
-        raise config.ConfigError(f"--encoders={args.encoders} names none. Give at least one")
     if not args.text:
         raise config.ConfigError("--encoders needs --text=FILES, a glob of the text to measure on")
     if bindings or args.gin_file or args.all_steps or args.step is not None:

@@ -12,6 +12,7 @@ import sys
 import typing
 
 from maelm_jax import config_finetune
+from maelm_jax.config_finetune import RANDOM as RANDOM
 from maelm_jax.config_finetune import Conll as Conll
 from maelm_jax.config_finetune import CustomTask as CustomTask
 from maelm_jax.config_finetune import Finetune
@@ -146,6 +147,17 @@ class Masking(Settings):
             shares == 0 or self.encoder_mask_fraction > 0,
             f"{both} say what enters the encoder: set encoder_mask_fraction above 0")
 
+    @property
+    def named_rates(self) -> list[tuple[str, float]]:
+        """The mask rates of training and evaluation, each with the setting that it comes from."""
+        rates = [
+            (f"Masking.rate_plateaus: rate {rate:g} from {start:g} on", rate)
+            for start, rate in self.rate_plateaus
+        ] or [(f"Masking.rate={self.rate:g}", self.rate)]
+        if self.heldout_rate is not None:
+            rates.append((f"Masking.heldout_rate={self.heldout_rate:g}", self.heldout_rate))
+        return rates
+
 
 @declare
 class Mesh(Settings):
@@ -190,11 +202,11 @@ class Experiment:
             raise ConfigError(
                 "Model.local_attention is for encoders that read whole rows, and the compact "
                 "encoder drops positions: set Masking.compact to False")
-        for start, rate in self.masking.rate_plateaus:
+        for name, rate in self.masking.named_rates:
             if rate * length < 1:
                 raise ConfigError(
-                    f"Masking.rate_plateaus: rate {rate:g} from {start:g} on masks less than one "
-                    f"of the {length} tokens of a row. Use {1 / length:.2g} or more")
+                    f"{name} masks less than one of the {length} tokens of a row. "
+                    f"Use {1 / length:.2g} or more")
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
         if self.finetune is not None and self.optimizer.ema_decay:

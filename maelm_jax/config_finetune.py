@@ -21,8 +21,9 @@ Task = typing.Literal[
     "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own",
     "conll",
 ]
-
-
+# Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
+# the control of an experiment.
+RANDOM = "random:"
 Column = typing.Annotated[int, pydantic.Field(ge=-1, le=1000)]
 
 

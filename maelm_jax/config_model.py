@@ -71,7 +71,8 @@ class Model(Settings):
         "auto", "What computes attention. `auto` is a fused kernel where the device has one.")
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")
     scan_layers: bool | None = setting(
-        None, "True compiles one layer and loops over it, False each layer. None: True except on GPUs.")
+        None,
+        "True compiles one layer and loops over it, False each layer. None: True except on GPUs.")
     logit_tile: Positive | None = setting(
         None, "Masked tokens whose logits exist at a time. None is all of them.", "tokens")
 
@@ -128,14 +129,14 @@ class Model(Settings):
 
     @property
     def without_decoder(self) -> "Model":
-        """The model of the encoder alone: no decoder, and the settings of one at their defaults."""
+        """The model of the encoder alone. The settings of its decoder are those of the paper's."""
         return dataclasses.replace(
             self, decoder_layers=0, decoder_relative_bias=False, decoder_width=None,
             decoder_attention="self", decoder_causal=False, decoder_slots="all")
 
     @property
     def decoder(self) -> "Model":
-        """Model with the decoder's sizes. Its layer count is the encoder's without a decoder.
+        """Model with the sizes of the decoder, or with those of the encoder if there is none.
 
         No layer of a decoder has local attention.
         """

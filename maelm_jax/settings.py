@@ -222,7 +222,7 @@ def page(sections: collections.abc.Sequence[type]) -> str:
     lines = [
         "# Configuration",
         "",
-        "The declarations in `maelm_jax/config.py` are printed as this page by",
+        "The declarations in `maelm_jax/config*.py` are printed as this page by",
         "`python -m maelm_jax.config > docs/configuration.md`.",
         "",
         "Bind a setting in a gin file (`Model.layers = 6`) or on the command line",

@@ -192,7 +192,8 @@ def test_bad_input(text, runs, tmp_path):
         ([f"--runs={runs['mae']}", "--tau=1.5"], "is not a share in"),
         ([f"--runs={runs['mae']}", "--tokens=350"], "too few for a rank, which needs 320 (20 for each of 16 dimensions)"),
         ([f"--runs={runs['mae']}", "--sets=0"], "--sets: must be an integer from 1 to 1000, got '0'"),
-        (["--runs=,"], "--runs=, names no workdir"),
+        (["--runs=,"], "--runs=, names nothing"),
+        ([f"--runs={runs['mae']},{runs['mae']}/"], "names one twice"),
         ([f"--runs={runs['mae']}", "--gin.Corpus.text_files=nowhere/*.txt"], "nowhere/*.txt"),
     ):
         with pytest.raises(config.ConfigError) as error:
@@ -225,7 +226,7 @@ def test_a_fine_tuned_run_is_called_by_its_start_and_task():
     ("--seed=-1", "--seed: must be"), (f"--seed={2**32}", "--seed: must be"), (f"--seed={10**400}", "--seed: must be"),
     ("--sets=0", "--sets: must be"), ("--tokens=-1", "--tokens: must be"), ("--tau=nan", "is not a share in"),
     ("--tau=inf", "is not a share in"), ("--tau=-1", "is not a share in"), ("--workdir=", "is empty"),
-    ("--workdir=/proc/version/report", "is a file"), ("--workdir=/proc/version", "is a file"),
+    ("--workdir=gs://bucket/report", "know buckets"), ("--workdir=/proc/version/report", "is a file"), ("--workdir=/proc/version", "is a file"),
 ])  # fmt: skip
 def test_a_flag_out_of_range_is_one_line(flag, message):
     with pytest.raises(config.ConfigError, match=message) as error:

@@ -147,3 +147,9 @@ def test_the_settings_need_neither_jax_nor_tensorflow():
 def test_a_gin_file_leaves_no_trace():
     gin_files.load(["tiny.gin"], ["TEXT_FILES=x.txt"])
     assert config.Model().dtype == "float32" and config.Model().width == 768 and config.Corpus().text_files is None
+
+
+@pytest.mark.parametrize("setting", ["Masking.rate=1e-5", "Masking.heldout_rate=1e-5", "Masking.rate_plateaus=((0, 1e-5),)"])
+def test_a_mask_rate_that_masks_nothing_is_refused(setting):
+    with pytest.raises(config.ConfigError, match=r"rate.*masks less than one of the 64 tokens of a row. Use 0.016 or more"):
+        gin_files.load(["tiny.gin"], [setting])

@@ -36,6 +36,8 @@ def main(argv: list[str]):
     )
     flags.add_argument("--output", required=True, metavar="FILE.json")
     args = flags.parse_args(argv)
+    if bool(args.ranks) == bool(args.workdirs) or (args.ranks and args.scores):
+        flags.error("give either WORKDIR ... [--scores ...] or --ranks")
     if args.ranks:
         content = ranks_by_layer(json.loads(pathlib.Path(args.ranks).read_text()))
     else:
@@ -102,11 +104,14 @@ def differing(own: dict[str, str], of_all: list[dict[str, str]]) -> dict[str, st
 
 
 def logged(folder: pathlib.Path) -> dict:
-    """What metrics.jsonl of a run holds, as lists of [step, ...]."""
+    """What metrics.jsonl of a finished run holds, as lists of [step, ...]."""
     experiment = gin_files.load([str(folder / "config.gin")], [])
     lines = metrics.read(str(folder))
+    steps = experiment.run.train_steps
+    if not lines or lines[-1]["step"] < steps:
+        sys.exit(f"error: {folder} has not finished its {steps} steps")
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
-    heldout = curves.heldout_curve(str(folder), experiment)
+    heldout = curves.heldout_curve(str(folder), experiment, steps)
     ranks = [
         (line["step"], line["rank_plain_last"], line["rank_real_last"])
         for line in lines

@@ -5,28 +5,34 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.training import metrics, phases
 
+NO_CURVE: dict = {"steps": [], "losses": [], "hours": [], "unigram": None}
 
-def heldout_curve(workdir: str, experiment: config.Experiment) -> dict:
+
+def heldout_curve(workdir: str, experiment: config.Experiment, last_step: int) -> dict:
     """Reads the evaluations of a pretraining run.
 
     Args:
         workdir: Workdir of the run.
         experiment: Settings of the run.
+        last_step: Evaluations after this step are left out.
 
     Returns:
         Lists `steps`, `losses` (nats) and `hours` (of training until the evaluation), and
         `unigram`, the unigram cross-entropy in nats. Hours are steps times the median step time of
-        their phase, so start-up, evaluation and other work on the machine do not count.
+        their phase, so start-up, evaluation and other work on the machine do not count. NO_CURVE
+        if there are no evaluations.
     """
     lines = metrics.read(workdir)
     parts = phases.of_run(experiment)
     step_seconds = [_seconds_of_phase(lines, phase) for phase in parts]
-    evaluations = [line for line in lines if "unigram" in line]
+    evaluations = [line for line in lines if "unigram" in line and line["step"] <= last_step]
+    if not evaluations:
+        return NO_CURVE
     return {
         "steps": [line["step"] for line in evaluations],
         "losses": [line["eval_loss"] for line in evaluations],
         "hours": [_seconds_until(line["step"], parts, step_seconds) / 3600 for line in evaluations],
-        "unigram": evaluations[-1]["unigram"] if evaluations else None,
+        "unigram": evaluations[-1]["unigram"],
     }
 
 

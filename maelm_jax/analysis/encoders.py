@@ -34,7 +34,7 @@ def open_encoders(paths: list[str], text: str) -> list[TrainedRun]:
 
 
 def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
-    """Returns an encoder in the form of a run without training. Its step is that of a workdir."""
+    """Returns an encoder in the form of a run. Its step is that of a workdir, or 0."""
     experiment = config.Experiment(
         config.Vocabulary(),
         config.Corpus(text_files=text, sequence_length=length),
@@ -45,7 +45,9 @@ def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
         config.Run(),
     )
     name, step = pathlib.Path(path).name, encoder.step or 0
-    return TrainedRun(name, path, experiment, encoder.vocabulary, step, encoder.tree())
+    return TrainedRun(
+        name, path, experiment, encoder.vocabulary, step, encoder.tree(), is_trained_here=False
+    )
 
 
 def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:

@@ -31,7 +31,9 @@ def measure(
     Returns:
         Everything that the report needs, ready for JSON.
     """
-    experiment = run.experiment
+    experiment, curve = run.experiment, curves.NO_CURVE
+    if run.is_trained_here:
+        curve = curves.heldout_curve(run.workdir, experiment, run.step)
     visible = trained_runs.visible_tokens(run, rows)
     possible_sets = number_of_sets(sets, len(rows), visible, experiment.model.width)
     if possible_sets < sets:
@@ -54,7 +56,7 @@ def measure(
             name: int(sum(one[name].count for one in moments_by_set)) for name in moments.SETS
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
-        "curve": curves.heldout_curve(run.workdir, experiment),
+        "curve": curve,
         "fine_tuned": experiment.finetune is not None,
         "rank_curve": curves.rank_curve(run.workdir),
     }

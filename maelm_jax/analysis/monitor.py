@@ -3,6 +3,7 @@
 The layers are the middle one and the last one. Ranks are measured with and without [MASK].
 """
 
+import dataclasses
 import time
 
 import jax
@@ -48,7 +49,9 @@ class RankMonitor:
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.of_seed(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
-        graph = maelm.encoder_graph(experiment.model, vocabulary_size, special.pad)
+        # A backend that is set may be unable to compute whole rows, or arrays that XLA shards.
+        model = dataclasses.replace(experiment.model, attention_backend="auto")
+        graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(
             moments.measure(graph, masking, length, special, layers),

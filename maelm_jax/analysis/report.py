@@ -234,7 +234,7 @@ def _definition(results: dict) -> str:
     """What the figures of the report mean, and what they are measured on."""
     tau, seed = f"{results['tau']:g}", results["seed"]
     tokens = "Tokens are held-out text with <s> and </s>, without padding."
-    masks = f"Masks are those of each run's evaluations, seed {seed}."
+    masks = f"Masks are drawn as in each run's evaluations, with seed {seed}."
     if results["text"]:
         masking = results["runs"][0]["masking"]
         rate = _measured_rate(masking)

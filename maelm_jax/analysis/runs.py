@@ -1,6 +1,7 @@
 """The trained runs that `analyze` measures: their settings, parameters and held-out rows."""
 
 import collections.abc
+import hashlib
 import pathlib
 import typing
 
@@ -16,7 +17,7 @@ from maelm_jax.training import checkpoint_params, run_rows
 
 
 class TrainedRun(typing.NamedTuple):
-    """A pretrained or fine-tuned run."""
+    """A pretrained or fine-tuned run, or any encoder in this form."""
 
     name: str
     workdir: str
@@ -24,6 +25,7 @@ class TrainedRun(typing.NamedTuple):
     vocabulary: vocabularies.Vocabulary
     step: int  # of the checkpoint
     params: dict  # of the encoder
+    is_trained_here: bool = True  # False: `experiment` does not say how it was trained
 
 
 def open_run(
@@ -81,7 +83,7 @@ def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
 
 
 def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
-    """Reads held-out rows of the run's corpus.
+    """Reads held-out rows of the run's corpus: of a fine-tuned run, that of the run it began from.
 
     Args:
         run: The run.
@@ -94,7 +96,10 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
         ConfigError: The rows hold too few visible tokens for the width of the model.
     """
     corpus = run.experiment.corpus
-    recorded = run_rows.open_recorded(run.workdir, corpus, run.vocabulary)
+    pretrained = run.workdir
+    if run.experiment.finetune and run.experiment.finetune.init_from:
+        pretrained = run.experiment.finetune.init_from.removeprefix(config.RANDOM)
+    recorded = run_rows.open_recorded(pretrained, corpus, run.vocabulary)
     stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
     rates = recorded.rates if recorded else sources.rates(corpus)
     heldout = {name: store["heldout"] for name, store in stores.items()}
@@ -138,11 +143,14 @@ def check_enough(run: TrainedRun, visible: int, tokens: str, text_flag: str):
         )
 
 
-def differences(runs: list[TrainedRun], text: str | None) -> list[str]:
+def differences(
+    runs: list[TrainedRun], rows: collections.abc.Sequence[np.ndarray], text: str | None
+) -> list[str]:
     """Describes the differences that prevent a comparison of the runs token by token.
 
     Args:
         runs: The runs.
+        rows: The rows that each is measured on.
         text: Glob of the text that all runs are measured on. None: each has its own.
     """
     consequence = "each is analysed on its own text"
@@ -156,8 +164,30 @@ def differences(runs: list[TrainedRun], text: str | None) -> list[str]:
     notes = []
     for name, value_of in properties.items():
         if len({str(value_of(run)) for run in runs}) > 1:
-            values = ", ".join(f"{run.name}: {value_of(run)}" for run in runs)
-            notes.append(
-                f"the runs have different {name} ({values}); {consequence}"
-            )
+            notes.append(_difference(name, runs, list(map(value_of, runs)), consequence))
+    if not notes and not text and any(not np.array_equal(rows[0], other) for other in rows):
+        counts = [f"{len(of_run)} rows, sha256 {_digest(of_run)}" for of_run in rows]
+        notes.append(_difference("held-out rows", runs, counts, consequence))
+    masks = [_masks(run) for run in runs]
+    if len(set(masks)) > 1:
+        notes.append(
+            _difference("masks", runs, masks, "losses and ranks of masked input do not compare"))
     return notes
+
+
+def _difference(
+    name: str, runs: list[TrainedRun], values: collections.abc.Sequence, consequence: str
+) -> str:
+    listed = ", ".join(f"{run.name}: {value}" for run, value in zip(runs, values, strict=True))
+    return f"the runs have different {name} ({listed}); {consequence}"
+
+
+def _digest(rows: np.ndarray) -> str:
+    return hashlib.sha256(rows.astype(np.int32).tobytes()).hexdigest()[:12]
+
+
+def _masks(run: TrainedRun) -> str:
+    """Describes the masks that a run is evaluated and measured with."""
+    masking = run.experiment.evaluated.masking
+    special = ", special tokens too" if masking.mask_special_tokens else ""
+    return f"{masking.rate:g} of the tokens by {masking.unit}{special}"

@@ -9,7 +9,12 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.encoders import tensors as tables
-from maelm_jax.encoders.source import DECODER_FIELDS, ENCODER_FIELDS, EncoderSource
+from maelm_jax.encoders.source import (
+    DECODER_FIELDS,
+    DECODER_KIND,
+    ENCODER_FIELDS,
+    EncoderSource,
+)
 
 
 class Adopted(typing.NamedTuple):
@@ -70,7 +75,7 @@ def _adopted_fields(model: config.Model, encoder_source: EncoderSource) -> dict[
     settings = encoder_source.settings
     fields = ENCODER_FIELDS
     if model.decoder_layers and settings.get("decoder_layers"):
-        fields = (*ENCODER_FIELDS, *DECODER_FIELDS)
+        fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
     adopted = {name: value for name, value in settings.items() if name in fields}
     if adopted.get("relative_buckets") == "none":
         adopted["decoder_relative_bias"] = False

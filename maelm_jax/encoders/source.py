@@ -39,6 +39,8 @@ ENCODER_FIELDS = (
     "biases",
 )  # fmt: skip
 DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
+# Those of a decoder of another kind than the paper's. Only workdirs have one.
+DECODER_KIND = ("decoder_width", "decoder_attention", "decoder_causal", "decoder_slots")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +74,14 @@ class EncoderSource:
     base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def model(self, base: config.Model) -> config.Model:
-        """Returns `base` with the settings of the source, without a decoder if it has none.
+        """Returns `base` with the settings of the source.
+
+        Its decoder is that of the source: of a workdir its own, else the paper's, or none.
 
         Raises:
             ConfigError: The settings of the source and the rest of `base` contradict each other.
         """
-        if self.settings.get("decoder_layers") == 0:
+        if "decoder_layers" in self.settings:
             base = base.without_decoder
         try:
             return dataclasses.replace(base, **self.settings)
@@ -95,7 +99,8 @@ class EncoderSource:
         Returns:
             {parameter path: float32 array}. The paths start with encoder/, and with decoder/,
             head/ or the head of a fine-tuned run if the source has them. Tables over the
-            vocabulary have one row for each id.
+            vocabulary have one row for each id. The paper's decoder is left out if `base` has one
+            of another kind.
 
         Raises:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
@@ -103,6 +108,8 @@ class EncoderSource:
         if self.ignored_head:
             print(f"{self.path}: the head of {self.ignored_head} is ignored")
         params = self._read_params(self.model(base))
+        if self.step is None and base.decoder_layers and not base.has_plain_decoder:
+            params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if "encoder/token_embedding" not in params:
             modules = ", ".join(sorted(stated.modules(params)))
             raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
@@ -197,7 +204,8 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         stated.check_shapes(params, shapes, f"{folder}, step {step}")
         return params
 
-    settings = {name: getattr(model, name) for name in (*ENCODER_FIELDS, *DECODER_FIELDS)}
+    fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
+    settings = {name: getattr(model, name) for name in fields}
     return EncoderSource(
         path=str(folder),
         kind="workdir",

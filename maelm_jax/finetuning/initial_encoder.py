@@ -14,9 +14,6 @@ from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders import adoption, families, source
 
-# Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
-# the control of an experiment.
-RANDOM = "random:"
 # The settings of an encoder that is not a workdir. The encoder itself gives only its shape.
 DEFAULT_GIN_FILE = "base.gin"
 
@@ -57,8 +54,8 @@ class InitialEncoder:
 def label_of(name: str) -> str:
     """The short name of an encoder: "tiny" for runs/tiny, "random-tiny" for random:runs/tiny."""
     # Also of `.` and `..`, which have no name themselves.
-    folder = os.path.basename(os.path.abspath(name.removeprefix(RANDOM)))
-    return f"random-{folder}" if name.startswith(RANDOM) else folder
+    folder = os.path.basename(os.path.abspath(name.removeprefix(config.RANDOM)))
+    return f"random-{folder}" if name.startswith(config.RANDOM) else folder
 
 
 def load(name: str, step: int | None = None) -> InitialEncoder:
@@ -66,7 +63,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
 
     Args:
         name: What encoders.source.find accepts: a workdir, an exported or stock folder, or a
-            checkpoint of the reference implementation. RANDOM may stand before it.
+            checkpoint of the reference implementation. config.RANDOM may stand before it.
         step: Step of the workdir's checkpoint. None: the newest. It has no effect after RANDOM.
 
     Raises:
@@ -95,7 +92,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         return encoder_source.read(gin_files.load([gin_file]).model)
 
     def load_encoder(fresh: dict) -> dict:
-        if name.startswith(RANDOM):
+        if name.startswith(config.RANDOM):
             return fresh
         params = stored_params()
         if "token_type_embedding" not in fresh:
@@ -107,7 +104,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
     def load_pooler(fresh: dict) -> dict:
-        if name.startswith(RANDOM):
+        if name.startswith(config.RANDOM):
             return fresh
         values = stored_params()
         place = _place_of_pooler(encoder_source, values)
@@ -115,7 +112,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
             return fresh
         return {part: adoption.shard_like(fresh[part], values[f"{place}/{part}"]) for part in fresh}
 
-    step = None if name.startswith(RANDOM) else encoder_source.step
+    step = None if name.startswith(config.RANDOM) else encoder_source.step
     return InitialEncoder(
         name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler)
 
@@ -147,9 +144,9 @@ def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _find(name: str, step: int | None) -> source.EncoderSource:
     """Finds the source of the weights. Raises ConfigError if it lacks the step or a vocabulary."""
-    if name.startswith(RANDOM):
+    if name.startswith(config.RANDOM):
         step = None
-    encoder_source = source.find(name.removeprefix(RANDOM), step)
+    encoder_source = source.find(name.removeprefix(config.RANDOM), step)
     if encoder_source.vocabulary is None:
         raise config.ConfigError(
             f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "

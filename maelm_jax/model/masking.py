@@ -33,8 +33,8 @@ def budget(masking: config.Masking, length: int) -> Budget:
 
     At most ceil(rate L) tokens of a row are masked, and at least floor(rate L) of a full row with
     that many eligible ones. Words and spans are masked whole, so V and M have room for one unit
-    more and one less. A row that has fewer text tokens than rate L, which takes a rate above 0.8
-    and many short segments, masks fewer: V then has no slot for some of its visible tokens.
+    more and one less. A row of fewer text tokens than rate L masks fewer: V then has no slot for
+    some of its visible tokens. At rate 0.4 that takes rows of single words, each a line.
 
     Args:
         masking: The settings of masking.

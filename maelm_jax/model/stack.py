@@ -90,8 +90,7 @@ def run(
             time, in the forward pass and again in the backward pass.
         x: States that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
-        settings: With `rematerialise`, only the layers' inputs are kept for the backward pass.
-            `are_scanned` says whether the layers are a loop.
+        settings: The model. With `rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout.
         cross: What cross-attention reads. None: there is no cross-attention.
         all_layers: True returns the states after each layer, not only after the last. Pre-LN: they
@@ -121,12 +120,14 @@ def run(
     policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
     if settings.rematerialise:
         policy = jax.checkpoint_policies.nothing_saveable
-    scanned = are_scanned(settings, attention_choice.current_target().platform)
-    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it.
-    body = jax.checkpoint(body, prevent_cse=not scanned, policy=policy)
-    start = attention.Attended(x, terms.carrier)
-    numbered = (jnp.arange(depth, dtype=jnp.uint32), state)
-    last, states = jax.lax.scan(body, start, numbered, unroll=1 if scanned else depth)
+    platform = attention_choice.current_target().platform
+    scanned = are_scanned(settings, platform)
+    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it. Of
+    # what a TPU computes again without `rematerialise`, its compiler keeps nothing large.
+    separate = not scanned and (settings.rematerialise or platform != "tpu")
+    body = jax.checkpoint(body, prevent_cse=separate, policy=policy)
+    start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
+    last, states = jax.lax.scan(body, start, (numbers, state), unroll=1 if scanned else depth)
     if not blocks.normalizes_first:
         return states if all_layers else last.states
     norm_graph, norms = nnx.split(blocks.attention_norm)

@@ -21,6 +21,8 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
             print(phases.describe(part))
         _show_rows(part.experiment, mesh)
         _show_flops(part)
+    for line in attention_report.of_run(experiment, mesh):
+        print(line)
     if len(parts) > 1:
         print(f"{sum(map(_flops_of, parts)):.4g} FLOPs in all {experiment.run.train_steps:,} steps")
     memory = max(map(_memory, steps), key=lambda memory: memory.temp_size_in_bytes)
@@ -51,7 +53,7 @@ def _show_parameters(params: dict) -> int:
 
 
 def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the mesh, the rows and slots of a step, the mask rate and the attention backend."""
+    """Prints the mesh, the rows and slots of a step, and the mask rate."""
     run, length = experiment.run, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     print(
@@ -60,7 +62,6 @@ def _show_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
     print(mask_rate.of_length(experiment.masking, length))
-    print(attention_report.describe(experiment, mesh))
 
 
 def _terms(phase: phases.Phase) -> dict[str, float]:

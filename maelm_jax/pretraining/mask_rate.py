@@ -51,7 +51,7 @@ def describe(masking: config.Masking, tokens: int, text_tokens: int, scope: str)
     """
     if masking.mask_special_tokens:
         return f"mask rate {masking.rate:g} of all tokens, <s> and </s> among them"
-    share = masking.rate * tokens / max(text_tokens, 1)
+    share = min(masking.rate * tokens / max(text_tokens, 1), 1.0)
     return (
         f"mask rate {masking.rate:g} of all tokens = {share:.4f} of text tokens {scope} "
         "(<s> and </s> count, but are not masked)"

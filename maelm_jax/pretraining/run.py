@@ -59,6 +59,11 @@ class Setup(typing.NamedTuple):
         """Rows of a split ("train" or "heldout") by source."""
         return {source_name: splits[name] for source_name, splits in self.rows.stores.items()}
 
+    @property
+    def never_targets(self) -> tuple[int, ...]:
+        """Ids that are never predicted."""
+        return unigram.never_targets(self.experiment.masking, self.vocabulary.special)
+
 
 def pretrain(
     options: Options, experiment: config.Experiment, encoder_source: source.EncoderSource | None
@@ -94,7 +99,7 @@ def pretrain(
     for line in mask_rate.of_run(experiment, heldout_rows, special):
         print(line)
     ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
-    token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, special)
+    token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, setup.never_targets)
     heldout = evaluation.make_heldout_set(experiment.evaluated, heldout_rows, token_nll, special)
     costs = summary.step_costs(experiment, setup.vocabulary.size)
     summary.print_expectations(costs, heldout.unigram)
@@ -110,8 +115,8 @@ def pretrain(
         fresh, experiment, setup.vocabulary.size, encoder_source, past, checkpoints
     )
     if experiment.model.unigram_bias and not starting.has_head:
-        unigram.set_head_bias(starting.state.params["head"], token_nll, special)
-    summary.print_size(experiment, starting.state.params, mesh)
+        unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
+    summary.print_size(experiment, starting.state.params, mesh, starting.has_head)
     if not jax.process_index():
         record_start(options, setup, past, starting.step)
 

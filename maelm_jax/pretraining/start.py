@@ -39,6 +39,9 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     Args:
         experiment: Settings of the run.
         workdir: Workdir of the run.
+
+    Raises:
+        ConfigError: There is no such source, it does not fit the settings, or its ids are unknown.
     """
     path = experiment.run.init_from
     if not path:
@@ -46,9 +49,16 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     has_checkpoint, chosen = _has_checkpoint(workdir), experiment.vocabulary.file
     if has_checkpoint:
         _check_origin(path, workdir)
-    if not os.path.exists(path) and has_checkpoint:
+    try:
+        encoder_source = source.find(path)
+    except config.ConfigError:  # it is gone, or it is a workdir whose checkpoints are
+        if not has_checkpoint:
+            raise
         return ResolvedSource(_with_recorded_encoder(experiment, workdir, chosen), None)
-    encoder_source = source.find(path)
+    if encoder_source.vocabulary is None and chosen is None and not has_checkpoint:
+        raise config.ConfigError(
+            f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
+            "weights: name its file with --gin.Vocabulary.file")
     adopted = adoption.adopt(experiment, encoder_source)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")

@@ -40,11 +40,45 @@ def print_expectations(costs: list[StepCost], unigram_loss: float):
     )
 
 
-def print_size(experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh):
-    """Prints the number of parameters, steps and tokens, the mesh, and the attention backend."""
+def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
+    """Names the settings of a run that its length or its start leave without effect, in lines."""
+    run, optimizer, lines = experiment.run, experiment.optimizer, []
+    if optimizer.warmup_steps >= run.train_steps:
+        lines.append(
+            f"Optimizer.warmup_steps={optimizer.warmup_steps} is all of the {run.train_steps} "
+            "steps: the learning rate rises to the end and does not fall")
+    if optimizer.freeze_encoder_steps >= run.train_steps:
+        lines.append(
+            f"Optimizer.freeze_encoder_steps={optimizer.freeze_encoder_steps} is all of the "
+            f"{run.train_steps} steps: the encoder does not change")
+    size = phases.of_run(experiment)[-1].experiment.run.batch_size
+    if size != run.batch_size:
+        lines.append(
+            f"Run.batch_size={run.batch_size} is not reached: the run ends at {size} rows a step")
+    if experiment.model.unigram_bias and has_head:
+        lines.append("Model.unigram_bias has no effect: the prediction head is trained already")
+    return lines
+
+
+def print_size(
+    experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh, has_head: bool = False
+):
+    """Prints the number of parameters, steps and tokens, the mesh, and the attention backend.
+
+    Args:
+        experiment: The settings.
+        params: The parameters.
+        mesh: The devices.
+        has_head: Whether the prediction head is trained already.
+
+    Raises:
+        ConfigError: `Model.attention_backend` cannot compute a step or an evaluation.
+    """
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     parts, length = phases.of_run(experiment), experiment.corpus.sequence_length
-    for line in dict.fromkeys(attention_report.describe(part.experiment, mesh) for part in parts):
+    for line in attention_report.of_run(experiment, mesh):
+        print(line)
+    for line in without_effect(experiment, has_head):
         print(line)
     tokens = dict.fromkeys(f"{part.experiment.run.batch_size * length:,}" for part in parts)
     print(

@@ -17,31 +17,36 @@ SAMPLED_SHARDS = 16
 WEIGHT = 1e7  # tokens that the samples count for; smoothing adds one to each token's count
 
 
+def never_targets(settings: config.Masking, special: config.SpecialIds) -> tuple[int, ...]:
+    """Returns the ids that are never predicted: special tokens, or padding alone."""
+    return (special.pad,) if settings.mask_special_tokens else special.never_masked
+
+
 def unigram_nll(
-    rows: row_record.RunRows, vocabulary_size: int, special: config.SpecialIds
+    rows: row_record.RunRows, vocabulary_size: int, excluded: tuple[int, ...]
 ) -> np.ndarray:
     """Negative log frequency of each token in a sample of the training rows.
 
-    Frequencies have add-one smoothing. Special tokens are not counted. The sample reads at most
+    Frequencies have add-one smoothing. The sample reads at most
     `SAMPLED_SHARDS` files of a store, so a large store is not read as a whole at the start.
 
     Args:
         rows: Rows and mixing rates of the sources.
         vocabulary_size: Number of tokens in the vocabulary.
-        special: Ids of the special tokens.
+        excluded: Ids that are not counted: those of `never_targets`.
 
     Returns:
         Values in nats, float64 [vocabulary_size].
     """
-    never_masked = list(special.never_masked)
+    ids = list(excluded)
     counts = np.ones(vocabulary_size)
     for name, rate in rows.rates.items():
         store = rows.stores[name]["train"]
         numbers = sampled_rows(len(store), store.shard_rows)
         sampled = np.bincount(store[numbers].ravel(), minlength=vocabulary_size).astype(np.float64)
-        sampled[never_masked] = 0
+        sampled[ids] = 0
         counts += rate * WEIGHT * sampled / max(sampled.sum(), 1)
-    counts[never_masked] = 0
+    counts[ids] = 0
     return -np.log(np.maximum(counts, 1e-300) / counts.sum())
 
 
@@ -75,29 +80,30 @@ def _evenly_spaced(start: int, end: int, most: int) -> np.ndarray:
     return np.linspace(start, end - 1, min(end - start, most)).astype(np.int64)
 
 
-def head_bias(token_nll: np.ndarray, size: int, special: config.SpecialIds) -> np.ndarray:
+def head_bias(token_nll: np.ndarray, size: int, excluded: tuple[int, ...]) -> np.ndarray:
     """Initial bias of the prediction head for `Model.unigram_bias`: the log frequencies.
 
-    Special tokens get the value of the rarest other token. Entries beyond the vocabulary get 0.
+    Ids that are never targets get the value of the rarest other token. Entries beyond the
+    vocabulary get 0.
 
     Args:
         token_nll: Result of `unigram_nll`.
         size: Number of entries of the bias, at least the vocabulary size.
-        special: Ids of the special tokens.
+        excluded: Ids that are never targets.
 
     Returns:
         float32 [size].
     """
     bias = np.zeros(size, np.float32)
     bias[: len(token_nll)] = -token_nll
-    bias[list(special.never_masked)] = -np.delete(token_nll, special.never_masked).max()
+    bias[list(excluded)] = -np.delete(token_nll, excluded).max()
     return bias
 
 
-def set_head_bias(head: dict, token_nll: np.ndarray, special: config.SpecialIds):
+def set_head_bias(head: dict, token_nll: np.ndarray, excluded: tuple[int, ...]):
     """Replaces `head["bias"]` by `head_bias` with the same sharding."""
     zeros = head["bias"]
-    bias = head_bias(token_nll, len(zeros), special)
+    bias = head_bias(token_nll, len(zeros), excluded)
     head["bias"] = jax.make_array_from_callback(
         zeros.shape, zeros.sharding, lambda index: bias[index]
     )
@@ -130,7 +136,7 @@ def cross_entropy(
     for i, part in enumerate(heldout):
         numbers = np.arange(i * size, (i + 1) * size, dtype=np.uint32)
         ids, weights = jax.device_get(targets(part, numbers))
-        weights = weights * ~np.isin(ids, special.never_masked)
+        weights = weights * ~np.isin(ids, never_targets(experiment.masking, special))
         total += float((token_nll[ids] * weights).sum())
         count += float(weights.sum())
     return total / max(count, 1.0)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from maelm_jax import config
 from maelm_jax.model import attention_choice, masking, stack
+from maelm_jax.training import phases
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -26,6 +27,18 @@ def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     if len(set(choices.values())) == 1:
         choices = {", ".join(choices): next(iter(choices.values()))}
     return _line(choices, experiment.model, target)
+
+
+def of_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
+    """Returns the lines of `describe` of a run: of its phases and, if it differs, its evaluations.
+
+    Raises:
+        ConfigError: `Model.attention_backend` cannot compute one of them.
+    """
+    parts = phases.of_run(experiment)
+    lines = list(dict.fromkeys(describe(part.experiment, mesh) for part in parts))
+    evaluations = describe(experiment.evaluated, mesh)
+    return lines if evaluations in lines else [*lines, f"in evaluations: {evaluations}"]
 
 
 def describe_encoder(

@@ -50,8 +50,8 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     visible, masked = sizes.visible, sizes.masked
     encoder = _stack_flops(model, model.layers, rows, visible, (visible,))
     tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
-    keys = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
-    attended = keys[model.decoder_attention]
+    slots = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
+    attended = slots[model.decoder_attention]
     decoder = _stack_flops(model.decoder, model.decoder_layers, rows, tokens, attended)
     resized = 0.0  # by the linear maps before the decoder and before the head
     if model.decoder.width != model.width:

@@ -111,6 +111,10 @@ def run(
                 if running is not None:
                     log.write(running.number, log.finish(*running), {})
                     running = None
+                if phase is not None:
+                    # A run that is killed while the new step is compiled goes on from here.
+                    _save_with_lines(writer, checkpoints, step - 1, state, wait=True)
+                    cadence.saved()
                 phase = due
                 log.begin_phase(phase.work)
             state, values = phase.train_step(state, job.batch(step - 1))
@@ -130,9 +134,7 @@ def run(
                 with log.timer.paused():
                     log.write(step, numbers, evaluation)
                     if saves:
-                        # Before the checkpoint: a run that resumes there needs these lines.
-                        writer.send()
-                        save(checkpoints, step, state, wait=last or stop)
+                        _save_with_lines(writer, checkpoints, step, state, last or stop)
                         cadence.saved()
             if stop:
                 return LoopResult(state, STOPPED)
@@ -179,6 +181,14 @@ class SaveCadence:
             return False
         late = time.monotonic() - self._saved_at >= 60 * minutes
         return coordination.broadcast_flag(f"checkpoint of step {step}", late)
+
+
+def _save_with_lines(
+    writer: metrics.Writer, checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool
+):
+    """Saves a checkpoint, after the lines that a run which resumes there needs."""
+    writer.send()
+    save(checkpoints, step, state, wait)
 
 
 def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool):

@@ -8,16 +8,21 @@ from maelm_jax import gin_files
 from maelm_jax.analysis import curves
 
 
-def hours(tmp_path, lines, *bindings):
+def hours(tmp_path, lines, *bindings, last_step=1000):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10", "SEQUENCE_LENGTH=20", *bindings])  # 200 tokens a step
-    return curves.heldout_curve(str(tmp_path), experiment)["hours"]
+    return curves.heldout_curve(str(tmp_path), experiment, last_step)["hours"]
 
 
 def test_hours_are_steps_times_the_median_step_time(tmp_path):
     lines = [{"step": 10 * n, "tokens_per_second": 200.0, "step_seconds": 2.0, "eval_loss": 5.0, "unigram": 6.0} for n in range(1, 6)]
     lines[1] |= {"step_seconds": 90.0}  # the machine was busy
     assert hours(tmp_path, lines) == pytest.approx([10 * n * 2.0 / 3600 for n in range(1, 6)])
+
+
+def test_evaluations_after_the_measured_step_are_left_out(tmp_path):
+    lines = [{"step": n, "tokens_per_second": 200.0, "step_seconds": 3600.0, "eval_loss": 5.0, "unigram": 6.0} for n in (1, 2, 3)]
+    assert hours(tmp_path, lines, last_step=2) == [1.0, 2.0] and hours(tmp_path, lines, last_step=0) == []
 
 
 def test_each_plateau_of_the_mask_rate_has_its_own_step_time(tmp_path):

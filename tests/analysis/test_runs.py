@@ -1,8 +1,24 @@
-"""The held-out rows of a trained run."""
+"""The held-out rows of a trained run, and what keeps runs from being compared."""
+
+import dataclasses
 
 import numpy as np
+import pytest
 
+from maelm_jax import config, gin_files
 from maelm_jax.analysis import runs
+from maelm_jax.training import run_rows
+
+
+def trained(name: str, *bindings: str, vocabulary=None) -> runs.TrainedRun:
+    experiment = gin_files.load(["tiny.gin"], list(bindings))
+    return runs.TrainedRun(name, f"runs/{name}", experiment, vocabulary, 7, {})
+
+
+class Named:
+    """A vocabulary, as far as a comparison reads it."""
+
+    fingerprint = "0" * 64
 
 
 def test_more_tokens_than_there_are_is_all_of_them():
@@ -10,3 +26,30 @@ def test_more_tokens_than_there_are_is_all_of_them():
     assert np.array_equal(runs.first_rows(held_rows, pad=1, tokens=10**30), held_rows)
     assert np.array_equal(runs.first_rows(held_rows, pad=1, tokens=5), held_rows[:2])
     assert np.array_equal(runs.first_rows(held_rows, pad=1, tokens=4), held_rows[:1])
+
+
+@pytest.mark.parametrize("start", ["runs/tiny", "random:runs/tiny"])
+def test_a_fine_tuned_run_is_measured_on_the_rows_of_the_run_it_began_from(monkeypatch, start):
+    class Found(Exception):
+        pass
+
+    def open_recorded(workdir, corpus, vocabulary):
+        raise Found(workdir)
+
+    monkeypatch.setattr(run_rows, "open_recorded", open_recorded)
+    run = trained("seed1", "Optimizer.kind='adamw'")
+    tuned = dataclasses.replace(run.experiment, finetune=config.Finetune(tasks="rte", init_from=start))
+    for experiment, workdir in ((run.experiment, "runs/seed1"), (tuned, "runs/tiny")):
+        with pytest.raises(Found, match=f"^{workdir}$"):
+            runs.heldout_rows(run._replace(experiment=experiment), 1000)
+
+
+def test_other_rows_and_other_masks_are_noted():
+    same = np.arange(12).reshape(3, 4)
+    a, b = trained("a", vocabulary=Named()), trained("b", vocabulary=Named())
+    assert runs.differences([a, b], [same, same.copy()], None) == []
+    (note,) = runs.differences([a, b], [same, same + 1], None)
+    assert note.startswith("the runs have different held-out rows (a: 3 rows, sha256 ") and note.endswith("; each is analysed on its own text")
+    c = trained("c", "Masking.heldout_rate=0.4", vocabulary=Named())
+    (note,) = runs.differences([a, c], [same, same], None)
+    assert "different masks (a: 0.15 of the tokens by token, c: 0.4 of the tokens by token); losses and ranks" in note

@@ -19,6 +19,7 @@ def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
     run, exported = json.loads((tmp_path / "report" / "ranks.json").read_text())["runs"]
     assert (run["length"], run["rows"], run["layers"]) == (48, exported["rows"], exported["layers"])
     assert run["tokens"]["mask"] > 100, "[MASK] was read"
+    assert run["curve"]["losses"] == [], "the losses of its training are of other text and masks"
     text = (tmp_path / "report" / "report.md").read_text()
     assert f"Tokens are the text of `{tmp_path / 'text.txt'}`" in text and "[MASK] replaces 15% of the tokens" in text
     assert "pretraining, seed" not in text
@@ -35,7 +36,7 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
         encoders.rows_of_text(opened, 100)
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
     other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
-    [lengths, _] = runs.differences([opened[0], other], "text.txt")
+    [lengths, _] = runs.differences([opened[0], other], [a, b], "text.txt")
     assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
 
 
@@ -52,7 +53,7 @@ def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
 
 @pytest.mark.parametrize("flags,message", [
     ([], "give either --runs"), (["--runs=a", "--encoders=b"], "give either --runs"), (["--encoders=a"], "needs --text"),
-    (["--encoders=,", "--text=x"], "names none"), (["--runs=a", "--text=x"], "--text goes with --encoders"),
+    (["--encoders=,", "--text=x"], "names nothing"), (["--runs=a", "--text=x"], "--text goes with --encoders"),
     (["--encoders=a", "--text=x", "--step=3"], "go with --runs"), (["--encoders=nowhere", "--text=x"], "no such file"),
 ])  # fmt: skip
 def test_flags_that_do_not_fit_are_one_line(flags, message, tmp_path):

@@ -216,6 +216,25 @@ def test_a_workdir_of_another_shape_is_refused(workdirs):
         adoption.adopt(gin_files.load(["tiny.gin"]), encoder_source)
 
 
+@pytest.mark.parametrize("setting,message", [
+    ("decoder_attention='cross'", "Model.decoder_attention is 'self' there, 'cross' here"),
+    ("decoder_causal=True", "Model.decoder_causal is False there, True here"),
+])  # fmt: skip
+def test_a_workdir_with_a_decoder_of_another_kind_is_refused(workdirs, setting, message):
+    experiment = gin_files.load([str(workdirs["mpnet"] / "config.gin")], [f"Model.{setting}"])
+    with pytest.raises(config.ConfigError, match=message):
+        adoption.adopt(experiment, source.find(str(workdirs["mpnet"])))
+
+
+def test_the_paper_s_decoder_is_left_out_of_a_run_with_another_kind():
+    """Self-attention and cross-attention have parameters of the same names and shapes."""
+    case = source.find(str(next(path for path in CASES.glob("*.npz") if "mae" in path.name)))
+    base = gin_files.load(["base.gin"]).model
+    for changes, decoder in (({}, True), ({"decoder_attention": "cross"}, False), ({"decoder_causal": True}, False)):
+        params = case.read(dataclasses.replace(base, heads=case.settings.get("heads", 2), **changes))
+        assert any(path.startswith("decoder/") for path in params) == decoder, changes
+
+
 def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
     with pytest.raises(config.ConfigError, match="Vocabulary.file is not the vocabulary of"):
         source.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)

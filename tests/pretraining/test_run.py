@@ -1,6 +1,7 @@
 """The batches of a run whose batch size changes, and the end of a run."""
 
 import dataclasses
+import pathlib
 import types
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from maelm_jax import config, gin_files
 from maelm_jax.encoders import source
-from maelm_jax.pretraining import run, start
+from maelm_jax.pretraining import run, start, summary
 from maelm_jax.training import coordination, metrics, phases
 
 
@@ -96,3 +97,36 @@ def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):
     assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder_source is found
     other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
     assert start.resolve_source(other, str(tmp_path)).experiment.vocabulary.file == "other"
+
+
+def test_a_run_needs_its_source_s_checkpoints_no_more(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    recorded = gin_files.load(["tiny.gin"], [f"Run.init_from='{tmp_path}/source'", "TEXT_FILES='*.txt'"])
+    for folder in (tmp_path, tmp_path / "source"):
+        (folder / "config.gin").write_text(gin_files.render(recorded))
+    with pytest.raises(config.ConfigError, match="source"):
+        start.resolve_source(recorded, str(tmp_path))
+    monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
+    assert start.resolve_source(recorded, str(tmp_path)) == start.ResolvedSource(recorded, None)
+
+
+def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
+    """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
+    weights = next(pathlib.Path(__file__).parents[1].glob("data/reference/*.npz"))
+    settings = [f"Run.init_from='{weights}'", "TEXT_FILES='*.txt'"]
+    settings += ["SEQUENCE_LENGTH=64"]
+    with pytest.raises(config.ConfigError, match="has no vocabulary, and a new one would have other ids .* name its file with --gin.Vocabulary.file"):
+        start.resolve_source(gin_files.load(["base.gin"], settings), str(tmp_path))
+    named = gin_files.load(["base.gin"], [*settings, "Vocabulary.file='my_encoder'"])
+    assert start.resolve_source(named, str(tmp_path)).encoder_source.path == str(weights)
+
+
+@pytest.mark.parametrize("settings,line", [
+    (["Optimizer.warmup_steps=600"], "Optimizer.warmup_steps=600 is all of the 600 steps: the learning rate rises to the end and does not fall"),
+    (["Optimizer.freeze_encoder_steps=700"], "Optimizer.freeze_encoder_steps=700 is all of the 600 steps: the encoder does not change"),
+    (["Run.batch_size_ramp=((8, 1000),)"], "Run.batch_size=32 is not reached: the run ends at 8 rows a step"),
+    (["Model.unigram_bias=True"], "Model.unigram_bias has no effect: the prediction head is trained already"),
+    (["Run.batch_size_ramp=((8, 100),)"], None),
+])  # fmt: skip
+def test_settings_without_effect_are_named(settings, line):
+    assert summary.without_effect(gin_files.load(["tiny.gin"], ["Model.unigram_bias=False", *settings]), True) == [line] * (line is not None)

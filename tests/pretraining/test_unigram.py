@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from maelm_jax import config
+from maelm_jax import config, gin_files
 from maelm_jax.data import rows, vocabulary_training
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import row_record
@@ -52,7 +52,7 @@ def test_a_damaged_file_is_refused_before_its_first_row_is_sampled(run_rows, voc
     ((splits),) = run_rows.stores.values()
     damage(splits["train"], 0)
     with pytest.raises(config.ConfigError, match="train/c/0/0: damaged"):
-        unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special)
+        unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
 
 
 def test_a_file_that_is_not_sampled_is_verified_when_training_reads_it(run_rows, vocabulary):
@@ -60,7 +60,7 @@ def test_a_file_that_is_not_sampled_is_verified_when_training_reads_it(run_rows,
     store = splits["train"]
     assert len(store) > 2 * unigram.SAMPLED_SHARDS * 16
     damage(store, 1)
-    unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special)
+    unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
     with pytest.raises(config.ConfigError, match="train/c/1/0: damaged"):
         store[np.array([17])]
 
@@ -72,5 +72,23 @@ def test_the_distribution_is_that_of_the_text_tokens(run_rows, vocabulary):
     counts[list(vocabulary.special.never_masked)] = 0
     expected = unigram.WEIGHT * counts / counts.sum() + 1
     expected[list(vocabulary.special.never_masked)] = 0
-    frequencies = np.exp(-unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special))
+    frequencies = np.exp(-unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked))
     np.testing.assert_allclose(frequencies, expected / expected.sum(), rtol=1e-12, atol=1e-12)
+
+
+def test_special_tokens_that_are_masked_are_counted(run_rows, vocabulary):
+    """With Masking.mask_special_tokens, the baseline is that of the targets that evaluation uses."""
+    special, settings = vocabulary.special, config.Masking(mask_special_tokens=True, rate=0.4)
+    excluded = unigram.never_targets(settings, special)
+    assert excluded == (special.pad,) and unigram.never_targets(config.Masking(), special) == special.never_masked
+    token_nll = unigram.unigram_nll(run_rows, vocabulary.size, excluded)
+    ((splits),) = run_rows.stores.values()
+    share = np.mean([np.mean(row[row != special.pad] == special.eos) for row in splits["train"][np.arange(64)]])
+    assert abs(np.exp(-token_nll[special.eos]) / share - 1) < 0.3
+    bias = unigram.head_bias(token_nll, vocabulary.size, excluded)
+    assert bias[special.eos] == np.float32(-token_nll[special.eos]) > bias[special.pad]
+    experiment = gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32", "Masking.mask_special_tokens=True"])
+    heldout = splits["heldout"][np.arange(len(splits["heldout"]))].astype(np.int32)[None]
+    without = np.where(np.isin(np.arange(vocabulary.size), [special.bos, special.eos]), 0.0, token_nll)
+    values = [unigram.cross_entropy(experiment, nll, heldout, special) for nll in (token_nll, without)]
+    assert values[0] > values[1], "<s> and </s> are among the targets"

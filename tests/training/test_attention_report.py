@@ -43,3 +43,15 @@ def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
     monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("gpu", "NVIDIA H200", 1))
     assert attention_report.describe_encoder(experiment(), [64], mesh).endswith("; each layer compiled by itself")
     assert "compiled" not in attention_report.describe(experiment(scan_layers=True), mesh)
+
+
+def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
+    """Masked slots only: 0.25 of 64 tokens are 16, and 0.15 are 10, which the kernel does not take."""
+    model = {"decoder_attention": "cross", "decoder_slots": "masked", "attention_backend": "pallas_tpu", "width": 128, "heads": 4}
+    whole = dataclasses.replace(experiment(**model), corpus=config.Corpus(sequence_length=64), masking=config.Masking(rate=0.25))
+    assert len(attention_report.of_run(whole, mesh)) == 1
+    other = dataclasses.replace(whole, masking=config.Masking(rate=0.25, heldout_rate=0.15))
+    with pytest.raises(config.ConfigError, match="10 queries or 56 keys are not a multiple of 8"):
+        attention_report.of_run(other, mesh)
+    by_choice = dataclasses.replace(other, model=dataclasses.replace(other.model, attention_backend="auto"))
+    assert len(attention_report.of_run(by_choice, mesh)) == 1

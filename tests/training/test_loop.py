@@ -160,6 +160,14 @@ def test_each_phase_logs_its_own_speed_and_work(monkeypatch, log_every, start):
     assert {line["step"] for line in lines} >= {step for step in range(start + 1, 13) if step % log_every == 0}
 
 
+def test_a_checkpoint_is_written_before_the_step_of_another_phase_is_compiled(monkeypatch):
+    settings = {"eval_every": 1000, "train_steps": 8, "phase_starts": (0, 3, 6)}
+    _, saved, _ = train(monkeypatch, **settings)
+    assert saved == [3, 6, 8]
+    _, saved, _ = train(monkeypatch, start=3, **settings)
+    assert saved == [6, 8], "the first phase of a start needs none"
+
+
 def test_step_seconds_is_the_median_and_tokens_per_second_the_mean(monkeypatch):
     lines, _, _ = train(monkeypatch, log_every=5, eval_every=1000, train_steps=10, step_seconds=lambda number: 11.0 if number == 7 else 1.0)
     (line,) = [line for line in lines if line["step"] == 10]
