@@ -27,7 +27,7 @@ import typing
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from maelm_jax import config, gin_files, tables
+from maelm_jax import cli, config, gin_files, tables
 
 BACKENDS = ("xla", "cudnn", "pallas_tpu", "pallas_gpu")
 PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu", "pallas_gpu": "gpu"}
@@ -76,16 +76,20 @@ def main(argv: list[str]) -> int:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=layout, allow_abbrev=False)
     flags.add_argument("--workdir", required=True, metavar="DIR", help="folder of the results")
     flags.add_argument("--minutes", type=float, default=8.0, help="time for everything")
-    flags.add_argument("--rows", type=int, default=32, help="rows a device of base's step")
-    flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
+    number = cli.whole_number(1)
+    flags.add_argument("--rows", type=number, default=32, help="rows a device of base's step")
+    flags.add_argument("--steps", type=number, default=10, help="steps timed, after two others")
     flags.add_argument("--interpret", action="store_true", help="take Pallas kernels on CPU too")
     args = flags.parse_args(argv)
     end = time.monotonic() + 60 * args.minutes
     experiments = {name: experiment_of(name, args.rows) for name in CONFIGS}
+    folder, pending = pathlib.Path(args.workdir), ["PyTorch: not measured yet"]
+    write(folder, [], [], pending)  # what is measured later may end the process
     checks = check_all(Shape(2, 440, 12, 64), args.interpret)
+    write(folder, checks, [], pending)
     measurements = measure_all(experiments, args.steps, end, args.interpret)
-    lines = against_torch(args.rows, end)
-    text = write(pathlib.Path(args.workdir), checks, measurements, lines)
+    write(folder, checks, measurements, pending)
+    text = write(folder, checks, measurements, against_torch(args.rows, end))
     print(text)
     return 1 if any(check.agrees is False for check in checks) else 0
 
@@ -220,14 +224,12 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
     median = statistics.median(seconds[2:])
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
     peak = flops.peak_flops(experiment.model.dtype).flops_per_second
+    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     return Measurement(
-        name,
-        experiment.model.attention_backend,
-        median,
-        experiment.run.batch_size * experiment.corpus.sequence_length / median,
+        name, experiment.model.attention_backend, median, tokens / median,
         step_flops / median / peak if peak else None,
         memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-    )
+    )  # fmt: skip
 
 
 def against_torch(rows: int, end: float) -> list[str]:
@@ -236,6 +238,8 @@ def against_torch(rows: int, end: float) -> list[str]:
 
     if importlib.util.find_spec("torch") is None or jax.default_backend() != "gpu":
         return ["PyTorch: not measured; it needs the extra [torch] and a GPU"]
+    if jax.device_count() > 1:
+        return ["PyTorch: not measured; its steps take one device"]
     command = [
         *(sys.executable, str(pathlib.Path(__file__).parent / "against_torch.py")),
         *("--gin_file=base.gin", f"--gin.BATCH_SIZE={rows}", "--gin.Run.accumulate=1"),
@@ -258,12 +262,11 @@ def write(
 
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     found = {
-        "device": device,
-        "jax": jax.__version__,
+        "device": device, "jax": jax.__version__,
         "checks": [check._asdict() for check in checks],
         "measurements": [measurement._asdict() for measurement in measurements],
         "torch": torch,
-    }
+    }  # fmt: skip
     checked = tables.markdown(
         ("backend", "case", "largest relative error", "agrees with xla in float32"),
         [
@@ -286,15 +289,12 @@ def _row(measurement: Measurement) -> tuple[str, ...]:
     name, backend = measurement.model, measurement.backend
     if measurement.problem:
         return name, backend, measurement.problem, "", "", ""
+    mfu = f"{measurement.mfu:.1%}" if measurement.mfu else "peak unknown"
     return (
-        name,
-        backend,
-        f"{1e3 * measurement.seconds:.1f}",
-        f"{measurement.tokens:,.0f}",
-        f"{measurement.mfu:.1%}" if measurement.mfu else "peak unknown",
+        name, backend, f"{1e3 * measurement.seconds:.1f}", f"{measurement.tokens:,.0f}", mfu,
         f"{measurement.memory / 2**30:.2f}",
-    )
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli.run(main)

@@ -2,7 +2,7 @@ r"""Compare the training step with two PyTorch implementations, interleaved in o
 
 Prints the tokens/s of each implementation, and their ratios to ours. Needs the extra [torch].
 
-    python benchmarks/against_torch.py --gin_file=tiny.gin --gin.Model.dtype=float32 \
+    python benchmarks/against_torch.py --gin_file=benchmarks/shapes/tiny.gin \
         --gin.Model.attention_dropout=0.0
 
 hidden    The code that a user of transformers would write. RobertaModel reads the whole row, and
@@ -47,14 +47,23 @@ Starter = typing.Callable[[], typing.Callable[[], typing.Any]]
 def main(argv: list[str]):
     """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
-    flags.add_argument("--rounds", type=int, default=5, help="times that every step gets its turn")
-    flags.add_argument("--steps", type=int, default=3, help="steps timed in a turn")
+    times = cli.whole_number(1)
+    rounds = "times that every step gets its turn"
+    flags.add_argument("--rounds", type=times, default=5, help=rounds)
+    flags.add_argument("--steps", type=times, default=3, help="steps timed in a turn")
     args, experiment = cli.parse(flags, argv)
 
     import jax
     import torch
     import training_setup
 
+    if experiment.optimizer.kind != "adamw" or experiment.optimizer.ema_decay:
+        raise config.ConfigError(
+            "PyTorch's steps have AdamW and no average: give --gin.Optimizer.kind=adamw "
+            "--gin.Optimizer.ema_decay=0.0")
+    if jax.device_count() > 1:
+        raise config.ConfigError(
+            f"PyTorch's steps take one device, and there are {jax.device_count()}: hide the others")
     torch.manual_seed(0)
     setup = training_setup.set_up(experiment)
     device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"

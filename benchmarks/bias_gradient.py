@@ -101,4 +101,4 @@ def table_gradient(experiment: config.Experiment, backend: str, dtype: str):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.run(main)

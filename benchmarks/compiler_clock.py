@@ -14,6 +14,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
+from maelm_jax import cli
 from maelm_jax.planning import hlo, topologies, tpus
 
 PRODUCT = 8192  # rows and columns of the matrices
@@ -51,4 +52,4 @@ def main(argv: list[str]):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    cli.run(main)

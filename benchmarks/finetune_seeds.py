@@ -43,7 +43,7 @@ def main(argv: list[str]):
     )
     flags.add_argument("--init_from", required=True)
     for name, value in (("seeds", 5), ("batch_size", 32), ("length", 64), ("repetitions", 9)):
-        flags.add_argument(f"--{name}", type=int, default=value)
+        flags.add_argument(f"--{name}", type=cli.whole_number(1), default=value)
     args = flags.parse_args(argv)
     ways = make_ways(args)
     first = [seconds_of(way.step) for way in ways]

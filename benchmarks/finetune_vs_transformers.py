@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch m
 
 import transformers_trainer
 
-from maelm_jax import cli, export, finetune, storage, tables
+from maelm_jax import cli, config, export, finetune, storage, tables
 from maelm_jax.encoders import families
 from maelm_jax.finetuning import experiments, predictor, tasks
 
@@ -78,6 +78,8 @@ def main(argv: list[str]) -> int:
     args = flags.parse_args(argv)
     if args.exact:
         args.epochs, args.seeds = 1, 1  # of several epochs, this project exports the best
+    check_workdir(args)
+    if args.exact:
         agreements = {name: agreement(args, name)._asdict() for name in args.tasks.split(",")}
         content = {"settings": settings_of(args), "agreements": agreements}
         storage.write(pathlib.Path(args.output), json.dumps(content, indent=1) + "\n")
@@ -108,6 +110,21 @@ def settings_of(args: argparse.Namespace) -> dict:
     return {name: value for name, value in vars(args).items() if name not in machine} | {
         "encoder": pathlib.Path(args.encoder).name
     }
+
+
+def check_workdir(args: argparse.Namespace):
+    """Raises ConfigError if the workdir has runs of other settings than these. More seeds may come.
+
+    The runs there count as finished, and their settings stand nowhere else.
+    """
+    settings = {
+        name: value for name, value in settings_of(args).items() if name not in ("seeds", "tasks")
+    }
+    path = pathlib.Path(args.workdir) / "settings.json"
+    if path.exists() and json.loads(path.read_text()) != settings:
+        raise config.ConfigError(
+            f"{args.workdir} has runs of other settings ({path}): give another --workdir")
+    storage.write(path, json.dumps(settings, indent=1) + "\n")
 
 
 def bindings_of(args: argparse.Namespace) -> list[str]:

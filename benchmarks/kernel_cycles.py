@@ -20,7 +20,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from maelm_jax import tables
+from maelm_jax import cli, tables
 
 TOPOLOGY = "v5e:2x2"
 BYTES_A_CYCLE = 546  # 819 GB/s at 1.5 GHz
@@ -121,4 +121,4 @@ def compile_kernel(kernel: str, kind: str, heads: int, slots: int):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli.run(main)

@@ -33,7 +33,8 @@ class Timing(typing.NamedTuple):
 def main(argv: list[str]):
     """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
-    flags.add_argument("--steps", type=int, default=10, help="steps timed, after two that are not")
+    steps = "steps timed, after two that are not"
+    flags.add_argument("--steps", type=cli.whole_number(1), default=10, help=steps)
     args, experiment = cli.parse(flags, argv)
     for name, value in figures(experiment, measure(experiment, args.steps)).items():
         print(f"{name:<28}{value}")
@@ -68,6 +69,10 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
     seconds = statistics.median(timing.steps)
     tokens = run.batch_size * experiment.corpus.sequence_length
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
+    peak, devices = None, 1  # on CPU, one product takes all cores, which simulated devices share
+    if jax.default_backend() != "cpu":
+        peak, devices = flops.peak_flops(model.dtype).flops_per_second, jax.device_count()
+    matmul_rate = timing.matmul_rate * devices
     return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",
         "shape": training_setup.shape_of(experiment),
@@ -77,8 +82,9 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
         f"first {timing.first:.1f} s",
         "tokens/s": f"{tokens / seconds:,.0f}",
         "model FLOP/s": f"{step_flops / seconds / 1e9:,.1f} G",
-        "matmul FLOP/s": f"{timing.matmul_rate / 1e9:,.1f} G (2048^3)",
-        "share": f"{step_flops / seconds / timing.matmul_rate:.1%}",
+        "matmul FLOP/s": f"{matmul_rate / 1e9:,.1f} G (2048^3)",
+        "share": f"{step_flops / seconds / matmul_rate:.1%}",
+        "MFU": f"{step_flops / seconds / peak:.1%}" if peak else "-, the data sheet is unknown",
         "peak memory": f"{peak_memory() / 2**30:.2f} GiB",
     }
 

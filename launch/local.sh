@@ -31,13 +31,14 @@ else
   extra=
 fi
 
-if [ ! -x .venv/bin/python ] || [ -n "$dry" ]; then
+if [ ! -e .venv/installed ] || [ -n "$dry" ]; then # an installation may have been interrupted
   run "${PYTHON:-python3.11}" -m venv .venv
   if [ -n "$extra" ]; then
     run .venv/bin/pip install -q -c requirements.txt -e ".[data,$extra]"
   else
     run .venv/bin/pip install -q -r requirements.txt
   fi
+  run touch .venv/installed
 fi
 if [ -n "$extra" ] && [ -z "$dry" ] &&
   ! .venv/bin/python -c 'import jax; raise SystemExit(jax.default_backend() == "cpu")'; then

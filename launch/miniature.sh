@@ -6,7 +6,7 @@
 #   launch/miniature.sh 'corpus/*.txt' runs/miniature glue_data --gin.TRAIN_STEPS=7500
 #
 # OUT/report/report.md is the report. The same command resumes after a stop. What is finished is not
-# run again. Variables of the environment:
+# run again, and other settings for it are refused. Variables of the environment:
 #   PYTHON    the interpreter (default .venv/bin/python of this repository)
 #   CONFIG    the file that the variants are stacked on: miniature.gin (default), or
 #             miniature_cpu.gin for two cores
@@ -29,12 +29,23 @@ mlm-seed1     1  mlm.gin
 delta-50      0  ablations/delta_50.gin
 mlm-80-10-10  0  ablations/mlm_80_10_10.gin
 '
+for name in ${VARIANTS:-}; do
+  if ! grep -q "^$name " <<<"$variants"; then
+    echo "error: VARIANTS: there is no variant $name" >&2
+    exit 2
+  fi
+done
 tasks= # tasks with data; checked now, because pretraining takes a day
 if [ -n "$glue" ]; then
   declare -A folders=([cola]=CoLA [sst2]=SST-2 [mrpc]=MRPC [stsb]=STS-B [qqp]=QQP [mnli]=MNLI
     [qnli]=QNLI [rte]=RTE [wnli]=WNLI)
   for task in ${TASKS:-cola sst2 mrpc stsb qqp mnli qnli rte}; do
-    if [ -n "${folders[$task]:-}" ] && [ -d "$glue/${folders[$task]}" ]; then tasks+="'$task',"; fi
+    if [ -n "${folders[$task]:-}" ] && [ -d "$glue/${folders[$task]}" ]; then
+      tasks+="'$task',"
+    elif [ -n "${TASKS:-}" ]; then
+      echo "error: TASKS: no data of $task in $glue" >&2
+      exit 2
+    fi
   done
   if [ -z "$tasks" ]; then
     echo "error: no GLUE task in $glue (looked for its folders: CoLA, SST-2, ...)" >&2
@@ -45,13 +56,11 @@ runs=
 while read -r name seed files; do
   [[ -n $name && " ${VARIANTS:-$name} " == *" $name "* ]] || continue
   runs+=${runs:+,}$out/$name
-  [ -e "$out/$name/finished" ] && continue
   echo "== pretraining $name"
   stacked=()
   for file in $files; do stacked+=("--gin_file=$file"); done
   "$python" -m maelm_jax.train --gin_file="${CONFIG:-miniature.gin}" "${stacked[@]}" \
     --gin.TEXT_FILES="$text" --gin.SEED="$seed" --workdir="$out/$name" "$@" </dev/null
-  touch "$out/$name/finished"
 done <<<"$variants"
 tuned=
 if [ -n "$glue" ]; then
@@ -69,6 +78,7 @@ if [ -n "$glue" ]; then
   done
 fi
 echo "== ranks"
+rm -rf "$out/report" # it may be of other variants
 "$python" -m maelm_jax.analyze --runs="$runs$tuned" --workdir="$out/report"
 if [ -e "$out/glue/table.md" ]; then
   { printf '\n## Fine-tuned\n\n' && cat "$out/glue/table.md"; } >>"$out/report/report.md"

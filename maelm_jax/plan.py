@@ -21,27 +21,23 @@ can be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not
 else, 2 wrong input.
 """
 
+import argparse
 import dataclasses
 import sys
 
 import tqdm
 
-from maelm_jax import cli
+from maelm_jax import cli, config
 from maelm_jax.planning import topologies
 
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    flags = cli.parser(__doc__)
-    topology_help = "as in v5e:16x16, h100:8, h200:4x8 or cpu:8; a wrong one lists those there are"
-    flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)
-    sweep_help = "try microbatches, rematerialisation and meshes, and recommend one"
-    flags.add_argument("--sweep", action="store_true", help=sweep_help)
-    largest_help = (
-        "do not look for the largest microbatch that fits (at most five more compilations)"
-    )
-    flags.add_argument("--no_largest", action="store_true", help=largest_help)
-    args, experiment = cli.parse(flags, argv)
+    args, experiment = cli.parse(_flags(), argv)
+    if args.sweep and args.no_largest:
+        raise config.ConfigError("--no_largest: --sweep does not look for the largest microbatch")
+    if experiment.finetune:
+        raise config.ConfigError("plan compiles pretraining steps: leave the finetune files out")
     target = topologies.parse(args.topology)
     devices = target.devices()
     print(target.title, flush=True)
@@ -86,6 +82,22 @@ def main(argv: list[str]) -> int:
             f"above 16 (compiled: {', '.join(map(str, sorted(largest.compiled)))})"
         )
     return 0 if plan.fits is not False else 1
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = cli.parser(__doc__)
+    topology_help = "as in v5e:16x16, h100:8, h200:4x8 or cpu:8; a wrong one lists those there are"
+    flags.add_argument("--topology", required=True, metavar="NAME", help=topology_help)
+    sweep_help = (
+        "try microbatches, rematerialisation and sizes of Mesh.data and Mesh.fsdp, whatever the "
+        "settings say of them, and recommend one"
+    )
+    flags.add_argument("--sweep", action="store_true", help=sweep_help)
+    largest_help = (
+        "do not look for the largest microbatch that fits (at most five more compilations)"
+    )
+    flags.add_argument("--no_largest", action="store_true", help=largest_help)
+    return flags
 
 
 if __name__ == "__main__":

@@ -44,6 +44,9 @@ def main(argv: list[str]) -> int:
         raise settings.ConfigError(
             f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
             "give gs://..., or a folder on a disk that all processes share")
+    if experiment.finetune:
+        raise settings.ConfigError(
+            "train pretrains: give the finetune files to python -m maelm_jax.finetune")
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)
     setting_changes.check_workdir(args.workdir, experiment)
     options = run.Options(args.workdir, args.dry_run, args.accept_new_data, began)

@@ -50,6 +50,17 @@ def test_local():
     assert commands[-1] == [".venv/bin/python", "-m", "maelm_jax.train", *ARGUMENTS]
 
 
+@pytest.mark.parametrize("names,message", [
+    ({"VARIANTS": "mae-lm mml"}, "VARIANTS: there is no variant mml"), ({"TASKS": "rte mprc"}, "TASKS: no data of mprc in"),
+    ({"TASKS": "rte cola"}, "TASKS: no data of cola in"),
+])  # fmt: skip
+def test_a_name_that_miniature_does_not_know_is_refused_before_anything_runs(tmp_path, names, message):
+    (tmp_path / "glue" / "RTE").mkdir(parents=True)
+    line = ["bash", str(ROOT / "launch/miniature.sh"), "*.txt", str(tmp_path / "out"), str(tmp_path / "glue")]
+    done = subprocess.run(line, capture_output=True, text=True, env=os.environ | names | {"PYTHON": "false"})
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}") and not done.stdout
+
+
 def test_slurm():
     srun, requeue = dry("slurm.sbatch", DRY_RUN="1", SLURM_SUBMIT_DIR=str(ROOT), SLURM_JOB_ID="17")
     assert srun[0] == "srun" and srun[-len(ARGUMENTS) - 3 :] == [".venv/bin/python", "-m", "maelm_jax.train", *ARGUMENTS]

@@ -10,7 +10,7 @@ import sys
 import pytest
 from testing import call
 
-from maelm_jax import gin_files
+from maelm_jax import config, gin_files, plan, train
 from maelm_jax.planning import estimate, search, target
 from maelm_jax.training import sharding
 
@@ -34,8 +34,8 @@ def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, recommended, monkey
     printed = []
 
     def sweep(*_):
-        for plan in plans:
-            yield plan
+        for one in plans:
+            yield one
             printed.append("8x1x1" in sys.stdout.getvalue())
 
     monkeypatch.setattr(search, "sweep", sweep)
@@ -68,3 +68,13 @@ def test_the_tpu_compiler():
         assert what in done.stdout
     done = run("--topology=v5e:2x2", "--gin.BATCH_SIZE=262144", "--gin.Model.width=512", "--no_largest")
     assert done.returncode == 1 and "does not fit: the compiler needs" in done.stdout
+
+
+@pytest.mark.parametrize("command,flags,message", [
+    (plan, ["--topology=cpu:1", "--sweep", "--no_largest"], "--no_largest: --sweep does not look for"),
+    (plan, ["--topology=cpu:1", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"], "leave the finetune files out"),
+    (train, ["--dry_run", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"], "give the finetune files to python -m maelm_jax.finetune"),
+])  # fmt: skip
+def test_what_a_command_would_not_read_is_refused(command, flags, message):
+    with pytest.raises(config.ConfigError, match=message):
+        command.main(["--gin_file=base.gin", *flags])

@@ -4,6 +4,7 @@ Axis letters as in layers.py: B rows, T tokens, D width, N layers.
 """
 
 import abc
+import collections.abc
 
 import jax
 import jax.numpy as jnp
@@ -117,15 +118,8 @@ def run(
         carry = block(x, layer_terms, is_first, layer_keys, cross)
         return carry, carry.states if all_layers else None
 
-    policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
-    if settings.rematerialise:
-        policy = jax.checkpoint_policies.nothing_saveable
     platform = attention_choice.current_target().platform
-    scanned = are_scanned(settings, platform)
-    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it. Of
-    # what a TPU computes again without `rematerialise`, its compiler keeps nothing large.
-    separate = not scanned and (settings.rematerialise or platform != "tpu")
-    body = jax.checkpoint(body, prevent_cse=separate, policy=policy)
+    body, scanned = _recomputing(body, settings, platform), are_scanned(settings, platform)
     start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     last, states = jax.lax.scan(body, start, (numbers, state), unroll=1 if scanned else depth)
     if not blocks.normalizes_first:
@@ -135,6 +129,20 @@ def run(
         return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
     next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
     return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, states)
+
+
+def _recomputing(
+    body: collections.abc.Callable, settings: config.Model, platform: str
+) -> collections.abc.Callable:
+    """Returns the body of a layer, whose backward pass computes again what is not saved."""
+    policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
+    if settings.rematerialise:
+        policy = jax.checkpoint_policies.nothing_saveable
+    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it. Of
+    # what a TPU computes again without `rematerialise`, its compiler keeps nothing large.
+    is_loop = are_scanned(settings, platform)
+    separate = not is_loop and (settings.rematerialise or platform != "tpu")
+    return jax.checkpoint(body, prevent_cse=separate, policy=policy)
 
 
 def _terms_of_layer(

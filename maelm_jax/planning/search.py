@@ -95,16 +95,22 @@ def _next_rows(needed: dict[int, float], fitting: set[int], limit: float) -> int
 
 
 def choices(experiment: config.Experiment, devices: int) -> list[config.Experiment]:
-    """Meshes, rematerialisation and microbatches to try, all with the same batch size."""
+    """Meshes, rematerialisation and microbatches to try, all with the same batch size.
+
+    `Mesh.tensor` stays as it is set.
+    """
     result: list[config.Experiment] = []
-    for fsdp in dict.fromkeys((*SWEEP_FSDP, devices)):
-        if devices % fsdp or experiment.model.width % fsdp:
+    tensor = max(experiment.mesh.tensor, 1)
+    row_devices = devices // tensor
+    widths = (experiment.model.width, experiment.model.decoder.width)
+    for fsdp in dict.fromkeys((*SWEEP_FSDP, row_devices)):
+        if devices % tensor or row_devices % fsdp or any(width % fsdp for width in widths):
             continue
-        mesh = config.Mesh(devices // fsdp, fsdp, 1)
+        mesh = config.Mesh(row_devices // fsdp, fsdp, tensor)
         for rematerialise in (False, True):
             model = dataclasses.replace(experiment.model, rematerialise=rematerialise)
             choice = dataclasses.replace(experiment, mesh=mesh, model=model)
-            divided = (with_microbatch(choice, rows, devices) for rows in SWEEP_ROWS)
+            divided = (with_microbatch(choice, rows, row_devices) for rows in SWEEP_ROWS)
             result += filter(None, divided)
     return result
 
@@ -115,14 +121,16 @@ def sweep(
     """Compiles all of `choices`, one for each plan that is asked for. Shows a progress bar.
 
     Raises:
-        ConfigError: There are none, because the batch is no multiple of any of the microbatches.
+        ConfigError: There are none: the batch is no multiple of any of the microbatches, or
+            `Mesh.tensor` does not divide the devices.
     """
     candidates = choices(experiment, len(devices))
     if not candidates:
         sizes = ", ".join(map(str, SWEEP_ROWS))
         raise config.ConfigError(
             f"Run.batch_size={experiment.run.batch_size} is no multiple of {len(devices)} devices "
-            f"x {sizes} rows, the microbatches of --sweep. Give another --gin.BATCH_SIZE"
+            f"/ Mesh.tensor={experiment.mesh.tensor} x {sizes} rows, the microbatches of --sweep. "
+            "Give another --gin.BATCH_SIZE"
         )
     bar = tqdm.tqdm(candidates, desc="compiling", unit="program", disable=None)
     return (estimate.compile_step(candidate, target, devices) for candidate in bar)

@@ -47,6 +47,15 @@ def test_every_choice_of_a_sweep_has_the_same_batch_size():
         assert rows in search.SWEEP_ROWS and not rest
 
 
+def test_a_sweep_keeps_tensor_and_skips_meshes_that_the_decoder_does_not_fit():
+    wide = dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=2), run=dataclasses.replace(EXPERIMENT.run, batch_size=128))
+    assert {choice.mesh for choice in search.choices(wide, 16)} == {config.Mesh(8, 1, 2), config.Mesh(1, 8, 2)}
+    assert search.choices(dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=3)), 8) == []
+    model = dataclasses.replace(EXPERIMENT.model, decoder_width=512)
+    narrow = dataclasses.replace(EXPERIMENT, model=model, run=dataclasses.replace(EXPERIMENT.run, batch_size=24 * 32))
+    assert {choice.mesh.fsdp for choice in search.choices(narrow, 24)} == {1, 8}, "768 is divisible by 24, and 512 is not"
+
+
 def test_the_fastest_plan_fits_and_has_an_estimate():
     def timed(seconds, **settings):
         return plan_of(8, 1.0, compute=target.Compute(seconds, ""), sending=0.0, **settings)
@@ -58,5 +67,5 @@ def test_the_fastest_plan_fits_and_has_an_estimate():
 
 def test_a_batch_that_no_microbatch_of_a_sweep_divides_is_refused():
     small = dataclasses.replace(EXPERIMENT, run=dataclasses.replace(EXPERIMENT.run, batch_size=24))
-    with pytest.raises(config.ConfigError, match="Run.batch_size=24 is no multiple of 8 devices x 32, 16, 8, 4 rows"):
+    with pytest.raises(config.ConfigError, match="Run.batch_size=24 is no multiple of 8 devices / Mesh.tensor=1 x 32, 16, 8, 4 rows"):
         search.sweep(small, SLICE, [None] * 8)
