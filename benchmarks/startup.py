@@ -33,7 +33,7 @@ def main(argv: list[str]):
             "JAX_COMPILATION_CACHE_DIR": f"{folder}/compiled",
             "PYTHONPATH": path,
         }
-        # cli.use_huge_pages sets this for the present process. A user's command starts without it.
+        # maelm_jax/huge_pages.py sets this for this process. A user's command starts without it.
         environment.pop("GLIBC_TUNABLES", None)
         _finish(
             [sys.executable, "-m", "maelm_jax.prepare", *flag, f"--workdir={folder}/rows"],

@@ -188,11 +188,10 @@ class Experiment:
 
     def __post_init__(self):
         length, positions = self.corpus.sequence_length, self.model.max_positions
-        if length > positions:
+        if length > positions and not self.run.init_from:  # else encoders/adoption.py checks it
             raise ConfigError(
                 f"Corpus.sequence_length {length} is longer than the position table: lower it to "
-                f"{positions}, or set Model.max_positions to {length} or more (not with "
-                "Run.init_from, whose encoder has its own)")
+                f"{positions}, or set Model.max_positions to {length} or more")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "

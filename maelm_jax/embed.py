@@ -51,7 +51,8 @@ def main(argv: list[str]) -> int:
         recorded = setting_changes.check_workdir(args.workdir, experiment, free)
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
         length, given = loaded.length, experiment.corpus.sequence_length
-        if given != recorded.corpus.sequence_length:
+        named = any("sequence_length=" in flag.lower() for flag in argv)
+        if named or given != recorded.corpus.sequence_length:
             length = min(given, model.max_positions)
         loaded = dataclasses.replace(loaded, model=model, length=length)
     vectors = loaded.encode(lines, args.pooling)

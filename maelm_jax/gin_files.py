@@ -134,6 +134,8 @@ class _Reader:
             raise ConfigError(f"--gin.{shown(text)[1:-1]}: expected --gin.NAME=VALUE")
         if "." not in name and name not in self.macros:
             hint = closest(name, self.macros) or f"; there are {', '.join(sorted(self.macros))}"
+            if not self.macros:
+                hint = "; it has settings only, as in --gin.Run.train_steps=500"
             raise ConfigError(f"{origin}: no macro of this name in {', '.join(names)}{hint}")
         if value.startswith(("%", "@")):
             if "\n" in value or "\r" in value:

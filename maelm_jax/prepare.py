@@ -43,9 +43,7 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if experiment.run.init_from:
-        from maelm_jax.pretraining import start  # imports JAX
-
-        experiment = start.resolve_source(experiment, args.workdir).experiment
+        experiment = _adopting(experiment, None if args.gin_file else args.workdir)
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
@@ -98,6 +96,16 @@ def _flags() -> argparse.ArgumentParser:
         help="beam: one pipeline of Apache Beam; --beam_NAME=VALUE gives its options"
     )
     return parser
+
+
+def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Experiment:
+    """Returns the settings with those of the encoder of `Run.init_from`, or of a begun run."""
+    from maelm_jax.encoders import adoption, source  # these import JAX
+    from maelm_jax.pretraining import start
+
+    if workdir is not None:
+        return start.resolve_source(experiment, workdir).experiment
+    return adoption.adopt(experiment, source.find(experiment.run.init_from)).experiment
 
 
 def check_division(args: argparse.Namespace):

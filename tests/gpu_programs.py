@@ -30,12 +30,12 @@ class Program(typing.NamedTuple):
 
 CUDNN_TINY, CUDNN_BASE, WITH_DROPOUT = {"cuDNN": 6}, {"cuDNN": 32}, {"Pallas": 36, "cuDNN": 8}
 PROGRAMS = (
-    Program((*TINY, "--topology=a100:1"), CUDNN_TINY, 700),
-    Program((*TINY, "--topology=h100:8"), CUDNN_TINY, 700),
-    Program((*TINY, "--topology=h200:2x4", "--gin.Mesh.fsdp=2", "--gin.Mesh.tensor=2"), CUDNN_TINY, 900),
-    Program((*BASE, "--topology=h200:1", "--gin.BATCH_SIZE=32"), WITH_DROPOUT, 2200),
-    Program((*BASE, NO_DROPOUT, "--topology=h100:8", "--gin.BATCH_SIZE=256"), CUDNN_BASE, 2200, GRADIENT_MB),
-    Program((*BASE, NO_DROPOUT, "--topology=h200:4x8", "--gin.BATCH_SIZE=1024"), CUDNN_BASE, 2200, GRADIENT_MB),
+    Program((*TINY, "--topology=a100:1"), CUDNN_TINY, 800),
+    Program((*TINY, "--topology=h100:8"), CUDNN_TINY, 800),
+    Program((*TINY, "--topology=h200:2x4", "--gin.Mesh.fsdp=2", "--gin.Mesh.tensor=2"), CUDNN_TINY, 1300),
+    Program((*BASE, "--topology=h200:1", "--gin.BATCH_SIZE=32"), WITH_DROPOUT, 1600),
+    Program((*BASE, NO_DROPOUT, "--topology=h100:8", "--gin.BATCH_SIZE=256"), CUDNN_BASE, 1600, GRADIENT_MB),
+    Program((*BASE, NO_DROPOUT, "--topology=h200:4x8", "--gin.BATCH_SIZE=1024"), CUDNN_BASE, 1600, GRADIENT_MB),
 )
 
 

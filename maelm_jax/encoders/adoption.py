@@ -8,6 +8,7 @@ import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.source import (
     DECODER_FIELDS,
@@ -40,7 +41,8 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
     The settings of a workdir must equal those of the run, because the user can pass its config.gin.
 
     Raises:
-        ConfigError: The settings of a workdir differ from those of the run.
+        ConfigError: The settings of a workdir differ from those of the run, or the encoder cannot
+            read the run's rows: they are too long, or of another vocabulary.
     """
     model = experiment.model
     changed = {
@@ -66,7 +68,14 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
     if encoder_source.vocabulary and vocabulary.file is None:
         vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
         changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
+    elif encoder_source.vocabulary:
+        encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
     model = dataclasses.replace(model, **changed)
+    length = experiment.corpus.sequence_length
+    if length > model.max_positions:
+        raise config.ConfigError(
+            f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
+            f"of {encoder_source.path}: lower it")
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
 
 
@@ -103,6 +112,8 @@ def load_params(
     modules = {path.split("/")[0] for path in fresh_params}
     stored = {path.split("/")[0] for path in values}
     loaded = modules & stored | {"encoder"}
+    if any(path.startswith("head/resize") and path not in values for path in fresh_params):
+        loaded.discard("head")  # the source's head reads states of another width
     faults = [
         f"{path} is not a parameter of this model"
         for path in values

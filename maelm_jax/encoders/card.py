@@ -44,9 +44,15 @@ def objective(experiment: config.Experiment) -> str:
     """Returns one sentence about the pretraining objective."""
     masking, model = experiment.masking, experiment.model
     rates = [rate for _, rate in masking.rate_plateaus] or [masking.rate]
-    rate = f"{', then '.join(f'{rate:.0%}' for rate in rates)} of the tokens are masked"
+    unit = {"token": "", "word": ", by whole words", "span": ", in spans"}[masking.unit]
+    rate = f"{', then '.join(f'{rate:.0%}' for rate in rates)} of the tokens are masked{unit}"
+    if masking.random_fraction or masking.keep_fraction:
+        rate += (
+            f" ({masking.random_fraction:.0%} of these become random tokens and "
+            f"{masking.keep_fraction:.0%} stay as they are where the encoder reads them)"
+        )
     if model.decoder_layers == 0:
-        return f"masked language modelling (MLM): {rate}, each [MASK] in the encoder's input"
+        return f"masked language modelling (MLM): {rate}, each of them in the encoder's input"
     layers = (
         f"a decoder of {model.decoder_layers} layer(s) puts [MASK] back "
         "and is not part of the encoder"
@@ -57,8 +63,8 @@ def objective(experiment: config.Experiment) -> str:
             f"{layers}"
         )
     return (
-        f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of the [MASK]s "
-        f"in the encoder's input; {layers}"
+        f"between MAE-LM and MLM: {rate}, {masking.encoder_mask_fraction:.0%} of them in "
+        f"the encoder's input; {layers}"
     )
 
 
@@ -134,7 +140,8 @@ def pretraining(about: About) -> dict[str, str]:
     ][-1:]
     evaluated = [line for line in lines if "eval_loss" in line][-1:]
     losses += [
-        f"held-out {line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step "
+        f"held-out, at mask rate {about.experiment.evaluated.masking.rate:g}, "
+        f"{line['eval_loss']:.4f} with accuracy {line['eval_accuracy']:.3f} (step "
         f"{line['step']})"
         for line in evaluated
     ]

@@ -86,7 +86,7 @@ def ignored_head(content: dict) -> str | None:
     names = content.get("architectures")
     if not json_files.is_texts(names) or not names:
         return None
-    has_known_head = names[0].endswith(("Model", "ForMaskedLM"))
+    has_known_head = names[0].endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return None if has_known_head else names[0]
 
 

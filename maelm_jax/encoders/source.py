@@ -152,8 +152,8 @@ class EncoderSource:
             return
         if vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint:
             raise config.ConfigError(
-                f"Vocabulary.file is not the vocabulary of {self.path}, whose weights are for its "
-                "own ids: leave it out"
+                f"Vocabulary.file is another file than the vocabulary of {self.path}, whose "
+                "weights are for its own ids: leave it out"
             )
 
 

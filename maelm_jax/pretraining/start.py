@@ -23,7 +23,7 @@ class StartingState(typing.NamedTuple):
 class ResolvedSource(typing.NamedTuple):
     """The settings of a run, and what `Run.init_from` names.
 
-    The source is None if `Run.init_from` is not set, or if the source is gone and not needed.
+    The source is None if `Run.init_from` is not set, or if the run has a checkpoint.
     """
 
     experiment: config.Experiment
@@ -33,8 +33,8 @@ class ResolvedSource(typing.NamedTuple):
 def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSource:
     """Finds the source that `Run.init_from` names and adopts its settings.
 
-    A run that has a checkpoint does not need its source any more. If the source is gone, the
-    settings come from the config.gin in the workdir.
+    A run that has a checkpoint does not need its source any more: what it adopted stands in the
+    config.gin of the workdir. The source may be gone, or be another encoder by now.
 
     Args:
         experiment: Settings of the run.
@@ -46,28 +46,18 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     path = experiment.run.init_from
     if not path:
         return ResolvedSource(experiment, None)
-    has_checkpoint, chosen = _has_checkpoint(workdir), experiment.vocabulary.file
-    if has_checkpoint:
+    if _has_checkpoint(workdir):
         _check_origin(path, workdir)
-    try:
-        encoder_source = source.find(path)
-    except config.ConfigError:  # it is gone, or it is a workdir whose checkpoints are
-        if not has_checkpoint:
-            raise
-        return ResolvedSource(_with_recorded_encoder(experiment, workdir, chosen), None)
-    if encoder_source.vocabulary is None and chosen is None and not has_checkpoint:
+        return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
+    encoder_source = source.find(path)
+    if encoder_source.vocabulary is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file")
     adopted = adoption.adopt(experiment, encoder_source)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
-    experiment = adopted.experiment
-    if has_checkpoint and _recorded(workdir).is_file():
-        # Earlier versions added the token-type row of RoBERTa to its positions.
-        # The source may also have moved, and its vocabulary with it.
-        experiment = _with_recorded_encoder(experiment, workdir, chosen)
-    return ResolvedSource(experiment, encoder_source)
+    return ResolvedSource(adopted.experiment, encoder_source)
 
 
 @storage.reaching
@@ -107,25 +97,33 @@ def _recorded(workdir: str) -> pathlib.Path:
     return storage.local_path(workdir) / "config.gin"
 
 
-def _with_recorded_encoder(
-    experiment: config.Experiment, workdir: str, chosen: str | None
-) -> config.Experiment:
-    """Returns the settings with the encoder and the vocabulary that the workdir records.
+def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
+    """Returns the settings with what the workdir records of the encoder that the run began from.
 
-    Args:
-        experiment: Settings of the run.
-        workdir: Workdir of the run.
-        chosen: The vocabulary file that the user names, which takes precedence.
+    That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
     recorded = gin_files.load([str(_recorded(workdir))])
-    fields = (*source.ENCODER_FIELDS, *source.DECODER_FIELDS)
+    fields = (*source.ENCODER_FIELDS, *_decoder_fields(experiment, recorded))
     encoder = {name: getattr(recorded.model, name) for name in fields}
-    file = chosen or recorded.vocabulary.file
+    file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
         model=dataclasses.replace(experiment.model, **encoder),
         vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
     )
+
+
+def _decoder_fields(
+    experiment: config.Experiment, recorded: config.Experiment
+) -> tuple[str, ...]:
+    """Returns the settings of the decoder that the source may have determined."""
+    try:
+        has_decoder = bool(source.find(experiment.run.init_from).settings.get("decoder_layers"))
+    except config.ConfigError:  # the source is gone
+        has_decoder = True
+    if has_decoder:
+        return source.DECODER_FIELDS
+    return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
 
 
 def starting_state(
@@ -163,9 +161,8 @@ def starting_state(
     if encoder_source is None:
         if experiment.run.init_from:
             raise config.ConfigError(
-                f"Run.init_from={experiment.run.init_from} is gone, and {checkpoints.workdir} "
-                "holds no complete checkpoint: put the encoder back, or give "
-                "--gin.Run.init_from=None")
+                f"{checkpoints.workdir} holds no complete checkpoint any more: give another "
+                f"--workdir to begin again from {experiment.run.init_from}")
         return StartingState(fresh)
     values = encoder_source.read(experiment.model)
     loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)

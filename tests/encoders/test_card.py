@@ -34,3 +34,13 @@ def test_a_card_says_read_back_of_what_was(form, present, absent):
     text = card.verification(form, reports)
     assert present in text and absent not in text
     assert card.verification(form, None).startswith("Unverified") and "ead back" not in card.verification(form, None)
+
+
+@pytest.mark.parametrize("file,words", [
+    ("random_tokens", "(100% of these become random tokens and 0% stay as they are where the encoder reads them)"),
+    ("mlm_80_10_10", "(10% of these become random tokens and 10% stay as they are where the encoder reads them)"),
+    ("spans", "of the tokens are masked, in spans"), ("whole_words", "of the tokens are masked, by whole words"),
+])  # fmt: skip
+def test_a_card_names_what_stands_for_a_masked_token(file, words):
+    text = card.objective(gin_files.load(["tiny.gin", f"ablations/{file}.gin"]))
+    assert words in text and "each [MASK]" not in text

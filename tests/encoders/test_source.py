@@ -235,8 +235,28 @@ def test_the_paper_s_decoder_is_left_out_of_a_run_with_another_kind():
         assert any(path.startswith("decoder/") for path in params) == decoder, changes
 
 
+def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made():
+    pretrained = str(ROOT / "pretrained")
+    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{pretrained}'"]
+    with pytest.raises(config.ConfigError, match="sequence_length 600 is longer than the 128 positions of .*pretrained: lower it"):
+        adoption.adopt(gin_files.load(["continue.gin"], [*settings, "SEQUENCE_LENGTH=600"]), source.find(pretrained))
+    other = next((ROOT / "tests/data").glob("workdir_of_*/run/vocabulary"))
+    with pytest.raises(config.ConfigError, match="Vocabulary.file is another file than the vocabulary of"):
+        adoption.adopt(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{other}'"]), source.find(pretrained))
+
+
+def test_a_head_that_reads_another_width_is_left_out(workdirs):
+    values = values_of(workdirs["mpnet-mlm"])
+    model = gin_files.load([str(workdirs["mpnet-mlm"] / "config.gin")]).model
+    for width, fresh in ((None, ["decoder"]), (64, ["decoder", "head"])):
+        settings = dataclasses.replace(model, decoder_layers=1, decoder_width=width)
+        _, init = maelm.create(settings, 600, config.SpecialIds.of_size(600))
+        params = jax.jit(init)(jax.random.key(0))
+        assert adoption.load_params(values, params, 600, "source").fresh == fresh
+
+
 def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
-    with pytest.raises(config.ConfigError, match="Vocabulary.file is not the vocabulary of"):
+    with pytest.raises(config.ConfigError, match="Vocabulary.file is another file than the vocabulary of"):
         source.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, setting_changes
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start, summary
 from maelm_jax.training import coordination, metrics, phases
@@ -74,13 +74,13 @@ def test_a_run_that_began_from_another_source_is_refused(tmp_path, monkeypatch):
     with pytest.raises(config.ConfigError, match="holds a run that began from .*/enc, not from .*/other: give another --workdir"):
         start.resolve_source(other, str(tmp_path))
     (tmp_path / "enc").rmdir()  # moved to `other`
-    assert start.resolve_source(other, str(tmp_path)).encoder_source is found
+    assert start.resolve_source(other, str(tmp_path)).encoder_source is None
 
 
 def test_a_run_without_checkpoint_and_source_does_not_train_fresh_weights(tmp_path):
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'"])
     none = types.SimpleNamespace(restore=lambda like: None, workdir=str(tmp_path))
-    with pytest.raises(config.ConfigError, match="Run.init_from=gone is gone, and .* holds no complete checkpoint"):
+    with pytest.raises(config.ConfigError, match="holds no complete checkpoint any more: give another --workdir to begin again from gone"):
         start.starting_state("fresh", experiment, 64, None, None, none)
 
 
@@ -94,7 +94,7 @@ def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):
     (tmp_path / "config.gin").write_text(gin_files.render(recorded))
     now = gin_files.load(["continue.gin"], [f"Run.init_from='{tmp_path}/moved'", "TEXT_FILES='*.txt'"])
     resumed = start.resolve_source(now, str(tmp_path))
-    assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder_source is found
+    assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder_source is None
     other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
     assert start.resolve_source(other, str(tmp_path)).experiment.vocabulary.file == "other"
 
@@ -108,6 +108,20 @@ def test_a_run_needs_its_source_s_checkpoints_no_more(tmp_path, monkeypatch):
         start.resolve_source(recorded, str(tmp_path))
     monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
     assert start.resolve_source(recorded, str(tmp_path)) == start.ResolvedSource(recorded, None)
+
+
+def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, monkeypatch):
+    """What the source determined comes from the record, what the user set is compared with it."""
+    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, dict)
+    monkeypatch.setattr(source, "find", lambda path: found)
+    monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
+    recorded = gin_files.load(["continue.gin"], ["Run.init_from='enc'", "TEXT_FILES='*.txt'", "Model.layers=6"])
+    (tmp_path / "config.gin").write_text(gin_files.render(recorded))
+    now = gin_files.load(["continue.gin"], ["Run.init_from='enc'", "TEXT_FILES='*.txt'", "Model.decoder_layers=4"])
+    resolved = start.resolve_source(now, str(tmp_path)).experiment
+    assert (resolved.model.layers, resolved.model.decoder_layers) == (6, 4)
+    with pytest.raises(config.ConfigError, match="Model.decoder_layers: 2 -> 4"):
+        setting_changes.check_workdir(tmp_path, resolved)
 
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
