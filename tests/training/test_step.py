@@ -84,6 +84,15 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
 
 
 @pytest.mark.slow
+def test_layers_compiled_by_themselves_give_the_same_losses_on_a_mesh(single):
+    """As on GPUs: no loop, with parameters that are gathered layer by layer, and in two microbatches."""
+    settings = dataclasses.replace(experiment((2, 2, 2), accumulate=2), model=dataclasses.replace(MODEL, scan_layers=False))
+    for a, b in zip(run(settings)[0], single[0], strict=True):
+        for name in ("loss", "accuracy", "grad_norm"):
+            assert abs(a[name] - b[name]) <= 1e-5 * abs(b[name]), name
+
+
+@pytest.mark.slow
 def test_the_tpu_kernels_give_the_losses_of_xla_on_any_mesh():
     """In Pallas' interpreter, with dropout, a bias of the decoder's own and cross-attention. `tensor` divides the heads of each kernel."""
     wide = dataclasses.replace(MODEL, width=256, decoder_attention="self+cross", decoder_relative_bias=True)
