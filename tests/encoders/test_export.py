@@ -35,7 +35,7 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
         "MAE-LM (arXiv 2302.02060)",
         "`installed_docs` 100%",
         "12 of 12, each of 32 rows of 48 tokens",
-        "held-out 6.1250",
+        "held-out, at mask rate 0.15, 6.1250",
         "Unverified",
         "48 tokens",
     ):
