@@ -63,7 +63,7 @@ def are_scanned(settings: config.Model, platform: str) -> bool:
 
     A GPU waits for the copies of a loop: each pass reads a layer's parameters from the stacked
     arrays and writes what it saves and its gradients into others. Compiled one by one, the layers
-    of base need half the launches, and twice the time to compile (docs/notes/gpu_step.md).
+    of base need two thirds of the launches, and twice the time to compile (docs/notes/gpu_step.md).
 
     Args:
         settings: The model.
