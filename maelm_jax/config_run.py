@@ -33,8 +33,8 @@ class Run(Settings):
     eval_rows: Positive = setting(4096, "Rows of an evaluation, the same each time.", "rows")
     rank_every: Count = setting(5_000, "Steps between effective ranks. 0 is never.", "steps")
     checkpoint_every: Positive = setting(
-        5_000, "Steps between checkpoints. One more is written before the mask rate or the batch size "
-        "changes.", "steps")
+        5_000, "Steps between checkpoints. One more is written before the mask rate or the batch "
+        "size changes.", "steps")
     checkpoint_minutes: Minutes | None = setting(
         None, "A checkpoint also when this long has passed since the last one.", "minutes")
     keep_checkpoints: Positive = setting(3, "Newest checkpoints that are kept.", "checkpoints")
