@@ -220,6 +220,15 @@ def send(path: str):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 
 
+def remove(path: str, name: str):
+    """Deletes a file from `local_path(path)` and from the bucket, if it is there."""
+    (local_path(path) / name).unlink(missing_ok=True)
+    if in_bucket(path):
+        files, root = file_system(path)
+        if files.exists(f"{root}/{name}"):
+            files.rm_file(f"{root}/{name}")
+
+
 def file_system(path: str):
     """Opens the file system of a folder, in a bucket or on this machine, without a listings cache.
 

@@ -7,7 +7,7 @@ from maelm_jax import storage
 
 # Files that a resumed run reads at its start.
 RECORDS = (
-    "config.gin", "environment.txt", "changes.txt", "rows.json",
+    "config.gin", "environment.txt", "changes.txt", "rows.json", "origin.json",
     "vocabulary/sentencepiece.model", "vocabulary/tokenizer.json",
 )  # fmt: skip
 # A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,

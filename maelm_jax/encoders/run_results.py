@@ -4,6 +4,7 @@ import os
 import pathlib
 
 from maelm_jax import config, json_files
+from maelm_jax.encoders import origin
 
 RESULTS = "results.json"
 
@@ -41,17 +42,22 @@ def read(workdir: str | os.PathLike) -> dict:
     return results
 
 
-def longest_input(experiment: config.Experiment, results: dict) -> int:
+def longest_input(
+    experiment: config.Experiment, results: dict, started_from: origin.Origin | None
+) -> int:
     """Returns the longest input in tokens whose positions are trained, with `<s>` and `</s>`.
 
-    A fine-tuned run states this length in `results`. If a run started from a folder or checkpoint
-    that is not a workdir, the length is the `model_max_length` of its tokenizer_config.json, or
-    else the number of positions, but at least the sequence length of the run. For any other run,
-    it is the sequence length of the run.
+    A fine-tuned run states this length in `results`. For any other run it is the sequence length,
+    or the longest input of the source that the run started from if that is longer.
+
+    For a run of a version without origin.json, a source counts if it is no workdir: with the
+    `model_max_length` of its tokenizer_config.json, else with the number of positions.
     """
     length, positions = experiment.corpus.sequence_length, experiment.model.max_positions
     if "max_length" in results:
         return results["max_length"]
+    if started_from:
+        return max(length, started_from.length)
     start, vocabulary = experiment.run.init_from, experiment.vocabulary.file
     if start is None or (pathlib.Path(start) / "config.gin").is_file():
         return length

@@ -22,6 +22,7 @@ from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import (
     huggingface,
+    origin,
     published,
     pytorch,
     run_results,
@@ -72,6 +73,11 @@ class EncoderSource:
     ignored_head: str | None = None
     pad: int | None = None
     base: config.Model = dataclasses.field(default_factory=config.Model)
+
+    def as_origin(self) -> origin.Origin:
+        """Returns the record of this source in a run that starts from it."""
+        has_decoder = bool(self.settings.get("decoder_layers"))
+        return origin.Origin(self.path, self.kind, self.step, self.length, has_decoder)
 
     def model(self, base: config.Model) -> config.Model:
         """Returns `base` with the settings of the source.
@@ -211,7 +217,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         kind="workdir",
         settings=settings,
         vocabulary=str(folder / "vocabulary"),
-        length=run_results.longest_input(experiment, results),
+        length=run_results.longest_input(experiment, results, origin.read(folder)),
         _read_params=read_params,
         step=step,
         labels=tuple(results.get("labels", ())),

@@ -13,7 +13,7 @@ from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, vocabulary_training
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import source
+from maelm_jax.encoders import origin, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
 from maelm_jax.training import (
@@ -87,8 +87,7 @@ def pretrain(
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
-        sized = vocabularies.with_size_of_file(experiment.vocabulary)
-        dry_run.show(dataclasses.replace(experiment, vocabulary=sized), mesh)
+        dry_run.show(_with_size_of_vocabulary(experiment, options.workdir), mesh)
         return 0
 
     setup = set_up(options, experiment, encoder_source, mesh)
@@ -118,13 +117,22 @@ def pretrain(
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
     summary.print_size(experiment, starting.state.params, mesh, starting.has_head)
     if not jax.process_index():
-        record_start(options, setup, past, starting.step)
+        record_start(options, setup, past, starting.step, encoder_source)
 
     job = make_job(setup, costs, heldout, ranks, starting.state)
     status = train(options.workdir, job, starting, checkpoints)
     if status == 0 and not jax.process_index():
         summary.print_result(options.workdir, experiment, options.began, ranks, heldout.unigram)
     return status
+
+
+def _with_size_of_vocabulary(experiment: config.Experiment, workdir: str) -> config.Experiment:
+    """Returns settings with the size of the run's vocabulary, else of the file that they name."""
+    recorded = storage.local_path(workdir) / "vocabulary"
+    file = str(recorded) if vocabularies.files_in(recorded) else experiment.vocabulary.file
+    named = dataclasses.replace(experiment.vocabulary, file=file)
+    sized = vocabularies.with_size_of_file(named)
+    return dataclasses.replace(experiment, vocabulary=sized)
 
 
 def set_up(
@@ -159,13 +167,31 @@ def set_up(
     return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss_of)
 
 
-def record_start(options: Options, setup: Setup, past: resume.Before | None, done: int):
-    """Records settings, vocabulary and rows of this start: the first change to the workdir."""
+def record_start(
+    options: Options,
+    setup: Setup,
+    past: resume.Before | None,
+    done: int,
+    encoder_source: source.EncoderSource | None,
+):
+    """Records this start: the first change to the workdir.
+
+    Args:
+        options: Flags of the command.
+        setup: The parts of the run.
+        past: How the workdir was last run, or None for a new workdir.
+        done: The steps of the run before this start.
+        encoder_source: What the run starts from if `done` is 0. None: random weights.
+    """
     if past:
         changes = resume.changes(past.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)
+    if encoder_source:
+        origin.write(storage.local_path(options.workdir), encoder_source.as_origin())
+    elif not done:
+        storage.remove(options.workdir, origin.FILE)
     storage.send(options.workdir)
 
 

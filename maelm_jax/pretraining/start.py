@@ -6,7 +6,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.encoders import adoption, source
+from maelm_jax.encoders import adoption, origin, source
 from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
 
 COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
@@ -103,7 +103,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
     recorded = gin_files.load([str(_recorded(workdir))])
-    fields = (*source.ENCODER_FIELDS, *_decoder_fields(experiment, recorded))
+    fields = (*source.ENCODER_FIELDS, *_decoder_fields(experiment, recorded, workdir))
     encoder = {name: getattr(recorded.model, name) for name in fields}
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
@@ -114,13 +114,16 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
 
 
 def _decoder_fields(
-    experiment: config.Experiment, recorded: config.Experiment
+    experiment: config.Experiment, recorded: config.Experiment, workdir: str
 ) -> tuple[str, ...]:
     """Returns the settings of the decoder that the source may have determined."""
-    try:
-        has_decoder = bool(source.find(experiment.run.init_from).settings.get("decoder_layers"))
-    except config.ConfigError:  # the source is gone
-        has_decoder = True
+    if started_from := origin.read(storage.local_path(workdir)):
+        has_decoder = started_from.has_decoder
+    else:  # a run of a version without origin.json
+        try:
+            has_decoder = source.find(experiment.run.init_from).as_origin().has_decoder
+        except config.ConfigError:  # the source is gone
+            has_decoder = True
     if has_decoder:
         return source.DECODER_FIELDS
     return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()

@@ -14,7 +14,9 @@ from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.training import coordination, metrics, resume
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
-FILES = ("config.gin", "environment.txt", "metrics.jsonl", "rows.json", "loss_curve.png")
+FILES = (
+    "config.gin", "environment.txt", "metrics.jsonl", "rows.json", "origin.json", "loss_curve.png",
+)  # fmt: skip
 UNCHANGED = "packages as in the block above"  # instead of the list of packages
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import run_results, source
+from maelm_jax.encoders import origin, run_results, source
 
 
 @pytest.fixture
@@ -130,5 +130,8 @@ def test_the_longest_input_is_that_of_the_encoder_it_started_from(
         "Model.max_positions=160",
     ]
     experiment = gin_files.load(["tiny.gin"], bindings)
-    assert run_results.longest_input(experiment, {}) == length
-    assert run_results.longest_input(experiment, {"max_length": 96}) == 96, "a fine-tuned run's own"
+    assert run_results.longest_input(experiment, {}, None) == length
+    assert run_results.longest_input(experiment, {"max_length": 96}, None) == 96, "a fine-tuned run's own"
+    for longest, expected in ((100, 100), (20, 48)):  # what the run recorded counts, not what lies there now
+        started_from = origin.Origin("stock", "bert folder", None, longest, has_decoder=False)
+        assert run_results.longest_input(experiment, {}, started_from) == expected

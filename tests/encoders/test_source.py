@@ -283,9 +283,14 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     before, after = values_of(folder), values_of(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
+    longest = source.find(str(folder)).length
+    assert source.find(str(tmp_path / "run")).length == longest > 32
     shutil.rmtree(folder)
     done = call("train", *argv)  # the same command
     assert done.status == 0 and "resuming" in done.stdout, done.stderr
+    assert source.find(str(tmp_path / "run")).length == longest, "what the run recorded at its start"
+    done = call("train", *argv, "--dry_run")
+    assert done.status == 0 and "encoder/token_embedding" in done.stdout, done.stderr
 
 
 def test_a_tokenizer_with_more_ids_than_the_weights_have_rows_is_refused(workdirs, tmp_path):

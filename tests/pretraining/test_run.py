@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files, setting_changes
-from maelm_jax.encoders import source
+from maelm_jax.encoders import origin, source
 from maelm_jax.pretraining import run, start, summary
 from maelm_jax.training import coordination, metrics, phases
 
@@ -122,6 +122,20 @@ def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, monkeypatch):
     assert (resolved.model.layers, resolved.model.decoder_layers) == (6, 4)
     with pytest.raises(config.ConfigError, match="Model.decoder_layers: 2 -> 4"):
         setting_changes.check_workdir(tmp_path, resolved)
+
+
+def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, monkeypatch):
+    """The source may be another one by now."""
+    monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
+    recorded = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'"])
+    (tmp_path / "config.gin").write_text(gin_files.render(recorded))
+    now = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'", "Model.decoder_layers=4"])
+    for has_decoder, layers in ((True, 2), (False, 4)):
+        origin.write(tmp_path, origin.Origin("gone", "a folder", None, 64, has_decoder))
+        assert start.resolve_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
+    (tmp_path / origin.FILE).write_text('{"path": "gone"}')
+    with pytest.raises(config.ConfigError, match="origin.json: damaged: .* remove it and the source is read again"):
+        start.resolve_source(now, str(tmp_path))
 
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
