@@ -74,7 +74,8 @@ def recipe_table(runs: dict, timed: dict) -> str:
 
     Args:
         runs: The content of recipe.json.
-        timed: The content of step_times.json: short runs, each alone on the machine.
+        timed: The content of step_times.json: runs of 300 steps, one core each, another run on the
+            other core.
     """
     rows = []
     for (recipe, objective), seeds in groups(runs).items():
