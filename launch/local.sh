@@ -5,6 +5,7 @@
 #
 # The first start makes .venv beside this folder and installs what the machine needs. PYTHON names
 # the interpreter that makes it (3.11 or later). The same command resumes a run that was stopped.
+# Paths in the flags are relative to the repository.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

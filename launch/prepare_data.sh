@@ -6,9 +6,10 @@
 # DESTINATION is a folder, gs://BUCKET/rows or s3://BUCKET/rows. On a shared disk every host may run
 # this script, with its own --host=I --hosts=N. For a bucket, rows are made in the folder SCRATCH
 # (default ./rows) and copied with gcloud or aws, which must be logged in. All that is in SCRATCH is
-# copied. PYTHON is the interpreter (default .venv/bin/python). Give training
-# --gin.Corpus.rows_dir=DESTINATION.
+# copied. PYTHON is the interpreter (default .venv/bin/python). Paths in the flags are relative to
+# the repository. Give training --gin.Corpus.rows_dir=DESTINATION.
 set -euo pipefail
+from=$PWD
 cd "$(dirname "$0")/.."
 
 dry=
@@ -21,6 +22,7 @@ if [ $# -lt 2 ]; then
   exit 2
 fi
 destination=${1%/}
+case $destination in gs://* | s3://* | /*) ;; *) destination=$from/$destination ;; esac
 shift
 
 run() {

@@ -151,6 +151,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
         ConfigError: A flag, a gin file or a setting is wrong.
     """
     args, bindings = arguments(flags, argv)
+    args.run = None
     if not args.gin_file:
         if not args.workdir:
             raise config.ConfigError(
@@ -163,7 +164,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 f"{workdirs.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
-        args.gin_file = [str(saved)]
+        args.gin_file, args.run = [str(saved)], args.workdir
     elif args.workdir:  # an older run that is resumed keeps the values that it does not record
         record = workdirs.records(args.workdir) / gin_files.RECORD
         bindings = [*gin_files.values_of_older_run(record), *bindings]

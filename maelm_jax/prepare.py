@@ -5,7 +5,8 @@ r"""Prepares the rows of a corpus: trains its vocabulary, then tokenises and pac
         --host=0 --hosts=4
 
 The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An
-interrupted preparation continues where it stopped. With Run.init_from, the vocabulary is that of
+interrupted preparation continues where it stopped. With --workdir=RUN and no --gin_file, the
+settings and the vocabulary are those of RUN. With Run.init_from, the vocabulary is that of
 the encoder, as in training.
 
 To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
@@ -18,7 +19,7 @@ import argparse
 import dataclasses
 import logging
 
-from maelm_jax import cli, config, tables
+from maelm_jax import cli, config, storage, tables
 from maelm_jax.data import (
     beam_runner,
     block_files,
@@ -27,6 +28,7 @@ from maelm_jax.data import (
     store_manifest,
     vocabulary_training,
 )
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.store import Rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
@@ -43,11 +45,13 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if experiment.run.init_from:
-        experiment = _adopting(experiment, None if args.gin_file else args.workdir)
+        experiment = _adopting(experiment, args.run)
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
-    vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
+    vocabulary = _vocabulary_of(args.run)  # also if the text has changed since
+    if vocabulary is None:
+        vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
     if args.runner == "beam":
         beam_runner.prepare(corpus, vocabulary, beam_options)
     elif args.shard is not None:
@@ -96,6 +100,12 @@ def _flags() -> argparse.ArgumentParser:
         help="beam: one pipeline of Apache Beam; --beam_NAME=VALUE gives its options"
     )
     return parser
+
+
+def _vocabulary_of(run: str | None) -> vocabularies.Vocabulary | None:
+    """Returns the vocabulary of a run, or None if it has none yet or `run` is None."""
+    folder = run and storage.local_path(run) / "vocabulary"
+    return vocabularies.load(folder) if folder and vocabularies.files_in(folder) else None
 
 
 def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Experiment:

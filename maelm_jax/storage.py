@@ -15,12 +15,13 @@ import logging
 import os
 import pathlib
 import shutil
-import tempfile
 import threading
+import time
 import typing
 
 from maelm_jax import settings
 
+POLL_SECONDS = 1.0  # between attempts to lock
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 log = logging.getLogger(__name__)
 
@@ -158,6 +159,23 @@ def unreachable(path: str, error: Exception) -> settings.RunError:
 
 
 @reaching
+def folders_with(path: str, pattern: str, manifest: str) -> dict[str, float]:
+    """Returns the subfolders of a bucket's folder that hold a file `manifest`.
+
+    Args:
+        path: A folder in a bucket.
+        pattern: Glob pattern for the names of the subfolders.
+        manifest: A file name.
+
+    Returns:
+        {name of the subfolder: time at which the bucket got its manifest, in seconds}
+    """
+    files, root = file_system(path)
+    manifests = files.glob(f"{root}/{pattern}/{manifest}")
+    return {name.split("/")[-2]: files.modified(name).timestamp() for name in manifests}
+
+
+@reaching
 def fetch_folders(
     path: str, pattern: str, manifest: str, parent: pathlib.Path, depth: int | None = None
 ):
@@ -179,15 +197,19 @@ def fetch_folders(
         target = parent / source.rsplit("/", 1)[1]
         if target.is_dir():
             continue
-        arriving = tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            files.get(f"{source}/", f"{arriving}/", recursive=True, maxdepth=depth)
-            os.rename(arriving, target)
-        except OSError:
-            if not target.is_dir():  # otherwise another process of this machine has copied it
-                raise
-        finally:
-            shutil.rmtree(arriving, ignore_errors=True)
+        with open(parent / f".{target.name}.lock", "wb") as lock:
+            while not try_lock(lock):  # another process of this machine copies it
+                time.sleep(POLL_SECONDS)
+            if target.is_dir():
+                continue
+            arriving = parent / f".{target.name}.{os.uname().nodename}.partial"
+            shutil.rmtree(arriving, ignore_errors=True)  # of a process that was killed
+            arriving.mkdir()
+            try:
+                files.get(f"{source}/", f"{arriving}/", recursive=True, maxdepth=depth)
+                os.rename(arriving, target)
+            finally:
+                shutil.rmtree(arriving, ignore_errors=True)
 
 
 @reaching

@@ -116,6 +116,11 @@ def test_prepare_data(place, tool):
         assert "store" in " ".join(commands[1]) and "store" not in " ".join(commands[2]), "what says that a store is whole goes last"
 
 
+def test_a_relative_destination_of_rows_is_that_of_the_caller():
+    commands = dry("prepare_data.sh", "--dry-run", "mine")
+    assert commands[0][-1] == f"--gin.Corpus.rows_dir={os.getcwd()}/mine"
+
+
 def test_jobset():
     text = (ROOT / "launch" / "jobset.yaml").read_text()
     values = {

@@ -4,11 +4,13 @@ import gzip
 import hashlib
 import http.server
 import json
+import os
 import pathlib
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from pydoc_data import topics
 
 import numpy as np
@@ -17,7 +19,7 @@ from emulators import put
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
-from maelm_jax.data import block_files, rows_dir, rows_in_place, sources, store
+from maelm_jax.data import block_files, prepared_folders, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import start
@@ -31,10 +33,49 @@ def test_stores_are_copied_once_and_only_whole_ones(bucket, cache):
         put(f"{bucket}/rows/{name}", name.encode())
     storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
     folder = storage.local_path(f"{bucket}/rows")
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) == ["a-1/store.json", "a-1/train/c/0/0"]
+    copied = sorted(str(path.relative_to(folder)) for path in folder.glob("a-*/**/*") if path.is_file())
+    assert copied == ["a-1/store.json", "a-1/train/c/0/0"]
     put(f"{bucket}/rows/a-1/store.json", b"another")
     storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
     assert (folder / "a-1" / "store.json").read_bytes() == b"a-1/store.json"
+
+
+def test_what_a_killed_copy_left_is_removed(bucket, cache):
+    put(f"{bucket}/rows5/a-1/store.json", b"{}")
+    folder = storage.local_path(f"{bucket}/rows5")
+    left = folder / f".a-1.{os.uname().nodename}.partial"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"x")
+    storage.fetch_folders(f"{bucket}/rows5", "a-*", "store.json", folder)
+    assert [path.name for path in (folder / "a-1").iterdir()] == ["store.json"] and not left.exists()
+
+
+def test_processes_of_a_machine_copy_a_store_once(bucket, cache, monkeypatch):
+    put(f"{bucket}/rows6/a-1/store.json", b"{}")
+    folder = storage.local_path(f"{bucket}/rows6")
+    copies = []
+    files, _ = storage.file_system(f"{bucket}/rows6")
+    get = files.get
+    monkeypatch.setattr(files, "get", lambda *arguments, **options: copies.append(1) or time.sleep(0.5) or get(*arguments, **options))
+    monkeypatch.setattr(storage, "file_system", lambda path: (files, path.partition("://")[2]))
+    threads = [threading.Thread(target=storage.fetch_folders, args=(f"{bucket}/rows6", "a-*", "store.json", folder)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert copies == [1] and (folder / "a-1" / "store.json").read_bytes() == b"{}"
+
+
+def test_where_the_text_is_not_the_rows_that_came_last_into_the_bucket_are_taken(bucket, cache, caplog):
+    """Not those that were copied last to this machine. Only they are copied."""
+    corpus = config.Corpus(text_files="gone/*.txt", rows_dir=f"{bucket}/rows7")
+    for state in ("s-c", "s-a", "s-b", "s-a"):  # the last one was prepared again
+        put(f"{bucket}/rows7/{state}/store.json", state.encode())
+        time.sleep(1.1)  # S3 counts in seconds
+    folder = prepared_folders.find(corpus, "s", ["files:gone/*.txt"], "store.json")
+    assert folder.name == "s-a" and (folder / "store.json").read_bytes() == b"s-a"
+    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["s-a"]
+    assert "the newest of 3 states of the text" in caplog.text
 
 
 def test_rows_stay_in_the_bucket_and_are_read_through_a_cache(bucket, cache, tmp_path):

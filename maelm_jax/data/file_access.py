@@ -90,13 +90,20 @@ def local_copy(path: str) -> typing.Iterator[str]:
     """Gives a path on this machine, for libraries that open files themselves.
 
     A file in a bucket is copied to a temporary file.
+
+    Raises:
+        BadFile: The bucket does not have the file.
+        RunError: The file cannot be read at the moment.
     """
     if not storage.in_bucket(path):
         yield path
         return
     with tempfile.NamedTemporaryFile(suffix=pathlib.PurePath(path).suffix) as copy:
-        with opened(path) as file:
-            shutil.copyfileobj(file, copy)
+        try:
+            with opened(path) as file:
+                shutil.copyfileobj(file, copy)
+        except OSError as error:
+            raise unreadable(path, error) from error
         copy.flush()
         yield copy.name
 
@@ -141,10 +148,13 @@ def content_hash(path: str) -> str:
 def unreadable(path: str, error: OSError) -> BadFile | config.RunError:
     """Returns the error for a file that cannot be opened or read.
 
-    It is a BadFile, which may be left out, unless the error is one of the moment.
+    It is a BadFile, which may be left out, unless the error is one of the moment. For a file in a
+    bucket every error is, because the libraries raise the same for a token that has expired as for
+    a file that must not be read.
     """
     reason = error.strerror or error
-    if isinstance(error, PASSING) or error.errno in PASSING_NUMBERS:
+    is_refusal = storage.in_bucket(path) and not isinstance(error, FileNotFoundError)
+    if is_refusal or isinstance(error, PASSING) or error.errno in PASSING_NUMBERS:
         return config.RunError(
             f"{path}: could not be read now ({reason}); give the same command again: it goes on "
             "where it stopped")

@@ -49,29 +49,27 @@ def find(
         any_text: True accepts the newest folder if there is none of the present text.
     """
     parent = rows_dir.prepared_folder(corpus)
-    rows_dir.fetch(corpus, f"{prefix}-*", main_file)
-    newest = _newest(parent, prefix, main_file)
+    written = rows_dir.complete_folders(corpus, prefix, main_file)
+    newest = max(written, key=written.__getitem__, default=None)
     try:
-        content = _content_hash(names, corpus)
+        chosen = f"{prefix}-{_content_hash(names, corpus)}"
     except Unavailable as error:
+        chosen = newest or f"{prefix}-{_content_hash(names, corpus, partial=True)}"
         if newest is not None:
-            log.warning("%s; taking what was prepared before: %s", error, newest)
-            return newest
-        content = _content_hash(names, corpus, partial=True)
-    folder = parent / f"{prefix}-{content}"
-    if newest is None or not any_text or (folder / main_file).is_file():
-        return folder
-    log.warning(
-        "taking %s, although the text has changed since: %s", newest,
-        changed_text(newest, names, corpus))
-    return newest
-
-
-def _newest(parent: pathlib.Path, prefix: str, main_file: str) -> pathlib.Path | None:
-    """Returns the complete folder of a request that was written last, or None."""
-    files = parent.glob(f"{prefix}-*/{main_file}")
-    newest = max(files, key=lambda file: file.stat().st_mtime, default=None)
-    return None if newest is None else newest.parent
+            states = f", the newest of {len(written)} states of the text"
+            log.warning(
+                "%s; taking what was prepared before: %s%s", error, parent / newest,
+                states if len(written) > 1 else "")
+    is_changed = newest is not None and any_text and chosen not in written
+    if is_changed:
+        chosen = newest
+    if chosen in written:
+        rows_dir.fetch(corpus, chosen, main_file)
+    if is_changed:
+        log.warning(
+            "taking %s, although the text has changed since: %s", parent / chosen,
+            changed_text(parent / chosen, names, corpus))
+    return parent / chosen
 
 
 def _content_hash(
@@ -152,18 +150,22 @@ def changed_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: conf
     then = text_of(folder)
     if not then:
         return "what its text was made of is not known"
-    return sources.differences(then, present_text(names, corpus))
+    now = present_text(names, corpus)
+    if then == now and corpus.document_filter:
+        return f"nothing but the module of {corpus.document_filter}"
+    return sources.differences(then, now)
 
 
 def log_changes(
     folder: pathlib.Path, names: typing.Iterable[str], corpus: config.Corpus, main_file: str
 ):
     """Logs how the text differs from that of the newest folder of the same request."""
-    newest = _newest(folder.parent, folder.name.rpartition("-")[0], main_file)
-    if newest is not None:
+    written = rows_dir.complete_folders(corpus, folder.name.rpartition("-")[0], main_file)
+    if written:
+        newest = max(written, key=written.__getitem__)
         log.warning(
-            "making %s: the text has changed since %s: %s", folder, newest.name,
-            changed_text(newest, names, corpus))
+            "making %s: the text has changed since %s: %s", folder, newest,
+            changed_text(folder.with_name(newest), names, corpus))
 
 
 def require_local(corpus: config.Corpus, content: str):

@@ -5,6 +5,7 @@ into rows, blocks.py divides the work.
 """
 
 import contextlib
+import dataclasses
 import logging
 import pathlib
 import re
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 
-from maelm_jax import config
+from maelm_jax import config, storage
 from maelm_jax.data import (
     block_files,
     blocks,
@@ -146,6 +147,7 @@ def write_part(
             continue
         prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
         blocks_path = blocks_folder(folder)
+        _take_over_blocks(folder, source, corpus, vocabulary)
         with rows_dir.writing(corpus), _only_process(blocks_path, part):
             text_before = prepared_folders.text_to_read(folder, [source], corpus)
             shards = sources.shards(source, corpus)
@@ -195,6 +197,7 @@ def _make(
     prepared_folders.log_changes(folder, [source], corpus, store_manifest.FILE)
     started = time.monotonic()
     parts = blocks_folder(folder)
+    _take_over_blocks(folder, source, corpus, vocabulary)
     with _only_process(parts, host):
         if not is_complete(folder):
             text_before = prepared_folders.text_to_read(folder, [source], corpus)
@@ -215,6 +218,28 @@ def _make(
     log.info(
         "%s: %.1f MB of text in %.0f s, kept in %s", source, megabytes, time.monotonic() - started,
         folder)
+
+
+def _take_over_blocks(
+    folder: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
+):
+    """Renames the blocks of a preparation that ended at a bad file, which is now to be left out.
+
+    They are the same: `Corpus.skip_bad_files` changes nothing in the blocks of good files.
+    """
+    if not corpus.skip_bad_files or blocks_folder(folder).exists():
+        return
+    strict = dataclasses.replace(corpus, skip_bad_files=False)
+    content = folder.name.rpartition("-")[2]
+    name = f"{prefix(source, strict, vocabulary)}-{content}"
+    earlier = blocks_folder(folder.with_name(name))
+    with contextlib.ExitStack() as files:
+        locks = [files.enter_context(open(path, "wb")) for path in earlier.glob("*.lock")]
+        if not earlier.is_dir() or not all(map(storage.try_lock, locks)):
+            return  # another process works there
+        with contextlib.suppress(OSError):  # another host has just begun
+            earlier.rename(blocks_folder(folder))
+            log.info("%s: going on from the blocks of %s", source, earlier.name)
 
 
 def check_unchanged(

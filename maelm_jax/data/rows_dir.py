@@ -33,6 +33,23 @@ def prepared_folder(corpus: config.Corpus) -> pathlib.Path:
     return folder
 
 
+def complete_folders(corpus: config.Corpus, prefix: str, main_file: str) -> dict[str, float]:
+    """Returns the complete folders of a request in `corpus.rows_dir`, also in a bucket.
+
+    Args:
+        corpus: Holds `rows_dir`.
+        prefix: The start of the folders' names (`prepared_folders.prefix`).
+        main_file: Name of the file that a complete folder has.
+
+    Returns:
+        {name of the folder: time at which its main file was written, in seconds}
+    """
+    if storage.in_bucket(corpus.rows_dir):
+        return storage.folders_with(corpus.rows_dir, f"{prefix}-*", main_file)
+    files = local_folder(corpus).glob(f"{prefix}-*/{main_file}")
+    return {file.parent.name: file.stat().st_mtime for file in files}
+
+
 def fetch(corpus: config.Corpus, pattern: str, main_file: str):
     """Copies prepared folders of a bucket into `prepared_folder`, once.
 

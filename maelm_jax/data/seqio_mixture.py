@@ -74,8 +74,16 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
 
     Returns:
         The name of the Mixture.
+
+    Raises:
+        ConfigError: The corpus has settings that only `prepare` knows.
     """
     seqio = seqio_tasks.import_seqio()
+    for setting in ("deduplicate", "skip_bad_files"):
+        if getattr(corpus, setting):
+            raise config.ConfigError(
+                f"Corpus.{setting} works on whole files and corpora, a seqio Task gives one "
+                "document after the other: set it to False")
     rates = sources.rates(corpus)
     key = hashlib.sha256(f"{vocabulary.fingerprint} {corpus}".encode()).hexdigest()[:12]
     names = []

@@ -12,6 +12,7 @@ from maelm_jax.data.documents import BadFile
 
 BATCH_ROWS = 1024  # rows of a table in memory at a time
 STATE_FILE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote
+MARKER = b"\xff" * 4  # before each message of an .arrow stream, and before the 0 at its end
 SPLITS_FILE = "dataset_dict.json"  # in a folder that `DatasetDict.save_to_disk` wrote
 
 
@@ -81,6 +82,7 @@ def arrow_documents(path: str, column: str) -> typing.Iterator[str]:
         is_stream = file.read(6) != b"ARROW1"
         file.seek(0)
         if is_stream:
+            _check_end(path, file)
             stream = pyarrow.ipc.open_stream(file)
             batches = iter(stream)
         else:
@@ -89,6 +91,20 @@ def arrow_documents(path: str, column: str) -> typing.Iterator[str]:
         _check_column(path, stream.schema, column)
         for batch in batches:
             yield from _texts(batch.column(column))
+
+
+def _check_end(path: str, file: typing.BinaryIO):
+    """Raises BadFile if a stream of Arrow's IPC format has no end.
+
+    pyarrow takes a stream that is cut off between two batches for a whole one. Streams of before
+    Arrow 0.15 begin and end without the marker, and are not checked.
+    """
+    marker = file.read(4)
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 8))
+    if marker == MARKER and file.read() != MARKER + bytes(4):
+        raise BadFile(f"{path}: damaged .arrow data (it has no end); fetch the file again")
+    file.seek(0)
 
 
 @contextlib.contextmanager
@@ -121,6 +137,8 @@ def _check_column(path: str, schema, column: str):
     if column not in schema.names:
         known = json.dumps(schema.names)[1:-1][:200]
         raise BadFile(f"{path}: no column {column!r} (it has {known}); set Corpus.text_column")
+    if schema.names.count(column) > 1:
+        raise BadFile(f"{path}: several columns {column!r}; write the file with one of them")
     kind = schema.field(column).type
     if types.is_dictionary(kind):
         kind = kind.value_type

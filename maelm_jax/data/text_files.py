@@ -13,6 +13,7 @@ from maelm_jax.data import file_access, table_files
 from maelm_jax.data.documents import BadFile
 
 PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}  # suffix -> name
+READ_BYTES = 1 << 20  # bytes that are read or unpacked at a time
 
 
 def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
@@ -49,12 +50,56 @@ def _unpacked(
     if packing == "gzip":
         return gzip.open(file)
     if packing == "xz":
-        return lzma.open(file)
+        return io.BufferedReader(_XzStreams(file), READ_BYTES)
     if packing == "zstd":
         pyarrow = table_files.import_pyarrow()
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
-        return io.BufferedReader(stream, 1 << 20)
+        return io.BufferedReader(stream, READ_BYTES)
     return contextlib.nullcontext(file)
+
+
+class _XzStreams(io.RawIOBase):
+    """Unpacks the .xz streams of a file one after the other.
+
+    `lzma.open` ends without an error where a later stream is damaged or padding stands before it.
+    """
+
+    def __init__(self, file: typing.BinaryIO):
+        super().__init__()
+        self._file = file
+        self._stream = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        size = len(buffer)
+        unpacked = b""
+        while not unpacked:
+            if self._stream.eof:
+                packed = self._start_of_next_stream()
+                if not packed:
+                    return 0
+                self._stream = lzma.LZMADecompressor()
+            elif self._stream.needs_input:
+                packed = self._file.read(READ_BYTES)
+                if not packed:
+                    raise EOFError("the file ends in the middle of a stream")
+            else:
+                packed = b""
+            unpacked = self._stream.decompress(packed, size)
+        buffer[: len(unpacked)] = unpacked
+        return len(unpacked)
+
+    def _start_of_next_stream(self) -> bytes:
+        """Returns the first bytes after the padding, b"" at the end of the file."""
+        packed = self._stream.unused_data.lstrip(b"\0")
+        while not packed:
+            read = self._file.read(READ_BYTES)
+            if not read:
+                return b""
+            packed = read.lstrip(b"\0")
+        return packed
 
 
 def _corrupt(path: str, packing: str | None, offset: int, error: Exception) -> BadFile:

@@ -13,6 +13,7 @@ from maelm_jax import config, storage
 POLL_SECONDS = 2.0  # between checks
 # A waiting host gives up after this long without a new file or a beat. A block takes seconds.
 SILENCE_SECONDS = 1800
+OTHER_TEXT_SECONDS = 60.0  # after this long, it looks for hosts that see other text
 BEAT_SECONDS = 30.0
 LOCK_FILE = "host-{}.lock"  # of a host, in the folder of the blocks
 log = logging.getLogger(__name__)
@@ -82,11 +83,25 @@ def for_hosts(source: str, parts: pathlib.Path, is_done: typing.Callable[[], boo
             log.warning("%s: waiting for the other hosts' share of %s", source, parts)
         if (present := _signs_of_life(parts)) != seen:
             seen, since = present, time.monotonic()
+        elif time.monotonic() - since > OTHER_TEXT_SECONDS and (other := _other_text(parts)):
+            raise config.RunError(
+                f"{source}: this host works in {parts}, another one in {other}: the hosts see "
+                "different text. Give all the same files and versions of Python and packages (or "
+                "remove the second folder, if no host works there)")
         elif time.monotonic() - since > SILENCE_SECONDS:
             raise config.RunError(
                 f"{parts}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; "
                 "start prepare again where it ended")
         time.sleep(POLL_SECONDS)
+
+
+def _other_text(parts: pathlib.Path) -> str | None:
+    """Returns the folder of the blocks of another state of the text, if it is newer, or None."""
+    state = parts.name.rpartition("-")[0]
+    others = [path for path in parts.parent.glob(f"{state}-*{parts.suffix}") if path != parts]
+    began = min((file.stat().st_mtime for file in parts.glob("*")), default=0.0)
+    newer = [path.name for path in others if path.stat().st_mtime >= began]
+    return newer[0] if newer else None
 
 
 def _signs_of_life(parts: pathlib.Path) -> tuple[int, float]:

@@ -108,7 +108,7 @@ def _prepare(
     # Prepared rows may be copies on each host. To prepare them, all need the same folder.
     if not coordination.all_true(ready):
         with rows_dir.writing(corpus):
-            coordination.check_shared_folder(corpus.rows_dir, "row store")
+            coordination.check_shared_folder(str(rows_dir.local_folder(corpus)), "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
     entries = {

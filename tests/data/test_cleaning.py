@@ -82,13 +82,17 @@ def test_settings_that_leave_nothing_out_change_no_name(corpus, small_vocabulary
     assert len(names) == 5
 
 
-def test_another_filter_of_the_same_name_is_another_text(corpus, small_vocabulary, tmp_path, monkeypatch):
+def test_another_filter_of_the_same_name_is_another_text(corpus, small_vocabulary, tmp_path, monkeypatch, caplog):
+    rows.prepare(corpus, small_vocabulary)
     before = folder_of(corpus, small_vocabulary)
     (tmp_path / "my_filters.py").write_text(FILTER.replace("secret", "Document"))
     cleaning.load_filter.cache_clear()
     monkeypatch.delitem(__import__("sys").modules, "my_filters")
     __import__("linecache").checkcache()
     assert folder_of(corpus, small_vocabulary) != before
+    with caplog.at_level("WARNING"):
+        rows.prepare(corpus, small_vocabulary)
+    assert "the text has changed since" in caplog.text and "nothing but the module of my_filters:keep" in caplog.text
 
 
 @pytest.mark.parametrize("name,message", [

@@ -232,3 +232,44 @@ def test_a_host_that_waits_for_a_dead_one_gives_up(corpus, vocabulary, monkeypat
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.1)
     with pytest.raises(config.RunError, match="no host wrote anything"):
         rows.prepare(corpus, vocabulary, host=0, hosts=2)
+
+
+def test_leaving_out_a_bad_file_keeps_the_blocks_that_are_finished(corpus, vocabulary, tmp_path, monkeypatch):
+    (tmp_path / "c.jsonl").write_text("{")
+    corpus = config.dataclasses.replace(corpus, text_files=f"{tmp_path}/[abc].*")
+    with pytest.raises(config.ConfigError, match="c.jsonl:1: not JSON"):
+        rows.prepare(corpus, vocabulary)
+    (parts,) = (tmp_path / "rows").glob("*.parts")
+    finished = len(list(parts.glob("*.npz")))
+    written = []
+    write = blocks._write_block
+    monkeypatch.setattr(blocks, "_write_block", lambda block, vocabulary: written.append(block.block) or write(block, vocabulary))
+    (splits,) = rows.prepare(config.dataclasses.replace(corpus, skip_bad_files=True), vocabulary).values()
+    assert finished > 5 and not written and len(splits["train"]) > 100
+    assert not list((tmp_path / "rows").glob("*.parts"))
+
+
+def test_blocks_that_another_process_works_on_are_left_to_it(corpus, vocabulary, tmp_path):
+    (tmp_path / "c.jsonl").write_text("{")
+    corpus = config.dataclasses.replace(corpus, text_files=f"{tmp_path}/[abc].*")
+    with pytest.raises(config.ConfigError, match="c.jsonl:1: not JSON"):
+        rows.prepare(corpus, vocabulary)
+    (parts,) = (tmp_path / "rows").glob("*.parts")
+    with open(parts / "host-0.lock", "wb") as lock:
+        assert storage.try_lock(lock)
+        rows.prepare(config.dataclasses.replace(corpus, skip_bad_files=True), vocabulary)
+    assert list(parts.glob("*.npz"))
+
+
+def test_hosts_that_see_different_text_are_told_so(corpus, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(waiting, "OTHER_TEXT_SECONDS", 0.2)
+    monkeypatch.setattr(waiting, "SILENCE_SECONDS", 2.0)
+    with pytest.raises(config.RunError, match="no host wrote anything"):
+        rows.prepare(corpus, vocabulary, host=0, hosts=2)
+    (tmp_path / "b.txt").write_text("Another text, which only the second host has.\n\n" * 50)
+    with pytest.raises(config.RunError, match="no host wrote anything"):  # the folder of the first host is older
+        rows.prepare(corpus, vocabulary, host=1, hosts=2)
+    first, second = sorted((tmp_path / "rows").glob("*.parts"), key=lambda path: path.stat().st_mtime)
+    os.utime(first)
+    with pytest.raises(config.RunError, match=f"works in {second}, another one in {first.name}: the hosts see different text"):
+        rows.prepare(corpus, vocabulary, host=1, hosts=2)

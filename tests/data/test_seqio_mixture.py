@@ -39,3 +39,9 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
     assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
     assert seqio_mixture.register(corpus, vocabulary) == mixture.name
+
+
+@pytest.mark.parametrize("setting", ["deduplicate", "skip_bad_files"])
+def test_settings_that_a_task_cannot_follow_are_refused(vocabulary, setting):
+    with pytest.raises(config.ConfigError, match=f"Corpus.{setting} works on whole files"):
+        seqio_mixture.register(config.Corpus(text_files="*.txt", **{setting: True}), vocabulary)

@@ -85,6 +85,7 @@ LATIN = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\4\0
     ("a.arrow", lambda path: path.write_bytes(b"no arrow at all"), r"a\.arrow: damaged \.arrow data"),
     ("a.parquet", lambda path: pq.write_table(table(["x"], "content"), path), r"no column 'text' \(it has .*\"content\"\); set Corpus"),
     ("a.parquet", lambda path: pq.write_table(pa.table({"text": [1, 2]}), path), r"column 'text' holds int64, not text"),
+    ("a.parquet", lambda path: pq.write_table(pa.table([["x"], ["y"]], ["text", "text"]), path), r"several columns 'text'"),
     ("books", lambda path: path.mkdir(), r"books: a folder without state\.json"),
     ("books", lambda path: dataset(path, [["x"]], _indices_data_files=[{"filename": "i.arrow"}]), r"flatten_indices"),
     ("books", lambda path: (dataset(path / "train", [["x"]]), (path / "dataset_dict.json").write_text("{}")), r"several splits.*\(train\)"),
@@ -104,6 +105,18 @@ def test_a_file_that_is_cut_off_is_named(tmp_path, name):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(config.ConfigError, match="damaged"):
         read(path)
+
+
+def test_a_stream_that_is_cut_off_between_two_batches_is_named(tmp_path):
+    """pyarrow takes it for a whole one."""
+    write_stream(tmp_path / "a.arrow", table())
+    whole = (tmp_path / "a.arrow").read_bytes()
+    batches = [at for at in range(0, len(whole), 8) if whole[at : at + 4] == b"\xff\xff\xff\xff"]
+    assert len(batches) == 32, "the schema, 30 batches and the end"
+    for end in batches[1:]:
+        (tmp_path / "a.arrow").write_bytes(whole[:end])
+        with pytest.raises(config.ConfigError, match="damaged .arrow data .it has no end"):
+            read(tmp_path / "a.arrow")
 
 
 def test_only_files_of_text_are_taken(tmp_path):

@@ -107,3 +107,23 @@ def test_a_bad_record_is_one_line_with_its_place(tmp_path, name):
 def test_a_lone_surrogate_in_the_text_is_replaced(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a \ud800 b"}))
     assert list(sources.documents_of(f"files:{tmp_path}/a.jsonl", config.Corpus())) == ["a ? b"]
+
+
+@pytest.mark.parametrize("padding", [0, 4, 8])
+def test_xz_data_of_several_streams_is_read_to_the_end(tmp_path, padding):
+    packed = [lzma.compress(f"{text}\n\n".encode()) + bytes(padding) for text in TEXTS]
+    (tmp_path / "a.txt.xz").write_bytes(b"".join(packed))
+    assert read(tmp_path / "*.xz") == TEXTS
+
+
+@pytest.mark.parametrize("damage", [
+    lambda first, second: first + b"\x00\x01" + second[2:], lambda first, second: first + b"x" + second[1:],
+    lambda first, second: first + second[:20],
+    lambda first, second: first + second[:40] + bytes([second[40] ^ 1]) + second[41:], lambda first, second: first[:-1],
+], ids=["start", "first byte", "cut", "inside", "end"])  # fmt: skip
+def test_a_damaged_stream_of_xz_data_is_named(tmp_path, damage):
+    """lzma.open ends there without an error."""
+    streams = [lzma.compress((f"{text}\n\n" * 50).encode()) for text in TEXTS[:2]]
+    (tmp_path / "a.txt.xz").write_bytes(damage(*streams))
+    with pytest.raises(config.ConfigError, match=r"a\.txt\.xz: corrupt xz data"):
+        read(tmp_path / "*.xz")

@@ -291,3 +291,12 @@ def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     assert "new data after step 2" in capsys.readouterr().out
     assert losses("run")[:2] == began[:2] and losses("run")[2:] != began[2:]
     assert [entry["step"] for entry in row_record.read(str(tmp_path / "run"))["replaced"]] == [2]
+
+
+def test_the_folder_that_processes_must_share_is_that_of_the_rows(corpus, vocabulary, tmp_path, monkeypatch):
+    """`~` is the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checked = []
+    monkeypatch.setattr(coordination, "check_shared_folder", lambda path, what: checked.append(path))
+    run_rows._prepare(dataclasses.replace(corpus, rows_dir="~/elsewhere"), vocabulary)
+    assert checked == [str(tmp_path / "elsewhere")]
