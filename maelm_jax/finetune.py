@@ -42,7 +42,13 @@ REPLACED = {
     "Optimizer.learning_rate": "Grid.learning_rate",
     "Optimizer.warmup_steps": "Grid.warmup",
     "Run.eval_every": "Finetune.evaluations",
+    "Run.init_from": "--init_from",
 }
+# Settings of pretraining that nothing replaces.
+UNREAD = (
+    "Optimizer.schedule", "Optimizer.decay_share", "Optimizer.freeze_encoder_steps",
+    "Optimizer.muon_learning_rate", "Run.batch_size_ramp",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +81,7 @@ def _check(args: argparse.Namespace, bindings: list[str]):
     }
     for flag, others in unread.items():
         for other in others:
-            if getattr(args, flag) is not None and getattr(args, other):
+            if getattr(args, flag) is not None and getattr(args, other) not in (None, []):
                 raise config.ConfigError(
                     f"--{flag} takes the run in --workdir as it is. Leave --{other} out"
                 )
@@ -85,6 +91,8 @@ def _check(args: argparse.Namespace, bindings: list[str]):
             raise config.ConfigError(
                 f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
             )
+        if name in UNREAD:
+            raise config.ConfigError(f"--gin.{binding}: fine-tuning does not read {name}")
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -124,10 +132,11 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
         )
     storage.require_local(args.workdir)
 
-    from maelm_jax.finetuning import experiments
+    from maelm_jax.finetuning import experiments, table
 
     paths.check_folder("--workdir", args.workdir)
-    plan = experiments.plan(args.init_from, args.gin_file, bindings, args.step)
+    known = table.labels(pathlib.Path(args.workdir))
+    plan = experiments.plan(args.init_from, args.gin_file, bindings, args.step, known)
     cli.deterministic_operations(any(one.experiment.run.deterministic for one in plan.planned))
 
     import jax

@@ -190,7 +190,7 @@ def fine_tuning(about: About) -> dict[str, str]:
             "training ruled these out, the class does not"
         )
     elif about.architecture.endswith("TokenClassification"):
-        rows["logits"] = "the label of a word is that of its first token"
+        rows["logits"] = "the label of a word is that of its first token by `word_ids`"
     elif not results.get("labels"):
         rows["output"] = (
             "the score divided by its largest value, as it was trained (STS-B: score / 5)"

@@ -117,10 +117,12 @@ class Encoder:
             float32 [texts, width].
 
         Raises:
-            ConfigError: There is no such pooling.
+            ConfigError: There is no such pooling, or `texts` is a string.
         """
         if pooling not in typing.get_args(Pooling):
             raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
+        if isinstance(texts, str):
+            raise config.ConfigError("texts is one string: give a list, as in encode(['A text.'])")
         rows = self.token_ids(texts)
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         # The longest texts come first: if a batch does not fit in memory, the first one fails.

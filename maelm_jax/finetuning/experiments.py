@@ -2,9 +2,12 @@
 
 import collections
 import dataclasses
+import itertools
+import posixpath
 import typing
 
 from maelm_jax import config, gin_files
+from maelm_jax.encoders import source
 from maelm_jax.finetuning import initial_encoder, tasks
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 
@@ -28,7 +31,11 @@ class Plan(typing.NamedTuple):
 
 
 def plan(
-    init_from: str, files: list[str], bindings: list[str], step: int | None = None
+    init_from: str,
+    files: list[str],
+    bindings: list[str],
+    step: int | None = None,
+    known: dict[str, str] | None = None,
 ) -> Plan:
     """Reads and checks all settings before the first run starts.
 
@@ -37,16 +44,19 @@ def plan(
         files: The gin files of the command line.
         bindings: The settings of the command line.
         step: Step of the checkpoint of each encoder. None: the newest.
+        known: {name of an encoder: its label} of the table in the workdir.
 
     Raises:
         ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
     """
     names = init_from.split(",")
-    if len(set(names)) < len(names):
+    if "" in names:
+        raise config.ConfigError(f"--init_from={init_from} has a comma too many")
+    if len({posixpath.normpath(name) for name in names}) < len(names):
         raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
     encoders = [initial_encoder.load(name, step) for name in names]
     settings = [of_encoder(encoder, files, bindings) for encoder in encoders]
-    labels = _unique_labels(encoders)
+    labels = _unique_labels(encoders, known or {})
     planned = [
         Planned(task, encoder, label, by_task[task])
         for task in settings[0]
@@ -59,13 +69,25 @@ def plan(
     return Plan(planned, listed or len(planned) > 1)
 
 
-def _unique_labels(encoders: list[InitialEncoder]) -> list[str]:
-    """Short names of the encoders. Two that would be the same get the whole path instead."""
-    counts = collections.Counter(encoder.label for encoder in encoders)
-    return [
-        encoder.label if counts[encoder.label] == 1 else encoder.name.strip("/").replace("/", "-")
-        for encoder in encoders
-    ]
+def _unique_labels(encoders: list[InitialEncoder], known: dict[str, str]) -> list[str]:
+    """Short names of the encoders. Two that would be the same get the whole path instead.
+
+    Args:
+        encoders: The encoders.
+        known: {name of an encoder: label that it keeps}.
+    """
+    new = [encoder for encoder in encoders if encoder.name not in known]
+    counts = collections.Counter([*known.values(), *(encoder.label for encoder in new)])
+    labels = dict(known)
+    for encoder in new:
+        label = encoder.label
+        if counts[label] > 1:
+            label = encoder.name.strip("/").replace("/", "-")
+        numbered = (f"{label}-{number}" for number in itertools.count(2))
+        labels[encoder.name] = label if label not in labels.values() else next(
+            other for other in numbered if other not in labels.values()
+        )
+    return [labels[encoder.name] for encoder in encoders]
 
 
 def of_encoder(
@@ -84,7 +106,21 @@ def of_encoder(
             "Finetune.tasks names no task; stack a task's file, as in "
             f"--gin_file=finetune/rte.gin, on {', '.join(files)}"
         )
+    _check_shape(encoder, files, bindings)
     return {task: _of_task(task, encoder, files, bindings) for task in names}
+
+
+def _check_shape(encoder: InitialEncoder, files: list[str], bindings: list[str]):
+    """Raises ConfigError for a setting of the encoder's shape that differs from the encoder."""
+    plain = _load(encoder, [BASE], [])
+    shape, wanted = encoder.fit(plain).model, _load(encoder, [BASE, *files], bindings).model
+    for name in source.ENCODER_FIELDS:
+        value, own = getattr(wanted, name), getattr(shape, name)
+        if value not in (own, getattr(plain.model, name)):
+            raise config.ConfigError(
+                f"Model.{name}={value!r}: {encoder.name} has {own!r}, and fine-tuning keeps the "
+                "shape of its encoder. Leave the setting out"
+            )
 
 
 def _of_task(

@@ -6,13 +6,19 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, setting_changes
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders import families, family
 from maelm_jax.finetuning import batches, predictor, results, tasks
 from maelm_jax.finetuning.task_data import DevSet
 
+# Settings that change where examples come from and how they are computed, not what is predicted of
+# them. SQuAD's say how answers are read from the scores.
+FREE = (
+    *setting_changes.FREE_ON_RESUME, "Model.dtype", "Finetune.max_length", "Squad.",
+    "CustomTask.columns", "Conll.word_column", "Conll.label_column",
+)  # fmt: skip
 # Folders of models in a grid or a table.
 MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
 
@@ -77,8 +83,14 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
             f"{folder} holds no model: only the chosen cell of a grid keeps its own; "
             'table.json says which ("model")'
         )
-    experiment = gin_files.load([str(folder / "config.gin")], bindings)
-    if experiment.finetune is None:
-        saved = folder / "config.gin"
+    saved = folder / "config.gin"
+    recorded = gin_files.load([str(saved)])
+    if recorded.finetune is None:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
+    experiment = gin_files.load([str(saved)], bindings)
+    if changes := setting_changes.differences(recorded, experiment, FREE):
+        raise config.ConfigError(
+            f"{flag} takes the run in --workdir as it is, and settings differ from it "
+            f"({'; '.join(changes)}): leave them out"
+        )
     return FinishedRun(folder, content, experiment)

@@ -191,12 +191,12 @@ def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) 
         changed = [
             f"{name}: {recorded.get(name)} -> {value}"
             for name, value in inputs.items()
-            if recorded.get(name) != value
+            if recorded.get(name) != value and (name in recorded or name != "answers")
         ]
         if changed:
             raise config.ConfigError(
-                f"{folder} holds a run with other training data, or one that started from another "
-                f"checkpoint step ({'; '.join(changed)}): give another --workdir"
+                f"{folder} holds a run with other data or answers, or one that started from "
+                f"another checkpoint step ({'; '.join(changed)}): give another --workdir"
             )
     if not (folder / results.NAME).exists():
         return None

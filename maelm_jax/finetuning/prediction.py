@@ -9,6 +9,7 @@ import typing
 from maelm_jax import config, paths, storage
 from maelm_jax.finetuning import files, finished_run, glue, tasks
 
+PACKINGS = (".gz", ".xz")  # endings of packed files, before which stands that of their format
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
 
 
@@ -47,7 +48,7 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
     with paths.writing(flag, target.folder):
         replace(target, source)
         path = dev.write(outputs[0], target.folder, target.stem)
-    return "\n".join([*dev.notes, f"{len(dev.features.ids):,} rows predicted: {path}"])
+    return "\n".join([*dev.notes, f"{dev.count} predicted: {path}"])
 
 
 class Target(typing.NamedTuple):
@@ -90,7 +91,9 @@ def target_of(
 
 def default_stem(task: str, input_file: str) -> str:
     """Name of the predictions without its ending: in GLUE, that of a submission."""
-    stem = pathlib.Path(input_file).name.split(".")[0]
+    name = pathlib.Path(input_file).name
+    packing = next((ending for ending in PACKINGS if name.endswith(ending)), "")
+    stem = pathlib.Path(name.removesuffix(packing)).stem
     if task not in glue.TASKS:
         return f"predictions_{stem}"
     parts = glue.TASKS[task].parts

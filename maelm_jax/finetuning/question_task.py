@@ -78,7 +78,13 @@ def dev_set(
         name == "squad2", questions, cut, settings.squad.answer_length, threshold
     )
     endings = (".json", "_null_margins.json") if answering.unanswerable else (".json",)
-    return DevSet(cut.rows, answering.score, answering.write, endings, questions.notes)
+    answers = [
+        (question.id, [gold.text for gold in question.answers]) for question in questions.questions
+    ]
+    count = f"{len(answers):,} questions"
+    return DevSet(
+        cut.rows, answering.score, answering.write, endings, questions.notes, count, answers
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,18 +18,24 @@ LATER_FIELDS = ("family", "token_types", "decoder_refills_mask")
 def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
     """Does all runs that are not finished, and returns the exit status.
 
-    The workdir `folder` is that of the run, if it is a single run and no table. Else it gets the
-    table and a folder ENCODER/TASK for each pair of task and encoder. The results of other pairs in
-    a table that is there already are kept. The caller holds the lock of `folder`.
+    The workdir `folder` is that of the run, if it is a single run and no table is there. Else it
+    gets the table and a folder ENCODER/TASK for each pair of task and encoder. The results of other
+    pairs in a table that is there already are kept. The caller holds the lock of `folder`.
     """
     began = time.perf_counter()
     sessions = _Sessions()
     reports = _reports_so_far(folder, plan)
+    # A run beside a table is one of the table.
+    as_table = plan.as_table or (folder / table.JSON_FILE).is_file()
     for planned in plan.planned:
         planned = _as_begun(planned, folder)
         current = sessions.of(planned)
         settings = planned.experiment.finetune.grid
-        is_single = not plan.as_table and grid.is_single(settings, len(current.task.train.ids))
+        is_single = not as_table and grid.is_single(settings, len(current.task.train.ids))
+        if not is_single and (folder / "config.gin").is_file():
+            raise config.ConfigError(
+                f"{folder} holds a single run: give another --workdir for a table or a grid"
+            )
         describe = functools.partial(_describe_run, planned.encoder.vocabulary)
         grid_folder = folder if is_single else folder / planned.label / planned.task
         runs = grid.GridRun(
@@ -63,16 +69,18 @@ def _reports_so_far(folder: pathlib.Path, plan: experiments.Plan) -> table.Repor
     for planned in plan.planned:
         name, step = planned.encoder.name, planned.encoder.step
         for report in reports.setdefault(planned.label, {}).values():
-            if report.get("start_step", step) != step:  # nor this
-                raise config.ConfigError(
-                    f"{folder / table.JSON_FILE}: {planned.label} is step {report['start_step']} "
-                    f"of {name}, not {step}. Give --step={report['start_step']}, or another "
-                    "--workdir"
-                )
-            if report.get("init_from", name) != name:  # earlier versions did not record it
+            # Earlier versions recorded neither.
+            if report.get("init_from", name) != name:
                 raise config.ConfigError(
                     f"{folder / table.JSON_FILE}: {planned.label} is {report['init_from']}, not "
                     f"{name}. Name the encoder as before, or give another --workdir"
+                )
+            before = report.get("start_step", step)
+            if before != step:
+                give = "" if before is None else f"--step={before}, or "
+                raise config.ConfigError(
+                    f"{folder / table.JSON_FILE}: {planned.label} is step {before} of {name}, not "
+                    f"{step}. Give {give}another --workdir"
                 )
     return reports
 

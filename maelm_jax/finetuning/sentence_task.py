@@ -84,6 +84,7 @@ def dev_set(
         functools.partial(_write, task),
         (".tsv", "_probabilities.tsv") if task.labels else (".tsv",),
         examples.notes,
+        f"{len(tokenised.ids):,} rows",
     )
 
 

@@ -74,6 +74,10 @@ def models_of(workdir: str | None, init_from: str | None) -> list[str]:
     folder = pathlib.Path(workdir or "")
     if not workdir or not (folder / table.JSON_FILE).is_file():
         run = finished_run.read(workdir, [], "--submission")
+        if init_from is not None:
+            raise config.ConfigError(
+                f"--submission: {folder} holds one run and no table. Leave --init_from out."
+            )
         return _of_glue({run.task: str(run.folder)}, workdir)
     reports = table.read(folder)
     if init_from is None and len(reports) == 1:

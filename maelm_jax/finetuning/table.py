@@ -224,6 +224,15 @@ def read(folder: pathlib.Path) -> Reports:
     return reports
 
 
+def labels(folder: pathlib.Path) -> dict[str, str]:
+    """{name of an encoder in --init_from: its label} of the table in a folder, if it has one."""
+    return {
+        report["init_from"]: label
+        for label, _, report in _all(read(folder))
+        if "init_from" in report
+    }
+
+
 def _is_report(value) -> bool:
     """Whether a value from a JSON file is a result of grid.summary."""
     return (

@@ -32,6 +32,8 @@ class DevSet:
         write: (outputs, folder, stem) -> path of the predictions. Writes FOLDER/STEM + each ending.
         endings: Endings of the files that `write` writes. The first one is of the predictions.
         notes: For the user, about these examples.
+        count: How many there are, in words: "25 questions".
+        answers: What `score` compares with, if `features` lacks it. For the fingerprint.
     """
 
     features: features.Features
@@ -39,6 +41,8 @@ class DevSet:
     write: collections.abc.Callable[..., pathlib.Path]
     endings: tuple[str, ...]
     notes: list[str]
+    count: str
+    answers: collections.abc.Sequence = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +66,20 @@ class TaskData:
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, typing.Any]:
-        """Number of training examples and a hash of the tokenised training and dev data."""
+        """Number of training examples, and hashes of what the runs are trained and scored on.
+
+        Returns:
+            "data": hash of the tokenised training and dev data. "answers": hash of the labels'
+            names and of the right answers that the tokenised data lacks. Earlier versions had no
+            "answers".
+        """
         digest = hashlib.sha256()
         for rows in (self.train, *(dev.features for dev in self.dev.values())):
             for part in (rows.lengths, np.concatenate(rows.ids), rows.targets):
                 digest.update(part.tobytes())
-        return {"train_examples": len(self.train.ids), "data": digest.hexdigest()[:16]}
+        answers = repr((self.labels, [dev.answers for dev in self.dev.values()]))
+        return {
+            "train_examples": len(self.train.ids),
+            "data": digest.hexdigest()[:16],
+            "answers": hashlib.sha256(answers.encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        }

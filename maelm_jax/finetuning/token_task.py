@@ -7,6 +7,7 @@ import collections.abc
 import dataclasses
 import os
 import pathlib
+import unicodedata
 
 import numpy as np
 
@@ -126,6 +127,9 @@ def tokenise(
 def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> np.ndarray:
     """Index of the first token of each word; -1 for a word that has none of its own.
 
+    It is the token that a stock tokenizer counts as the first one of the word
+    (`word_ids` of transformers): a token for the space before the word is one of the word.
+
     Args:
         words: The words of the text, which has one space between two of them.
         offsets: First character of each token and the one after its last, int [tokens, 2].
@@ -134,11 +138,23 @@ def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> n
     starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
     # The first token that ends inside the word or after it.
     tokens = np.searchsorted(offsets[:, 1], starts, side="right")
-    begins = np.append(offsets[:, 0], np.iinfo(np.int64).max)[tokens]
-    has_token = begins < starts + sizes
+    begins, ends = np.append(offsets, [[np.iinfo(np.int64).max] * 2], axis=0).T
+    # Words of zero-width characters only are nothing to a vocabulary. Their place may lie in the
+    # token of the next word.
+    has_token = (begins[tokens] < starts + sizes) & [_is_visible(word) for word in words]
+    is_space = (tokens > 0) & (begins[tokens - 1] >= starts - 1) & (ends[tokens - 1] == starts)
+    tokens = np.where(is_space, tokens - 1, tokens)
+    found = np.full(len(words), -1)
+    with_token = np.flatnonzero(has_token)
     # A token of two words is that of the first one.
-    has_token[1:] &= tokens[1:] != tokens[:-1]
-    return np.where(has_token, tokens, -1)
+    _, first = np.unique(tokens[with_token], return_index=True)
+    found[with_token[first]] = tokens[with_token[first]]
+    return found
+
+
+def _is_visible(word: str) -> bool:
+    """Returns whether a word has a character that is not a control, format or space character."""
+    return any(unicodedata.category(character)[0] not in "CZ" for character in word)
 
 
 def dev_set(
@@ -147,7 +163,15 @@ def dev_set(
     """Sentences to predict. `which` names them in notes."""
     rows = tokenise(sentences, labels, vocabulary, length, which)
     labelling = _Labelling(sentences, rows.slots, labels)
-    return DevSet(rows.features, labelling.score, labelling.write, (".txt",), sentences.notes)
+    return DevSet(
+        rows.features,
+        labelling.score,
+        labelling.write,
+        (".txt",),
+        sentences.notes,
+        f"{len(sentences.words):,} sentences",
+        sentences.labels,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

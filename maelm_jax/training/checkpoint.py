@@ -51,6 +51,11 @@ class Checkpoints:
         self.workdir = workdir
         parent = f"{workdir.rstrip('/')}/{inside}" if inside else workdir
         self.directory = checkpoint_reading.checkpoints_folder(parent)
+        self._remedy = (  # if all checkpoints are damaged
+            f"Remove {parent} to start this run again" if inside
+            else "Copy an undamaged one to that folder, or give another --workdir to start from "
+            "step 0"
+        )  # fmt: skip
         self._saving = None  # the step that is being written now
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, keep_period=keep_every, create=True,
@@ -140,8 +145,7 @@ class Checkpoints:
             newest, reason = next(iter(damaged.items()))
             raise ConfigError(
                 f"every checkpoint in {self.directory} is damaged (step {newest}: {reason}). "
-                "Nothing was changed. Copy an undamaged one to that folder, "
-                "or give another --workdir to start from step 0"
+                f"Nothing was changed. {self._remedy}"
             )
         return None
 

@@ -1,6 +1,7 @@
 """Settings of each task with each encoder: every config, and the published grids."""
 
 import dataclasses
+import types
 
 import pytest
 
@@ -85,3 +86,14 @@ def test_settings_of_pretraining_alone_do_not_hinder_fine_tuning(pretrained, dat
         assert (of_run.run.batch_size, of_run.masking.rate_plateaus) == (cell.batch_size, ())
         assert of_run.run.named_batch_sizes == [("Run.batch_size", cell.batch_size)]
     session.fresh_state(encoder, seed=3)
+
+
+def test_an_encoder_keeps_the_label_that_it_has_in_the_table():
+    def labels(*names, **known):
+        encoders = [types.SimpleNamespace(name=name, label=initial_encoder.label_of(name)) for name in names]
+        return experiments._unique_labels(encoders, {name.replace("__", "/"): label for name, label in known.items()})
+
+    assert labels("e/runs/tiny", "e/old/tiny") == ["e-runs-tiny", "e-old-tiny"]
+    assert labels("e/runs/tiny", "e/old/tiny", e__runs__tiny="tiny") == ["tiny", "e-old-tiny"]
+    assert labels("other/tiny", e__runs__tiny="tiny") == ["other-tiny"], "the table's row is another encoder's"
+    assert labels("a-b/c", "a/b/c") == ["a-b-c", "a-b-c-2"]

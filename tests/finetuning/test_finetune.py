@@ -14,6 +14,7 @@ from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import initial_encoder, submission, table
 from maelm_jax.training import step_log
 
+PRETRAINED = pathlib.Path(__file__).parents[2] / "pretrained"
 SMALL = [
     "--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3",
     "--gin.Run.rank_every=0",
@@ -168,7 +169,7 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     assert finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"]) == 0 and "(1 of 1)" not in capsys.readouterr().out
     train = tmp_path / "moved" / "RTE" / "train.tsv"
     train.write_text(train.read_text().replace("not_entailment", "entailment", 1))
-    with pytest.raises(config.ConfigError, match=r"out holds a run with other training data, or .* \(data: \w+ -> \w+\)"):
+    with pytest.raises(config.ConfigError, match=r"out holds a run with other data or answers, or .* \(data: \w+ -> \w+\)"):
         finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"])
     inputs = tmp_path / "out" / "inputs.json"
     inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))
@@ -188,6 +189,13 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.seed=7"], "fine-tuning does not read Run.seed; set Grid.seeds"),
     (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.learning_rate=1"], "fine-tuning does not read Optimizer.learning_rate"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN,"], "has a comma too many"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN/"], "names a run twice"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Model.layers=7"], "Model.layers=7: .* has 1, and fine-tuning keeps the shape of its"),
+    (["--gin_file=finetune/rte.gin", f"--init_from={PRETRAINED}", "--gin.Model.layers=2"], "Model.layers=2: .*pretrained has 4, and fine-tuning"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.init_from=nowhere"], "fine-tuning does not read Run.init_from; set --init_from"),
+    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.schedule=wsd"], "fine-tuning does not read Optimizer.schedule"),
+    (["--predict=x.tsv", "--step=0"], "--predict takes the run in --workdir as it is. Leave --step out"),
     (["--predict=x.tsv", "--init_from=RUN"], "--predict takes the run in --workdir as it is. Leave --init_from out"),
     (["--submission=x.zip", "--step=3"], "--submission takes the run in --workdir as it is. Leave --step out"),
     (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
@@ -287,3 +295,17 @@ def test_what_is_in_the_way_inside_a_workdir_is_named(name, tmp_path, data_dir, 
     with pytest.raises(config.ConfigError, match=name) as error:
         finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_single_run_beside_a_table_is_one_of_the_table(data_dir, pretrained, tmp_path):
+    argv = ["--gin_file=finetune/rte.gin", *arguments(data_dir, f"random:{pretrained}", tmp_path / "table"), "--gin.EPOCHS=1", "--gin.SEEDS=1"]
+    assert finetune.main([*argv, "--gin.Finetune.tasks=('rte',)"]) == 0
+    argv[1:] = [*arguments(data_dir, pretrained, tmp_path / "table"), "--gin.EPOCHS=1", "--gin.SEEDS=1"]
+    assert finetune.main(argv) == 0
+    table = json.loads((tmp_path / "table" / "table.json").read_text())
+    assert list(table["reports"]) == ["random-little", "little"] and not (tmp_path / "table" / "results.json").exists()
+
+
+def test_a_table_in_the_folder_of_a_single_run_is_refused(data_dir, pretrained, rte_run):
+    with pytest.raises(config.ConfigError, match="holds a single run: give another --workdir for a table or a grid"):
+        finetune.main(["--gin_file=finetune/rte.gin", *arguments(data_dir, pretrained, rte_run), "--gin.SEEDS=[1, 2]"])

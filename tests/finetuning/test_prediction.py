@@ -58,8 +58,10 @@ def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path
 def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
     path = pairs(tmp_path / "test.tsv", 3)
     assert predict(workdir, path) == 0
+    saved = workdir / "config.gin"
+    saved.write_text(saved.read_text().replace("Model.width = 32", "Model.width = 64"))
     with pytest.raises(config.ConfigError, match="does not fit this model"):
-        predict(workdir, path, "--gin.Model.width=64")
+        predict(workdir, path)
     assert labels_in(workdir / "RTE.tsv") == 3
 
 
@@ -145,3 +147,19 @@ def test_a_metric_that_is_no_number(workdir, tmp_path):
     (workdir / "results.json").write_text(json.dumps(content))
     with pytest.raises(config.ConfigError, match="results.json: damaged, accuracy is no number"):
         predict(workdir, pairs(tmp_path / "in.tsv", 2))
+
+
+@pytest.mark.parametrize("name,stem", [
+    ("dev-v2.0.json", "dev-v2.0"), ("test.en.tsv", "test.en"), ("test.tsv.xz", "test"), ("new.tsv", "new"), ("new", "new"),
+])  # fmt: skip
+def test_predictions_have_the_whole_name_of_their_file(name, stem):
+    assert prediction.default_stem("own", f"folder.d/{name}") == f"predictions_{stem}"
+
+
+@pytest.mark.parametrize("setting", ["Finetune.tasks=sst2", "Model.layers=3", "Grid.learning_rate=1", "CustomTask.labels=('yes','no')"])
+def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path, setting):
+    """Other names of the classes would stand over the same columns."""
+    path = pairs(tmp_path / "test.tsv", 3)
+    with pytest.raises(config.ConfigError, match="--predict takes the run in --workdir as it is, and settings differ from it .*: leave them out"):
+        predict(workdir, path, f"--gin.{setting}")
+    assert predict(workdir, path, "--gin.Finetune.eval_batch_size=8") == 0

@@ -38,7 +38,7 @@ def test_other_grids_have_the_model_of_their_encoder(tmp_path):
 def described(*settings: str, step: int | None = 3) -> list[str]:
     """The lines about a task with three examples of two tokens."""
     rows = features.Features([np.zeros(2, np.int32)] * 3, np.zeros(3, np.int32), np.zeros(3, np.int32))
-    dev = {name: DevSet(rows, None, None, (".tsv",), []) for name in ("matched", "mismatched")}
+    dev = {name: DevSet(rows, None, None, (".tsv",), [], "3 rows") for name in ("matched", "mismatched")}
     task = TaskData("mnli", Head("sentence", 3), (), "accuracy", rows, dev, {}, ["a note"])
     experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli", *settings])
     of_rows = experiments.Planned("mnli", types.SimpleNamespace(step=step, length=64), "little", experiment)
@@ -87,3 +87,21 @@ def test_a_row_of_a_table_is_of_one_checkpoint(tmp_path):
     assert runs._reports_so_far(tmp_path, plan_of(step=400, a="runs/a"))
     with pytest.raises(config.ConfigError, match="a is step 400 of runs/a, not 600. Give --step=400, or another --workdir"):
         runs._reports_so_far(tmp_path, plan_of(step=600, a="runs/a"))
+
+
+def test_the_message_about_another_encoder_names_it(tmp_path):
+    """Not the step of the one in the table, which --step cannot ask for."""
+    report = {
+        "task": "cola", "init_from": "pretrained", "start_step": None, "main_metric": "mcc", "chosen": "b32", "seeds": 1,
+        "metrics": {"mcc": {"median": 0.5, "least": 0.5, "highest": 0.5}}, "cells": [], "notes": [], "model": None,
+    }  # fmt: skip
+    table.write({"pretrained": {"cola": report}}, tmp_path, ["cola"])
+    assert table.labels(tmp_path) == {"pretrained": "pretrained"}
+    for name, message in (
+        ("q/pretrained", "is pretrained, not q/pretrained. Name the encoder as before"),
+        ("pretrained", "is step None of pretrained, not 1. Give another --workdir"),
+    ):
+        encoder = types.SimpleNamespace(name=name, step=1)
+        plan = experiments.Plan([experiments.Planned("rte", encoder, "pretrained", None)], True)
+        with pytest.raises(config.ConfigError, match=message):
+            runs._reports_so_far(tmp_path, plan)

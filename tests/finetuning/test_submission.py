@@ -105,6 +105,11 @@ def test_an_output_that_cannot_be_written_is_refused_first(output, message, tmp_
         submit(tmp_path / "nowhere", tmp_path / output)
 
 
+def test_an_encoder_of_a_single_run_is_not_named(rte_run):
+    with pytest.raises(config.ConfigError, match="holds one run and no table. Leave --init_from out"):
+        submission.models_of(str(rte_run), "nonsense")
+
+
 def test_no_run_and_no_test_file_end_with_what_to_give(rte_run, tmp_path):
     with pytest.raises(config.ConfigError, match="--submission needs --workdir=RUN of a finished"):
         submit(tmp_path, tmp_path / "glue.zip")

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from testing import write_conll
 
 from maelm_jax import config, finetune
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.finetuning import batches, conll_files, features, heads, token_task
 from maelm_jax.finetuning.task_data import Head
 
@@ -102,6 +104,34 @@ def test_the_first_token_of_a_word_may_begin_before_it_or_be_another_word_s():
     found = token_task.first_tokens(["ab", "c", "d", "e"], offsets)
     assert found.tolist() == [0, 2, -1, -1]
     assert token_task.first_tokens(["ab"], np.zeros((0, 2), int)).tolist() == [-1]
+    # "ab , c": the space before the comma is a token of its own, which is the comma's first.
+    assert token_task.first_tokens(["ab", ",", "c"], np.asarray([[0, 2], [2, 3], [3, 4], [4, 6]])).tolist() == [0, 1, 3]
+
+
+def test_a_word_that_is_nothing_to_the_vocabulary_takes_no_token_of_its_neighbours():
+    """Its place lies in the token of the next word."""
+    assert token_task.first_tokens(["a", "\u200b", "London", "is"], np.asarray([[0, 1], [1, 10], [10, 13]])).tolist() == [0, -1, 1, 2]
+    assert token_task.first_tokens(["\u200b", "c"], np.asarray([[0, 3]])).tolist() == [-1, 0]
+
+
+def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
+    """By which users of an export align words and predictions."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from pydoc_data import topics
+
+    folder = pathlib.Path(__file__).parents[2] / "pretrained"
+    stock = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours = vocabularies.load(folder)
+    spaces = 0
+    for name in sorted(topics.topics)[:40]:
+        words = re.findall(r"[a-z]+|[^\sa-zA-Z0-9]", topics.topics[name])
+        encoded = stock.encode(words, is_pretokenized=True, add_special_tokens=False)
+        tokens, offsets = ours.encode_with_offsets(" ".join(words))
+        assert encoded.ids == list(tokens)
+        first = token_task.first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
+        assert first.tolist() == [encoded.word_ids.index(number) for number in range(len(words))]
+        spaces += sum(encoded.tokens[index] == "▁" for index in first)
+    assert spaces > 100
 
 
 def test_the_tokens_of_words_are_those_of_the_sentence(vocabulary, corpus_words):
@@ -215,3 +245,14 @@ def test_bad_files_end_with_one_line(tmp_path, files, pretrained, vocabulary):
     write_conll(tmp_path / "dev.txt", [[("cat", "O")]])
     with pytest.raises(config.ConfigError, match="every word has the label 'O'. Give a file with"):
         load(tmp_path, vocabulary)
+
+
+def test_other_answers_and_other_names_of_labels_are_other_data(pretrained, vocabulary, tmp_path):
+    (tmp_path / "a.txt").write_text("London B-LOC\nis O\nbig O\n\nNo O\n")
+    (tmp_path / "b.txt").write_text("London B-PLACE\nis O\nbig O\n\nNo O\n")
+    found = []
+    for train, dev in (("a", "a"), ("b", "b"), ("a", "b")):
+        files = config.Conll(train_file=str(tmp_path / f"{train}.txt"), dev_file=str(tmp_path / f"{dev}.txt"))
+        settings = config.Finetune(tasks="conll", conll=files)
+        found.append(token_task.load(settings, vocabulary, 32).fingerprint)
+    assert len({one["data"] for one in found[:2]}) == 1 and len({one["answers"] for one in found}) == 3
