@@ -51,9 +51,10 @@ def draw_recipe(runs: dict):
             label = None  # one entry of the legend for all seeds
     unigram = next(iter(runs.values()))["unigram"]
     left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
-    left.set(title="Muon and more masks: lower at equal tokens", ylabel="held-out loss (nats)")
+    label = "held-out loss (nats a token, at mask rate 0.15)"
+    left.set(title="Muon and more masks: lower at equal tokens", ylabel=label)
     title = "MLM's rank is above MAE-LM's in every seed"
-    right.set(title=title, ylabel="effective rank, last layer, of 128")
+    right.set(title=title, ylabel="effective rank of the last layer (width 128)")
     for axes in (left, right):
         axes.set_xlabel("million tokens read")
         axes.grid(alpha=0.3)
@@ -89,6 +90,7 @@ def draw_encoders(content: dict):
     )
     kinds = {
         "plain": "no [MASK] in the input", "real": "real tokens beside [MASK]", "mask": "[MASK]",
+        "all": "all tokens of masked input",
     }  # fmt: skip
     for axes, run in zip(panels[0], runs, strict=True):
         for (kind, label), style in zip(kinds.items(), plotting.line_styles(), strict=False):
@@ -96,36 +98,39 @@ def draw_encoders(content: dict):
             axes.plot(*zip(*points, strict=True), **style, label=label)
         axes.set(
             title=f"{run['name']}, width {run['width']}", xlabel="layer (0 is the input)",
-            ylabel="effective rank",
+            ylabel="effective rank (dimensions)",
         )  # fmt: skip
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
+    figure.suptitle("Is the rank higher with [MASK] in the input?")
     figure.savefig(FIGURES / "encoders.png", dpi=130)
 
 
 def draw_delta(runs: dict):
-    """Rank of the last layer and fine-tuning scores by delta."""
+    """Rank of the last layer and the score of each task by delta."""
     pyplot = plotting.pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
     deltas, by_share = list(page_tables.by_delta(runs)), page_tables.by_delta(runs).values()
-    styles = plotting.line_styles()
-    kinds = ((1, "without [MASK] in the input"), (2, "real tokens beside [MASK]"))
-    for (column, label), style in zip(kinds, styles, strict=False):
-        values = [run["ranks"][-1][column] for run in by_share]
-        left.plot(deltas, values, **style, label=label)
-    left.set(title="Rank of the last layer", ylabel="effective rank, of 128")
     (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
-    for task, style in zip(fresh, plotting.line_styles(), strict=False):
+    size = (4.4 * (1 + len(fresh)), 4)
+    figure, panels = pyplot.subplots(1, 1 + len(fresh), figsize=size, layout="constrained")
+    kinds = ((1, "without [MASK] in the input"), (2, "real tokens beside [MASK]"))
+    for (column, label), style in zip(kinds, plotting.line_styles(), strict=False):
+        values = [run["ranks"][-1][column] for run in by_share]
+        panels[0].plot(deltas, values, **style, label=label)
+    panels[0].set(title="Rank of the last layer", ylabel="effective rank (width 128)")
+    panels[0].margins(y=0.15)
+    panels[0].set_ylim(bottom=0)
+    style = next(iter(plotting.line_styles()))
+    for axes, task in zip(panels[1:], fresh, strict=True):
         scores = np.asarray([run["scores"][task] for run in by_share])
         middle = np.median(scores, axis=1)
         errors = [middle - scores.min(1), scores.max(1) - middle]
-        right.errorbar(deltas, middle, errors, **style, capsize=3, label=task)
-        right.axhline(
-            np.median(fresh[task]), color=style["color"], linestyle=":", linewidth=1,
-            label=f"{task}, fresh weights",
-        )  # fmt: skip
-    right.set(title="Fine-tuning: median, least and highest of the seeds", ylabel="score (percent)")
-    for axes in (left, right):
+        label = "median, least and highest of the seeds"
+        axes.errorbar(deltas, middle, errors, **style, capsize=3, label=label)
+        reference = np.median(fresh[task])
+        axes.axhline(reference, color=plotting.REFERENCE, linestyle=":", label="fresh weights")
+        axes.set(title=f"{task}, fine-tuned", ylabel="score (percent)")
+    for axes in panels:
         axes.set_xlabel("delta, the share of [MASK]s that the encoder reads")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

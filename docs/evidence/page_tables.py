@@ -12,7 +12,10 @@ from maelm_jax.analysis import ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
-RECIPES = {"adamw": "AdamW", "muon": "Muon", "muon40": "Muon, mask rate 0.40"}
+RECIPES = {
+    "adamw": "AdamW, mask rate 0.15", "muon": "Muon, mask rate 0.15",
+    "muon40": "Muon, mask rate 0.40",
+}  # fmt: skip
 MILLION = 10**6
 
 

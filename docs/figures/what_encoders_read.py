@@ -70,7 +70,9 @@ def mae_lm(axes):
 def main():
     """Draws the figure."""
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    titles = ("MLM (BERT, RoBERTa): the encoder reads [MASK]", "MAE-LM: it does not")
+    titles = (
+        "MLM (BERT, RoBERTa): the encoder reads [MASK]", "MAE-LM: the encoder reads no [MASK]",
+    )  # fmt: skip
     for axes, draw, title in zip(panels, (mlm, mae_lm), titles, strict=True):
         draw(axes)
         axes.set(xlim=(-0.8, 6.6), ylim=(-0.6, 5.8), title=title)

@@ -74,6 +74,6 @@ def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
     for encoder in encoders:
         packed = packing.pack(texts, encoder.vocabulary, corpus.sequence_length).rows
         rows.append(packed.astype(np.int32))
-        visible = runs.visible_tokens(encoder, rows[-1])
-        runs.check_enough(encoder, visible, "tokens", "--text")
+        unmasked = runs.unmasked_tokens(encoder, rows[-1])
+        runs.check_enough(encoder, unmasked, "tokens", "--text")
     return rows

@@ -10,7 +10,7 @@ import numpy as np
 from maelm_jax import plotting
 from maelm_jax.analysis import ranks
 
-SETS = {
+KIND_LABELS = {
     "plain": "without [MASK] in the input",
     "real": "real tokens of masked input",
     "mask": "[MASK]",
@@ -29,7 +29,7 @@ class Line(typing.NamedTuple):
 
     label: str
     run: dict  # an entry of results["runs"]
-    tokens: str  # a key of SETS
+    tokens: str  # a key of KIND_LABELS
     style: dict  # keyword arguments of Axes.plot
 
 
@@ -198,7 +198,7 @@ def by_step(panels: list, runs: list[dict], style: dict[str, dict]):
                 yerr=[interval["half"] or 0.0 for interval in intervals],
                 label=run["name"], capsize=3, **style[run["name"]],
             )  # fmt: skip
-        panel.set_title(SETS[tokens], fontsize="medium")
+        panel.set_title(KIND_LABELS[tokens], fontsize="medium")
         panel.set(xlabel="step", ylabel=RANK_LABEL)
     same_scale(panels)
 
@@ -208,7 +208,7 @@ def with_and_without(panels: list, runs: list[dict]):
     styles = dict(zip(("plain", "real", "all"), plotting.line_styles(), strict=False))
     for panel, run in zip(panels, runs, strict=True):
         names = [name for name in styles if name != "all" or run["tokens"]["mask"]]
-        by_layer(panel, [Line(SETS[name], run, name, styles[name]) for name in names])
+        by_layer(panel, [Line(KIND_LABELS[name], run, name, styles[name]) for name in names])
         panel.set_title(run["name"], fontsize="medium")
     same_scale(panels)
 

@@ -34,8 +34,8 @@ def measure(
     experiment, curve = run.experiment, curves.NO_CURVE
     if run.is_trained_here:
         curve = curves.heldout_curve(run.workdir, experiment, run.step)
-    visible = trained_runs.visible_tokens(run, rows)
-    possible_sets = number_of_sets(sets, len(rows), visible, experiment.model.width)
+    unmasked = trained_runs.unmasked_tokens(run, rows)
+    possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
     measure_batch = _compiled(run, rows.shape[1])
@@ -53,7 +53,8 @@ def measure(
         "length": int(rows.shape[1]),
         "sets": possible_sets,
         "tokens": {
-            name: int(sum(one[name].count for one in moments_by_set)) for name in moments.SETS
+            kind: int(sum(one[kind].count for one in moments_by_set))
+            for kind in moments.TOKEN_KINDS
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
         "curve": curve,
@@ -62,12 +63,12 @@ def measure(
     }
 
 
-def number_of_sets(requested: int, rows: int, visible: int, width: int) -> int:
+def number_of_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
     """Number of disjoint sets: `requested`, or fewer so that each can have a rank.
 
     A set consists of whole rows. A margin of a tenth allows for rows of different lengths.
     """
-    with_enough_tokens = visible * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
+    with_enough_tokens = unmasked * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
     return max(1, min(requested, MOST_SETS, rows, with_enough_tokens))
 
 

@@ -27,14 +27,14 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from maelm_jax import config
 from maelm_jax.model import keys, maelm, masking
 
-SETS = ("plain", "real", "mask")  # the measured sets; "all" is the sum of the last two
+TOKEN_KINDS = ("plain", "real", "mask")  # "all" is the sum of the last two
 # Slots of a batch. Each slot is encoded twice, with and without [MASK]. This bounds the device
 # memory that the states of all layers take.
 TOKENS_AT_ONCE = 8192
 
 
 class Moments(typing.NamedTuple):
-    """Number of tokens of a set and, for every layer, the sums of states and outer products."""
+    """Number of tokens of one kind and, for every layer, the sums of states and outer products."""
 
     count: Float[np.ndarray | jax.Array, ""]
     total: Float[np.ndarray | jax.Array, "N D"]
@@ -76,7 +76,7 @@ def measure(
         layers: Indices of the layers to measure. None: all.
 
     Returns:
-        A function (encoder parameters, rows [B, L], row numbers [B], key) -> {set: Moments}.
+        A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
     """
     # `compact=False` keeps the full length and leaves dropped slots empty. The encoder computes the
     # same function, and one pass serves the rows with and without [MASK].
@@ -136,7 +136,7 @@ def accumulate(
         progress: Called after each batch with its number of rows.
 
     Returns:
-        {set: Moments} in float64.
+        {kind: Moments} in float64.
     """
     size, total = size or rows_at_once(rows.shape[1]), None
     for start in range(0, len(rows), size):
@@ -149,6 +149,6 @@ def accumulate(
             name: Moments(*(np.asarray(value, np.float64) for value in moments))
             for name, moments in jax.device_get(measure_batch(params, batch, numbers, key)).items()
         }
-        total = {name: total[name] + measured[name] for name in SETS} if total else measured
+        total = {name: total[name] + measured[name] for name in TOKEN_KINDS} if total else measured
         progress(len(part))
     return total

@@ -14,7 +14,7 @@ from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
-# Visible tokens measured for each dimension, if the held-out rows have so many.
+# Unmasked tokens measured for each dimension, if the held-out rows have so many.
 PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION
 
 
@@ -35,7 +35,7 @@ class RankMonitor:
             experiment: Settings of the run.
             vocabulary_size: Number of tokens in the vocabulary.
             special: Ids of the special tokens.
-            heldout: Held-out rows, int32 [R, L]. The first rows with `PER_DIMENSION` visible
+            heldout: Held-out rows, int32 [R, L]. The first rows with `PER_DIMENSION` unmasked
                 tokens a dimension are measured, or all rows.
             mesh: Devices of the run.
         """
@@ -43,9 +43,9 @@ class RankMonitor:
         masking = experiment.evaluated.masking
         devices = mesh.shape["data"] * mesh.shape["fsdp"]
         self._size = -(-moments.rows_at_once(length) // devices) * devices
-        # Of the measured sets, the visible tokens are the smallest, so they decide the rows.
-        visible = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
-        self._rows = heldout[: int(np.searchsorted(visible, PER_DIMENSION * width)) + 1]
+        # Both kinds that are ranked, with and without [MASK] in the input, have at least these.
+        unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
+        self._rows = heldout[: int(np.searchsorted(unmasked, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.of_seed(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)

@@ -126,14 +126,15 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
     """Describes one layer, ready for JSON.
 
     Args:
-        sets: {name: Moments} of each disjoint set of tokens. `moments.py` defines the names.
+        sets: {kind: Moments} of each disjoint set of tokens. The kinds are `moments.TOKEN_KINDS`.
         layer: Index of the layer.
         tau: Share of the squared length that the effective rank holds.
 
     Returns:
-        A dict with one entry for each name. The entry has the number of tokens. If these suffice,
-        it also has the effective rank of all tokens, its mean and interval over the sets, the rank
-        of the centred states, both spectra, and the use of dimensions. If real tokens and [MASK]
+        A dict with one entry for each kind of tokens, and for "all". The entry has the number of
+        tokens. If these suffice, it also has the effective rank of the pooled tokens, its mean and
+        interval over the sets, the rank of the centred states, both spectra, and the use of
+        dimensions. If real tokens and [MASK]
         both have a rank, the key `mask_alone` holds the result of `mask_alone`.
     """
     width = sets[0]["plain"].total.shape[1]
@@ -151,7 +152,7 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 
 
 def without_spectra(sets: list[dict], layer: int, tau: float) -> dict[str, dict]:
-    """The tokens and ranks of `describe`, without spectra: {name of a set: its ranks}."""
+    """The tokens and ranks of `describe`, without spectra: {kind of tokens: its ranks}."""
     described = describe(sets, layer, tau)
     fields = ("tokens", "rank", "rank_by_set", "centred_rank")
     return {

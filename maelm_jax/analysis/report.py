@@ -8,7 +8,7 @@ import numpy as np
 
 from maelm_jax import config, json_files, paths, storage, tables
 from maelm_jax.analysis import figures, ranks
-from maelm_jax.analysis.figures import SETS
+from maelm_jax.analysis.figures import KIND_LABELS
 
 RANKS_FILE = "ranks.json"
 DIGITS = 7  # the precision of float32 states
@@ -133,9 +133,9 @@ def last_layer_table(results: dict) -> str:
     rows = []
     for run in results["runs"]:
         last = run["layers"][-1]
-        cells = (rank_cell(last.get(name)) for name in SETS)
+        cells = (rank_cell(last.get(name)) for name in KIND_LABELS)
         rows.append((run["name"], run["model"]["width"], *cells, last["plain"]["centred_rank"]))
-    header = ("last layer", "width", *SETS.values(), "without [MASK], centred")
+    header = ("last layer", "width", *KIND_LABELS.values(), "without [MASK], centred")
     return tables.markdown(header, rows)
 
 
@@ -154,11 +154,11 @@ def rank_cell(figures_of_set: dict | None) -> str:
 def step_table(results: dict) -> str | None:
     """Table of the ranks of the last layer at every checkpoint, or None if none was measured."""
     rows = [
-        (run["name"], entry["step"], *(rank_cell(entry[name]) for name in SETS))
+        (run["name"], entry["step"], *(rank_cell(entry[name]) for name in KIND_LABELS))
         for run in results["runs"]
         for entry in run.get("by_step", ())
     ]
-    header = ("last layer", "step", *SETS.values())
+    header = ("last layer", "step", *KIND_LABELS.values())
     return f"## Every checkpoint\n\n{tables.markdown(header, rows)}" if rows else None
 
 
@@ -269,11 +269,12 @@ def _layers_of(run: dict) -> str:
         sets = f"{run['sets']} disjoint sets"
     origin = f", started from {run['started_from']}" if run["started_from"] else ""
     rows = [
-        (layer["layer"], *(rank_cell(layer.get(name)) for name in SETS)) for layer in run["layers"]
+        (layer["layer"], *(rank_cell(layer.get(kind)) for kind in KIND_LABELS))
+        for layer in run["layers"]
     ]
     return (
         f"### {run['name']}\n\n"
         f"`{run['workdir']}`, step {run['step']}{origin}; {run['rows']:,} rows of {run['length']}; "
         f"{sets}.\n\n"
-        f"{tables.markdown(('layer', *SETS.values()), rows)}"
+        f"{tables.markdown(('layer', *KIND_LABELS.values()), rows)}"
     )

@@ -93,7 +93,7 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
         Token ids, int32 [R, L].
 
     Raises:
-        ConfigError: The rows hold too few visible tokens for the width of the model.
+        ConfigError: The rows hold too few unmasked tokens for the width of the model.
     """
     corpus = run.experiment.corpus
     pretrained = run.workdir
@@ -105,7 +105,7 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
     heldout = {name: store["heldout"] for name, store in stores.items()}
     every_row = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
     result = first_rows(every_row, run.vocabulary.pad, tokens)
-    check_enough(run, visible_tokens(run, result), "held-out tokens", "--gin.Corpus.text_files")
+    check_enough(run, unmasked_tokens(run, result), "held-out tokens", "--gin.Corpus.text_files")
     return result
 
 
@@ -115,18 +115,18 @@ def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
     return rows[: int(np.searchsorted(cumulative, min(tokens, int(cumulative[-1])))) + 1]
 
 
-def visible_tokens(run: TrainedRun, rows: np.ndarray) -> int:
+def unmasked_tokens(run: TrainedRun, rows: np.ndarray) -> int:
     """Expected number of tokens of `rows` [R, L] that are not masked."""
     tokens = int((rows != run.vocabulary.pad).sum())
     return int(tokens * (1 - run.experiment.evaluated.masking.rate))
 
 
-def check_enough(run: TrainedRun, visible: int, tokens: str, text_flag: str):
-    """Checks that a rank can be measured on `visible` tokens.
+def check_enough(run: TrainedRun, unmasked: int, tokens: str, text_flag: str):
+    """Checks that a rank can be measured on `unmasked` tokens.
 
     Args:
         run: The run.
-        visible: Number of tokens that are not masked.
+        unmasked: Number of tokens that are not masked.
         tokens: What the tokens are, for the message.
         text_flag: The flag that names the text, for the message.
 
@@ -135,9 +135,9 @@ def check_enough(run: TrainedRun, visible: int, tokens: str, text_flag: str):
     """
     width = run.experiment.model.width
     least = ranks.LEAST_PER_DIMENSION * width
-    if visible < least:
+    if unmasked < least:
         raise config.ConfigError(
-            f"{visible:,} visible {tokens} of {run.workdir} are too few for a rank, which "
+            f"{unmasked:,} unmasked {tokens} of {run.workdir} are too few for a rank, which "
             f"needs {least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "
             f"Raise --tokens, or give more text with {text_flag}"
         )

@@ -269,13 +269,6 @@ def _copy(tree):
     return jax.tree.map(jnp.copy, tree)
 
 
-class Evaluated(typing.NamedTuple):
-    """The result of an evaluation, for the training loop."""
-
-    state: State  # to go on with
-    values: dict[str, float]  # to log
-
-
 class _Evaluator:
     """Evaluates during training, and keeps the best parameters and their outputs."""
 
@@ -284,7 +277,7 @@ class _Evaluator:
         # Stays None in a run that was resumed after its best evaluation.
         self.best_outputs: dict | None = None
 
-    def evaluate(self, state: State) -> Evaluated:
+    def evaluate(self, state: State) -> loop.Evaluation:
         """Evaluates the parameters of `state`."""
         outputs = self.session.outputs(state.params, self.session.task.dev)
         values = self.session.score(outputs)
@@ -295,4 +288,4 @@ class _Evaluator:
                 best_params=_copy(state.params),
                 best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding),
             )
-        return Evaluated(state, {f"eval_{name}": value for name, value in values.items()})
+        return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})

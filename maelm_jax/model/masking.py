@@ -31,10 +31,10 @@ def _longest_unit(unit: str, length: int) -> int:
 def budget(masking: config.Masking, length: int) -> Budget:
     """Returns the number of slots that `draw` needs.
 
-    At most ceil(rate L) tokens of a row are masked, and at least floor(rate L) of a full row with
-    that many eligible ones. Words and spans are masked whole, so V and M have room for one unit
-    more and one less. A row of fewer text tokens than rate L masks fewer: V then has no slot for
-    some of its visible tokens. At rate 0.4 that takes rows of single words, each a line.
+    Of a full row, floor(rate L) or ceil(rate L) tokens are masked if so many are eligible. A drawn
+    word or span is masked whole, so V and M each have slots for one unit more. A row with fewer
+    eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out:
+    at rate 0.4 that happens in rows of single words, each a line.
 
     Args:
         masking: The settings of masking.

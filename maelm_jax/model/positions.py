@@ -25,11 +25,11 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
 
     `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
     MPNet has it. "reference" is that of github.com/yumeng5/MAE-LM, whose numbering of the buckets
-    depends on P.
+    depends on N = max_positions.
 
     Returns:
-        int32 [2 P - 1], P = max_positions: the row of the bias table for each distance
-        (key position - query position) from -(P - 1) to P - 1.
+        int32 [2 N - 1]: the row of the bias table for each distance (key position - query position)
+        from -(N - 1) to N - 1.
     """
     distance = np.arange(-settings.max_positions + 1, settings.max_positions)
     n = np.abs(distance)

@@ -12,7 +12,7 @@ from maelm_jax.planning.target import Target
 MOST_COMPILATIONS = 6  # of one search for the largest microbatch
 USABLE = 0.99  # share of the memory that the search aims at
 SWEEP_ROWS = (32, 16, 8, 4)  # rows of a microbatch on one device
-SWEEP_FSDP = (1, 8)  # sizes of Mesh.fsdp; the number of devices is a third
+SWEEP_FSDP = (1, 8)  # sizes of Mesh.fsdp to try, besides the number of devices
 
 
 class LargestMicrobatch(typing.NamedTuple):

@@ -64,8 +64,8 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
 def _has_checkpoint(workdir: str) -> bool:
     """Returns whether a workdir has a complete checkpoint.
 
-    Orbax writes a checkpoint under another name first, but in a bucket under its own, and then adds
-    COMMITTED.
+    On a disk, Orbax writes to a temporary name and renames the folder at the end. In a bucket it
+    writes under the final name and adds COMMITTED last.
     """
     files, root = storage.file_system(workdir)
     folder = f"{root}/{checkpoint_reading.FOLDER}"

@@ -14,7 +14,8 @@ from maelm_jax.training import row_record
 SAMPLED_ROWS = 8192  # of each source
 # Files of each source's store that the sample reads. The store verifies a file as a whole.
 SAMPLED_SHARDS = 16
-WEIGHT = 1e7  # tokens that the samples count for; smoothing adds one to each token's count
+# Counts of each source's sample are scaled to rate x this many tokens, before add-one smoothing.
+WEIGHT = 1e7
 
 
 def never_targets(settings: config.Masking, special: config.SpecialIds) -> tuple[int, ...]:

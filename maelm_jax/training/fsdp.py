@@ -7,10 +7,10 @@ accumulation, every byte would be sent once a microbatch.
 A layer's parameters are sharded over `fsdp`. They are gathered inside the loop over layers, in the
 forward pass and again in the backward pass. Tensor parallelism is left to the XLA partitioner.
 
-A gradient has the shape of its variable. The one of a device's rows is of the whole parameter, and
-the device holds a part. So the variable is a zero array of the whole shape, the `offset`: `gather`
-returns the gathered parameter, and its backward pass gives the gradient to the offset and nothing
-to the part.
+A gradient has the shape of the variable that it is taken for. A device holds one shard of a stacked
+parameter, but its rows give a gradient for the whole parameter. So the step differentiates with
+respect to `offset`, zeros in the shape of the whole parameter. `gather` returns the gathered
+parameter, and its backward pass gives the gradient to `offset`.
 """
 
 import collections.abc

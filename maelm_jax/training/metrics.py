@@ -143,6 +143,6 @@ def figure_of(workdir: str, unigram: float | None, heldout: str = "held-out"):
         label = f"unigram {unigram:.2f}"
         axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
     axes.set(xlabel="step", ylabel="masked cross-entropy (nats per predicted token)")
-    axes.set_title(f"How far has {pathlib.Path(workdir).name} come?", wrap=True)
+    axes.set_title(f"Loss of {pathlib.Path(workdir).name} by step", wrap=True)
     axes.legend()
     return figure

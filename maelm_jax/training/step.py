@@ -183,8 +183,8 @@ def make_train_step(
     Args:
         loss_fn: Sums of the loss over a batch.
         optimizer: The optimiser.
-        state: Gives structure and shapes of the state. A named tuple with the fields of `State`;
-            other fields are passed through.
+        state: Gives structure and shapes of the state. A named tuple with the fields step, params
+            and opt_state, and average if `ema_decay` is set. Other fields are passed through.
         seed: Seed of masks and dropout.
         accumulate: Number of microbatches.
         mesh: Devices.

@@ -47,7 +47,7 @@ def states(encoder, settings):
 ], ids=["mae-lm", "mlm", "corrupted"])  # fmt: skip
 def test_moments_are_those_of_the_whole_matrix(encoder, settings):
     found, whole = measured(encoder, settings), states(encoder, settings)
-    for name in moments.SETS:
+    for name in moments.TOKEN_KINDS:
         assert found[name].count == len(whole[name]), name
         assert found[name].product.dtype == np.float64
         for layer in range(LITTLE.layers + 1):
@@ -68,7 +68,7 @@ def test_batches_and_layers_make_no_difference(encoder):
     settings = config.Masking(rate=0.3, encoder_mask_fraction=1.0)
     one, other = measured(encoder, settings), measured(encoder, settings, size=ROWS)
     last = measured(encoder, settings, layers=(1, 2))
-    for name in moments.SETS:
+    for name in moments.TOKEN_KINDS:
         np.testing.assert_allclose(one[name].product, other[name].product, rtol=1e-4, atol=1e-3)
         np.testing.assert_allclose(last[name].product, one[name].product[1:], rtol=1e-4, atol=1e-3)
         both = one[name] + other[name]

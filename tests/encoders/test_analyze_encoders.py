@@ -32,7 +32,7 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(f"Document {number} says {number} times a word. " * 20 for number in range(200)))
     opened = encoders.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
     a, b = encoders.rows_of_text(opened, 8000)
-    with pytest.raises(config.ConfigError, match="visible tokens of .* are too few .* give more text with --text$"):
+    with pytest.raises(config.ConfigError, match="unmasked tokens of .* are too few .* give more text with --text$"):
         encoders.rows_of_text(opened, 100)
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
     other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
