@@ -53,11 +53,12 @@ def main(argv: list[str]) -> int:
         experiment = adoption.adopt(experiment, encoder_source).experiment
     sized = vocabulary.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
-    parts = phases.of_run(experiment)
+    run_phases = phases.of_run(experiment)
     size = experiment.vocabulary.size
-    most = max(parts, key=lambda part: sum(flops.flops_terms(part.experiment, size).values()))
+    flops_by_phase = [sum(flops.flops_terms(one.experiment, size).values()) for one in run_phases]
+    most = run_phases[flops_by_phase.index(max(flops_by_phase))]
     experiment = most.experiment
-    if len(parts) > 1:
+    if len(run_phases) > 1:
         print(
             f"planned are the steps with the most FLOPs, {phases.describe(most)}. The time of the "
             "run is an upper bound, and steps at a higher mask rate can need more memory",

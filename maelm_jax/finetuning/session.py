@@ -46,14 +46,14 @@ class FinetuneSession:
         self.graph, self.init = heads.create(
             experiment.model, vocabulary.size, vocabulary.pad, task.head
         )
-        self.updates = optimizer.create_adjustable(experiment.optimizer)
+        self.optimizer = optimizer.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.of_seed(0))
-        moments = jax.eval_shape(self.updates.init, shapes)
+        moments = jax.eval_shape(self.optimizer.init, shapes)
         self.fresh_params = jax.jit(
             self.init, out_shardings=sharding.shardings_of(shapes, self.mesh)
         )
         self.fresh_moments = jax.jit(
-            self.updates.init, out_shardings=sharding.shardings_of(moments, self.mesh)
+            self.optimizer.init, out_shardings=sharding.shardings_of(moments, self.mesh)
         )
         replicated = jax.NamedSharding(self.mesh, jax.P())
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), replicated)
@@ -70,7 +70,7 @@ class FinetuneSession:
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
             heads.loss_of(self.graph, task.head),
-            self.updates,
+            self.optimizer,
             state,
             0,
             experiment.run.accumulate,

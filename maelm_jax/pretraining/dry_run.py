@@ -13,18 +13,19 @@ from maelm_jax.training import attention_report, flops, phases, sharding, step
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     """Prints the parameters, the rows and slots of a step, its FLOPs by term and memory by kind."""
-    parts = phases.of_run(experiment)
-    steps = [step.abstract(part.experiment, mesh) for part in parts]
+    run_phases = phases.of_run(experiment)
+    steps = [step.abstract(phase.experiment, mesh) for phase in run_phases]
     count = _show_parameters(steps[0].state.params)
-    for part in parts:
-        if len(parts) > 1:
-            print(phases.describe(part))
-        _show_rows(part.experiment, mesh)
-        _show_flops(part)
+    for phase in run_phases:
+        if len(run_phases) > 1:
+            print(phases.describe(phase))
+        _show_rows(phase.experiment, mesh)
+        _show_flops(phase)
     for line in attention_report.of_run(experiment, mesh):
         print(line)
-    if len(parts) > 1:
-        print(f"{sum(map(_flops_of, parts)):.4g} FLOPs in all {experiment.run.train_steps:,} steps")
+    if len(run_phases) > 1:
+        total = sum(map(_flops_of, run_phases))
+        print(f"{total:.4g} FLOPs in all {experiment.run.train_steps:,} steps")
     memory = max(map(_memory, steps), key=lambda memory: memory.temp_size_in_bytes)
     print(f"parameters          {_gib(4 * count)} in all")
     print(f"optimiser's state   {_gib(_bytes(steps[0].state.opt_state))} in all")

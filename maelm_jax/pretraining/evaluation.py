@@ -29,8 +29,8 @@ def make_heldout_set(
     length = heldout.shape[1]
     # Rows of padding have no targets, so they do not change the loss.
     padding = np.full((-len(heldout) % size, length), special.pad, heldout.dtype)
-    parts = np.concatenate([heldout, padding]).reshape(-1, size, length)
-    return HeldoutSet(parts, unigram.cross_entropy(experiment, token_nll, parts, special))
+    batches = np.concatenate([heldout, padding]).reshape(-1, size, length)
+    return HeldoutSet(batches, unigram.cross_entropy(experiment, token_nll, batches, special))
 
 
 def make_evaluation(
@@ -51,8 +51,8 @@ def make_evaluation(
 
     def evaluate(state: step.State) -> loop.Evaluation:
         params = step.evaluated_params(state)
-        parts = [sharding.shard_batch(part[row_indices], mesh, size) for part in heldout.batches]
-        sums = [eval_step(params, part, np.uint32(i * size)) for i, part in enumerate(parts)]
+        batches = [sharding.shard_batch(rows[row_indices], mesh, size) for rows in heldout.batches]
+        sums = [eval_step(params, batch, np.uint32(i * size)) for i, batch in enumerate(batches)]
         total, correct, count = np.sum(
             [jax.device_get(part) for part in sums], axis=0, dtype=np.float64
         )

@@ -51,7 +51,7 @@ class Setup(typing.NamedTuple):
     vocabulary: vocabularies.Vocabulary
     rows: row_record.RunRows
     init: collections.abc.Callable  # key -> parameters
-    updates: optax.GradientTransformation
+    optimizer: optax.GradientTransformation
     # settings -> sums of the loss over a batch
     loss_of: collections.abc.Callable[[config.Experiment], step.LossFn]
 
@@ -83,7 +83,7 @@ def pretrain(
         RunError: The run cannot continue.
     """
     distributed.check_same_start(experiment, options.workdir)
-    past = resume.read(options.workdir)
+    before = resume.read(options.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
@@ -108,16 +108,16 @@ def pretrain(
     )
     # Asynchronous: the devices draw the weights while the host compiles the step.
     fresh = step.create_state(
-        setup.init, setup.updates, experiment.run.seed, mesh, experiment.optimizer.ema_decay
+        setup.init, setup.optimizer, experiment.run.seed, mesh, experiment.optimizer.ema_decay
     )
     starting = start.starting_state(
-        fresh, experiment, setup.vocabulary.size, encoder_source, past, checkpoints
+        fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
     )
     if experiment.model.unigram_bias and not starting.has_head:
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
     summary.print_size(experiment, starting.state.params, mesh, starting.has_head)
     if not jax.process_index():
-        record_start(options, setup, past, starting.step, encoder_source)
+        record_start(options, setup, before, starting.step, encoder_source)
 
     job = make_job(setup, costs, heldout, ranks, starting.state)
     status = train(options.workdir, job, starting, checkpoints)
@@ -162,15 +162,15 @@ def set_up(
     )
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
-    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
+    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss_of)
 
 
 def record_start(
     options: Options,
     setup: Setup,
-    past: resume.Before | None,
+    before: resume.Before | None,
     done: int,
     encoder_source: source.EncoderSource | None,
 ):
@@ -179,12 +179,12 @@ def record_start(
     Args:
         options: Flags of the command.
         setup: The parts of the run.
-        past: How the workdir was last run, or None for a new workdir.
+        before: How the workdir was last run, or None for a new workdir.
         done: The steps of the run before this start.
         encoder_source: What the run starts from if `done` is 0. None: random weights.
     """
-    if past:
-        changes = resume.changes(past.experiment, setup.experiment)
+    if before:
+        changes = resume.changes(before.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)
@@ -217,12 +217,12 @@ def make_job(
 
 
 def _batches(
-    setup: Setup, parts: list[phases.Phase]
+    setup: Setup, run_phases: list[phases.Phase]
 ) -> collections.abc.Callable[[int], jax.Array]:
     """Returns the function that reads the batch of a step, counted from 0, onto the devices."""
     train, rates, mesh = setup.split("train"), setup.rows.rates, setup.mesh
     readers = {}
-    for phase in parts:
+    for phase in run_phases:
         run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
         row_indices = sharding.local_row_indices(run.batch_size, mesh)
         readers[phase.start] = batches.Batches(
@@ -230,7 +230,7 @@ def _batches(
         )
 
     def batch(number: int) -> jax.Array:
-        phase = phases.of_step(parts, number)
+        phase = phases.of_step(run_phases, number)
         rows = readers[phase.start].batch(number - phase.start)
         return sharding.shard_batch(rows, mesh, phase.experiment.run.batch_size)
 
@@ -242,7 +242,7 @@ def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop
     experiment = cost.phase.experiment
     run = experiment.run
     train_step = step.make_train_step(
-        setup.loss_of(experiment), setup.updates, state, run.seed, run.accumulate, setup.mesh,
+        setup.loss_of(experiment), setup.optimizer, state, run.seed, run.accumulate, setup.mesh,
         experiment.optimizer.ema_decay,
     )
     tokens = float(run.batch_size * experiment.corpus.sequence_length)

@@ -75,15 +75,15 @@ def print_size(
         ConfigError: `Model.attention_backend` cannot compute a step or an evaluation.
     """
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    parts, length = phases.of_run(experiment), experiment.corpus.sequence_length
+    run_phases, length = phases.of_run(experiment), experiment.corpus.sequence_length
     for line in attention_report.of_run(experiment, mesh):
         print(line)
     for line in without_effect(experiment, has_head):
         print(line)
-    tokens = dict.fromkeys(f"{part.experiment.run.batch_size * length:,}" for part in parts)
+    tokens = dict.fromkeys(f"{phase.experiment.run.batch_size * length:,}" for phase in run_phases)
     print(
-        f"{count:,} parameters; {parts[-1].end:,} steps of {', then '.join(tokens)} tokens; mesh "
-        f"{dict(mesh.shape)}",
+        f"{count:,} parameters; {run_phases[-1].end:,} steps of {', then '.join(tokens)} tokens; "
+        f"mesh {dict(mesh.shape)}",
         flush=True,
     )
 

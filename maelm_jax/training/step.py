@@ -247,10 +247,10 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abstract
     size, run = experiment.vocabulary.size, experiment.run
     special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizers.create(experiment.optimizer, run.train_steps)
+    optimizer = optimizers.create(experiment.optimizer, run.train_steps)
 
     def fresh(key):
-        return _initial_state(init(key), updates, experiment.optimizer.ema_decay)
+        return _initial_state(init(key), optimizer, experiment.optimizer.ema_decay)
 
     shapes = jax.eval_shape(fresh, keys.of_seed(0))
     state = jax.tree.map(
@@ -264,7 +264,7 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abstract
     )
     loss_fn = pretraining_loss(experiment, graph, special)
     train_step = make_train_step(
-        loss_fn, updates, state, run.seed, run.accumulate, mesh, experiment.optimizer.ema_decay
+        loss_fn, optimizer, state, run.seed, run.accumulate, mesh, experiment.optimizer.ema_decay
     )
     return AbstractStep(train_step, state, batch)
 
