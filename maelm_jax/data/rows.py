@@ -147,7 +147,8 @@ def write_part(
             continue
         prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
         blocks_path = blocks_folder(folder)
-        _take_over_blocks(folder, source, corpus, vocabulary)
+        with rows_dir.writing(corpus):
+            _take_over_blocks(folder, source, corpus, vocabulary)
         with rows_dir.writing(corpus), _only_process(blocks_path, part):
             text_before = prepared_folders.text_to_read(folder, [source], corpus)
             shards = sources.shards(source, corpus)
