@@ -188,10 +188,12 @@ class Experiment:
 
     def __post_init__(self):
         length, positions = self.corpus.sequence_length, self.model.max_positions
-        if length > positions and not self.run.init_from:  # else encoders/adoption.py checks it
-            raise ConfigError(
-                f"Corpus.sequence_length {length} is longer than the position table: lower it to "
-                f"{positions}, or set Model.max_positions to {length} or more")
+        if not self.run.init_from:  # else encoders/adoption.py checks it with that encoder
+            self.model.check_decoder_width()
+            if length > positions:
+                raise ConfigError(
+                    f"Corpus.sequence_length {length} is longer than the position table: lower it "
+                    f"to {positions}, or set Model.max_positions to {length} or more")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "

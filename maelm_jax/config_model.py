@@ -106,6 +106,9 @@ class Model(Settings):
         self.require(
             not self.decoder_causal or "self" in self.decoder_attention,
             "decoder_causal needs decoder_attention with 'self'")
+
+    def check_decoder_width(self):
+        """Raises ConfigError if heads of the encoder's size do not fill the decoder's width."""
         width, head = self.decoder_width or 0, self.width // self.heads
         wrong = f"decoder_width {width} is not a multiple of the encoder's head size {head}"
         self.require(width % head == 0, wrong)

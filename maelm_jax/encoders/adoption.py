@@ -41,8 +41,9 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
     The settings of a workdir must equal those of the run, because the user can pass its config.gin.
 
     Raises:
-        ConfigError: The settings of a workdir differ from those of the run, or the encoder cannot
-            read the run's rows: they are too long, or of another vocabulary.
+        ConfigError: The settings of a workdir differ from those of the run, the decoder's width
+            does not fit the encoder's heads, or the encoder cannot read the run's rows: they are
+            too long, or of another vocabulary.
     """
     model = experiment.model
     changed = {
@@ -71,6 +72,7 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
     elif encoder_source.vocabulary:
         encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
     model = dataclasses.replace(model, **changed)
+    model.check_decoder_width()
     length = experiment.corpus.sequence_length
     if length > model.max_positions:
         raise config.ConfigError(

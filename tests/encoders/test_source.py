@@ -245,6 +245,16 @@ def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made():
         adoption.adopt(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{other}'"]), source.find(pretrained))
 
 
+def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
+    """Its heads have 32 values, those of base.gin 64."""
+    pretrained = str(ROOT / "pretrained")
+    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{pretrained}'"]
+    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (96, 80))
+    assert adoption.adopt(fitting, source.find(pretrained)).experiment.model.decoder_width == 96
+    with pytest.raises(config.ConfigError, match="decoder_width 80 is not a multiple of the encoder's head size 32"):
+        adoption.adopt(other, source.find(pretrained))
+
+
 def test_a_head_that_reads_another_width_is_left_out(workdirs):
     values = values_of(workdirs["mpnet-mlm"])
     model = gin_files.load([str(workdirs["mpnet-mlm"] / "config.gin")]).model
