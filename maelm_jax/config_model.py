@@ -55,7 +55,7 @@ class Model(Settings):
     relative_bias_init: typing.Literal["normal", "local"] = setting(
         "normal", "How the bias starts. `local` is minus the distance times a slope per head.")
     decoder_relative_bias: bool = setting(
-        False, "True gives the decoder a relative bias of its own. The paper has none.")
+        False, "True gives the decoder a relative bias of its own, also if the encoder has none.")
     init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0, le=100)
     unigram_bias: bool = setting(False, "True starts the head's bias at log frequencies.")
     dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder. The decoder has none.")
@@ -82,13 +82,13 @@ class Model(Settings):
         self.require(
             self.max_distance > self.num_buckets // 2,
             f"max_distance must exceed num_buckets / 2, got {self.max_distance}")
-        self.require(
-            self.relative_buckets != "none" or not self.decoder_relative_bias,
-            "decoder_relative_bias needs relative_buckets other than 'none'")
         rotary, head = self.positions == "rotary", self.width // self.heads
         self.require(
             not rotary or self.relative_buckets == "none",
             f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}")
+        self.require(
+            not rotary or not self.decoder_relative_bias,
+            "positions = 'rotary' needs decoder_relative_bias = False")
         wrong = f"positions = 'rotary' needs heads of an even size, got width / heads = {head}"
         self.require(not rotary or head % 2 == 0, wrong)
         self.require(

@@ -90,6 +90,7 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     (["Modle.layers=3"], "Modle"),
     (["SEED"], "expected --gin.NAME=VALUE"),
     (["Model.positions=rotary"], "Model.positions = 'rotary' needs relative_buckets = 'none', got 't5'"),
+    (["Model.positions=rotary", "Model.relative_buckets=none"], "positions = 'rotary' needs decoder_relative_bias = False"),
     (["Model.positions=rotary", "Model.relative_buckets=none", "Model.decoder_relative_bias=False", "Model.heads=128"], "heads of an even size"),
     (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
     (["Model.local_attention=8"], "local_attention needs positions = 'rotary'"),

@@ -88,7 +88,7 @@ def _adopted_fields(model: config.Model, encoder_source: EncoderSource) -> dict[
     if model.decoder_layers and settings.get("decoder_layers"):
         fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
     adopted = {name: value for name, value in settings.items() if name in fields}
-    if adopted.get("relative_buckets") == "none":
+    if adopted.get("positions") == "rotary":
         adopted["decoder_relative_bias"] = False
     return adopted
 

@@ -30,7 +30,8 @@ def bucket_of_distance(kind: str, buckets: int, max_distance: int, positions: in
 
     Args:
         kind: "t5" (Raffel et al., arXiv 1910.10683; also MPNet) or "reference" (the published
-            MAE-LM code, whose row numbers depend on `positions`).
+            MAE-LM code, whose row numbers depend on `positions`). A decoder beside an encoder
+            with "none" has the rows of "t5".
         buckets: The number of rows of the table.
         max_distance: In each direction, distances of at least this share one row.
         positions: The number of positions.
@@ -43,7 +44,7 @@ def bucket_of_distance(kind: str, buckets: int, max_distance: int, positions: in
     exact = half // 2
     # The 1e-9 below keeps rounding errors from moving a distance on a boundary to another bucket.
     far = torch.log(n.clamp(min=exact) / exact)
-    if kind == "t5":
+    if kind != "reference":
         spread = torch.floor(far / math.log(max_distance / exact) * (half - exact) + 1e-9)
         bucket = torch.where(n < exact, n, (exact + spread).clamp(max=half - 1)) + half * (
             distance > 0

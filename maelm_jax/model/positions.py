@@ -25,7 +25,7 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
 
     `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
     MPNet has it. "reference" is that of github.com/yumeng5/MAE-LM, whose numbering of the buckets
-    depends on N = max_positions.
+    depends on N = max_positions. With "none", a decoder that has a bias has that of "t5".
 
     Returns:
         int32 [2 N - 1]: the row of the bias table for each distance (key position - query position)
@@ -36,7 +36,7 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
     half = settings.num_buckets // 2
     exact = half // 2
     # The term 1e-9 puts a distance on a boundary into the same bucket whatever the rounding.
-    if settings.relative_buckets == "t5":
+    if settings.relative_buckets != "reference":
         spread = (
             np.log(np.maximum(n, exact) / exact)
             / math.log(settings.max_distance / exact)

@@ -126,6 +126,7 @@ def _decoder_fields(
             has_decoder = True
     if has_decoder:
         return source.DECODER_FIELDS
+    # Beside such an encoder the bias is set by the source (rotary) or by the version of the start.
     return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
 
 

@@ -60,6 +60,13 @@ def test_every_kind_of_run_verifies(workdirs, tmp_path, name, capsys):
     assert "verified: hidden states" in capsys.readouterr().out
 
 
+def test_a_decoder_can_have_relative_positions_that_the_encoder_lacks(make_workdir, tmp_path):
+    run = make_workdir(tmp_path / "run", {"Model.relative_buckets": "none", "Model.decoder_relative_bias": True})
+    params = source.find(str(run)).read(config.Model())
+    assert "decoder/relative_bias/table" in params and "encoder/relative_bias/table" not in params
+    assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--verify"]) == 0
+
+
 def test_token_types_are_added(make_workdir, tmp_path):
     run = make_workdir(tmp_path / "run", {"Model.token_types": 2, "Model.relative_buckets": "none", "Model.decoder_relative_bias": False})
     assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--verify"]) == 0

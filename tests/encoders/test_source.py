@@ -165,6 +165,7 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
     assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
     assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in changes)
+    assert adopted.model.decoder_relative_bias, "so that the fresh decoder begins at neighbours, which RoBERTa's positions do not tell it"
     values = encoder_source.read(adopted.model)
     assert np.array_equal(values["encoder/position_embedding"], original["encoder/position_embedding"])
     assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
