@@ -48,8 +48,9 @@ class Vocabulary(Settings):
     file: Text | None = setting(
         None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus.")
     size: int = setting(
-        32768, "Ids, special tokens included.", "ids", ge=LEAST_VOCABULARY, le=2**24)
-    cased: bool = setting(False, "True keeps upper case.")
+        32768, "Ids, special tokens included. Not read with `file`.", "ids",
+        ge=LEAST_VOCABULARY, le=2**24)
+    cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0, "Text to train the vocabulary on, picked by document hash from 8 times as much.",
         "MB", gt=0, le=1e6)
@@ -209,7 +210,9 @@ class Experiment:
                     f"{name} masks less than one of the {length} tokens of a row. "
                     f"Use {1 / length:.2g} or more")
         if self.finetune is not None and self.optimizer.kind != "adamw":
-            raise ConfigError("Optimizer.kind = 'muon' is of pretraining: use 'adamw' here")
+            raise ConfigError(
+                "Optimizer.kind = 'muon' is of pretraining: fine-tune with 'adamw', or leave the "
+                "finetune files out to pretrain")
         if self.finetune is not None and self.optimizer.ema_decay:
             raise ConfigError("Optimizer.ema_decay is of pretraining: leave it at 0 here")
         self._check_accumulation()

@@ -1,4 +1,4 @@
-"""Finds gin files: in the working directory, then in configs/."""
+"""Finds gin files: beside the one that includes them, in the working directory, in configs/."""
 
 import pathlib
 
@@ -10,17 +10,30 @@ INSTALLED_CONFIGS = PACKAGE / "configs"
 CONFIGS = INSTALLED_CONFIGS if INSTALLED_CONFIGS.is_dir() else PACKAGE.parent / "configs"
 
 
-def find(name: str) -> pathlib.Path:
+def find(name: str, including: tuple[pathlib.Path, ...] = ()) -> pathlib.Path:
     """Returns the path of a gin file: `name` itself, or else `name` in configs/.
 
+    A file that another one includes is looked for beside that one first. The files of configs/
+    include each other only, whatever lies in the working directory.
+
+    Args:
+        name: The file.
+        including: The files that include it, resolved, the innermost last. Another file of the
+            same name is preferred to one of them.
+
     Raises:
-        ConfigError: There is no such file. The message says where it looked.
+        ConfigError: There is no such file.
     """
     candidates = [pathlib.Path(name), CONFIGS / name]
+    if including and including[-1].is_relative_to(CONFIGS.resolve()):
+        candidates = [CONFIGS / name]
+    elif including:
+        candidates.insert(0, including[-1].parent / name)
     try:
-        for path in candidates:
-            if path.is_file():
-                return path
+        found = [path for path in candidates if path.is_file()]
+        others = [path for path in found if path.resolve() not in including]
+        if found:
+            return (others or found)[0]
     except OSError as error:
         reason = error.strerror
         raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error

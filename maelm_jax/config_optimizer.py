@@ -15,7 +15,8 @@ class Optimizer(Settings):
     learning_rate: LearningRate = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
     muon_learning_rate: LearningRate = setting(
         2e-3, "Peak learning rate of the matrices that Muon updates.")
-    warmup_steps: Count = setting(10_000, "Steps in which the rate rises to its peak.", "steps")
+    warmup_steps: Count = setting(
+        10_000, "Steps in which the rate rises to its peak, at most those of the run.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
         "linear", "The rate falls from its peak to 0 in all remaining steps, or in the last ones. "
         "Fine-tuning ignores it.")

@@ -38,7 +38,8 @@ class Run(Settings):
     checkpoint_minutes: Minutes | None = setting(
         None, "A checkpoint also when this long has passed since the last one.", "minutes")
     keep_checkpoints: Positive = setting(3, "Newest checkpoints that are kept.", "checkpoints")
-    keep_every: Positive | None = setting(None, "Multiples of this step are kept too.", "steps")
+    keep_every: Positive | None = setting(
+        None, "Checkpoints at multiples of this step are kept too.", "steps")
 
     def check(self):
         sizes = [size for _, size in self.named_batch_sizes]

@@ -72,7 +72,10 @@ def check_workdir(
     recorded = gin_files.load([str(saved)])
     changes = differences(recorded, experiment, free)
     if changes:
+        checkpoints = saved.with_name("checkpoints")
+        is_empty = not storage.in_bucket(str(workdir)) and not any(checkpoints.glob("[0-9]*"))
+        remedy = "it has no checkpoint yet: remove it, or " if is_empty else ""
         raise config.ConfigError(
-            f"{workdir} holds a run with other settings ({'; '.join(changes)}): "
+            f"{workdir} holds a run with other settings ({'; '.join(changes)}): {remedy}"
             "give another --workdir, or the same settings")
     return recorded

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
         raise settings.ConfigError(
             "train pretrains: give the finetune files to python -m maelm_jax.finetune")
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)
-    setting_changes.check_workdir(args.workdir, experiment)
+    if not args.dry_run:
+        setting_changes.check_workdir(args.workdir, experiment)
     options = run.Options(args.workdir, args.dry_run, args.accept_new_data, began)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         if args.dry_run:

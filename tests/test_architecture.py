@@ -21,6 +21,7 @@ LAYERS = (
     {"model"},
     {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
     {"gin_files"},
+    {"gin_reader"},
     {"config", "config_finetune", "config_model", "config_optimizer", "config_run", "config_files"},
     {"settings", "special_ids", "storage", "json_files", "tables", "plotting"},
 )

@@ -129,7 +129,7 @@ SETTINGS = [
     "Model.decoder_width=100", "Model.decoder_width=0",
     "Model.decoder_width=-32", "Model.decoder_attention=other", "Model.decoder_slots=masked",
     "Model.decoder_slots=some", "Model.max_positions=0",
-    "Model.max_positions=10000000000", "Model.relative_buckets=t6", "Model.relative_buckets=none",
+    "Model.max_positions=10000000000", "Model.relative_buckets=t6", "Model.decoder_relative_bias=2",
     "Model.num_buckets=0", "Model.num_buckets=30",
     "Model.num_buckets=-32", "Model.max_distance=16", "Model.max_distance=0",
     "Model.relative_bias_init=zero", "Model.init_std=0", "Model.init_std=-1.0",

@@ -89,6 +89,7 @@ def test_a_macro_of_a_macro():
     ("A = %B\nB = %A\nRun.seed = %A", "in a circle"),
     ("train/Run.seed = 3", "scope 'train' is not used here"),
     ("import no_such_module", "line 1: No module named 'no_such_module'"),
+    ("import failing_module", "line 1: import failing_module: NameError: name 'nothing' is not defined; correct the module"),
     ("include 'nowhere.gin'", "no gin file 'nowhere.gin'"),
     ("include 3", "line 1"),
     ("include 'mine.gin'", "mine.gin includes itself"),
@@ -101,6 +102,8 @@ def test_a_text_that_is_no_gin_file(text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gin").write_text(text)
     (tmp_path / "other.gin").write_text("include 'mine.gin'")
+    (tmp_path / "failing_module.py").write_text("nothing")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(config.ConfigError) as error:
         gin_files.load(["tiny.gin", "mine.gin"])
     assert message in str(error.value)
@@ -141,6 +144,37 @@ def test_a_record_that_lacks_a_setting_has_the_value_of_its_run(tmp_path):
 def test_a_preset_that_would_undo_an_earlier_file_is_refused(first):
     with pytest.raises(config.ConfigError, match=f"tiny.gin replaces what {first} sets, because it includes base.gin; give tiny.gin first"):
         gin_files.load([first, "tiny.gin"])
+
+
+@pytest.mark.parametrize("names", [("tiny.gin", "continue.gin"), ("continue.gin", "tiny.gin"), ("mine.gin",)])
+def test_two_whole_configs_are_refused(names, tmp_path, monkeypatch):
+    """Whichever came first, values of one would be left in the other: base.gin does not set all that they set."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.gin").write_text("include 'tiny.gin'\ninclude 'small.gin'")
+    with pytest.raises(config.ConfigError, match=f"{names[0]} and {names[-1]} both include base.gin, so each is a whole config; give one"):
+        gin_files.load(names)
+
+
+def test_presets_include_presets_whatever_lies_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.gin").write_text("Run.seed = 7")
+    assert gin_files.load(["tiny.gin"]).run.seed == 0
+    (tmp_path / "tiny.gin").write_text("include 'tiny.gin'\nRun.seed = 9")
+    assert gin_files.load(["tiny.gin"]).run.seed == 9, "the preset of the same name"
+    monkeypatch.chdir(config_files.CONFIGS / "published")
+    assert gin_files.load(["base.gin"]).model.relative_buckets == "reference"
+
+
+def test_a_file_is_included_from_beside_the_one_that_includes_it(tmp_path):
+    (tmp_path / "common.gin").write_text("Run.seed = 5")
+    (tmp_path / "run.gin").write_text("include 'tiny.gin'\ninclude 'common.gin'")
+    assert gin_files.load([str(tmp_path / "run.gin")]).run.seed == 5
+
+
+def test_a_file_of_the_user_s_with_the_name_of_a_record_is_none(tmp_path):
+    for name in ("my.gin", "config.gin"):
+        (tmp_path / name).write_text("include 'tiny.gin'\nMasking.encoder_mask_fraction = 0.5\nRun.train_steps = 5")
+    assert gin_files.load([str(tmp_path / "config.gin")]) == gin_files.load([str(tmp_path / "my.gin")])
 
 
 @pytest.mark.parametrize("bindings", [[], ["TEXT_FILES=a"]])

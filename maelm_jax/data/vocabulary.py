@@ -222,7 +222,7 @@ def load(path: str | os.PathLike) -> Vocabulary:
     Raises:
         ConfigError: The path is none of these, or the vocabulary does not work.
     """
-    path = pathlib.Path(path)
+    path = pathlib.Path(path).expanduser()
     if path.is_dir():
         files = files_in(path)
         if not files:

@@ -175,7 +175,7 @@ def find(path: str, step: int | None = None) -> EncoderSource:
             `step` is given.
     """
     storage.require_local(path)
-    folder = pathlib.Path(path)
+    folder = pathlib.Path(path).expanduser()
     if (folder / "config.gin").is_file():
         return _workdir(folder, step)
     if step is not None and folder.exists():

@@ -87,7 +87,7 @@ def pretrain(
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
-        dry_run.show(_with_size_of_vocabulary(experiment, options.workdir), mesh)
+        dry_run.show(_with_size_of_vocabulary(experiment, options.workdir, before), mesh)
         return 0
 
     setup = set_up(options, experiment, encoder_source, mesh)
@@ -126,10 +126,14 @@ def pretrain(
     return status
 
 
-def _with_size_of_vocabulary(experiment: config.Experiment, workdir: str) -> config.Experiment:
+def _with_size_of_vocabulary(
+    experiment: config.Experiment, workdir: str, before: resume.Before | None
+) -> config.Experiment:
     """Returns settings with the size of the run's vocabulary, else of the file that they name."""
-    recorded = storage.local_path(workdir) / "vocabulary"
-    file = str(recorded) if vocabularies.files_in(recorded) else experiment.vocabulary.file
+    file, recorded = experiment.vocabulary.file, storage.local_path(workdir) / "vocabulary"
+    is_same = before is not None and before.experiment.vocabulary == experiment.vocabulary
+    if is_same and vocabularies.files_in(recorded):
+        file = str(recorded)
     named = dataclasses.replace(experiment.vocabulary, file=file)
     sized = vocabularies.with_size_of_file(named)
     return dataclasses.replace(experiment, vocabulary=sized)

@@ -43,7 +43,12 @@ def print_expectations(costs: list[StepCost], unigram_loss: float):
 def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
     """Names the settings of a run that its length or its start leave without effect, in lines."""
     run, optimizer, lines = experiment.run, experiment.optimizer, []
-    if optimizer.warmup_steps >= run.train_steps:
+    if optimizer.warmup_steps > run.train_steps:
+        lines.append(
+            f"Optimizer.warmup_steps={optimizer.warmup_steps} is shortened to the "
+            f"{run.train_steps} steps of the run: the learning rate rises faster, to its peak at "
+            "the end")
+    elif optimizer.warmup_steps == run.train_steps:
         lines.append(
             f"Optimizer.warmup_steps={optimizer.warmup_steps} is all of the {run.train_steps} "
             "steps: the learning rate rises to the end and does not fall")
@@ -55,6 +60,12 @@ def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
     if size != run.batch_size:
         lines.append(
             f"Run.batch_size={run.batch_size} is not reached: the run ends at {size} rows a step")
+    trained = {phase.experiment.masking.rate for phase in phases.of_run(experiment)}
+    for share, rate in experiment.masking.rate_plateaus:
+        if rate not in trained:
+            lines.append(
+                f"Masking.rate_plateaus: the one at {share:g} has no step, so mask rate {rate:g} "
+                "is not trained")
     if experiment.model.unigram_bias and has_head:
         lines.append("Model.unigram_bias has no effect: the prediction head is trained already")
     return lines

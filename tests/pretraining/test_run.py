@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from maelm_jax import config, gin_files, setting_changes
+from maelm_jax import config, gin_files, setting_changes, train
 from maelm_jax.encoders import origin, source
 from maelm_jax.pretraining import run, start, summary
 from maelm_jax.training import coordination, metrics, phases
@@ -138,6 +138,25 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
         start.resolve_source(now, str(tmp_path))
 
 
+def test_a_run_that_saved_nothing_says_so_when_its_settings_are_corrected(tmp_path):
+    experiment = gin_files.load(["tiny.gin"], ["TEXT_FILES='*.txt'"])
+    (tmp_path / "config.gin").write_text(gin_files.render(experiment))
+    other = gin_files.load(["tiny.gin"], ["TEXT_FILES='*.txt'", "BATCH_SIZE=16"])
+    with pytest.raises(config.ConfigError, match="Run.batch_size: 32 -> 16.*: it has no checkpoint yet: remove it, or give another --workdir"):
+        setting_changes.check_workdir(tmp_path, other)
+    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+    with pytest.raises(config.ConfigError, match=r"Run.batch_size: 32 -> 16\): give another --workdir"):
+        setting_changes.check_workdir(tmp_path, other)
+
+
+def test_a_dry_run_does_not_mind_a_run_with_other_settings(tmp_path, capsys):
+    """It writes nothing."""
+    experiment = gin_files.load(["tiny.gin"])
+    (tmp_path / "config.gin").write_text(gin_files.render(experiment))
+    assert train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path}", "--gin.Model.layers=1", "--dry_run"]) == 0
+    assert "encoder/blocks/attention/key" in capsys.readouterr().out and [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+
+
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
     """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
     weights = next(pathlib.Path(__file__).parents[1].glob("data/reference/*.npz"))
@@ -152,6 +171,10 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
 @pytest.mark.parametrize("settings,line", [
     (["Optimizer.warmup_steps=600"], "Optimizer.warmup_steps=600 is all of the 600 steps: the learning rate rises to the end and does not fall"),
     (["Optimizer.freeze_encoder_steps=700"], "Optimizer.freeze_encoder_steps=700 is all of the 600 steps: the encoder does not change"),
+    (["Optimizer.warmup_steps=6000"],
+     "Optimizer.warmup_steps=6000 is shortened to the 600 steps of the run: the learning rate rises faster, to its peak at the end"),
+    (["Masking.rate_plateaus=((0, 0.3), (0.9999, 0.15))"], "Masking.rate_plateaus: the one at 0.9999 has no step, so mask rate 0.15 is not trained"),
+    (["Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))"], None),
     (["Run.batch_size_ramp=((8, 1000),)"], "Run.batch_size=32 is not reached: the run ends at 8 rows a step"),
     (["Model.unigram_bias=True"], "Model.unigram_bias has no effect: the prediction head is trained already"),
     (["Run.batch_size_ramp=((8, 100),)"], None),
