@@ -34,7 +34,8 @@ def imports(path: pathlib.Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names & MODULES.keys()
 

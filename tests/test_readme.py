@@ -87,6 +87,8 @@ def test_every_relative_link_resolves(page):
 def test_every_file_the_readme_names_exists():
     for name in re.findall(r"`((?:configs|maelm_jax|benchmarks|docs)/[\w./-]*)`", README):
         assert (ROOT / name).exists(), name
+    configs = re.findall(r"`([\w/]+\.gin)`", README)
+    assert len(configs) > 8 and all((ROOT / "configs" / name).is_file() for name in configs)
 
 
 @pytest.mark.slow

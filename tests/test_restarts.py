@@ -187,6 +187,10 @@ def test_a_worker_does_not_start_a_second_run_beside_the_first(worker):
     os.mkfifo(worker.folder / "wait")
     worker.python("echo begun >>begun; read -r _ <wait; exit 1")
     worker("start", *FLAGS)
+    end = time.monotonic() + 120
+    while not (worker.folder / "begun").is_file():
+        assert time.monotonic() < end
+        time.sleep(0.02)
     second = subprocess.Popen([str(worker.folder / "launch" / "worker.sh"), "start", *FLAGS])
     time.sleep(0.5)
     assert second.poll() is None and (worker.folder / "begun").read_text() == "begun\n"

@@ -118,7 +118,9 @@ def finish(process: subprocess.Popen, timeout: float = 600) -> Done:
 
 def send_when(process: subprocess.Popen, signal_number: int, condition: typing.Callable[[], bool]):
     """Sends the process a signal as soon as `condition()` holds."""
+    end = time.monotonic() + 600
     while not condition():
+        assert time.monotonic() < end, "the process did not get so far"
         assert process.poll() is None, f"the process ended before it got its signal: {process.communicate()}"
         time.sleep(0.002)
     process.send_signal(signal_number)

@@ -1,4 +1,4 @@
-"""The runner of Apache Beam: its flags and its errors. tests/beam.sh runs pipelines, in an environment of their own."""
+"""The runner of Apache Beam: its flags and its errors. tests/beam.sh runs pipelines, in an environment of their own; CI does not run it."""
 
 import dataclasses
 import importlib.util

@@ -37,6 +37,7 @@ def whole(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
     done = call("finetune", *grid(data_dir, pretrained, workdir), "--gin.Run.checkpoint_every=1000")
     assert done.status == 0, done.stderr
     assert "| little " in done.stdout and "| random-little " in done.stdout
+    assert "(1 of 4)" in done.stdout and "(4 of 4)" in done.stdout  # of which other tests find nothing when nothing is run
     return workdir
 
 

@@ -27,3 +27,9 @@ def test_seeds_that_diverged_are_named():
     found = {"cell": [run | {"cell": {}, "init_from": "tiny", "workdir": "nowhere"} for run in runs]}
     assert grid_module.summary(problem, found)["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
     assert grid_module.summary(problem, {"cell": found["cell"][:2]})["notes"] == []
+
+
+def test_more_epochs_are_tried_for_a_small_task():
+    settings = config.Grid(epochs=(2, 3), small_task_epochs=(3, 10))
+    assert [cell.epochs for cell in grid_module.cells(settings, grid_module.SMALL_TASK - 1)] == [2, 3, 10]
+    assert [cell.epochs for cell in grid_module.cells(settings, grid_module.SMALL_TASK)] == [2, 3]

@@ -40,7 +40,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="has no vocabulary"):
-        initial_encoder.load(str(next(pathlib.Path("tests/data/reference").glob("*.npz"))))
+        initial_encoder.load(str(next((pathlib.Path(__file__).parents[1] / "data/reference").glob("*.npz"))))
 
 
 def test_a_row_of_token_types_is_added_to_the_positions_of_a_model_without_them():

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking, ops
@@ -181,3 +182,18 @@ def test_in_bfloat16_every_product_is_of_bfloat16():
     assert len(operands) > 30
     wide = [line for line, pair in zip(products, operands, strict=True) if not all(one.endswith("xbf16") for one in pair)]
     assert not wide, "a product forward or backward is formed at the cost of float32:\n" + "\n".join(wide)
+
+
+def test_initial_weights_have_the_deviation_that_is_set():
+    settings = config.Model(layers=2, width=128, heads=4, feed_forward=512, decoder_layers=2, init_std=0.05, max_positions=64)
+    _, init = maelm.create(settings, 500, config.SpecialIds.of_size(500))
+    params = traverse_util.flatten_dict(jax.jit(init)(jax.random.key(0)), sep="/")
+    for path, value in params.items():
+        name = path.split("/")[-1]
+        if name == "kernel" or name.endswith("embedding"):
+            rows = value[:500] if path == "encoder/token_embedding" else value
+            assert abs(float(rows.std()) / 0.05 - 1) < 0.1, path
+            if "/blocks/" in path:
+                assert not np.array_equal(value[0], value[1]), f"{path}: the layers have draws of their own"
+        elif name in ("bias", "scale"):
+            assert (np.asarray(value) == float(name == "scale")).all(), path

@@ -26,6 +26,15 @@ def test_a_full_disk_is_one_line_and_what_was_whole_stays_whole(tmp_path, monkey
     checkpoints.close()
 
 
+def test_the_newest_checkpoints_and_those_at_multiples_are_kept(tmp_path):
+    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4)
+    for number in range(1, 8):
+        checkpoints.save(number, step.State(step=jnp.int32(number), params={"kernel": jnp.ones(3)}, opt_state=()))
+        checkpoints.wait()
+    checkpoints.close()
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "6", "7"}
+
+
 def test_damage_is_kept_and_so_are_the_metrics(workdir, caplog):
     data = max((workdir / "checkpoints" / "2").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
     checkpoint_folders.flip(data, 8 * 100)

@@ -5,6 +5,8 @@ import types
 import jax
 import pytest
 
+from maelm_jax import gin_files
+from maelm_jax.model import maelm, masking
 from maelm_jax.training import flops
 
 
@@ -35,3 +37,16 @@ def test_on_cpu_the_peak_is_measured(monkeypatch):
     pretend(monkeypatch, "cpu", "cpu")
     monkeypatch.setattr(flops, "measured_peak", lambda dtype: 1.5e11)
     assert flops.describe_peak(flops.peak_flops("float32")) == "MFU is against 0.15 TFLOP/s (a float32 matrix product measured on this cpu)"
+
+
+def test_the_flops_of_a_step_are_those_of_its_matrices():
+    """6 x parameters x tokens, and the head's product with the table. tiny.gin: 2 + 1 layers of 128, feed-forward 512."""
+    experiment = gin_files.load(["tiny.gin"], ["Masking.rate=0.25", "BATCH_SIZE=10"])
+    slots = masking.budget(experiment.masking, 64)
+    assert (experiment.model.width, experiment.model.feed_forward, experiment.model.layers, experiment.model.decoder_layers) == (128, 512, 2, 1)
+    layer = 4 * 128 * 128 + 2 * 128 * 512
+    terms = flops.flops_terms(experiment, 4096)
+    assert terms["encoder matrices"] == 6 * 10 * slots.visible * 2 * layer
+    assert terms["decoder matrices"] == 6 * 10 * 64 * layer
+    assert terms["head"] == 6 * 10 * slots.masked * (128 * 128 + 128 * maelm.table_rows(4096))
+    assert terms["encoder attention"] == 12 * 10 * 2 * 128 * slots.visible**2
