@@ -8,7 +8,7 @@ import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs" / "evidence"
 PAGE = FOLDER.with_suffix(".md").read_text()
-TABLES = ("screening", "variations", "recipe", "continued", "exact", "finetuning", "encoders", "delta", "longer")
+TABLES = ("screening", "variations", "recipe", "continued", "exact", "finetuning", "encoders", "delta", "longer", "minilm")
 
 
 def draw():

@@ -34,6 +34,7 @@ def draw_all():
     draw_tuning(page_tables.read("finetuning"))
     draw_encoders(page_tables.read("encoders"))
     draw_delta(page_tables.read("delta"))
+    draw_minilm(page_tables.read("minilm"), page_tables.minilm_ranks())
 
 
 def draw_recipe(runs: dict):
@@ -135,6 +136,35 @@ def draw_delta(runs: dict):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(FIGURES / "delta.png", dpi=130)
+
+
+def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
+    """The loss by tokens of MiniLM's continued pretraining, and the rank by layer after it."""
+    pyplot = plotting.pyplot()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    for (name, words), style in zip(
+        page_tables.MINILM.items(), plotting.line_styles(), strict=False
+    ):
+        points = [(layer["layer"], layer["plain"]) for layer in ranks[name]]
+        right.plot(*zip(*points, strict=True), **style, label=words)
+        run = runs[name]
+        if "losses" in run:
+            steps, losses = np.asarray(run["losses"], float).T
+            tokens = steps * run["tokens_a_step"] / page_tables.MILLION
+            left.plot(tokens, losses, **style, label=words)
+            unigram = run["unigram"]
+    left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
+    label = "held-out loss (nats a token, at mask rate 0.15)"
+    left.set(title="MiniLM continued", xlabel="million tokens read", ylabel=label)
+    right.set(
+        title="Rank without [MASK] in the input", xlabel="layer (0 is the input)",
+        ylabel="effective rank (width 384)",
+    )  # fmt: skip
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(FIGURES / "minilm.png", dpi=130)
 
 
 if __name__ == "__main__":

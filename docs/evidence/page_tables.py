@@ -16,6 +16,7 @@ RECIPES = {
     "adamw": "AdamW, mask rate 0.15", "muon": "Muon, mask rate 0.15",
     "muon40": "Muon, mask rate 0.40",
 }  # fmt: skip
+MINILM = {"MiniLM": "as it is", "minilm-mae": "continued, MAE-LM", "minilm-mlm": "continued, MLM"}
 MILLION = 10**6
 
 
@@ -31,12 +32,20 @@ def all_tables() -> dict[str, str]:
         "encoders": encoders_table(read("encoders")),
         "delta": delta_table(read("delta")),
         "longer": longer_table(read("longer")),
+        "minilm": minilm_table(read("minilm"), minilm_ranks()),
     }
 
 
 def read(name: str) -> dict:
     """The content of a JSON file of this folder."""
     return json.loads((HERE / f"{name}.json").read_text())
+
+
+def minilm_ranks() -> dict[str, list[dict]]:
+    """The ranks by layer of MiniLM and of the runs that continued it, by the keys of MINILM."""
+    layers = {run["name"]: run["layers"] for run in read("minilm_ranks")["runs"]}
+    as_it_is = {run["name"]: run["layers"] for run in read("encoders")["runs"]}
+    return {"MiniLM": as_it_is["all-MiniLM-L6-v2"]} | layers
 
 
 def mean_and_interval(values: typing.Sequence[float]) -> str:
@@ -191,5 +200,29 @@ def longer_table(runs: dict) -> str:
     header = (
         "encoder", "million tokens", "minutes of one core", "nats below unigram",
         "rank without [MASK]", "sst2, median of 3 seeds",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def minilm_table(runs: dict, ranks: dict[str, list[dict]]) -> str:
+    """One row for MiniLM as it is, and one for each objective that it was continued with.
+
+    Args:
+        runs: The content of minilm.json.
+        ranks: The result of `minilm_ranks`.
+    """
+    rows = []
+    for name, words in MINILM.items():
+        run, last = runs[name], ranks[name][-1]
+        logged = ("", "")
+        if "losses" in run:
+            gain = run["unigram"] - run["losses"][-1][1]
+            logged = (f"{run['tokens'] / MILLION:.1f}", f"{gain:.2f}")
+        scores = map(spread, run["scores"].values())
+        rows.append((words, *logged, last["plain"], last["real"], last["all"], *scores))
+    header = (
+        "MiniLM", "million tokens", "nats below unigram", "rank without [MASK]",
+        "real tokens beside [MASK]", "all tokens of masked input",
+        *(f"{task}, median of {len(x)} seeds" for task, x in runs["MiniLM"]["scores"].items()),
     )  # fmt: skip
     return tables.markdown(header, rows)
