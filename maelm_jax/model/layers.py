@@ -175,9 +175,13 @@ AttendsTo = typing.Literal["self", "self+cross", "cross"]
 class Block(nnx.Module):
     """One Transformer layer: attention, then feed-forward, each with a residual connection.
 
-    Post-LN: x = LN(x + attention(x)); x = LN(x + feed_forward(x)).
-    Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)). The first layer of a stack has no
-    LN before its attention, as stock ModernBERT.
+    It takes and returns sums of residual connections: what enters is normalized by the layer that
+    reads it. The backward pass then needs the sums only, and computes the normalized states again.
+
+    Post-LN: y = LN(x); y = LN(x := y + attention(y)); x = y + feed_forward(y). The first LN is that
+    after the feed-forward block of the layer before.
+    Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)).
+    The first layer of a stack has no LN before its attention.
 
     With "self+cross", cross-attention stands between the two. With "cross", `attention` is
     cross-attention.
@@ -200,6 +204,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         terms: attention.ScoreTerms,
+        norm: LayerNorm,
         is_first: Bool[Array, ""],
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
@@ -207,34 +212,40 @@ class Block(nnx.Module):
         """Applies the layer.
 
         Args:
-            x: States of the previous layer.
+            x: The sum that the previous layer returned.
             terms: What changes the scores of self-attention.
-            is_first: Whether this is the first layer of its stack.
+            norm: Normalizes x. A post-LN layer is given the LN of the layer before.
+            is_first: Whether this is the first layer of its stack, which does not normalize x.
             keys: Keys of dropout, one for each row. None: no dropout. Cross-attention that follows
                 self-attention has none.
             cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:
-            The new states, and the carrier of `terms`.
+            The new sum, and the carrier of `terms`.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
-        y = self._before(self.attention_norm, x)
-        if self.normalizes_first:
-            y = jnp.where(is_first, x, y)
+        norms = self._norms_between_parts()
+        y = jnp.where(is_first, x, norm(x))
         context, context_terms = cross if self.attends_to == "cross" else (y, terms)
-        y, carrier = self.attention(y, context, context_terms, weight_keys)
-        x = self._after(self.attention_norm, x + dropout(y, self.dropout, attention_keys))
+        output, carrier = self.attention(y, context, context_terms, weight_keys)
+        x = self._residual(x, y) + dropout(output, self.dropout, attention_keys)
+        x = save_for_backward(x)
         if self.attends_to == "self+cross":
-            y = self.cross_attention(self._before(self.cross_attention_norm, x), *cross).states
-            x = self._after(self.cross_attention_norm, x + y)
-        y = self.feed_forward(self._before(self.feed_forward_norm, x))
-        x = self._after(self.feed_forward_norm, x + dropout(y, self.dropout, feed_forward_keys))
+            y = norms[0](x)
+            x = save_for_backward(self._residual(x, y) + self.cross_attention(y, *cross).states)
+        y = norms[-1](x)
+        x = self._residual(x, y) + dropout(self.feed_forward(y), self.dropout, feed_forward_keys)
         return attention.Attended(x, carrier)
 
-    def _before(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns what attention or feed-forward reads."""
-        return norm(x) if self.normalizes_first else x
+    def _norms_between_parts(self) -> list[LayerNorm]:
+        """Returns the LNs after the layer's first part and before its last."""
+        norms = [self.attention_norm, self.feed_forward_norm]
+        if self.attends_to == "self+cross":
+            norms.insert(1, self.cross_attention_norm)
+        return norms[1:] if self.normalizes_first else norms[:-1]
 
-    def _after(self, norm: LayerNorm, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Returns the states after a residual sum."""
-        return x if self.normalizes_first else norm(x)
+    def _residual(
+        self, x: Float[Array, "B T D"], normalized: Float[Array, "B T D"]
+    ) -> Float[Array, "B T D"]:
+        """Returns what the output of a part is added to, given the sum x and LN(x)."""
+        return x if self.normalizes_first else normalized

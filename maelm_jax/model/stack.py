@@ -45,8 +45,8 @@ def create(
 ) -> Block:
     """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N.
 
-    In a pre-LN stack, `attention_norm` of the first layer normalizes the states after the last
-    layer, because the first layer has no LN before its attention.
+    In a pre-LN stack, `attention_norm` of the first layer normalizes the sum after the last layer,
+    because the first layer has no LN before its attention.
     """
 
     def block(key) -> Block:
@@ -84,7 +84,8 @@ def run(
 ) -> Float[Array, "B T D"] | Float[Array, "N B T D"]:
     """Applies the layers in turn.
 
-    The backward pass keeps the values marked by `save_for_backward` and computes all else again.
+    The backward pass keeps each layer's input and the values marked by `save_for_backward`, and
+    computes all else again.
 
     Args:
         blocks: A result of `create`. Parameters that are `Scattered` are gathered one layer at a
@@ -94,20 +95,21 @@ def run(
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout.
         cross: What cross-attention reads. None: there is no cross-attention.
-        all_layers: True returns the states after each layer, not only after the last. Pre-LN: they
-            are normalized, as what the next layer's attention reads.
+        all_layers: True returns the states after each layer, not only after the last.
 
     Returns:
-        The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
+        The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`. They are
+        normalized, as what the next layer's attention reads.
     """
     graph, state = nnx.split(blocks)
+    norm_graph, norms = _input_norms(blocks)
     depth = jax.tree.leaves(state)[0].shape[0]
     if blocks.attends_to != "cross":
         terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
     cross = _prepare_cross_attention(blocks, x, cross, keys is not None)
 
     def body(carry, layer):
-        (x, carrier), (index, parameters) = carry, layer
+        (x, carrier), (index, parameters, norm) = carry, layer
         parameters = _gathered(parameters, x.dtype)
         layer_keys = None
         if keys is not None:
@@ -115,20 +117,27 @@ def run(
         block = nnx.merge(graph, parameters)
         is_first, is_global = index == 0, index % blocks.global_every == 0
         layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
-        carry = block(x, layer_terms, is_first, layer_keys, cross)
+        norm = nnx.merge(norm_graph, norm)
+        carry = block(x, layer_terms, norm, is_first, layer_keys, cross)
         return carry, carry.states if all_layers else None
 
     platform = attention_choice.current_target().platform
     body, scanned = _recomputing(body, settings, platform), are_scanned(settings, platform)
     start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
-    last, states = jax.lax.scan(body, start, (numbers, state), unroll=1 if scanned else depth)
-    if not blocks.normalizes_first:
-        return states if all_layers else last.states
-    norm_graph, norms = nnx.split(blocks.attention_norm)
+    unroll = 1 if scanned else depth
+    last, sums = jax.lax.scan(body, start, (numbers, state, norms), unroll=unroll)
     if not all_layers:
         return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
     next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
-    return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, states)
+    return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, sums)
+
+
+def _input_norms(blocks: Block) -> tuple:
+    """Returns graph and parameters of the LN before each layer. Layer 0 has the last of all."""
+    if blocks.normalizes_first:
+        return nnx.split(blocks.attention_norm)
+    graph, norms = nnx.split(blocks.feed_forward_norm)
+    return graph, jax.tree.map(lambda p: jnp.roll(p, 1, axis=0), norms)
 
 
 def _recomputing(

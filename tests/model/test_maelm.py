@@ -161,6 +161,15 @@ def test_gradients_are_the_same_however_they_are_computed(architecture, way):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+def test_of_each_layer_the_backward_pass_keeps_three_arrays_of_states(architecture):
+    """Its input, the sum after attention and attention's output; beside queries, keys, values and the inner product."""
+    graph, params, inputs = make(**architecture)
+    _, backward = jax.vjp(lambda p: maelm.apply(graph, p).encode(inputs), params)
+    states = (TINY["layers"], *inputs.encoder_slots.shape, TINY["width"])
+    assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 3
+
+
 def test_bfloat16_follows_float32():
     graph, params, inputs = make()
     half, _ = maelm.create(config.Model(**{**TINY, "dtype": "bfloat16"}), 100, SPECIAL)
