@@ -10,7 +10,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, huge_pages, paths, stopping, workdirs
+from maelm_jax import config, gin_files, huge_pages, paths, stopping, storage, workdirs
 from maelm_jax.settings import LARGEST, closest, shown
 
 DAY = 86_400  # seconds
@@ -125,6 +125,10 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
     if args.workdir is not None:
         args.workdir = os.path.expanduser(args.workdir)  # bash leaves the ~ of --workdir=~/runs
         paths.check_folder("--workdir", args.workdir)
+    for name in ("input", "output"):
+        if path := getattr(args, name, None):
+            setattr(args, name, os.path.expanduser(path))
+            storage.require_local(path)
     return Arguments(args, bindings)
 
 

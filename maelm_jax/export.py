@@ -97,6 +97,7 @@ def _export(
             reports=reports,
             length=loaded.length,
             mask=loaded.vocabulary.pieces()[loaded.vocabulary.mask],
+            has_pooler="pooler/kernel" in loaded.params and loaded.head is None,
         )
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"

@@ -168,14 +168,22 @@ class TokenizerJsonVocabulary(Vocabulary):
         self.size = max(self.model.get_vocab(with_added_tokens=True).values()) + 1
         if self.size > MOST_IDS:
             raise ValueError(f"it has a token of id {self.size - 1}; ids must be below {MOST_IDS}")
-        for key, names in NAMES.items():
-            ids = [self.model.token_to_id(name) for name in names]
-            known = [index for index in ids if index is not None]
-            if not known:
-                raise config.ConfigError(
-                    "Vocabulary.file: the tokenizer.json has no token "
-                    f"{' or '.join(names)}; add it to its special tokens")
-            setattr(self, key, known[0])
+        self.bos, self.pad, self.eos, self.unk, self.mask = map(self._special_id, NAMES)
+
+    def _special_id(self, key: str) -> int:
+        """Returns the id of a special token. A special token goes before an ordinary piece."""
+        added = self.model.get_added_tokens_decoder()
+        ids = [self.model.token_to_id(name) for name in NAMES[key]]
+        known = [index for index in ids if index is not None]
+        if not known:
+            raise config.ConfigError(
+                "Vocabulary.file: the tokenizer.json has no token "
+                f"{' or '.join(NAMES[key])}; add it to its special tokens")
+        unknown = getattr(self.model.model, "unk_token", None)
+        if key == "unk" and unknown in NAMES[key]:  # the one that text gets; MPNet has both
+            return self.model.token_to_id(unknown)
+        special = [index for index in known if index in added and added[index].special]
+        return (special or known)[0]
 
     def pieces(self):
         return [self.model.id_to_token(index) or "" for index in range(self.size)]

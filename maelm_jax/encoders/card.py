@@ -18,10 +18,8 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], return_tensors="pt"))
 ```
 
-Use `{output}`. If transformers reports a missing pooler, that is right: none was trained. \
-`{mask}` and the other special tokens are recognised in a text. In training
-they were ordinary text there; `tokenizer(text, split_special_tokens=True)` gives the same ids as \
-training did.""",
+Use `{output}`.{pooler} `{mask}` and the other special tokens are recognised in a \
+text.{training}""",
     "pytorch": """```python
 import torch
 from maelm import MaeLm  # the file in this folder
@@ -38,6 +36,12 @@ safetensors only.""",
 `model` with the state dict and its tied copies. It holds no training state. The implementation \
 itself has not been run on this file.""",
 }
+
+NO_POOLER = " If transformers reports a missing pooler, that is right: none was trained."
+SPECIAL_IN_TRAINING = (
+    " In training\nthey were ordinary text there; `tokenizer(text, split_special_tokens=True)` "
+    "gives the same ids as training did."
+)
 
 
 def objective(experiment: config.Experiment) -> str:
@@ -113,6 +117,7 @@ class About:
         reports: The comparisons of the verification; None if there was none.
         length: The longest input in tokens whose positions are trained.
         mask: The text of [MASK].
+        has_pooler: Whether a pooler that came with the encoder is in the folder.
     """
 
     name: str
@@ -128,6 +133,7 @@ class About:
     reports: list[dict] | None
     length: int
     mask: str
+    has_pooler: bool
 
 
 def pretraining(about: About) -> dict[str, str]:
@@ -225,7 +231,8 @@ def render(about: About) -> str:
         rows |= fine_tuning(about) if about.results else pretraining(about)
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     made = "trained" if about.experiment else "converted"
-    tags = "tags: [mae-lm]\n" if about.experiment else ""
+    is_mae_lm = about.experiment and about.model.decoder_layers and not about.results
+    tags = "tags: [mae-lm]\n" if is_mae_lm else ""
     front = ""
     if about.format == "huggingface":
         front = f"---\nlibrary_name: transformers\n{tags}---\n\n"
@@ -241,7 +248,12 @@ def render(about: About) -> str:
         heads.get(head, "last_hidden_state"),
     )
     loading = LOADING[about.format].format(
-        name=about.name, auto=auto, output=f"output.{output}", mask=about.mask
+        name=about.name,
+        auto=auto,
+        output=f"output.{output}",
+        mask=about.mask,
+        pooler="" if about.has_pooler else NO_POOLER,
+        training=SPECIAL_IN_TRAINING if about.experiment else "",
     )
     return (
         f"{front}# {about.name}\n\nA text encoder {made} with maelm_jax.\n\n"

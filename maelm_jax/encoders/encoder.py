@@ -117,13 +117,11 @@ class Encoder:
             float32 [texts, width].
 
         Raises:
-            ConfigError: There is no such pooling, or `texts` is a string.
+            ConfigError: There is no such pooling, or `texts` is no list of strings.
         """
         if pooling not in typing.get_args(Pooling):
             raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
-        if isinstance(texts, str):
-            raise config.ConfigError("texts is one string: give a list, as in encode(['A text.'])")
-        rows = self.token_ids(texts)
+        rows = self.token_ids(_checked(texts))
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         # The longest texts come first: if a batch does not fit in memory, the first one fails.
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
@@ -162,6 +160,19 @@ class Encoder:
             return (states * weights[:, :, None]).sum(1)
 
         return functools.partial(pooled, params)
+
+
+def _checked(texts: typing.Iterable) -> list[str]:
+    """Returns the texts as a list. Raises ConfigError if one of them is no string."""
+    if isinstance(texts, str):
+        raise config.ConfigError("texts is one string: give a list, as in encode(['A text.'])")
+    checked = list(texts) if isinstance(texts, typing.Iterable) else [texts]
+    for number, text in enumerate(checked):
+        if not isinstance(text, str):  # tokenizers joins a pair without a word
+            raise config.ConfigError(
+                f"texts[{number}] is {type(text).__name__}, no string: {text!r:.60}"
+            )
+    return [str(text) for text in checked]  # tokenizers refuses numpy.str_
 
 
 def _weights(ids: np.ndarray, pad: int, pooling: Pooling) -> np.ndarray:

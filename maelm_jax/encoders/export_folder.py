@@ -26,13 +26,13 @@ EMPTY_SECONDS = 60  # an empty temporary folder older than this is a leftover, n
 
 def resolved(output: str | os.PathLike) -> pathlib.Path:
     """Returns the folder behind `output`, with links followed, so that a link stays a link."""
-    return pathlib.Path(os.path.realpath(output))
+    return pathlib.Path(os.path.realpath(os.path.expanduser(output)))
 
 
 def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool):
     """Checks that an export may write `output`.
 
-    `output` must be absent, or `overwrite` must be set and `output` must be empty or written by
+    `output` must be absent or empty, or `overwrite` must be set and `output` must be written by
     export. The run `workdir` and the folders above it are never replaced.
 
     Raises:
@@ -48,14 +48,14 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
     with paths.writing("--output", str(output)):
         if not target.exists():
             return
-        if not overwrite:
-            raise ConfigError(
-                f"--output={output} exists. Give another --output, or --overwrite to replace "
-                "what export wrote there"
-            )
         names = {path.name for path in target.iterdir()} - {BYTECODE}
     if not names:
         return
+    if not overwrite:
+        raise ConfigError(
+            f"--output={output} exists. Give another --output, or --overwrite to replace what "
+            "export wrote there"
+        )
     files = _listed(target)
     if files is None:
         raise ConfigError(

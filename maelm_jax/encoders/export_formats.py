@@ -62,6 +62,7 @@ def check(format: str, model: config.Model, special: config.SpecialIds):
         pytorch.check(model)
     else:
         published.check(model)
+        published.check_special_ids(special, len(special.continues_word), "the vocabulary")
 
 
 def check_heads(format: str, exported: Exported, path: str):

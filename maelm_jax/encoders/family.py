@@ -74,7 +74,8 @@ class Family(abc.ABC):
     }  # fmt: skip
     epsilon: typing.ClassVar[str | None] = "layer_norm_eps"
     left_out: typing.ClassVar[tuple[str, ...]] = (
-        ".pooler.", ".embeddings.position_ids", "classifier.", "qa_outputs.",
+        ".pooler.", ".embeddings.position_ids", ".embeddings.token_type_ids", "classifier.",
+        "qa_outputs.",
     )  # fmt: skip
     token_table: typing.ClassVar[str] = "embeddings.word_embeddings.weight"
 
@@ -152,6 +153,9 @@ class Family(abc.ABC):
     def faults(self, content: dict) -> list[str]:
         """Returns why the encoder of a config.json cannot be computed here; empty if it can."""
         entries = self.defaults | self.supported | content
+        names = content.get("architectures")
+        if json_files.is_texts(names) and names and names[0].endswith("Model"):
+            entries["tie_word_embeddings"] = True  # there is no head
         faults = [
             f"{name} {json_files.shown(entries[name])} (only {value!r})"
             for name, value in self.supported.items()

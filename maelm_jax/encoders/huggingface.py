@@ -15,6 +15,13 @@ from maelm_jax.encoders import families, weight_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 
+# {model_type: an entry of tokenizer_config.json, and where tokenizer.json states the same}
+_LOWER_CASE = ("do_lower_case", "normalizer", "lowercase")
+FAMILY_OPTIONS = {
+    **dict.fromkeys(("bert", "distilbert", "electra", "mpnet"), _LOWER_CASE),
+    "roberta": ("add_prefix_space", "pre_tokenizer", "add_prefix_space"),
+}
+
 
 def architecture(weights: tables.Weights, head: FineTunedHead | None = None) -> str:
     """Returns the name of the stock class that loads the export of a model.
@@ -88,6 +95,37 @@ def ignored_head(content: dict) -> str | None:
         return None
     has_known_head = names[0].endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return None if has_known_head else names[0]
+
+
+def check_tokenizer(content: dict, folder: pathlib.Path):
+    """Checks that tokenizer_config.json contradicts tokenizer.json nowhere.
+
+    transformers changes the tokenizer of tokenizer.json to what the other file states. Here
+    tokenizer.json is read as it is.
+
+    Args:
+        content: The content of config.json.
+        folder: The folder that holds both.
+
+    Raises:
+        ConfigError: The files differ in lower case or in the space before a text.
+    """
+    file, family = folder / "tokenizer_config.json", FAMILY_OPTIONS.get(content["model_type"])
+    tokenizer = folder / "tokenizer.json"
+    if not (file.is_file() and tokenizer.is_file() and family):
+        return
+    stated, stored = json_files.read_object(file), json_files.read_object(tokenizer)
+    if str(stated.get("tokenizer_class", "")).startswith("PreTrainedTokenizer"):
+        return  # the class that reads tokenizer.json alone
+    name, part, option = family
+    step = stored.get(part)
+    value = step.get(option) if isinstance(step, dict) else None
+    if name in stated and value is not None and stated[name] != value:
+        raise config.ConfigError(
+            f"{folder}: tokenizer_config.json has {name} {json_files.shown(stated[name])}, but "
+            f"tokenizer.json was made with {json_files.shown(value)}. transformers makes it anew: "
+            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+        )
 
 
 def read(

@@ -251,8 +251,19 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
     return EncoderSource(str(folder), "folder of ours", settings, str(folder), length, read_params)
 
 
+def _vocabulary_of(folder: pathlib.Path) -> str:
+    """Returns the path of a folder's vocabulary.
+
+    Of an exported folder, transformers changes tokenizer.json only, as when tokens are added.
+    """
+    files = vocabularies.files_in(folder)
+    sizes = [vocabularies.load(file).size for file in files] if len(files) > 1 else [0]
+    return str(folder if max(sizes) == sizes[0] else files[-1])
+
+
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     settings = huggingface.settings(content, str(folder))
+    huggingface.check_tokenizer(content, folder)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
     stated.check_settings(settings, str(folder))
 
@@ -265,7 +276,7 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
         path=str(folder),
         kind=f"{content['model_type']} folder",
         settings=settings,
-        vocabulary=str(folder),
+        vocabulary=_vocabulary_of(folder),
         length=run_results.stated_length(folder, settings["max_positions"]),
         _read_params=read_params,
         ignored_head=huggingface.ignored_head(content),

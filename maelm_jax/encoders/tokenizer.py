@@ -133,13 +133,25 @@ def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):
         ]
     )
     between, second = " ".join([eos] * pair.separators), int(pair.has_types)
-    tokenizer.post_processor = processors.TemplateProcessing(
+    template = processors.TemplateProcessing(
         single=f"{bos} $A {eos}",
         pair=f"{bos} $A {between} $B:{second} {eos}:{second}",
         special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)],
     )
+    trims = _trims_offsets(tokenizer)
+    tokenizer.post_processor = (
+        processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+        if trims
+        else template
+    )
     tokenizer.encode_special_tokens = True  # tokenizer.json does not store this
     return tokenizer
+
+
+def _trims_offsets(tokenizer) -> bool:
+    """Returns whether a byte-level tokenizer leaves the space before a word out of its offsets."""
+    stored = json.loads(tokenizer.to_str())["post_processor"] or {}
+    return any(step.get("trim_offsets") for step in [stored, *stored.get("processors", [])])
 
 
 def from_sentencepiece(content: bytes):

@@ -15,8 +15,8 @@ from maelm_jax.encoders import torch_checkpoint
 from maelm_jax.encoders.tensors import Tensors
 
 WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"  # names the files of weights that are in several files
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors
+INDEX = ".index.json"  # after either name: lists the files of weights that are in several files
 # Endings of names in Google's files of BERT. transformers renames them, too.
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -24,24 +24,25 @@ RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.b
 def open_folder(folder: pathlib.Path) -> Tensors:
     """Opens the tensors of a folder that transformers saved.
 
-    The folder holds one .safetensors file, several with an index, or an older pytorch_model.bin.
-    The names are those of present transformers (RENAMED).
+    The folder holds one .safetensors file, several with an index, or the same of an older
+    pytorch_model.bin, in the order in which transformers looks for them. The names are those of
+    present transformers (RENAMED).
 
     Raises:
         ConfigError: There is no such file, or a file is damaged.
     """
-    if (folder / INDEX).is_file():
-        parts = [Safetensors(folder / name) for name in _indexed_files(folder / INDEX)]
-        return {name: part[name] for part in parts for name in part}
-    if (folder / WEIGHTS).is_file():
-        return Safetensors(folder / WEIGHTS)
-    if (folder / PYTORCH_WEIGHTS).is_file():
-        return _pytorch_weights(folder / PYTORCH_WEIGHTS)
+    for name, opened in ((WEIGHTS, Safetensors), (PYTORCH_WEIGHTS, _pytorch_weights)):
+        if (folder / name).is_file():
+            return opened(folder / name)
+        index = folder / f"{name}{INDEX}"
+        if index.is_file():
+            parts = [opened(folder / file) for file in _indexed_files(index)]
+            return {tensor: part[tensor] for part in parts for tensor in part}
     raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
 
 
 def _indexed_files(index: pathlib.Path) -> list[str]:
-    """Returns the file names that a model.safetensors.index.json lists."""
+    """Returns the file names that an index lists."""
     files = json_files.read_object(index).get("weight_map")
     if not isinstance(files, dict) or not json_files.is_texts(list(files.values())):
         raise ConfigError(

@@ -115,6 +115,7 @@ def pretrain(
     )
     if experiment.model.unigram_bias and not starting.has_head:
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
+    summary.print_missing_stock_class(experiment, special)
     summary.print_size(experiment, starting.state.params, mesh, starting.has_head)
     if not jax.process_index():
         record_start(options, setup, before, starting.step, encoder_source)

@@ -7,6 +7,7 @@ import jax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
+from maelm_jax.encoders import families
 from maelm_jax.training import attention_report, flops, metrics, phases
 
 
@@ -69,6 +70,14 @@ def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
     if experiment.model.unigram_bias and has_head:
         lines.append("Model.unigram_bias has no effect: the prediction head is trained already")
     return lines
+
+
+def print_missing_stock_class(experiment: config.Experiment, special: config.SpecialIds):
+    """Says at the start that the encoder cannot be exported to stock transformers, if so."""
+    try:
+        families.of_model(experiment.model, special)
+    except config.ConfigError as error:
+        print(f"this run cannot be exported with --format=huggingface: {error}")
 
 
 def print_size(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, export, gin_files
 from maelm_jax.encoders import card
 
 
@@ -44,3 +44,12 @@ def test_a_card_says_read_back_of_what_was(form, present, absent):
 def test_a_card_names_what_stands_for_a_masked_token(file, words):
     text = card.objective(gin_files.load(["tiny.gin", f"ablations/{file}.gin"]))
     assert words in text and "each [MASK]" not in text
+
+
+def test_a_card_says_nothing_of_a_training_that_is_unknown(workdirs, tmp_path):
+    """The second export is of the first one, a folder of whose training nothing is known."""
+    for origin, name in ((workdirs["mpnet"], "first"), (tmp_path / "first", "second"), (workdirs["mpnet-mlm"], "mlm")):
+        assert export.main([f"--workdir={origin}", f"--output={tmp_path / name}", "--no-verify"]) == 0
+    first, second, mlm = ((tmp_path / name / "README.md").read_text() for name in ("first", "second", "mlm"))
+    assert "In training" in first and "In training" not in second
+    assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm

@@ -84,8 +84,8 @@ def test_a_marker_that_is_no_marker(workdir, tmp_path, content):
 
 def test_an_export_and_an_empty_folder_are_replaced(workdir, tmp_path):
     (tmp_path / "out").mkdir()
+    assert run("runs/mpnet", "out") == 0
     assert "--overwrite" in refused("runs/mpnet", "out")
-    assert run("runs/mpnet", "out", "--overwrite") == 0
     (tmp_path / "out" / "__pycache__").mkdir()  # what importing maelm.py leaves
     assert run("runs/mpnet", "out/", "--format=pytorch", "--overwrite") == 0
     assert (tmp_path / "out" / "maelm.py").exists()
