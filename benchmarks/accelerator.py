@@ -4,19 +4,18 @@
 
 First each backend is compared with `xla` in float32: states, gradients of queries, keys and values,
 and the gradient of the bias, which must not be zero. Then the training step of base and large is
-timed with each backend, in bfloat16 and without attention dropout. Where PyTorch is installed
-on a GPU, base is also timed against it (`against_torch.py`). What does not start within --minutes
-is left out, and the table says so.
+timed with each backend, in bfloat16 and without attention dropout, on a GPU also against PyTorch if
+it is installed (`against_torch.py`). What does not start within --minutes is left out.
 
 WORKDIR/accelerator.json and WORKDIR/accelerator.md hold the results. Exit status 1: a backend does
-not agree with `xla`. A backend that cannot compute on these devices is left out with its reason.
-The Pallas kernels also run on a CPU, in Pallas' interpreter, with --interpret.
+not agree with `xla`. A backend that cannot compute here is left out with its reason.
 """
 
 import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -81,6 +80,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--steps", type=number, default=10, help="steps timed, after two others")
     flags.add_argument("--interpret", action="store_true", help="take Pallas kernels on CPU too")
     args = flags.parse_args(argv)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs memory, too
     end = time.monotonic() + 60 * args.minutes
     experiments = {name: experiment_of(name, args.rows) for name in CONFIGS}
     folder, pending = pathlib.Path(args.workdir), ["PyTorch: not measured yet"]

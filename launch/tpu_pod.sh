@@ -23,7 +23,7 @@ if [ "${1:-}" = --dry-run ]; then dry=1; shift; fi
 if [ $# -lt 4 ]; then sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; fi
 git rev-parse HEAD >/dev/null 2>&1 ||
   { echo "error: $PWD is no git clone; the workers get the commit HEAD of one" >&2; exit 2; }
-git diff --quiet HEAD || echo "warning: changes without a commit are not sent to the workers" >&2
+[ -z "$(git status --porcelain)" ] || echo "warning: what has no commit is not sent" >&2
 name=$1 zone=$2 type=$3; shift 3
 case $type in v5litepod-*) software=v2-alpha-tpuv5-lite ;; v5p-*) software=v2-alpha-tpuv5 ;;
   v6e-*) software=v2-alpha-tpuv6e ;; *) software=tpu-ubuntu2204-base ;; esac

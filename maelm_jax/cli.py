@@ -6,6 +6,7 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 import sys
 import traceback
 import typing
@@ -243,7 +244,8 @@ def ending(error: BaseException) -> Ending | None:
     """Returns the line and exit status for an error, or None for a defect of the program."""
     if isinstance(error, (config.ConfigError, config.RunError)):
         return Ending(str(error), error.status)
-    if isinstance(error, MemoryError):
+    # Of a device: a JaxRuntimeError, which commands without JAX do not import.
+    if isinstance(error, MemoryError) or re.match("RESOURCE_EXH|.*Out of memory", str(error)):
         advice = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
         return Ending(f"this machine has too little memory; {advice}", 1)
     if not isinstance(error, OSError):

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from maelm_jax import cli, config, storage
@@ -74,9 +75,13 @@ def test_a_full_disk_without_a_path_is_one_line(capsys):
     assert line.startswith("error: a file: No space left on device; free some space")
 
 
-def test_too_little_memory_is_one_line(capsys):
+@pytest.mark.parametrize("error", [
+    MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes."),
+    jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 4294967296 bytes."),
+])  # fmt: skip
+def test_too_little_memory_is_one_line(capsys, error):
     def main(argv):
-        raise MemoryError
+        raise error
 
     assert cli.status_of(main, []) == 1
     assert capsys.readouterr().err.startswith("error: this machine has too little memory; use a ")

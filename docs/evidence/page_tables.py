@@ -16,7 +16,12 @@ RECIPES = {
     "adamw": "AdamW, mask rate 0.15", "muon": "Muon, mask rate 0.15",
     "muon40": "Muon, mask rate 0.40",
 }  # fmt: skip
-MINILM = {"MiniLM": "as it is", "minilm-mae": "continued, MAE-LM", "minilm-mlm": "continued, MLM"}
+MINILM = {
+    "MiniLM": "as it is",
+    "minilm-mae": "MAE-LM, decoder without positions",
+    "minilm-mae-relative": "MAE-LM",
+    "minilm-mlm": "MLM",
+}
 MILLION = 10**6
 
 

@@ -101,7 +101,9 @@ def _compiled(
 ) -> collections.abc.Callable:
     """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
-    graph = maelm.encoder_graph(run.experiment.model, run.vocabulary.size, special.pad)
+    # The run's backend may be one of another machine.
+    model = dataclasses.replace(run.experiment.model, attention_backend="auto")
+    graph = maelm.encoder_graph(model, run.vocabulary.size, special.pad)
     masking = run.experiment.evaluated.masking
     return jax.jit(moments.measure(graph, masking, length, special, layers))
 

@@ -29,7 +29,7 @@ class RankMonitor:
         heldout: np.ndarray,
         mesh: jax.sharding.Mesh,
     ):
-        """Chooses the rows and compiles the measurement.
+        """Chooses the rows. The measurement is compiled at its first call.
 
         Args:
             experiment: Settings of the run.

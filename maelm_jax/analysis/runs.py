@@ -2,6 +2,7 @@
 
 import collections.abc
 import hashlib
+import os
 import pathlib
 import typing
 
@@ -50,7 +51,7 @@ def open_run(
     experiment = gin_files.load([str(gin_file), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
     step = checkpoint_params.pick_step(workdir, step)
-    name = pathlib.Path(workdir).name
+    name = os.path.basename(os.path.abspath(workdir))
     return at_step(TrainedRun(name, workdir, experiment, vocabulary, step, {}), step)
 
 
@@ -72,13 +73,15 @@ def started_from(experiment: config.Experiment) -> str | None:
 
 
 def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
-    """Renames runs with equal names after their paths."""
+    """Renames runs with equal names: the paths that tell them apart."""
     names = [run.name for run in runs]
+    paths = [os.path.abspath(run.workdir) for run in runs]
+    root = os.path.commonpath(paths)
     return [
-        run._replace(name=run.workdir.strip("./").replace("/", "-"))
+        run._replace(name=os.path.relpath(path, root).replace("/", "-"))
         if names.count(run.name) > 1
         else run
-        for run in runs
+        for run, path in zip(runs, paths, strict=True)
     ]
 
 
@@ -100,6 +103,11 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
     if run.experiment.finetune and run.experiment.finetune.init_from:
         pretrained = run.experiment.finetune.init_from.removeprefix(config.RANDOM)
     recorded = run_rows.open_recorded(pretrained, corpus, run.vocabulary)
+    if not recorded and pretrained != run.workdir and not corpus.text_files:
+        raise config.ConfigError(
+            f"{run.workdir} was fine-tuned from {pretrained}, which has no rows of text to measure "
+            "on: give --gin.Corpus.text_files='books/*.txt'"
+        )
     stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
     rates = recorded.rates if recorded else sources.rates(corpus)
     heldout = {name: store["heldout"] for name, store in stores.items()}

@@ -52,6 +52,15 @@ class Encoder:
     step: int | None = None
     sentence_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
 
+    def __repr__(self):
+        model = self.model
+        count = sum(value.size for value in self.params.values())
+        step = "" if self.step is None else f", step {self.step}"
+        return (
+            f"Encoder({model.layers} layers of width {model.width}, {count:,} parameters, "
+            f"{self.vocabulary.size:,} ids, inputs up to {self.length} tokens{step})"
+        )
+
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
         """Loads an encoder.

@@ -190,7 +190,9 @@ def find(path: str, step: int | None = None) -> EncoderSource:
     if (folder / "config.json").is_file():
         return _weight_folder(folder)
     if not folder.exists():
-        raise config.ConfigError(f"{path}: no such file or folder{workdirs.near(path)}")
+        raise config.ConfigError(
+            f"{path}: no such file or folder{workdirs.near(path)}. Hub names are not downloaded"
+        )
     names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
     raise config.ConfigError(
         f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
@@ -252,10 +254,7 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
 
 
 def _vocabulary_of(folder: pathlib.Path) -> str:
-    """Returns the path of a folder's vocabulary.
-
-    Of an exported folder, transformers changes tokenizer.json only, as when tokens are added.
-    """
+    """Returns a folder's vocabulary. transformers adds tokens to tokenizer.json only."""
     files = vocabularies.files_in(folder)
     sizes = [vocabularies.load(file).size for file in files] if len(files) > 1 else [0]
     return str(folder if max(sizes) == sizes[0] else files[-1])

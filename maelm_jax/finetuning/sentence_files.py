@@ -113,6 +113,10 @@ class _Reader:
 def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], path):
     """Raises ConfigError when a column is missing or repeated, or belongs to another task."""
     needs = f"{task.name} needs {', '.join(columns)}, the header has {_shortened(header)}"
+    if len(header) == 1 and "," in header[0] and len(columns) > 1:
+        raise config.ConfigError(
+            f"{path}:1: the header has no tab: {needs}. Separate the columns with tabs"
+        )
     if absent := [name for name in columns if name not in header]:
         raise config.ConfigError(f"{path}:1: no column {', '.join(map(repr, absent))}; {needs}")
     if repeated := [name for name in columns if header.count(name) > 1]:

@@ -123,7 +123,7 @@ class RelativeBias(nnx.Module):
     """A table of R buckets x H heads. All layers add it to their attention scores.
 
     The row is chosen by (key position - query position). These are positions in the text, so
-    distances stay true when masked tokens are dropped.
+    distances stay true when masked tokens are dropped, unless `Masking.renumber` counts anew.
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):

@@ -25,7 +25,7 @@ COST_MODEL = "--xla_gpu_collect_cost_model_stats=true"  # writes estimated times
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """Figures of a GPU model. Speeds are nine tenths of the data sheet."""
+    """Figures of a GPU model. Those of links are nine tenths of the data sheet."""
 
     kind: str  # key of flops.PEAK_FLOPS
     description: str  # file in gpu_descriptions/

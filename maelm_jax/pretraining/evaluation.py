@@ -24,7 +24,11 @@ def make_heldout_set(
     token_nll: np.ndarray,
     special: config.SpecialIds,
 ) -> HeldoutSet:
-    """Divides held-out rows [R, L] into batches of the size of a training microbatch."""
+    """Divides held-out rows [R, L] into batches of the size of a training microbatch.
+
+    Raises:
+        ConfigError: As `unigram.cross_entropy`.
+    """
     size = experiment.run.batch_size // experiment.run.accumulate
     length = heldout.shape[1]
     # Rows of padding have no targets, so they do not change the loss.

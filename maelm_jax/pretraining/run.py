@@ -79,7 +79,7 @@ def pretrain(
         The exit status: 0, or 143 after SIGTERM.
 
     Raises:
-        ConfigError: Settings, data or a checkpoint do not fit. The workdir is unchanged.
+        ConfigError: Settings, data or a checkpoint do not fit. The records are unchanged.
         RunError: The run cannot continue.
     """
     distributed.check_same_start(experiment, options.workdir)
@@ -102,7 +102,6 @@ def pretrain(
     heldout = evaluation.make_heldout_set(experiment.evaluated, heldout_rows, token_nll, special)
     costs = summary.step_costs(experiment, setup.vocabulary.size)
     summary.print_expectations(costs, heldout.unigram)
-
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
@@ -113,6 +112,7 @@ def pretrain(
     starting = start.starting_state(
         fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
     )
+    del fresh  # after a restore its arrays would stay on the devices to the end of the run
     if experiment.model.unigram_bias and not starting.has_head:
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
     summary.print_missing_stock_class(experiment, special)
@@ -179,7 +179,7 @@ def record_start(
     done: int,
     encoder_source: source.EncoderSource | None,
 ):
-    """Records this start: the first change to the workdir.
+    """Records this start.
 
     Args:
         options: Flags of the command.

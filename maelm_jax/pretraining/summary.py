@@ -47,8 +47,7 @@ def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
     if optimizer.warmup_steps > run.train_steps:
         lines.append(
             f"Optimizer.warmup_steps={optimizer.warmup_steps} is shortened to the "
-            f"{run.train_steps} steps of the run: the learning rate rises faster, to its peak at "
-            "the end")
+            f"{run.train_steps} steps of the run: the learning rate rises faster, and to the end")
     elif optimizer.warmup_steps == run.train_steps:
         lines.append(
             f"Optimizer.warmup_steps={optimizer.warmup_steps} is all of the {run.train_steps} "

@@ -123,6 +123,9 @@ def cross_entropy(
         token_nll: Result of `unigram_nll`.
         heldout: Held-out rows, int32 [evaluation batches, rows, L].
         special: Ids of the special tokens.
+
+    Raises:
+        ConfigError: No token is masked.
     """
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
     mask_key = keys.of_step(keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)).masks
@@ -140,4 +143,9 @@ def cross_entropy(
         weights = weights * ~np.isin(ids, never_targets(experiment.masking, special))
         total += float((token_nll[ids] * weights).sum())
         count += float(weights.sum())
-    return total / max(count, 1.0)
+    if not count:
+        raise config.ConfigError(
+            "no token of the held-out rows is masked, so no loss can be measured: raise "
+            "Corpus.heldout_fraction, Run.eval_rows or Masking.rate"
+        )
+    return total / count

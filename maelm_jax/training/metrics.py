@@ -38,7 +38,7 @@ class Writer:
         from tensorboardX import SummaryWriter
 
         self._board = SummaryWriter(
-            str(storage.local_path(workdir) / "tensorboard"), purge_step=step + 1 if step else None
+            str(storage.local_path(workdir) / "tensorboard"), purge_step=step + 1
         )
 
     def write(self, step: int, values: dict[str, float | int | None]):

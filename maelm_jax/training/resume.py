@@ -62,8 +62,13 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
         old_rate, new_rate = (learning_rate(run, now.optimizer, step) for run in (old, new))
         lines.append(
             f"Run.train_steps: {old.train_steps} -> {new.train_steps}. The schedule is now that of "
-            f"{new.train_steps} steps: the learning rate of step {step + 1} is {new_rate:.4g}, "
-            f"it was to be {old_rate:.4g}"
+            f"{new.train_steps} steps"
+            + (
+                f": the learning rate of step {step + 1} is {new_rate:.4g}, "
+                f"it would have been {old_rate:.4g}"
+                if step < new.train_steps
+                else ""
+            )
         )
     if old.init_from != new.init_from:
         lines.append(
@@ -74,8 +79,10 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
         phases.of_step(phases.of_run(one), step).experiment.masking.rate
         for one in (before.experiment, now)
     )
-    if old_mask != new_mask:
-        lines.append(f"The mask rate of step {step + 1} is {new_mask:g}, it was to be {old_mask:g}")
+    if old_mask != new_mask and step < new.train_steps:
+        lines.append(
+            f"The mask rate of step {step + 1} is {new_mask:g}, it would have been {old_mask:g}"
+        )
     if old.accumulate != new.accumulate:
         lines.append(
             f"Run.accumulate: {old.accumulate} -> {new.accumulate}. "

@@ -1,6 +1,7 @@
 """The held-out rows of a trained run, and what keeps runs from being compared."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
@@ -53,3 +54,20 @@ def test_other_rows_and_other_masks_are_noted():
     c = trained("c", "Masking.heldout_rate=0.4", vocabulary=Named())
     (note,) = runs.differences([a, c], [same, same], None)
     assert "different masks (a: 0.15 of the tokens by token, c: 0.4 of the tokens by token); losses and ranks" in note
+
+
+def test_runs_of_one_name_are_told_apart():
+    one, two, other = (trained("tiny")._replace(workdir=path) for path in ("runs/tiny", "../runs/tiny", "./runs/x/tiny"))
+    names = [run.name for run in runs.with_unique_names([one, two, other])]
+    assert len(set(names)) == 3 and all(name.endswith(("runs-tiny", "x-tiny")) for name in names)
+    assert [run.name for run in runs.with_unique_names([one, trained("other")])] == ["tiny", "other"]
+
+
+def test_a_run_that_was_fine_tuned_from_a_folder_needs_text(tmp_path, monkeypatch):
+    """Without it, base.gin's corpus would be downloaded."""
+    run = trained("seed1")
+    finetune = types.SimpleNamespace(init_from="exported")
+    run = run._replace(experiment=types.SimpleNamespace(corpus=run.experiment.corpus, finetune=finetune))
+    monkeypatch.setattr(run_rows, "open_recorded", lambda *_: None)
+    with pytest.raises(config.ConfigError, match=r"fine-tuned from exported, which has no rows .* --gin.Corpus.text_files"):
+        runs.heldout_rows(run, 10)

@@ -28,7 +28,7 @@ def test_what_a_change_does_to_the_coming_steps_is_said():
         "Run.init_from: None -> other. It is not read: the weights are those of the checkpoint"
     ]
     assert said == [
-        "Run.train_steps: 10 -> 16. The schedule is now that of 16 steps: the learning rate of step 8 is 0.075, it was to be 0.05",
+        "Run.train_steps: 10 -> 16. The schedule is now that of 16 steps: the learning rate of step 8 is 0.075, it would have been 0.05",
         "Run.accumulate: 1 -> 2. Rows and masks stay the same, losses differ by rounding",
     ]
 
@@ -37,7 +37,7 @@ def test_a_mask_rate_that_moves_with_the_length_of_the_run_is_said():
     plateaus = "Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))"
     before = resume.Before(settings("TRAIN_STEPS=10", plateaus), None)
     said = resume.effects(before, settings("TRAIN_STEPS=20", plateaus), 7)
-    assert said[1:] == ["The mask rate of step 8 is 0.3, it was to be 0.15"]
+    assert said[1:] == ["The mask rate of step 8 is 0.3, it would have been 0.15"]
     assert len(resume.effects(before, settings("TRAIN_STEPS=20", plateaus), 3)) == 1
 
 

@@ -103,6 +103,10 @@ def test_what_is_no_list_of_strings_is_refused(workdirs, texts, words):
         Encoder.load(workdirs["roberta"]).encode(texts)
 
 
+def test_an_encoder_is_printed_in_one_line(workdirs):
+    assert repr(Encoder.load(workdirs["roberta"])).startswith("Encoder(2 layers of width 32, ")
+
+
 def test_any_iterable_of_strings_is_embedded(workdirs):
     encoder, texts = Encoder.load(workdirs["roberta"]), ["one text", "another"]
     expected = encoder.encode(texts)
