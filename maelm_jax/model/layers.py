@@ -175,11 +175,11 @@ AttendsTo = typing.Literal["self", "self+cross", "cross"]
 class Block(nnx.Module):
     """One Transformer layer: attention, then feed-forward, each with a residual connection.
 
-    It takes and returns sums of residual connections: what enters is normalized by the layer that
-    reads it. The backward pass then needs the sums only, and computes the normalized states again.
+    It takes and returns the sum x of a residual connection. The layer that reads a sum normalizes
+    it, so that the backward pass keeps sums only and computes the normalized states again.
 
-    Post-LN: y = LN(x); y = LN(x := y + attention(y)); x = y + feed_forward(y). The first LN is that
-    after the feed-forward block of the layer before.
+    Post-LN: y = LN(x); x = y + attention(y); y = LN(x); x = y + feed_forward(y). The first of these
+    LNs is the one after the feed-forward block of the layer before.
     Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)).
     The first layer of a stack has no LN before its attention.
 

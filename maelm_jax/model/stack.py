@@ -133,7 +133,10 @@ def run(
 
 
 def _input_norms(blocks: Block) -> tuple:
-    """Returns graph and parameters of the LN before each layer. Layer 0 has the last of all."""
+    """Returns graph and parameters [N, D] of the LNs that normalize what each layer reads.
+
+    Layer 0 reads the embeddings as they are. Its place has the LN after the last layer.
+    """
     if blocks.normalizes_first:
         return nnx.split(blocks.attention_norm)
     graph, norms = nnx.split(blocks.feed_forward_norm)
