@@ -7,13 +7,18 @@ machine that has neither.
 import importlib
 import logging
 import os
+import socket
 import typing
+import urllib.request
 
 from maelm_jax import config
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.settings import described
 
 SPLIT = "train"
+NETWORK_HOST = "storage.googleapis.com"  # TFDS looks there first; a name that any network knows
+OWN_TEXT = "Train on your own text with --gin.TEXT_FILES='books/*.txt' (tiny.gin needs none)"
+PUBLISHED_FILES = "Give the published files with --gin.DATA_DIR=FOLDER"
 # Fields that can hold the text. The first one that a record has is used.
 FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
 # wikipedia and c4 have `text`, pg19 has `book_text`.
@@ -83,8 +88,11 @@ def members(source: str, corpus: config.Corpus) -> dict[str, float]:
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def _builder(source: str, corpus: config.Corpus):
-    """Returns the builder of a prepared TFDS dataset. Raises Unavailable if there is none."""
+def _builder(source: str, corpus: config.Corpus, instead: str = OWN_TEXT):
+    """Returns the builder of a prepared TFDS dataset. Raises Unavailable if there is none.
+
+    `instead` says what the user can do without the dataset.
+    """
     import_seqio()
     import tensorflow_datasets
 
@@ -92,23 +100,36 @@ def _builder(source: str, corpus: config.Corpus):
     data_dir = corpus.tfds_data_dir or tensorflow_datasets.core.constants.DATA_DIR
     missing = f"TFDS dataset {name!r} is not in {data_dir} and cannot be downloaded"
     remedy = (
-        f"where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, "
-        f"set Corpus.tfds_data_dir; configs/tiny.gin needs no download")
+        f"or where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, and "
+        "set Corpus.tfds_data_dir")
     try:
         builder = tensorflow_datasets.builder(name, data_dir=corpus.tfds_data_dir)
         if builder.is_prepared() or _download(builder):
             return builder
     except Exception as error:  # TFDS raises many types, including network errors
-        reason = " ".join(str(error).split())[:160]
-        raise Unavailable(
-            f"{missing} ({type(error).__name__}: {reason}); {remedy}") from error
-    raise Unavailable(f"{missing}; {remedy}")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        if not _has_network():
+            reason = f"this machine cannot look up {NETWORK_HOST}"
+        raise Unavailable(f"{missing} ({reason}). {instead}, {remedy}") from error
+    raise Unavailable(f"{missing}. {instead}, {remedy}")
 
 
 def _download(builder) -> bool:
+    from tensorflow_datasets.core.download import downloader
+
+    if not _has_network():
+        downloader.MAX_RETRIES = 0  # by default TFDS tries each address for minutes
     logging.getLogger(__name__).info("downloading %s", builder.info.full_name)
-    builder.download_and_prepare()
+    builder.download_and_prepare()  # needs no network if the files were fetched before
     return builder.is_prepared()
+
+
+def _has_network() -> bool:
+    """Returns whether this machine looks up names of the internet, or has a proxy that does."""
+    try:
+        return bool(urllib.request.getproxies() or socket.getaddrinfo(NETWORK_HOST, 443))
+    except OSError:
+        return False
 
 
 def _tfds_source(source: str, corpus: config.Corpus):
@@ -133,7 +154,7 @@ def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None
     Returns:
         The records as NumPy values, or None if the dataset has no such split.
     """
-    builder = _builder(source, corpus)
+    builder = _builder(source, corpus, PUBLISHED_FILES)
     if split not in builder.info.splits:
         return None
     return list(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator())

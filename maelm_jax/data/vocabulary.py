@@ -10,6 +10,7 @@ import abc
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import typing
@@ -23,6 +24,7 @@ NAMES = {
     "bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"),
     "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]"),
 }  # fmt: skip
+SPACE_MARKS = ("▁", "Ġ")  # pieces begin with one of them where a word begins
 MOST_IDS = 1 << 22  # of a vocabulary; common ones have at most about a million
 # Every vocabulary must be able to encode this text of known and unknown characters.
 TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"
@@ -87,6 +89,26 @@ class Vocabulary(abc.ABC):
     def encode_with_offsets(self, text: str) -> Encoding:
         """Returns the ids of one text, without special ids around them, and their places in it."""
 
+    def encode_masked(self, text: str) -> list[int]:
+        """Returns the ids of a text in which `[MASK]` or `<mask>` stands for a masked token.
+
+        As in transformers, other special tokens in the text give their ids too. The space before a
+        mask belongs to the masked token, so it gives no id of its own.
+        """
+        pieces = self.pieces()
+        for name in NAMES["mask"]:
+            text = text.replace(name, pieces[self.mask])
+        ids = self._encode_special_tokens(text)
+        return [
+            index
+            for index, following in itertools.zip_longest(ids, ids[1:])
+            if following != self.mask or pieces[index] not in SPACE_MARKS
+        ]
+
+    @abc.abstractmethod
+    def _encode_special_tokens(self, text: str) -> list[int]:
+        """Returns the ids of one text, in which special tokens give their ids."""
+
     @abc.abstractmethod
     def decode(self, ids: typing.Iterable[int]) -> str:
         """Returns the text of `ids`. `<s>`, `<pad>`, `</s>` and `<mask>` give no text."""
@@ -137,6 +159,16 @@ class SentencePieceVocabulary(Vocabulary):
 
     def encode_batch(self, texts):
         return self.model.encode(texts, out_type=int, num_threads=1)
+
+    @functools.cached_property
+    def _model_with_mask(self) -> sentencepiece.SentencePieceProcessor:
+        """A processor that reads a literal mask in a text as the mask."""
+        proto = sentencepiece_model_pb2.ModelProto.FromString(self.content)
+        proto.pieces[self.mask].type = proto.SentencePiece.USER_DEFINED
+        return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+    def _encode_special_tokens(self, text):
+        return self._model_with_mask.encode(text, out_type=int)
 
     def encode_with_offsets(self, text):
         result = self.model.encode(text, return_type="offset_mapping")
@@ -191,6 +223,16 @@ class TokenizerJsonVocabulary(Vocabulary):
     def encode_batch(self, texts):
         return [
             encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
+
+    @functools.cached_property
+    def _model_with_special_tokens(self):
+        """A tokenizer that reads a literal special token in a text as that token."""
+        model = type(self.model).from_str(self.model.to_str())
+        model.encode_special_tokens = False
+        return model
+
+    def _encode_special_tokens(self, text):
+        return self._model_with_special_tokens.encode(text, add_special_tokens=False).ids
 
     def encode_with_offsets(self, text):
         result = self.model.encode(text, add_special_tokens=False)
@@ -280,4 +322,4 @@ def _continue_words(pieces: list[str]) -> tuple[bool, ...]:
     """
     if any(piece.startswith("##") and len(piece) > 2 for piece in pieces):
         return tuple(piece.startswith("##") for piece in pieces)
-    return tuple(not piece.startswith(("▁", "Ġ")) for piece in pieces)
+    return tuple(not piece.startswith(SPACE_MARKS) for piece in pieces)

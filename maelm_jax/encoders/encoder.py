@@ -1,4 +1,4 @@
-"""A pretrained encoder in memory that turns texts into vectors."""
+"""A pretrained encoder in memory that turns texts into vectors and predicts masked tokens."""
 
 import dataclasses
 import functools
@@ -20,6 +20,7 @@ from maelm_jax.encoders import (
     inference,
     sentence_modules,
     source,
+    stated,
 )
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.model import maelm
@@ -29,12 +30,20 @@ TOKENS = 16_384  # of a batch, with padding
 LENGTH_STEP = 16  # batches are padded to a multiple of this length, so that JAX compiles few shapes
 
 
+class Candidate(typing.NamedTuple):
+    """A token that may stand at a mask."""
+
+    token: str
+    probability: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Encoder:
     """A pretrained encoder in memory.
 
     Attributes:
-        params: {parameter path: array}. `encode` uses those of the encoder.
+        params: {parameter path: array}. `encode` uses those of the encoder, `fill_mask` also those
+            of the decoder and of the prediction head.
         model: The settings of the model.
         vocabulary: The vocabulary of the encoder.
         length: The longest input in tokens, with `<s>` and `</s>`.
@@ -150,6 +159,86 @@ class Encoder:
                 vectors[chosen] = np.asarray(pooled)[: len(chosen)]
                 bar.update(len(chosen))
         return vectors
+
+    def fill_mask(self, texts: list[str], top: int = 5) -> list[list[list[Candidate]]]:
+        """Predicts the tokens that stand at `[MASK]` or `<mask>` in texts.
+
+        With MAE-LM the encoder reads the other tokens only, and the decoder predicts. All masks of
+        a text are predicted at once, from its other tokens.
+
+        Args:
+            texts: The texts, each with one mask or more.
+            top: The number of candidates for each mask.
+
+        Returns:
+            For each text, for each of its masks in order, the likeliest tokens, likeliest first.
+
+        Raises:
+            ConfigError: `texts` is no list of strings, a text has no mask or is longer than
+                `length`, or the source has no prediction head (an export of MAE-LM for transformers
+                has none).
+        """
+        if not 1 <= top <= self.vocabulary.size:
+            raise config.ConfigError(f"top must be from 1 to {self.vocabulary.size}, got {top!r}")
+        self._check_predicts()
+        rows = [self._masked_ids(text, number) for number, text in enumerate(_checked(texts))]
+        predicted = []
+        for start in range(0, len(rows), inference.LINES_AT_A_TIME):
+            batch = rows[start : start + inference.LINES_AT_A_TIME]
+            predicted += self._predict_masks(batch, top)
+        return predicted
+
+    def _check_predicts(self):
+        """Raises ConfigError without a prediction head, or without the decoder that it reads."""
+        needed = {"head", "decoder"} if self.model.decoder_layers else {"head"}
+        if missing := " and no ".join(sorted(needed - stated.modules(self.params))):
+            raise config.ConfigError(
+                f"this encoder has no {missing}, so it predicts no tokens: load the workdir of its "
+                "pretraining, or an export with --format=pytorch"
+            )
+
+    def _masked_ids(self, text: str, number: int) -> list[int]:
+        """Returns the ids of texts[number] with its masks. Raises ConfigError as `fill_mask`."""
+        ids = [self.vocabulary.bos, *self.vocabulary.encode_masked(text), self.vocabulary.eos]
+        if self.vocabulary.mask not in ids:
+            raise config.ConfigError(f"texts[{number}] has no [MASK]: {text!r:.60}")
+        if len(ids) > self.length:
+            raise config.ConfigError(
+                f"texts[{number}] has {len(ids)} tokens, and the encoder reads {self.length}: "
+                "shorten it"
+            )
+        return ids
+
+    def _predict_masks(self, rows: list[list[int]], top: int) -> list[list[list[Candidate]]]:
+        """Returns what `fill_mask` returns, for a few texts as ids."""
+        longest = -(-max(map(len, rows)) // LENGTH_STEP) * LENGTH_STEP
+        ids = inference.pad(rows, self.vocabulary.pad, min(longest, self.length))
+        masked = ids == self.vocabulary.mask
+        logits = np.asarray(self._logits(ids, masked))[:, :, : self.vocabulary.size]
+        return [
+            [self._candidates(logits[row, mask], top) for mask in range(masked[row].sum())]
+            for row in range(len(rows))
+        ]
+
+    def _candidates(self, logits: np.ndarray, top: int) -> list[Candidate]:
+        """Returns the likeliest tokens by their logits [vocabulary]."""
+        shares = np.exp(logits - logits.max(), dtype=np.float64)
+        shares /= shares.sum()
+        return [
+            Candidate(self._spelling(index), float(shares[index]))
+            for index in np.argsort(-shares, kind="stable")[:top]
+        ]
+
+    def _spelling(self, index: int) -> str:
+        """Returns the text of one id, and of a special id its name."""
+        return self.vocabulary.decode([index]) or self.vocabulary.pieces()[index]
+
+    @functools.cached_property
+    def _logits(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:
+        """`inference.logits_function` with the parameters of the encoder."""
+        params = traverse_util.unflatten_dict(self.params, sep="/")
+        function = inference.logits_function(self.model, self.vocabulary)
+        return functools.partial(function, jax.device_put(params))
 
     @functools.cached_property
     def _pooled_states(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:

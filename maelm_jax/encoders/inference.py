@@ -3,6 +3,7 @@
 It is used to compare an export with JAX. Axes: lines, length (tokens of a line), width.
 """
 
+import functools
 import typing
 
 import jax
@@ -93,8 +94,6 @@ def logits(
 ) -> np.ndarray:
     """Computes the logits at the masked positions with JAX.
 
-    The encoder reads `<mask>` at these positions only if the model has no decoder.
-
     Args:
         params: The parameter tree.
         model: The settings of the model.
@@ -105,17 +104,47 @@ def logits(
     Returns:
         float32 [masked positions, vocabulary].
     """
-    graph, _ = maelm.create(model, vocabulary.size, vocabulary.special)
-    segments = (ids != vocabulary.pad).astype(np.int32)
-    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    visible_to_encoder = masked if model.decoder_layers == 0 else np.zeros_like(masked)
-    sizes = model_inputs.Budget(ids.shape[1], int(masked.sum(1).max()))
-    arrays = map(jnp.asarray, (ids, segments, positions, masked, visible_to_encoder))
-    inputs = model_inputs.split(*arrays, sizes, vocabulary.mask)
-    by_line = np.asarray(jax.jit(lambda p, i: maelm.apply(graph, p)(i))(params, inputs))
+    by_line = np.asarray(logits_function(model, vocabulary)(params, ids, masked))
     return np.concatenate(
         [line[: mask.sum(), : vocabulary.size] for line, mask in zip(by_line, masked, strict=True)]
     )
+
+
+def logits_function(
+    model: config.Model, vocabulary: vocabularies.Vocabulary
+) -> typing.Callable[[dict, np.ndarray, np.ndarray], jax.Array]:
+    """Returns a function that computes the logits at masked positions. Each shape is compiled once.
+
+    The encoder reads `<mask>` at these positions only if the model has no decoder.
+
+    Args:
+        model: The settings of the model.
+        vocabulary: The vocabulary of the model.
+
+    Returns:
+        A function of the parameter tree, ids [lines, length] and masked [lines, length]. It returns
+        float32 [lines, masked positions, rows of the token table]. The positions of a line are in
+        order, those beyond its last have no meaning. There are as many as in the line with the most
+        of them, rounded up to a power of two.
+    """
+    graph, _ = maelm.create(model, vocabulary.size, vocabulary.special)
+
+    @functools.partial(jax.jit, static_argnames="positions")
+    def compute(params, ids, masked, positions):
+        segments = (ids != vocabulary.pad).astype(jnp.int32)
+        order = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
+        visible_to_encoder = jnp.zeros_like(masked) if model.decoder_layers else masked
+        inputs = model_inputs.split(
+            ids, segments, order, masked, visible_to_encoder,
+            model_inputs.Budget(ids.shape[1], positions), vocabulary.mask,
+        )  # fmt: skip
+        return maelm.apply(graph, params)(inputs)
+
+    def logits_of(params, ids, masked):
+        most = int(masked.sum(1).max())
+        return compute(params, ids, masked, min(1 << (most - 1).bit_length(), ids.shape[1]))
+
+    return logits_of
 
 
 def task_logits(

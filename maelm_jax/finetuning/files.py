@@ -9,7 +9,6 @@ import typing
 
 from maelm_jax import config, json_files
 from maelm_jax.data import text_files
-from maelm_jax.data.documents import Unavailable
 
 PACKINGS = ("", ".xz", ".gz")
 
@@ -113,12 +112,7 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     """
     from maelm_jax.data import seqio_tasks
 
-    try:
-        encoded = seqio_tasks.records(f"tfds:{name}", corpus, split)
-    except Unavailable as error:
-        raise config.ConfigError(
-            f"{error}; or read the files as published: --gin.DATA_DIR=FOLDER"
-        ) from error
+    encoded = seqio_tasks.records(f"tfds:{name}", corpus, split)
     return None if encoded is None else [_decoded(record) for record in encoded]
 
 

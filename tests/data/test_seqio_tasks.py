@@ -1,5 +1,6 @@
 """TFDS datasets on disk, seqio Tasks and Mixtures, and the corpus as Tasks, all through the real TensorFlow Datasets and seqio."""
 
+import socket
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from maelm_jax import config
 from maelm_jax.data import rows, seqio_tasks, sources, vocabulary_training
 from maelm_jax.data.documents import Unavailable
+from maelm_jax.finetuning import files
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
@@ -63,11 +65,36 @@ def test_parts_of_a_tfds_dataset_are_the_whole(tfds_dir, tmp_path):
 def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
     corpus = corpus_of("tfds:wikipedia/20230601.en", tmp_path, tfds_data_dir=str(tmp_path / "tfds"))
     monkeypatch.setattr(seqio_tasks, "_download", lambda builder: (_ for _ in ()).throw(ConnectionError("no network")))
-    with pytest.raises(config.ConfigError, match=r"tfds build wikipedia/20230601.en --data_dir=.*tiny.gin needs no download") as caught:
+    with pytest.raises(config.ConfigError, match=r"own text with --gin.TEXT_FILES=.*tfds build wikipedia/20230601.en --data_dir=") as caught:
         sources.shards("tfds:wikipedia/20230601.en", corpus)
     assert "\n" not in str(caught.value)
     with pytest.raises(config.ConfigError, match="'no_such_dataset' is not in"):
         sources.shards("tfds:no_such_dataset", corpus)
+
+
+@pytest.mark.parametrize(("is_known", "proxies", "retries"), [(False, {}, 0), (True, {}, 10), (False, {"https": "proxy:1"}, 10)])
+def test_without_a_network_a_download_is_tried_once(tmp_path, monkeypatch, is_known, proxies, retries):
+    """A dataset whose files were fetched before is still prepared, so the download itself is not refused."""
+    from tensorflow_datasets.core.download import downloader
+
+    def look_up(host, port):
+        if not is_known:
+            raise socket.gaierror("unknown name")
+        return ["an address"]
+
+    def download(builder):
+        tried.append(downloader.MAX_RETRIES)
+        raise ConnectionError("refused")
+
+    tried = []
+    monkeypatch.setattr(downloader, "MAX_RETRIES", 10)
+    monkeypatch.setattr(seqio_tasks.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(seqio_tasks.urllib.request, "getproxies", lambda: proxies)
+    monkeypatch.setattr("tensorflow_datasets.core.DatasetBuilder.download_and_prepare", download)
+    reason = "ConnectionError: refused" if retries else "this machine cannot look up storage.googleapis.com"
+    with pytest.raises(config.ConfigError, match=rf"\({reason}\)\. Give the published files with --gin.DATA_DIR=FOLDER, or"):
+        files.records("glue/rte", "train", config.Corpus(tfds_data_dir=str(tmp_path)))
+    assert tried == [retries]
 
 
 MODULE = """

@@ -33,6 +33,16 @@ def test_mask_stands_in_the_place_of_a_word(written, vocabulary, text):
     assert [word if index == vocabulary.mask else index for index in ids] == as_word
 
 
+@pytest.mark.parametrize("text", [
+    "the value of <mask> is used.", "[MASK] is a value", "a <mask> [MASK]<mask>, and", "the <mask>ing", "nothing masked  here",
+])  # fmt: skip
+def test_both_kinds_of_vocabulary_read_a_mask_alike(written, vocabulary, text):
+    ids = vocabulary.encode_masked(text)
+    assert ids.count(vocabulary.mask) == text.count("<mask>") + text.count("[MASK]")
+    assert vocabularies.load(written / "tokenizer.json").encode_masked(text) == ids
+    assert vocabulary.mask not in vocabulary.encode(text)
+
+
 def test_the_files_say_nothing_of_splitting(written):
     assert "split_special_tokens" not in json.loads((written / "tokenizer_config.json").read_text())
 

@@ -1,0 +1,98 @@
+"""`load_encoder(...).fill_mask`: what stands at [MASK]."""
+
+import numpy as np
+import pytest
+
+import maelm_jax
+from maelm_jax import config, export
+from maelm_jax.encoders import inference
+
+TEXTS = ["The value of the <mask> is used.", "[MASK] is a <mask> of an object, and an object has a value.", "the<mask>"]
+
+
+@pytest.fixture(scope="module", params=["mpnet", "mpnet-mlm", "roberta", "modernbert"])
+def encoder(request, workdirs):
+    return maelm_jax.load_encoder(workdirs[request.param])
+
+
+def test_masked_tokens_are_predicted_from_the_other_tokens(encoder, vocabulary):
+    """Each text alone, without padding, gives the probabilities that a batch of all gives."""
+    predicted = encoder.fill_mask(TEXTS, top=3)
+    assert [len(masks) for masks in predicted] == [1, 2, 1]
+    tree = {}
+    for path, value in encoder.params.items():
+        *modules, name = path.split("/")
+        node = tree
+        for module in modules:
+            node = node.setdefault(module, {})
+        node[name] = value
+    for text, masks in zip(TEXTS, predicted, strict=True):
+        ids = np.asarray([[vocabulary.bos, *vocabulary.encode_masked(text), vocabulary.eos]], np.int32)
+        logits = inference.logits(tree, encoder.model, vocabulary, ids, ids == vocabulary.mask)
+        for of_mask, scores in zip(masks, logits, strict=True):
+            probabilities = np.exp(scores) / np.exp(scores).sum()
+            order = np.argsort(-probabilities)[:3]
+            np.testing.assert_allclose([one.probability for one in of_mask], probabilities[order], rtol=1e-4)
+            assert [one.token for one in of_mask] == [vocabulary.decode([index]) or vocabulary.pieces()[index] for index in order]
+
+
+def test_more_texts_than_a_batch_keep_their_order(encoder):
+    texts = [f"{'a value ' * (number % 5)}<mask>" for number in range(11)]
+    alone = [encoder.fill_mask([text], top=1)[0] for text in texts[:6]]
+    together = encoder.fill_mask(texts, top=1)
+    assert len(together) == 11
+    for one, other in zip(alone, together, strict=False):
+        assert one[0][0].token == other[0][0].token
+        assert one[0][0].probability == pytest.approx(other[0][0].probability, rel=1e-4)
+
+
+def test_the_probabilities_of_all_ids_sum_to_one(encoder, vocabulary):
+    [[candidates]] = encoder.fill_mask(["the <mask>"], top=vocabulary.size)
+    assert sum(one.probability for one in candidates) == pytest.approx(1)
+    assert all(one.probability >= other.probability for one, other in zip(candidates, candidates[1:], strict=False))
+    assert "<mask>" in [one.token for one in candidates]
+
+
+@pytest.mark.parametrize(("texts", "top", "message"), [
+    (["no mask"], 5, r"texts\[0\] has no \[MASK\]: 'no mask'"),
+    (["<mask>", "<mask> " + "a " * 200], 5, r"texts\[1\] has 203 tokens, and the encoder reads 48: shorten it"),
+    ("<mask>", 5, "texts is one string"),
+    (["<mask>"], 0, "top must be from 1 to 600, got 0"),
+    (["<mask>"], 601, "top must be from 1 to 600, got 601"),
+])  # fmt: skip
+def test_wrong_input_is_refused(encoder, texts, top, message):
+    with pytest.raises(config.ConfigError, match=message):
+        encoder.fill_mask(texts, top)
+
+
+def test_an_export_without_head_says_what_to_load(workdirs, tmp_path):
+    assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
+    with pytest.raises(config.ConfigError, match="has no head, so it predicts no tokens: load the workdir"):
+        maelm_jax.load_encoder(tmp_path / "out").fill_mask(["<mask>"])
+
+
+def test_mlm_predicts_as_the_fill_mask_of_transformers(workdirs, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert export.main([f"--workdir={workdirs['roberta-mlm']}", f"--output={tmp_path / 'out'}"]) == 0
+    pipeline = transformers.pipeline("fill-mask", str(tmp_path / "out"), device="cpu")
+    for folder in (workdirs["roberta-mlm"], tmp_path / "out"):
+        for text, masks in zip(TEXTS, maelm_jax.load_encoder(folder).fill_mask(TEXTS, top=4), strict=True):
+            theirs = pipeline(text.replace("[MASK]", "<mask>"), top_k=4)
+            for ours, expected in zip(masks, theirs if len(masks) > 1 else [theirs], strict=True):
+                np.testing.assert_allclose([one.probability for one in ours], [one["score"] for one in expected], rtol=1e-4)
+
+
+def test_the_decoder_predicts_as_the_exported_module(workdirs, vocabulary, tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--format=pytorch"]) == 0
+    monkeypatch.syspath_prepend(str(tmp_path / "out"))
+    import maelm
+
+    ids = torch.tensor([[vocabulary.bos, *vocabulary.encode_masked(TEXTS[0]), vocabulary.eos]])
+    with torch.no_grad():
+        logits = maelm.MaeLm.from_folder(tmp_path / "out").eval().predict(ids, ids == vocabulary.mask)
+    expected = torch.softmax(logits[ids == vocabulary.mask][0], -1).topk(4).values.numpy()
+    for folder in (workdirs["mpnet"], tmp_path / "out"):
+        [[candidates]] = maelm_jax.load_encoder(folder).fill_mask(TEXTS[:1], top=4)
+        np.testing.assert_allclose([one.probability for one in candidates], expected, rtol=1e-4)
