@@ -2,7 +2,7 @@
 
 import importlib
 
-COMMANDS = ("train", "prepare", "finetune", "analyze", "export", "embed", "plan")
+COMMANDS = ("train", "prepare", "evaluate", "finetune", "analyze", "export", "embed", "plan")
 
 
 def main():

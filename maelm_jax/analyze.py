@@ -44,11 +44,11 @@ def main(argv: list[str]) -> int:
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
-        opened = encoders.open_encoders(_listed("--encoders", args.encoders), args.text)
+        opened = encoders.open_encoders(paths.listed("--encoders", args.encoders), args.text)
         trained = runs.with_unique_names(opened)
         rows = encoders.rows_of_text(trained, args.tokens)
     else:
-        workdirs = _listed("--runs", args.runs)
+        workdirs = paths.listed("--runs", args.runs)
         opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
         trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
         rows = [runs.heldout_rows(run, args.tokens) for run in trained]
@@ -73,20 +73,6 @@ def main(argv: list[str]) -> int:
             summary = report.write(results, args.workdir)
     print(summary)
     return 0
-
-
-def _listed(flag: str, value: str) -> list[str]:
-    """Returns the paths of a flag that separates them by commas.
-
-    Raises:
-        ConfigError: There is none, or one is there twice.
-    """
-    listed = [path.rstrip("/") or "/" for path in value.split(",") if path]
-    if not listed:
-        raise config.ConfigError(f"{flag}={value} names nothing. Give at least one")
-    if len(set(listed)) < len(listed):
-        raise config.ConfigError(f"{flag}={value} names one twice. Name each once")
-    return listed
 
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):

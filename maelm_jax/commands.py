@@ -42,6 +42,11 @@ def analyze():
     _run("analyze")
 
 
+def evaluate():
+    """Runs `maelm-evaluate`."""
+    _run("evaluate")
+
+
 def plan():
     """Runs `maelm-plan`."""
     _run("plan")

@@ -90,6 +90,20 @@ def check_output_folder(flag: str, path: str):
     _check_access(flag, path)
 
 
+def listed(flag: str, value: str) -> list[str]:
+    """Returns the paths of a flag that separates them by commas.
+
+    Raises:
+        ConfigError: There is none, or one is there twice.
+    """
+    listed = [path.rstrip("/") or "/" for path in value.split(",") if path]
+    if not listed:
+        raise ConfigError(f"{flag}={value} names nothing. Give at least one")
+    if len(set(listed)) < len(listed):
+        raise ConfigError(f"{flag}={value} names one twice. Name each once")
+    return listed
+
+
 def check_output_file(flag: str, path: str):
     """Checks that a file can be written at `path`.
 

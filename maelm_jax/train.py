@@ -55,6 +55,8 @@ def main(argv: list[str]) -> int:
         if args.dry_run:
             return run.pretrain(options, experiment, encoder_source)
         with workdir_lock.held(args.workdir):
+            # The job that held the lock may have begun a run with other settings.
+            setting_changes.check_workdir(args.workdir, experiment)
             run_record.check(args.workdir)
             return run.pretrain(options, experiment, encoder_source)
 

@@ -13,7 +13,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 
 # Top to bottom. A module imports from its own layer and from those below it.
 LAYERS = (
-    {"train", "prepare", "finetune", "analyze", "export", "embed", "plan", "commands"},
+    {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan", "commands"},
     {"pretraining", "finetuning"},
     {"analysis", "encoders", "planning"},
     {"training"},

@@ -20,7 +20,7 @@ from maelm_jax.settings import field_names
 
 NINES = "9" * 5000
 DEEP = "[" * 3000 + "]" * 3000
-COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze")
+COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate")
 BASE = {
     "train": ["--gin_file=tiny.gin"],
     "prepare": ["--gin_file=tiny.gin"],
@@ -29,6 +29,7 @@ BASE = {
     "export": ["--workdir=run", "--output=out"],
     "embed": ["--workdir=run", "--input=lines.txt", "--output=out.npy"],
     "analyze": ["--runs=run"],
+    "evaluate": ["--models=run"],
 }
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
@@ -41,6 +42,7 @@ WORK = {
     "export": "maelm_jax.encoders.source.find",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabulary.load",
+    "evaluate": "maelm_jax.encoders.source.find",
 }
 
 
@@ -221,6 +223,12 @@ FLAGS = {
         ["--tokens=" + NINES], ["--sets=0"],
         ["--sets=1000000000"], ["--seed=-1"], ["--seed=18446744073709551616"], ["--runs="],
         ["--runs=,"], ["--runs=nowhere"], ["--runs=file"],
+    ],
+    "evaluate": [
+        ["--models="], ["--models=,"], ["--models=run,run"], ["--models=a\0b"], ["--step=-1"], ["--step=1.5"],
+        ["--step=3", "--all_steps"], ["--rate=0.15"], ["--text=a.txt", "--rate=0"], ["--text=a.txt", "--rate=1"],
+        ["--text=a.txt", "--rate=nan"], ["--text=a.txt", "--rate=x"], ["--tokens=0"], ["--text=a.txt", "--tokens=-1"],
+        ["--seed=3"], ["--text=a.txt", "--seed=-1"], ["--text="], ["--output="], ["--output"], ["--workdir=run"],
     ],
 }  # fmt: skip
 CASES = [("train", [f"--gin.{text}"]) for text in SETTINGS]

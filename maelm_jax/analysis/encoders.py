@@ -10,7 +10,6 @@ from maelm_jax.analysis.runs import TrainedRun
 from maelm_jax.data import packing, sources
 from maelm_jax.encoders.encoder import Encoder
 
-CHARACTERS_PER_TOKEN = 4  # about as many in English; turns --tokens into an amount of text
 LONGEST_ROW = 512
 # Every masked token is replaced by [MASK], so that each encoder is measured with and without.
 MASKING = config.Masking(encoder_mask_fraction=1.0)
@@ -55,7 +54,7 @@ def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
 
     Args:
         encoders: Encoders of `open_encoders`.
-        tokens: Sets the amount of text: at most CHARACTERS_PER_TOKEN times as many characters.
+        tokens: Sets the amount of text: see `sources.first_texts`.
 
     Returns:
         For each encoder the token ids, int32 [R, L].
@@ -64,12 +63,7 @@ def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:
         ConfigError: The text is missing or too short for a rank.
     """
     corpus = encoders[0].experiment.corpus
-    texts, characters = [], tokens * CHARACTERS_PER_TOKEN
-    for document in sources.documents_of(f"files:{corpus.text_files}", corpus):
-        texts.append(document[:characters])
-        characters -= len(texts[-1])
-        if characters == 0:
-            break
+    texts = sources.first_texts(corpus, tokens)
     rows = []
     for encoder in encoders:
         packed = packing.pack(texts, encoder.vocabulary, corpus.sequence_length).rows

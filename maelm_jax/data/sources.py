@@ -22,6 +22,7 @@ from maelm_jax.data import (
 )
 
 DIFFERENCES_SHOWN = 5
+CHARACTERS_PER_TOKEN = 4  # about as many in English; turns a number of tokens into text
 log = logging.getLogger(__name__)
 
 
@@ -97,6 +98,25 @@ def documents_of(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
     """
     for shard in shards(source, corpus):
         yield from shard.readable_documents()
+
+
+def first_texts(corpus: config.Corpus, tokens: int) -> list[str]:
+    """Returns the first documents of `Corpus.text_files`, the last one cut.
+
+    Args:
+        corpus: Names the files.
+        tokens: The documents have at most CHARACTERS_PER_TOKEN characters for each of them.
+
+    Raises:
+        ConfigError: There is no text.
+    """
+    texts, characters = [], tokens * CHARACTERS_PER_TOKEN
+    for document in documents_of(f"files:{corpus.text_files}", corpus):
+        texts.append(document[:characters])
+        characters -= len(texts[-1])
+        if characters == 0:
+            break
+    return texts
 
 
 def rates(corpus: config.Corpus) -> dict[str, float]:

@@ -180,7 +180,7 @@ class Encoder:
         """
         if not 1 <= top <= self.vocabulary.size:
             raise config.ConfigError(f"top must be from 1 to {self.vocabulary.size}, got {top!r}")
-        self._check_predicts()
+        self.check_predicts()
         rows = [self._masked_ids(text, number) for number, text in enumerate(_checked(texts))]
         predicted = []
         for start in range(0, len(rows), inference.LINES_AT_A_TIME):
@@ -188,12 +188,12 @@ class Encoder:
             predicted += self._predict_masks(batch, top)
         return predicted
 
-    def _check_predicts(self):
+    def check_predicts(self, name: str = "this encoder"):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
         needed = {"head", "decoder"} if self.model.decoder_layers else {"head"}
         if missing := " and no ".join(sorted(needed - stated.modules(self.params))):
             raise config.ConfigError(
-                f"this encoder has no {missing}, so it predicts no tokens: load the workdir of its "
+                f"{name} has no {missing}, so it predicts no tokens: load the workdir of its "
                 "pretraining, or an export with --format=pytorch"
             )
 

@@ -223,7 +223,8 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         _read_params=read_params,
         step=step,
         labels=tuple(results.get("labels", ())),
-        base=model,
+        # The run may have been trained on another kind of device.
+        base=dataclasses.replace(model, attention_backend="auto"),
     )
 
 

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
 from maelm_jax.data import vocabulary as vocabularies
@@ -82,7 +83,7 @@ def test_saved_and_pickled_vocabularies_are_the_same(trained, tmp_path):
 
 
 def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
-    proto = vocabularies.sentencepiece_model_pb2.ModelProto.FromString(trained.content)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(trained.content)
     del proto.pieces[-1]
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
     assert vocabularies.load(tmp_path / "own.model").mask == 1999
@@ -229,8 +230,6 @@ def test_a_panic_of_the_library_is_one_line(content, tmp_path, monkeypatch):
 
 
 def test_a_sentencepiece_model_without_its_parts(tmp_path):
-    from sentencepiece import sentencepiece_model_pb2
-
     proto = sentencepiece_model_pb2.ModelProto()
     for name, kind in (("<unk>", proto.SentencePiece.UNKNOWN), ("a", proto.SentencePiece.NORMAL), ("a", proto.SentencePiece.NORMAL)):
         proto.pieces.add(piece=name, score=0.0, type=kind)

@@ -1,5 +1,7 @@
 """`load_encoder(...).fill_mask`: what stands at [MASK]."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_more_texts_than_a_batch_keep_their_order(encoder):
 def test_the_probabilities_of_all_ids_sum_to_one(encoder, vocabulary):
     [[candidates]] = encoder.fill_mask(["the <mask>"], top=vocabulary.size)
     assert sum(one.probability for one in candidates) == pytest.approx(1)
-    assert all(one.probability >= other.probability for one, other in zip(candidates, candidates[1:], strict=False))
+    assert all(one.probability >= other.probability for one, other in itertools.pairwise(candidates))
     assert "<mask>" in [one.token for one in candidates]
 
 
@@ -96,3 +98,9 @@ def test_the_decoder_predicts_as_the_exported_module(workdirs, vocabulary, tmp_p
     for folder in (workdirs["mpnet"], tmp_path / "out"):
         [[candidates]] = maelm_jax.load_encoder(folder).fill_mask(TEXTS[:1], top=4)
         np.testing.assert_allclose([one.probability for one in candidates], expected, rtol=1e-4)
+
+
+def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):
+    """Its attention backend computes nothing here."""
+    workdir = make_workdir(tmp_path / "run", {"Model.attention_backend": "'cudnn'"})
+    assert maelm_jax.load_encoder(workdir).encode(["A text."]).shape == (1, 32)

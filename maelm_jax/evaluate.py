@@ -1,0 +1,136 @@
+"""Measure the loss and accuracy of pretrained models at masked tokens, on any text.
+
+    python -m maelm_jax.evaluate --models=runs/tiny,runs/tiny-mlm --text='other/*.txt'
+    python -m maelm_jax.evaluate --models=runs/tiny --text='other/*.txt' --all_steps
+    python -m maelm_jax.evaluate --models=runs/tiny --step=300
+
+A model is a workdir of pretraining, an export with --format=pytorch, a folder of stock transformers
+with a language-model head, or a checkpoint of the published code. With --text, all models are
+measured on the same start of the text, 4 characters for each of --tokens, each with its own
+vocabulary: losses compare between models of one vocabulary. --rate of the tokens are masked, one by
+one. MLM reads [MASK] there. MAE-LM reads nothing there.
+
+Without --text, a workdir is measured as in its own evaluations: on its held-out rows, with its
+masks. This gives the `eval_loss` of its metrics.jsonl.
+
+The table has the mean loss in nats and its 95% interval over batches of rows, the accuracy, and how
+far the loss is below that of a model that knows only how often each token is in the training text
+(where the rows of the run are still there). --output writes every number as JSON. Exit status: 0
+done, 2 wrong input, 1 anything else.
+"""
+
+import argparse
+import json
+import os
+
+from maelm_jax import cli, config, paths, storage, tables
+
+HEADER = (
+    "model", "step", "mask rate", "masked tokens", "loss (nats)", "95% interval", "accuracy",
+    "below unigram",
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
+    args, bindings = cli.arguments(_flags(), argv)
+    _check_flags(args, bindings)
+
+    from maelm_jax.pretraining import scoring
+
+    models = [
+        scoring.open_model(path, step)
+        for path in paths.listed("--models", args.models)
+        for step in _steps(path, args)
+    ]
+    if args.text:
+        rows = scoring.rows_of_text(models, args.text, args.tokens)
+        length = rows[0].shape[1]
+        models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
+    else:
+        rows = [scoring.heldout_rows(model) for model in models]
+    scores = [scoring.score(*pair) for pair in zip(models, rows, strict=True)]
+    print(tables.plain(HEADER, [_cells(score) for score in scores]))
+    if len({model.vocabulary.fingerprint for model in models}) > 1:
+        print("the models have different vocabularies: their losses do not compare")
+    if args.output:
+        _write(args, scores)
+    return 0
+
+
+def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
+    """Returns the steps of a model's checkpoints that are measured. None is the newest."""
+    from maelm_jax.training import checkpoint_params
+
+    if args.all_steps and os.path.isfile(os.path.join(path, "config.gin")):
+        return list(checkpoint_params.all_steps(path))
+    return [args.step]
+
+
+def _cells(score) -> list:
+    interval = "-"
+    if score.half is not None:
+        interval = f"{score.loss - score.half:.3f} to {score.loss + score.half:.3f}"
+    return [
+        score.path,
+        "-" if score.step is None else score.step,
+        f"{score.mask_rate:g}",
+        f"{score.masked:,}",
+        f"{score.loss:.3f}",
+        interval,
+        f"{score.accuracy:.1%}",
+        "-" if score.unigram is None else f"{score.unigram - score.loss:.2f}",
+    ]
+
+
+def _write(args: argparse.Namespace, scores: list):
+    content = {
+        "text": args.text, "seed": args.seed, "scores": [score._asdict() for score in scores]
+    }  # fmt: skip
+    with paths.writing("--output", args.output):
+        storage.write(args.output, json.dumps(content, indent=1) + "\n")
+
+
+def _check_flags(args: argparse.Namespace, bindings: list[str]):
+    """Raises ConfigError if flags contradict each other or do not belong to this command."""
+    if args.gin_file or bindings or args.workdir:
+        raise config.ConfigError(
+            "--gin_file, --gin.NAME and --workdir are not flags of evaluate: name the models with "
+            "--models=RUN,RUN"
+        )
+    if args.all_steps and args.step is not None:
+        raise config.ConfigError("--step and --all_steps contradict each other: give one of them")
+    named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
+    if not args.text and named:
+        raise config.ConfigError(
+            f"{', '.join(named)} goes with --text: the held-out rows of a run have their own masks"
+        )
+    args.rate = 0.15 if args.rate is None else args.rate
+    args.tokens = args.tokens or 1_000_000
+    args.seed = args.seed or 0
+    if not 0 < args.rate < 1:
+        raise config.ConfigError(f"--rate={args.rate} must be above 0 and below 1")
+    if args.output:
+        paths.check_output_file("--output", args.output)
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = cli.parser(__doc__)
+    models = "models to measure, separated by commas"
+    flags.add_argument("--models", metavar="PATH,PATH", required=True, help=models)
+    text = "glob of text files, as Corpus.text_files; default: each run's own held-out rows"
+    flags.add_argument("--text", metavar="FILES", help=text)
+    flags.add_argument("--rate", type=float, help="with --text: share that is masked; default 0.15")
+    tokens = "with --text: amount of text, 4 characters a token; default 1 million"
+    flags.add_argument("--tokens", type=cli.whole_number(1), metavar="N", help=tokens)
+    step = "step of the checkpoints to measure; default: the newest of each run"
+    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
+    flags.add_argument("--all_steps", action="store_true", help="measure every checkpoint")
+    seed = cli.whole_number(0, 2**32 - 1)
+    flags.add_argument("--seed", type=seed, help="with --text: of the masks; default 0")
+    flags.add_argument("--output", metavar="FILE", help="the JSON file to write")
+    return flags
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,210 @@
+"""Losses of trained models on any text: what `evaluate` measures."""
+
+import dataclasses
+import math
+import os
+import typing
+
+import jax
+import numpy as np
+import tqdm
+from flax import traverse_util
+
+from maelm_jax import config, gin_files
+from maelm_jax.data import batches, packing, sources
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.model import keys, maelm
+from maelm_jax.pretraining import unigram
+from maelm_jax.training import row_record, run_rows, step
+
+TOKENS = 4096  # of a batch
+LONGEST_ROW = 512
+CONFIDENCE = 0.95
+
+
+class TrainedModel(typing.NamedTuple):
+    """A model with a prediction head, and the settings that it is evaluated with."""
+
+    path: str
+    step: int | None  # of a workdir's checkpoint
+    experiment: config.Experiment
+    vocabulary: vocabularies.Vocabulary
+    params: dict  # the tree of `maelm.create`
+    length: int  # the longest input in tokens
+    rows: row_record.RunRows | None  # those that a run was trained on, if they are still there
+
+
+class Score(typing.NamedTuple):
+    """What a model predicts of the masked tokens of some rows."""
+
+    path: str
+    step: int | None
+    mask_rate: float
+    tokens: int  # of the rows
+    masked: int  # predicted tokens
+    loss: float  # mean, in nats
+    half: float | None  # half of its 95% interval over batches of rows; None for one batch
+    accuracy: float  # share of masked tokens that have the largest logit
+    # Loss of a model that knows only how often each token is in the training rows; None without.
+    unigram: float | None
+
+
+def open_model(path: str, at_step: int | None = None) -> TrainedModel:
+    """Loads a model and the settings of its own evaluations.
+
+    Args:
+        path: A workdir, an export with --format=pytorch, a stock folder with a language-model head,
+            or a checkpoint of the published code with its vocabulary.
+        at_step: The step of a workdir's checkpoint; None for the newest.
+
+    Raises:
+        ConfigError: There is no such model, or it has no prediction head.
+    """
+    loaded = Encoder.load(path, at_step)
+    loaded.check_predicts(path)
+    model, rows = loaded.model, None
+    if loaded.step is None:
+        masking = config.Masking(encoder_mask_fraction=0.0 if model.decoder_layers else 1.0)
+        corpus = config.Corpus(sequence_length=loaded.length)
+        experiment = config.Experiment(
+            config.Vocabulary(), corpus, masking, model, config.Optimizer(),
+            config.Mesh(), config.Run(),
+        )  # fmt: skip
+    else:
+        experiment = gin_files.load([os.path.join(path, gin_files.RECORD)]).evaluated
+        rows = run_rows.open_recorded(path, experiment.corpus, loaded.vocabulary)
+    return TrainedModel(
+        path,
+        loaded.step,
+        dataclasses.replace(experiment, model=model),
+        loaded.vocabulary,
+        traverse_util.unflatten_dict(loaded.params, sep="/"),
+        loaded.length,
+        rows,
+    )
+
+
+def heldout_rows(model: TrainedModel) -> np.ndarray:
+    """Reads the held-out rows of a run's evaluations.
+
+    Returns:
+        int32 [Run.eval_rows or fewer, L].
+
+    Raises:
+        ConfigError: The model is no workdir, or its rows are gone.
+    """
+    if model.rows is None:
+        raise config.ConfigError(
+            f"{model.path} has no held-out rows: give --text=FILES, a glob of text files"
+        )
+    heldout = {name: store["heldout"] for name, store in model.rows.stores.items()}
+    return batches.heldout(heldout, model.rows.rates, model.experiment.run.eval_rows)
+
+
+def rows_of_text(models: list[TrainedModel], text: str, tokens: int) -> list[np.ndarray]:
+    """Reads the same text for every model, each with its own vocabulary.
+
+    Args:
+        models: Results of `open_model`.
+        text: Glob of the text files, as Corpus.text_files.
+        tokens: Sets the amount of text, `sources.CHARACTERS_PER_TOKEN` characters for each.
+
+    Returns:
+        For each model int32 [R, L]. L is the longest input that all models read, at most
+        LONGEST_ROW.
+
+    Raises:
+        ConfigError: There is no text.
+    """
+    length = min(LONGEST_ROW, *(model.length for model in models))
+    texts = sources.first_texts(config.Corpus(text_files=text), tokens)
+    packed = [packing.pack(texts, model.vocabulary, length).rows for model in models]
+    return [rows.astype(np.int32) for rows in packed]
+
+
+def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
+    """Returns the model with masks that compare with those of other models.
+
+    Single tokens are masked, special tokens never. What the encoder sees of them stays that of the
+    model: nothing in MAE-LM, all in MLM.
+
+    Args:
+        model: The model.
+        rate: Share of the tokens that is masked.
+        length: Tokens of a row.
+        seed: Seed of the masks.
+    """
+    experiment = model.experiment
+    masking = dataclasses.replace(
+        experiment.masking, rate=rate, unit="token", mask_special_tokens=False,
+        random_fraction=0.0, keep_fraction=0.0,
+    )  # fmt: skip
+    corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
+    run = dataclasses.replace(experiment.run, seed=seed)
+    alike = dataclasses.replace(experiment, masking=masking, corpus=corpus, run=run)
+    return model._replace(experiment=alike)
+
+
+def score(model: TrainedModel, rows: np.ndarray) -> Score:
+    """Measures the loss of a model on rows.
+
+    Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
+
+    Args:
+        model: The model.
+        rows: Token ids, int32 [R, L].
+
+    Raises:
+        ConfigError: No token is masked.
+    """
+    experiment, vocabulary = model.experiment, model.vocabulary
+    size = max(TOKENS // rows.shape[1], 1)
+    padding = np.full((-len(rows) % size, rows.shape[1]), vocabulary.pad, np.int32)
+    parts = np.concatenate([rows, padding]).reshape(-1, size, rows.shape[1])
+    graph, _ = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+    loss = jax.jit(
+        step.pretraining_loss(experiment, graph, vocabulary.special), static_argnames="train"
+    )
+    key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
+    params = jax.device_put(model.params)
+    name = model.path if model.step is None else f"{model.path}, step {model.step}"
+    sums = []
+    for number, part in enumerate(tqdm.tqdm(parts, desc=name, unit="batch")):
+        numbers = np.arange(number * size, (number + 1) * size, dtype=np.uint32)
+        sums.append(jax.device_get(loss(params, part, numbers, key, train=False)))
+    losses, correct, counts = np.asarray(sums, np.float64).T
+    mean = losses.sum() / counts.sum()
+    return Score(
+        model.path,
+        model.step,
+        experiment.masking.rate,
+        int((rows != vocabulary.pad).sum()),
+        int(counts.sum()),
+        float(mean),
+        _half_interval(losses, counts, mean),
+        float(correct.sum() / counts.sum()),
+        _unigram(model, parts),
+    )
+
+
+def _unigram(model: TrainedModel, parts: np.ndarray) -> float | None:
+    """Returns `Score.unigram` for rows [batches, rows, L]."""
+    if model.rows is None:
+        return None
+    special = model.vocabulary.special
+    never = unigram.never_targets(model.experiment.masking, special)
+    token_nll = unigram.unigram_nll(model.rows, model.vocabulary.size, never)
+    return unigram.cross_entropy(model.experiment, token_nll, parts, special)
+
+
+def _half_interval(losses: np.ndarray, counts: np.ndarray, mean: float) -> float | None:
+    """Returns half of the interval of a ratio of sums over batches (Student's t)."""
+    import scipy.stats  # slow to import
+
+    number = len(losses)
+    if number == 1:
+        return None
+    residuals = losses - mean * counts
+    error = math.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum()
+    return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, number - 1) * error)

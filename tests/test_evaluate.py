@@ -1,0 +1,94 @@
+"""The command on a trained run: the losses of its own evaluations, other text, models of other kinds, what it refuses."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from testing import STEPS, call, metrics
+
+from maelm_jax import evaluate, export
+from maelm_jax.data import packing
+from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.pretraining import scoring
+
+
+@pytest.fixture
+def scores(tmp_path):
+    """Runs the command and returns what it writes."""
+
+    def run(*argv) -> list[dict]:
+        assert evaluate.main([*map(str, argv), f"--output={tmp_path / 'scores.json'}"]) == 0
+        return json.loads((tmp_path / "scores.json").read_text())["scores"]
+
+    return run
+
+
+@pytest.fixture
+def other_text(tmp_path):
+    (tmp_path / "other.txt").write_text("\n\n".join(f"The value of {number} is an object of the class {number % 7}." for number in range(900)))
+    return tmp_path / "other.txt"
+
+
+def test_own_rows_give_the_evaluations_of_the_run(uninterrupted, scores):
+    logged = {line["step"]: line for line in metrics(uninterrupted) if "eval_loss" in line}
+    measured = {score["step"]: score for score in scores(f"--models={uninterrupted}", "--all_steps")}
+    assert set(logged) <= set(measured) and len(logged) > 1 and max(measured) == STEPS
+    for step, line in logged.items():
+        assert measured[step]["loss"] == pytest.approx(line["eval_loss"], rel=1e-6)
+        assert measured[step]["accuracy"] == pytest.approx(line["eval_accuracy"], abs=1e-9)
+        assert measured[step]["unigram"] == pytest.approx(line["unigram"], rel=1e-9)
+    [first] = scores(f"--models={uninterrupted}", f"--step={min(logged)}")
+    assert first == measured[min(logged)]
+
+
+def test_an_export_scores_as_its_run(uninterrupted, other_text, tmp_path, scores, capsys):
+    assert export.main([f"--workdir={uninterrupted}", f"--output={tmp_path / 'out'}", "--format=pytorch"]) == 0
+    capsys.readouterr()
+    run, exported = scores(f"--models={uninterrupted},{tmp_path / 'out'}", f"--text={other_text}", "--rate=0.4")
+    assert exported["loss"] == pytest.approx(run["loss"], rel=1e-6)
+    assert (exported["masked"], exported["accuracy"], exported["half"]) == pytest.approx((run["masked"], run["accuracy"], run["half"]), rel=1e-5)
+    assert exported["step"] is None and exported["unigram"] is None and run["unigram"] > 0
+    assert run["masked"] == pytest.approx(0.4 * run["tokens"], rel=0.2)  # special tokens count, and are not masked
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 3 and f"{run['loss']:.3f}" in table[1] and "0.4" in table[1]
+
+
+def test_text_is_read_up_to_the_tokens_asked_for(uninterrupted, other_text, scores):
+    vocabulary = vocabularies.load(uninterrupted / "vocabulary")
+    [part] = scores(f"--models={uninterrupted}", f"--text={other_text}", "--tokens=500")
+    text = other_text.read_text().split("\n\n")
+    whole = packing.pack(text, vocabulary, 32).rows
+    [all_of_it] = scores(f"--models={uninterrupted}", f"--text={other_text}")
+    assert all_of_it["tokens"] == (whole != vocabulary.pad).sum()
+    assert 0 < part["tokens"] < 0.2 * all_of_it["tokens"]
+    [again] = scores(f"--models={uninterrupted}", f"--text={other_text}", "--seed=1")
+    assert again["loss"] != all_of_it["loss"]
+    assert abs(again["loss"] - all_of_it["loss"]) < 3 * all_of_it["half"]
+
+
+def test_the_interval_is_that_of_a_ratio_of_sums():
+    """Against the spread of the ratio over many samples of batches."""
+    draw = np.random.default_rng(0)
+    counts = draw.integers(500, 700, (2000, 40)).astype(float)
+    losses = counts * draw.normal(5.0, 0.3, counts.shape)
+    means = losses.sum(1) / counts.sum(1)
+    halves = [scoring._half_interval(loss, count, mean) for loss, count, mean in zip(losses, counts, means, strict=True)]
+    assert np.mean(np.abs(means - 5.0) < halves) == pytest.approx(0.95, abs=0.015)
+    assert scoring._half_interval(losses[0, :1], counts[0, :1], means[0]) is None
+
+
+def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path):
+    assert export.main([f"--workdir={uninterrupted}", f"--output={tmp_path / 'stock'}"]) == 0
+    copy = shutil.copytree(uninterrupted, tmp_path / "copy")
+    (copy / "rows.json").unlink()
+    for argv, message in (
+        ([f"--models={tmp_path / 'stock'}", f"--text={other_text}"], "stock has no head, so it predicts no tokens: load the workdir"),
+        ([f"--models={copy}"], "copy has no held-out rows: give --text=FILES"),
+        ([f"--models={uninterrupted}", "--text=nowhere.txt"], "no text file matches 'nowhere.txt'"),
+        ([f"--models={uninterrupted}", "--step=3"], "holds no checkpoint of step 3"),
+        ([f"--models={uninterrupted}", "--gin.Masking.rate=0.3"], "are not flags of evaluate: name the models with --models"),
+        (["--models=nowhere"], "nowhere: no such file or folder"),
+    ):
+        done = call("evaluate", *argv)
+        assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
