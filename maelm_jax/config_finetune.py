@@ -124,6 +124,8 @@ class Finetune(Settings):
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20)
     train_examples: Positive | None = setting(
         None, "Size of the sample to train on, the same for every seed. None is all.", "examples")
+    dev_examples: Positive | None = setting(
+        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples")
     grid: Grid = section(Grid)
     squad: Squad = section(Squad)
     custom: CustomTask = section(CustomTask)

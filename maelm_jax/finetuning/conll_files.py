@@ -10,6 +10,7 @@ import re
 
 from maelm_jax import config
 from maelm_jax.data import text_files
+from maelm_jax.finetuning import samples
 
 DOCUMENT = "-DOCSTART-"
 COLUMNS = re.compile(r"[ \t]+")
@@ -23,6 +24,15 @@ class Sentences:
     words: list[list[str]]
     labels: list[list[str]]  # of the words; empty lists if they are not read
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
+
+    def sample(self, count: int | None) -> "Sentences":
+        """Returns a sample of the sentences as a dev set. None: all of them."""
+        numbers = samples.numbers(count, len(self.words))
+        if numbers is None:
+            return self
+        note = samples.dev_note(len(numbers), len(self.words), "sentences")
+        words, labels = ([of[number] for number in numbers] for of in (self.words, self.labels))
+        return Sentences(words, labels, [*self.notes, note])
 
 
 def read(path: str | pathlib.Path, settings: config.Conll, labelled: bool) -> Sentences:

@@ -29,9 +29,10 @@ def load(
             f"{data.train.source} has an answer that stands in its context at answer_start and "
             f"fits into {length} tokens. Check text and answer_start of the answers."
         )
-    dev = dev_set(name, data.dev, vocabulary, settings, length, pair=pair)
+    sampled = data.dev.sample(settings.dev_examples)
+    dev = dev_set(name, sampled, vocabulary, settings, length, pair=pair)
     main = "best_f1" if name == "squad2" else "f1"
-    notes = data.train.notes + data.dev.notes
+    notes = data.train.notes + sampled.notes
     return TaskData(name, SPAN, (), main, train, {"": dev}, {}, notes)
 
 

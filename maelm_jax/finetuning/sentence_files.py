@@ -8,7 +8,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.finetuning import files, glue
+from maelm_jax.finetuning import files, glue, samples
 
 LONGEST_SHOWN = 200  # characters of a header in a message
 
@@ -20,6 +20,17 @@ class Examples:
     sentences: list[tuple[str, ...]]  # one or two an example
     labels: np.ndarray | None  # int32 [n] classes or float32 [n] scores from 0 to 5; None: not read
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
+    numbers: np.ndarray | None = None  # of a sample: int [n], the number of each in its file
+
+    def sample(self, count: int | None, which: str) -> "Examples":
+        """Returns a sample as a dev set, which `which` names in a note. None: all examples."""
+        numbers = samples.numbers(count, len(self.sentences))
+        if numbers is None:
+            return self
+        note = samples.dev_note(len(numbers), len(self.sentences), "rows", which)
+        chosen = [self.sentences[number] for number in numbers]
+        labels = None if self.labels is None else self.labels[numbers]
+        return Examples(chosen, labels, [*self.notes, note], numbers)
 
 
 def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:

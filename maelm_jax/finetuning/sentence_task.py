@@ -22,17 +22,21 @@ def load(
     task = glue.task_of(name, settings.custom)
     data = sentence_data.load(task, settings, corpus)
     train = tokenise(data.train, vocabulary, length, "training", pair)
+    dev = {
+        part: examples.sample(settings.dev_examples, part or "dev")
+        for part, examples in data.dev.items()
+    }
     dev_sets = {
         part: dev_set(task, examples, vocabulary, length, part or "dev", pair)
-        for part, examples in data.dev.items()
+        for part, examples in dev.items()
     }
     unscored = {}
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
         unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic", pair)
-    notes = [note for examples in (data.train, *data.dev.values()) for note in examples.notes]
+    notes = [note for examples in (data.train, *dev.values()) for note in examples.notes]
     if name == glue.OWN and "f1" in task.metrics:
         notes.append(f"f1 is that of the label {task.labels[1]!r}")
-    first = next(iter(data.dev))
+    first = next(iter(dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
         name, head_of(task), task.labels, main, train, dev_sets, unscored, notes, task.selected_by
@@ -81,40 +85,56 @@ def dev_set(
     return DevSet(
         tokenised,
         functools.partial(metrics.glue, task.metrics, tokenised.targets),
-        functools.partial(_write, task),
+        functools.partial(_write, task, examples.numbers),
         (".tsv", "_probabilities.tsv") if task.labels else (".tsv",),
         examples.notes,
         f"{len(tokenised.ids):,} rows",
     )
 
 
-def _write(task: glue.Task, logits: np.ndarray, folder: pathlib.Path, stem: str) -> pathlib.Path:
+def _write(
+    task: glue.Task, numbers: np.ndarray | None, logits: np.ndarray, folder: pathlib.Path, stem: str
+) -> pathlib.Path:
     """Writes the predictions, and in a task with labels their probabilities."""
     path = folder / f"{stem}.tsv"
-    write_predictions(task, logits, path)
+    write_predictions(task, logits, path, numbers)
     if task.labels:
-        write_probabilities(task, logits, folder / f"{stem}_probabilities.tsv")
+        write_probabilities(task, logits, folder / f"{stem}_probabilities.tsv", numbers)
     return path
 
 
-def write_predictions(task: glue.Task, logits: np.ndarray, path: pathlib.Path):
+def write_predictions(
+    task: glue.Task, logits: np.ndarray, path: pathlib.Path, numbers: np.ndarray | None = None
+):
     """Writes predictions in the format of GLUE's submissions: columns `index` and `prediction`.
 
-    `logits` are [n, classes], written as names of labels, or [n, 1], written as scores from 0 to 5.
+    Args:
+        task: The task.
+        logits: [n, classes], written as names of labels, or [n, 1], written as scores from 0 to 5.
+        path: The file.
+        numbers: The index of each row. None: 0 to n - 1.
     """
     if task.labels:
         predictions = [task.labels[label] for label in logits.argmax(axis=1)]
     else:
         scores = np.clip(logits[:, 0] * glue.HIGHEST_SCORE, 0, glue.HIGHEST_SCORE)
         predictions = [f"{score:.3f}" for score in scores]
-    lines = [f"{index}\t{prediction}\n" for index, prediction in enumerate(predictions)]
+    numbers = range(len(logits)) if numbers is None else numbers
+    pairs = zip(numbers, predictions, strict=True)
+    lines = [f"{index}\t{prediction}\n" for index, prediction in pairs]
     storage.write(path, "index\tprediction\n" + "".join(lines))
 
 
-def write_probabilities(task: glue.Task, logits: np.ndarray, path: pathlib.Path):
-    """Writes the softmax of `logits` [n, classes]: a column `index` and one for each label."""
+def write_probabilities(
+    task: glue.Task, logits: np.ndarray, path: pathlib.Path, numbers: np.ndarray | None = None
+):
+    """Writes the softmax of `logits` [n, classes]: a column `index` and one for each label.
+
+    `numbers` are those of `write_predictions`.
+    """
+    numbers = range(len(logits)) if numbers is None else numbers
     rows = scipy.special.softmax(logits.astype(np.float64), axis=1)
     lines = ["\t".join(("index", *task.labels))]
-    for index, row in enumerate(rows):
+    for index, row in zip(numbers, rows, strict=True):
         lines.append("\t".join((str(index), *(f"{value:.6f}" for value in row))))
     storage.write(path, "\n".join(lines) + "\n")

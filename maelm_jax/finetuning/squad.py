@@ -7,7 +7,7 @@ import re
 import typing
 
 from maelm_jax import config
-from maelm_jax.finetuning import files
+from maelm_jax.finetuning import files, samples
 
 FILES = {
     "squad1": ("train-v1.1.json", "dev-v1.1.json"),
@@ -42,6 +42,15 @@ class Questions:
     questions: list[Question]
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
     source: str = ""  # the file or dataset, for messages
+
+    def sample(self, count: int | None) -> "Questions":
+        """Returns a sample of the questions as a dev set. None: all of them."""
+        numbers = samples.numbers(count, len(self.questions))
+        if numbers is None:
+            return self
+        note = samples.dev_note(len(numbers), len(self.questions), "questions")
+        chosen = [self.questions[number] for number in numbers]
+        return Questions(chosen, [*self.notes, note], self.source)
 
 
 class QuestionData(typing.NamedTuple):

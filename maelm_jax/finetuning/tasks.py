@@ -2,14 +2,13 @@
 
 import dataclasses
 
-import numpy as np
-
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import (
     glue,
     question_task,
+    samples,
     sentence_data,
     sentence_task,
     squad,
@@ -18,7 +17,6 @@ from maelm_jax.finetuning import (
 from maelm_jax.finetuning.task_data import SPAN, DevSet, Head, TaskData
 
 NAMES = (*glue.TASKS, *squad.FILES, glue.OWN, token_task.NAME)
-SAMPLE_SEED = 0  # draws the sample of Finetune.train_examples; runs of all seeds share it
 
 
 def head_of(name: str, settings: config.Finetune, labels: tuple[str, ...]) -> Head:
@@ -75,14 +73,13 @@ def load(
         data = question_task.load(name, settings, corpus, vocabulary, length, pair)
     else:
         data = sentence_task.load(name, settings, corpus, vocabulary, length, pair)
-    count, available = settings.train_examples, len(data.train.ids)
-    if count is None or count >= available:
+    available = len(data.train.ids)
+    numbers = samples.numbers(settings.train_examples, available)
+    if numbers is None:
         return data
-    order = np.random.default_rng(SAMPLE_SEED).permutation(available)
-    sample = data.train.select(np.sort(order[:count]))
     unit = "windows" if name in squad.FILES else "examples"
-    notes = [*data.notes, f"trained on {count} of {available} {unit}"]
-    return dataclasses.replace(data, train=sample, notes=notes)
+    notes = [*data.notes, f"trained on {len(numbers)} of {available} {unit}"]
+    return dataclasses.replace(data, train=data.train.select(numbers), notes=notes)
 
 
 def read_unlabelled(

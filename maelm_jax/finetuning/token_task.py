@@ -26,7 +26,7 @@ def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> Task
     """Reads and tokenises the files of the task. The labels are those of the training file."""
     train_path, dev_path = locate(settings.conll)
     train = conll_files.read(train_path, settings.conll, labelled=True)
-    dev = conll_files.read(dev_path, settings.conll, labelled=True)
+    dev = conll_files.read(dev_path, settings.conll, labelled=True).sample(settings.dev_examples)
     labels = tuple(sorted({label for sentence in train.labels for label in sentence}))
     if len(labels) < 2:
         raise config.ConfigError(
