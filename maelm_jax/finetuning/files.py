@@ -1,4 +1,4 @@
-"""Reads labelled data: tab-separated files, JSON files, TFDS records.
+"""Finds files of labelled data; reads JSON files and TFDS records.
 
 Each file can be compressed (.xz or .gz).
 """
@@ -39,23 +39,6 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
         for packing in PACKINGS
     ]
     return next((path for path in candidates if os.path.isfile(path)), None)
-
-
-class Row(typing.NamedTuple):
-    """One line of a tab-separated file."""
-
-    number: int  # from 1
-    cells: list[str]
-
-
-def rows(path: str | pathlib.Path) -> typing.Iterator[Row]:
-    """Yields the lines of a tab-separated file. Quotes are taken literally.
-
-    Raises:
-        ConfigError: The file cannot be read, is empty, corrupt, or not UTF-8.
-    """
-    for number, (offset, line) in enumerate(text_files.lines(str(path)), start=1):
-        yield Row(number, text_files.decode(line, str(path), offset).split("\t"))
 
 
 def read_json(path: str | pathlib.Path) -> typing.Any:

@@ -1,4 +1,4 @@
-"""Reads one file of a sentence task: tab-separated columns, usually with a header line."""
+"""Reads one file of a sentence task: a table, usually with a header line."""
 
 import dataclasses
 import itertools
@@ -8,7 +8,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.finetuning import files, glue, samples
+from maelm_jax.finetuning import glue, samples, table_rows
 
 LONGEST_SHOWN = 200  # characters of a header in a message
 
@@ -40,7 +40,7 @@ def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
         ConfigError: The file belongs to another task, has no example, or a line does not match the
             header. The message names file and line, and says what was expected.
     """
-    lines = files.rows(path)
+    lines = table_rows.rows(path)
     first = next(lines)
     header, headless = first.cells, False
     if task.headless and task.sentences[0] not in header:  # the first line is an example
@@ -89,7 +89,7 @@ class _Reader:
         self.unread_labels: set[str] = set()  # in a file whose labels are not read
         self.broken = 0
 
-    def add(self, line: files.Row):
+    def add(self, line: table_rows.Row):
         """Reads one line. Raises ConfigError when its columns or its label are wrong."""
         cells, layout, task = line.cells, self.layout, self.task
         if not layout.fits(cells):
@@ -98,7 +98,8 @@ class _Reader:
                 return
             raise config.ConfigError(
                 f"{self.path}:{line.number}: {len(cells)} columns, expected {len(layout.header)} "
-                f"({_shortened(layout.header)}), separated by tabs. Is it a file of {task.name}?"
+                f"({_shortened(layout.header)}), separated by {table_rows.separator(self.path)}. "
+                f"Is it a file of {task.name}?"
             )
         self.sentences.append(tuple(cells[column].strip() for column in layout.text_columns))
         if layout.checks_label:
@@ -126,7 +127,8 @@ def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], 
     needs = f"{task.name} needs {', '.join(columns)}, the header has {_shortened(header)}"
     if len(header) == 1 and "," in header[0] and len(columns) > 1:
         raise config.ConfigError(
-            f"{path}:1: the header has no tab: {needs}. Separate the columns with tabs"
+            f"{path}:1: the header has no tab: {needs}. Separate the columns with tabs, or name "
+            "the file .csv"
         )
     if absent := [name for name in columns if name not in header]:
         raise config.ConfigError(f"{path}:1: no column {', '.join(map(repr, absent))}; {needs}")

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from maelm_jax import config
-from maelm_jax.finetuning import files, tasks
+from maelm_jax.finetuning import table_rows, tasks
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
@@ -17,7 +17,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
             tasks.check(task, settings)
     for path in (tmp_path, tmp_path / "gone", pathlib.Path(__file__) / "under"):
         with pytest.raises(config.ConfigError, match="cannot be read"):
-            next(files.rows(path))
+            next(table_rows.rows(path))
 
 
 @pytest.mark.parametrize(
