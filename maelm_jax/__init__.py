@@ -3,6 +3,8 @@
 `load_encoder` loads any pretrained encoder.
 """
 
+__version__ = "0.2.0.dev0"
+
 
 def load_encoder(path, step: int | None = None):
     """Loads a pretrained encoder (`maelm_jax.encoders.encoder.Encoder`).

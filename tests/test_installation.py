@@ -1,5 +1,6 @@
 """The wheel carries the configs and the commands, and works in a fresh environment from any folder."""
 
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import zipfile
 
 import pytest
 
+import maelm_jax
 from maelm_jax import __main__, cli, commands, train
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -121,3 +123,7 @@ def test_an_editable_installation_reads_the_configs_of_the_checkout(tmp_path):
     assert done.stdout.split() == [str(ROOT / "maelm_jax" / "__init__.py"), str(ROOT / "configs")], done.stderr
     done = run_in(tmp_path / "elsewhere", installed / "maelm-train", "--gin_file=missing.gin")
     assert done.returncode == 2, done.stderr
+
+
+def test_the_version_is_that_of_the_installed_package():
+    assert maelm_jax.__version__ == importlib.metadata.version("maelm_jax")

@@ -1,5 +1,6 @@
 """The command itself: invariants 5 (resume), 4 (another mesh), 7 (every small config), exit statuses, bad input."""
 
+import contextlib
 import math
 import shutil
 import signal
@@ -8,6 +9,7 @@ import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, training
 
 from maelm_jax import gin_files
+from maelm_jax.training import workdir_lock
 
 
 def test_a_run_leaves_what_it_promises(uninterrupted):
@@ -165,3 +167,17 @@ def test_dry_run(name, tmp_path):
     for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
         assert what in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_waited_for_the_lock_does_not_go_on_with_other_settings(text, uninterrupted, tmp_path, monkeypatch):
+    """The job that held the lock began a run in the folder, which was empty when this one looked."""
+
+    @contextlib.contextmanager
+    def held_by_another_before(workdir):
+        shutil.copytree(uninterrupted, workdir)
+        yield
+
+    monkeypatch.setattr(workdir_lock, "held", held_by_another_before)
+    done = call("train", *training(text, tmp_path / "run", "--gin.SEED=5"))
+    assert done.status == 2 and "holds a run with other settings (Run.seed: 0 -> 5)" in done.stderr
+    assert repeated(tmp_path / "run") == repeated(uninterrupted)

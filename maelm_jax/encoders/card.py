@@ -22,11 +22,13 @@ Use `{output}`.{pooler} `{mask}` and the other special tokens are recognised in 
 text.{training}""",
     "pytorch": """```python
 import torch
+from tokenizers import Tokenizer
 from maelm import MaeLm  # the file in this folder
 
 model = MaeLm.from_folder("{name}").eval()
+ids = torch.tensor([Tokenizer.from_file("{name}/tokenizer.json").encode("A sentence.").ids])
 with torch.no_grad():
-    states = model(ids, attention_mask)
+    states = model(ids)
 ```
 
 The file says the rest: it holds encoder, decoder and prediction head, and needs torch and \

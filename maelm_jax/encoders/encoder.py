@@ -144,7 +144,10 @@ class Encoder:
         # The longest texts come first: if a batch does not fit in memory, the first one fails.
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        with tqdm.tqdm(total=len(rows), unit="text", desc="embedding", mininterval=interval) as bar:
+        is_short = sum(map(len, rows)) <= TOKENS  # one batch or a few: no bar
+        with tqdm.tqdm(
+            total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
+        ) as bar:
             while order:
                 longest = -(-len(rows[order[0]]) // LENGTH_STEP) * LENGTH_STEP
                 length = min(longest, self.length)

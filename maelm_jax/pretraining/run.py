@@ -112,11 +112,12 @@ def pretrain(
     starting = start.starting_state(
         fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
     )
-    del fresh  # after a restore its arrays would stay on the devices to the end of the run
+    del fresh  # parameters that those of `Run.init_from` replace would stay on the devices
     if experiment.model.unigram_bias and not starting.has_head:
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
     summary.print_missing_stock_class(experiment, special)
-    summary.print_size(experiment, starting.state.params, mesh, starting.has_head)
+    began_with_head = starting.has_head and not starting.step
+    summary.print_size(experiment, starting.state.params, mesh, began_with_head)
     if not jax.process_index():
         record_start(options, setup, before, starting.step, encoder_source)
 

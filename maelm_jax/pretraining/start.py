@@ -5,6 +5,8 @@ import os
 import pathlib
 import typing
 
+import jax
+
 from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import adoption, origin, source
 from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
@@ -141,7 +143,7 @@ def starting_state(
     """Loads the newest complete checkpoint, else the parameters of `encoder_source`, else `fresh`.
 
     Args:
-        fresh: State with freshly drawn parameters.
+        fresh: State with freshly drawn parameters. Its arrays are deleted if there is a checkpoint.
         experiment: Settings of the run.
         vocabulary_size: Number of tokens in the vocabulary.
         encoder_source: Pretrained parameters, or None.
@@ -154,8 +156,12 @@ def starting_state(
     Raises:
         ConfigError: `Run.init_from` is set, and there is neither its source nor a checkpoint.
     """
-    restored = checkpoints.restore(fresh)
-    if restored is not None:
+    if checkpoints.steps():
+        shapes = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh
+        )
+        jax.tree.map(lambda x: x.delete(), fresh)  # two states may not fit into memory
+        restored = checkpoints.restore(shapes)
         workdir = checkpoints.workdir
         resume.check_length(workdir, restored.step, experiment.run.train_steps)
         print(f"resuming {workdir} at step {restored.step}")

@@ -1,5 +1,8 @@
 """The model card of an export."""
 
+import re
+import sys
+
 import pytest
 
 from maelm_jax import config, export, gin_files
@@ -53,3 +56,19 @@ def test_a_card_says_nothing_of_a_training_that_is_unknown(workdirs, tmp_path):
     first, second, mlm = ((tmp_path / name / "README.md").read_text() for name in ("first", "second", "mlm"))
     assert "In training" in first and "In training" not in second
     assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm
+
+
+@pytest.mark.parametrize("form", ["pytorch", "huggingface"])
+def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
+    """In the folder above the export, as its reader would type them."""
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "maelm", raising=False)
+    assert export.main([f"--workdir={workdirs['mpnet']}", "--output=out", f"--format={form}"]) == 0
+    monkeypatch.syspath_prepend(str(tmp_path / "out"))
+    [lines] = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)
+    names: dict = {}
+    exec(lines, names)
+    states = names["states"] if form == "pytorch" else names["output"].last_hidden_state
+    assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())

@@ -5,13 +5,14 @@ import pathlib
 import types
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files, setting_changes, train
 from maelm_jax.encoders import origin, source
 from maelm_jax.pretraining import run, start, summary
-from maelm_jax.training import coordination, metrics, phases
+from maelm_jax.training import checkpoint, coordination, metrics, phases, step
 
 
 class Table:
@@ -79,9 +80,21 @@ def test_a_run_that_began_from_another_source_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_without_checkpoint_and_source_does_not_train_fresh_weights(tmp_path):
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'"])
-    none = types.SimpleNamespace(restore=lambda like: None, workdir=str(tmp_path))
+    none = types.SimpleNamespace(steps=list, workdir=str(tmp_path))
     with pytest.raises(config.ConfigError, match="holds no complete checkpoint any more: give another --workdir to begin again from gone"):
         start.starting_state("fresh", experiment, 64, None, None, none)
+
+
+def test_a_restored_state_does_not_stand_beside_the_fresh_one(tmp_path):
+    """At most one state is on the devices, so that a run that fits also resumes."""
+    saved, fresh = (step.State(jnp.asarray(number), {"w": jnp.full((4, 4), number, jnp.float32)}, ()) for number in (3, 0))
+    checkpoints = checkpoint.Checkpoints(str(tmp_path))
+    checkpoints.save(3, saved)
+    checkpoints.wait()
+    starting = start.starting_state(fresh, gin_files.load(["tiny.gin"]), 64, None, None, checkpoints)
+    checkpoints.close()
+    assert starting.step == 3 and (np.asarray(starting.state.params["w"]) == 3).all()
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(fresh))
 
 
 def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):
