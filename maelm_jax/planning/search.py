@@ -100,11 +100,11 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     `Mesh.tensor` stays as it is set.
     """
     result: list[config.Experiment] = []
-    tensor = max(experiment.mesh.tensor, 1)
+    tensor = experiment.mesh.tensor
     row_devices = devices // tensor
     widths = (experiment.model.width, experiment.model.decoder.width)
     for fsdp in dict.fromkeys((*SWEEP_FSDP, row_devices)):
-        if devices % tensor or row_devices % fsdp or any(width % fsdp for width in widths):
+        if row_devices % fsdp or any(width % fsdp for width in widths):
             continue
         mesh = config.Mesh(row_devices // fsdp, fsdp, tensor)
         for rematerialise in (False, True):
@@ -121,15 +121,21 @@ def sweep(
     """Compiles all of `choices`, one for each plan that is asked for. Shows a progress bar.
 
     Raises:
-        ConfigError: There are none: the batch is no multiple of any of the microbatches, or
-            `Mesh.tensor` does not divide the devices.
+        ConfigError: There are none: `Mesh.tensor` does not divide the devices, or the batch is no
+            multiple of any of the microbatches.
     """
+    tensor = experiment.mesh.tensor
+    if tensor < 1 or len(devices) % tensor:
+        raise config.ConfigError(
+            f"Mesh.tensor={tensor}: --sweep keeps it and tries others of Mesh.data and Mesh.fsdp. "
+            f"Give a divisor of {len(devices)} devices"
+        )
     candidates = choices(experiment, len(devices))
     if not candidates:
         sizes = ", ".join(map(str, SWEEP_ROWS))
         raise config.ConfigError(
             f"Run.batch_size={experiment.run.batch_size} is no multiple of {len(devices)} devices "
-            f"/ Mesh.tensor={experiment.mesh.tensor} x {sizes} rows, the microbatches of --sweep. "
+            f"/ Mesh.tensor={tensor} x {sizes} rows, the microbatches of --sweep. "
             "Give another --gin.BATCH_SIZE"
         )
     bar = tqdm.tqdm(candidates, desc="compiling", unit="program", disable=None)

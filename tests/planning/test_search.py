@@ -50,7 +50,6 @@ def test_every_choice_of_a_sweep_has_the_same_batch_size():
 def test_a_sweep_keeps_tensor_and_skips_meshes_that_the_decoder_does_not_fit():
     wide = dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=2), run=dataclasses.replace(EXPERIMENT.run, batch_size=128))
     assert {choice.mesh for choice in search.choices(wide, 16)} == {config.Mesh(8, 1, 2), config.Mesh(1, 8, 2)}
-    assert search.choices(dataclasses.replace(EXPERIMENT, mesh=config.Mesh(tensor=3)), 8) == []
     model = dataclasses.replace(EXPERIMENT.model, decoder_width=512)
     narrow = dataclasses.replace(EXPERIMENT, model=model, run=dataclasses.replace(EXPERIMENT.run, batch_size=24 * 32))
     assert {choice.mesh.fsdp for choice in search.choices(narrow, 24)} == {1, 8}, "768 is divisible by 24, and 512 is not"
@@ -69,3 +68,10 @@ def test_a_batch_that_no_microbatch_of_a_sweep_divides_is_refused():
     small = dataclasses.replace(EXPERIMENT, run=dataclasses.replace(EXPERIMENT.run, batch_size=24))
     with pytest.raises(config.ConfigError, match="Run.batch_size=24 is no multiple of 8 devices / Mesh.tensor=1 x 32, 16, 8, 4 rows"):
         search.sweep(small, SLICE, [None] * 8)
+
+
+@pytest.mark.parametrize("tensor", [-1, 3, 16])
+def test_a_tensor_that_a_sweep_cannot_keep_is_refused(tensor):
+    wide = dataclasses.replace(EXPERIMENT, mesh=config.Mesh(data=1, tensor=tensor))
+    with pytest.raises(config.ConfigError, match=rf"Mesh.tensor={tensor}: --sweep keeps it .* Give a divisor of 8 devices"):
+        search.sweep(wide, SLICE, [None] * 8)
