@@ -121,6 +121,7 @@ def check_workdir(args: argparse.Namespace):
         name: value for name, value in settings_of(args).items() if name not in ("seeds", "tasks")
     }
     path = pathlib.Path(args.workdir) / "settings.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and json.loads(path.read_text()) != settings:
         raise config.ConfigError(
             f"{args.workdir} has runs of other settings ({path}): give another --workdir")

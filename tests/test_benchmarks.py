@@ -1,5 +1,6 @@
 """benchmarks/all.py reads its figures from what the benchmarks print; benchmarks/accelerator.py checks and times attention backends."""
 
+import argparse
 import dataclasses
 import importlib.util
 import json
@@ -127,6 +128,17 @@ def test_difference_of_means_has_an_interval_that_shrinks_with_the_spread():
     assert 0 < close.low < 1 < close.high < 2 and spread.low < 0 < 2 < spread.high
     text = module.table({"rte": {"maelm_jax": [70.0, 70.2, 70.1], "transformers": [69.0, 69.2, 69.1]}})
     assert "70.10" in text and "69.10" in text and "+1.00" in text
+
+
+def test_scores_of_other_settings_are_refused_and_a_new_workdir_is_made(tmp_path):
+    module = load("finetune_vs_transformers")
+    workdir = tmp_path / "runs" / "against"
+    settings = argparse.Namespace(encoder="MiniLM", workdir=str(workdir), epochs=3, seeds=5, tasks="rte")
+    module.check_workdir(settings)
+    more_seeds = argparse.Namespace(**vars(settings) | {"seeds": 20})
+    module.check_workdir(more_seeds)
+    with pytest.raises(config.ConfigError, match="runs of other settings"):
+        module.check_workdir(argparse.Namespace(**vars(settings) | {"epochs": 2}))
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 The real training step is compiled, but no array is allocated.
 """
 
+import dataclasses
+
 import jax
 
-from maelm_jax import config, tables
+from maelm_jax import config, storage, tables
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
-from maelm_jax.training import attention_report, flops, phases, sharding, step
+from maelm_jax.training import attention_report, flops, phases, resume, sharding, step
 
 
 def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
@@ -34,6 +37,19 @@ def show(experiment: config.Experiment, mesh: jax.sharding.Mesh):
     print(f"state               {_gib(memory.argument_size_in_bytes)} per device, batch included")
     temporaries = _gib(memory.temp_size_in_bytes)
     print(f"activations, gradients, temporaries {temporaries} per device (this backend's compiler)")
+
+
+def with_size_of_vocabulary(
+    experiment: config.Experiment, workdir: str, before: resume.Before | None
+) -> config.Experiment:
+    """Returns settings with the size of the run's vocabulary, else of the file that they name."""
+    file, recorded = experiment.vocabulary.file, storage.local_path(workdir) / "vocabulary"
+    is_same = before is not None and before.experiment.vocabulary == experiment.vocabulary
+    if is_same and vocabularies.files_in(recorded):
+        file = str(recorded)
+    named = dataclasses.replace(experiment.vocabulary, file=file)
+    sized = vocabularies.with_size_of_file(named)
+    return dataclasses.replace(experiment, vocabulary=sized)
 
 
 def _memory(abstract: step.AbstractStep):

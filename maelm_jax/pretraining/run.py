@@ -1,7 +1,6 @@
 """Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
 
 import collections.abc
-import dataclasses
 import functools
 import typing
 
@@ -87,7 +86,7 @@ def pretrain(
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
     if options.dry_run:
-        dry_run.show(_with_size_of_vocabulary(experiment, options.workdir, before), mesh)
+        dry_run.show(dry_run.with_size_of_vocabulary(experiment, options.workdir, before), mesh)
         return 0
 
     setup = set_up(options, experiment, encoder_source, mesh)
@@ -105,16 +104,7 @@ def pretrain(
     checkpoints = checkpoint.Checkpoints(
         options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
-    # Asynchronous: the devices draw the weights while the host compiles the step.
-    fresh = step.create_state(
-        setup.init, setup.optimizer, experiment.run.seed, mesh, experiment.optimizer.ema_decay
-    )
-    starting = start.starting_state(
-        fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
-    )
-    del fresh  # parameters that those of `Run.init_from` replace would stay on the devices
-    if experiment.model.unigram_bias and not starting.has_head:
-        unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
+    starting = load_state(setup, encoder_source, before, checkpoints, token_nll)
     summary.print_missing_stock_class(experiment, special)
     began_with_head = starting.has_head and not starting.step
     summary.print_size(experiment, starting.state.params, mesh, began_with_head)
@@ -126,19 +116,6 @@ def pretrain(
     if status == 0 and not jax.process_index():
         summary.print_result(options.workdir, experiment, options.began, ranks, heldout.unigram)
     return status
-
-
-def _with_size_of_vocabulary(
-    experiment: config.Experiment, workdir: str, before: resume.Before | None
-) -> config.Experiment:
-    """Returns settings with the size of the run's vocabulary, else of the file that they name."""
-    file, recorded = experiment.vocabulary.file, storage.local_path(workdir) / "vocabulary"
-    is_same = before is not None and before.experiment.vocabulary == experiment.vocabulary
-    if is_same and vocabularies.files_in(recorded):
-        file = str(recorded)
-    named = dataclasses.replace(experiment.vocabulary, file=file)
-    sized = vocabularies.with_size_of_file(named)
-    return dataclasses.replace(experiment, vocabulary=sized)
 
 
 def set_up(
@@ -171,6 +148,35 @@ def set_up(
     loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
     return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss_of)
+
+
+def load_state(
+    setup: Setup,
+    encoder_source: source.EncoderSource | None,
+    before: resume.Before | None,
+    checkpoints: checkpoint.Checkpoints,
+    token_nll: np.ndarray,
+) -> start.StartingState:
+    """Loads the state that the loop starts with (`start.starting_state`).
+
+    Args:
+        setup: The parts of the run.
+        encoder_source: Source of the weights if there is no checkpoint. None: fresh weights.
+        before: How the workdir was last run, or None for a new workdir.
+        checkpoints: Checkpoints of the workdir.
+        token_nll: Unigram negative log-likelihood of each id, for the bias of a fresh head.
+    """
+    experiment = setup.experiment
+    # Asynchronous: the devices draw the weights while the host compiles the step.
+    fresh = step.create_state(
+        setup.init, setup.optimizer, experiment.run.seed, setup.mesh, experiment.optimizer.ema_decay
+    )
+    starting = start.starting_state(
+        fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
+    )
+    if experiment.model.unigram_bias and not starting.has_head:
+        unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
+    return starting
 
 
 def record_start(
