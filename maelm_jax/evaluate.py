@@ -8,7 +8,8 @@ A model is a workdir of pretraining, an export with --format=pytorch, a folder o
 with a language-model head, or a checkpoint of the published code. With --text, all models are
 measured on the same start of the text, 4 characters for each of --tokens, each with its own
 vocabulary: losses compare between models of one vocabulary. --rate of the tokens are masked, one by
-one. MLM reads [MASK] there. MAE-LM reads nothing there.
+one. MLM reads [MASK] there. MAE-LM reads nothing there. --gin.Corpus.json_field and
+--gin.Corpus.text_column name the field or the column that holds the text.
 
 Without --text, a workdir is measured as in its own evaluations: on its held-out rows, with its
 masks. This gives the `eval_loss` of its metrics.jsonl.
@@ -23,12 +24,13 @@ import argparse
 import json
 import os
 
-from maelm_jax import cli, config, paths, storage, tables
+from maelm_jax import cli, config, gin_files, paths, storage, tables
 
 HEADER = (
     "model", "step", "mask rate", "masked tokens", "loss (nats)", "95% interval", "accuracy",
     "below unigram",
 )  # fmt: skip
+OF_TEXT = ("Corpus.json_field", "Corpus.text_column")  # settings that --text may need
 
 
 def main(argv: list[str]) -> int:
@@ -39,20 +41,20 @@ def main(argv: list[str]) -> int:
     from maelm_jax.pretraining import scoring
 
     models = [
-        scoring.open_model(path, step)
+        model
         for path in paths.listed("--models", args.models)
-        for step in _steps(path, args)
+        for model in scoring.open_models(path, _steps(path, args), needs_rows=not args.text)
     ]
     if args.text:
-        rows = scoring.rows_of_text(models, args.text, args.tokens)
+        rows = scoring.rows_of_text(models, _corpus(args.text, bindings), args.tokens)
         length = rows[0].shape[1]
         models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
     scores = [scoring.score(*pair) for pair in zip(models, rows, strict=True)]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    if len({model.vocabulary.fingerprint for model in models}) > 1:
-        print("the models have different vocabularies: their losses do not compare")
+    for line in scoring.differences(models, rows):
+        print(line)
     if args.output:
         _write(args, scores)
     return 0
@@ -65,6 +67,15 @@ def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     if args.all_steps and os.path.isfile(os.path.join(path, "config.gin")):
         return list(checkpoint_params.all_steps(path))
     return [args.step]
+
+
+def _corpus(text: str, bindings: list[str]) -> config.Corpus:
+    """Returns the settings that the text is read with."""
+    base = config.Experiment(
+        config.Vocabulary(), config.Corpus(text_files=text), config.Masking(), config.Model(),
+        config.Optimizer(), config.Mesh(), config.Run(),
+    )  # fmt: skip
+    return gin_files.load([], bindings, base).corpus
 
 
 def _cells(score) -> list:
@@ -93,10 +104,11 @@ def _write(args: argparse.Namespace, scores: list):
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError if flags contradict each other or do not belong to this command."""
-    if args.gin_file or bindings or args.workdir:
+    of_text = all(binding.startswith(OF_TEXT) for binding in bindings) and args.text
+    if args.gin_file or args.workdir or (bindings and not of_text):
         raise config.ConfigError(
             "--gin_file, --gin.NAME and --workdir are not flags of evaluate: name the models with "
-            "--models=RUN,RUN"
+            f"--models=RUN,RUN. With --text, it reads {' and '.join(OF_TEXT)}"
         )
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other: give one of them")

@@ -96,7 +96,9 @@ def listed(flag: str, value: str) -> list[str]:
     Raises:
         ConfigError: There is none, or one is there twice.
     """
-    listed = [path.rstrip("/") or "/" for path in value.split(",") if path]
+    # bash leaves the ~ of --runs=~/runs/tiny
+    paths = [os.path.expanduser(path) for path in value.split(",") if path]
+    listed = [path.rstrip("/") or "/" for path in paths]
     if not listed:
         raise ConfigError(f"{flag}={value} names nothing. Give at least one")
     if len(set(listed)) < len(listed):

@@ -17,7 +17,7 @@ checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoin
 import logging
 import time
 
-from maelm_jax import cli, setting_changes, settings
+from maelm_jax import cli, setting_changes, settings, workdirs
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
 
     from maelm_jax.pretraining import run, start
-    from maelm_jax.training import distributed, run_record, workdir_lock
+    from maelm_jax.training import coordination, distributed, run_record, workdir_lock
 
     if args.workdir.startswith("s3://"):
         raise settings.ConfigError(
@@ -56,7 +56,11 @@ def main(argv: list[str]) -> int:
             return run.pretrain(options, experiment, encoder_source)
         with workdir_lock.held(args.workdir):
             # The job that held the lock may have begun a run with other settings.
-            setting_changes.check_workdir(args.workdir, experiment)
+            workdirs.records(args.workdir)  # fetched again if they are in a bucket
+            coordination.run_on_process_zero(
+                f"settings of {args.workdir}",
+                lambda: setting_changes.check_workdir(args.workdir, experiment),
+            )
             run_record.check(args.workdir)
             return run.pretrain(options, experiment, encoder_source)
 

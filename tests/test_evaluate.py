@@ -1,6 +1,7 @@
 """The command on a trained run: the losses of its own evaluations, other text, models of other kinds, what it refuses."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -78,16 +79,57 @@ def test_the_interval_is_that_of_a_ratio_of_sums():
     assert scoring._half_interval(losses[0, :1], counts[0, :1], means[0]) is None
 
 
+def test_the_encoder_reads_as_many_masks_as_in_pretraining(uninterrupted, other_text, tmp_path, scores):
+    """In a run and in its export: a decoder does not tell that the encoder reads no mask."""
+    copy = shutil.copytree(uninterrupted, tmp_path / "copy")
+    settings = (copy / "config.gin").read_text()
+    (copy / "config.gin").write_text(settings.replace("encoder_mask_fraction = 0.0", "encoder_mask_fraction = 1.0"))
+    assert export.main([f"--workdir={copy}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0
+    hidden, read, exported = scores(f"--models={uninterrupted},{copy},{tmp_path / 'out'}", f"--text={other_text}")
+    assert hidden["loss"] != read["loss"] == pytest.approx(exported["loss"], rel=1e-6)
+
+
+def test_a_text_is_measured_where_the_training_rows_cannot_be_opened(uninterrupted, other_text, tmp_path, scores, caplog):
+    copy = shutil.copytree(uninterrupted, tmp_path / "copy")
+    settings = (copy / "config.gin").read_text()
+    changed = re.sub(r"Corpus.sources = .*", "Corpus.sources = {'seqio:my_task': 1.0}", settings)
+    (copy / "config.gin").write_text(re.sub(r"Corpus.text_files = .*", "", changed))
+    [score] = scores(f"--models={copy}", f"--text={other_text}")
+    [original] = scores(f"--models={uninterrupted}", f"--text={other_text}")
+    assert score["unigram"] is None and score["loss"] == pytest.approx(original["loss"], rel=1e-6)
+    assert "its rows cannot be read (seqio knows no Task or Mixture 'my_task'" in caplog.text
+
+
+def test_a_field_of_other_text_is_named(uninterrupted, other_text, tmp_path, scores):
+    lines = other_text.read_text().split("\n\n")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+    [of_field] = scores(f"--models={uninterrupted}", f"--text={tmp_path / 'a.jsonl'}", "--gin.Corpus.json_field='body'")
+    [of_text] = scores(f"--models={uninterrupted}", f"--text={other_text}")
+    assert of_field["loss"] == pytest.approx(of_text["loss"], rel=1e-6)
+
+
+def test_runs_that_do_not_compare_are_named(uninterrupted, tmp_path, capsys):
+    copy = shutil.copytree(uninterrupted, tmp_path / "copy")
+    settings = (copy / "config.gin").read_text()
+    (copy / "config.gin").write_text(settings.replace("Masking.mask_special_tokens = False", "Masking.mask_special_tokens = True"))
+    assert evaluate.main([f"--models={uninterrupted},{copy}"]) == 0
+    assert "the models are measured with different masks: their losses do not compare" in capsys.readouterr().out
+
+
 def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path):
     assert export.main([f"--workdir={uninterrupted}", f"--output={tmp_path / 'stock'}"]) == 0
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")
     (copy / "rows.json").unlink()
+    (tmp_path / "blank.txt").write_text("\n\n \n")
     for argv, message in (
         ([f"--models={tmp_path / 'stock'}", f"--text={other_text}"], "stock has no head, so it predicts no tokens: load the workdir"),
         ([f"--models={copy}"], "copy has no held-out rows: give --text=FILES"),
         ([f"--models={uninterrupted}", "--text=nowhere.txt"], "no text file matches 'nowhere.txt'"),
         ([f"--models={uninterrupted}", "--step=3"], "holds no checkpoint of step 3"),
         ([f"--models={uninterrupted}", "--gin.Masking.rate=0.3"], "are not flags of evaluate: name the models with --models"),
+        ([f"--models={uninterrupted}", f"--text={tmp_path / 'blank.txt'}"], "the files hold no text. Name other files"),
+        ([f"--models={uninterrupted}", f"--text={other_text}", "--rate=0.01"], "--rate=0.01 masks less than one of the 32 tokens of a row: give at"),
+        ([f"--models={uninterrupted}", "--gin.Corpus.json_field='body'"], "With --text, it reads Corpus.json_field and Corpus.text_column"),
         (["--models=nowhere"], "nowhere: no such file or folder"),
     ):
         done = call("evaluate", *argv)

@@ -19,6 +19,7 @@ import page_tables
 from maelm_jax import plotting
 
 FIGURES = pathlib.Path(__file__).resolve().parent
+COLOURS = {"MAE-LM": plotting.COLOURS[2], "MLM": plotting.COLOURS[1]}  # in every figure
 
 
 def main():
@@ -43,7 +44,9 @@ def draw_recipe(runs: dict):
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     groups = page_tables.groups(runs).items()
     for (key, seeds), style in zip(groups, plotting.line_styles(), strict=False):
-        label = f"{page_tables.OBJECTIVES[key[1]]}, {page_tables.RECIPES[key[0]]}"
+        objective = page_tables.OBJECTIVES[key[1]]
+        label, style = f"{objective}, {page_tables.RECIPES[key[0]]}", dict(style)
+        style["color"] = COLOURS[objective]
         for run in seeds:
             for axes, points in ((left, run["losses"]), (right, run["ranks"])):
                 steps, values = np.asarray(points, float)[:, :2].T
@@ -53,13 +56,14 @@ def draw_recipe(runs: dict):
     unigram = next(iter(runs.values()))["unigram"]
     left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
     label = "held-out loss (nats a token, at mask rate 0.15)"
-    left.set(title="Muon and more masks: lower at equal tokens", ylabel=label)
+    left.set(title="Muon and more masks: lower loss at equal tokens", ylabel=label)
     title = "MLM's rank is above MAE-LM's in every seed"
     right.set(title=title, ylabel="effective rank of the last layer (width 128)")
     for axes in (left, right):
         axes.set_xlabel("million tokens read")
         axes.grid(alpha=0.3)
-    left.legend(fontsize=8)
+        axes.set_xlim(left=0)
+    left.legend(fontsize=7)
     figure.savefig(FIGURES / "recipe.png", dpi=130)
 
 
@@ -103,36 +107,36 @@ def draw_encoders(content: dict):
         )  # fmt: skip
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.suptitle("Is the rank higher with [MASK] in the input?")
+    figure.suptitle("With [MASK] in the input, the rank of all tokens is not higher")
     figure.savefig(FIGURES / "encoders.png", dpi=130)
 
 
 def draw_delta(runs: dict):
-    """Rank of the last layer and the score of each task by delta."""
+    """Rank of the last layer and the score of SST-2 by delta. CoLA's scores are 0."""
     pyplot = plotting.pyplot()
     deltas, by_share = list(page_tables.by_delta(runs)), page_tables.by_delta(runs).values()
-    (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
-    size = (4.4 * (1 + len(fresh)), 4)
-    figure, panels = pyplot.subplots(1, 1 + len(fresh), figsize=size, layout="constrained")
+    (fresh,) = (run["scores"]["sst2"] for run in runs.values() if "losses" not in run)
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 4), layout="constrained")
     kinds = ((1, "without [MASK] in the input"), (2, "real tokens beside [MASK]"))
-    for (column, label), style in zip(kinds, plotting.line_styles(), strict=False):
+    for (column, label), size in zip(kinds, (9, 4), strict=True):  # the values are equal
         values = [run["ranks"][-1][column] for run in by_share]
-        panels[0].plot(deltas, values, **style, label=label)
-    panels[0].set(title="Rank of the last layer", ylabel="effective rank (width 128)")
-    panels[0].margins(y=0.15)
-    panels[0].set_ylim(bottom=0)
-    style = next(iter(plotting.line_styles()))
-    for axes, task in zip(panels[1:], fresh, strict=True):
-        scores = np.asarray([run["scores"][task] for run in by_share])
-        middle = np.median(scores, axis=1)
-        errors = [middle - scores.min(1), scores.max(1) - middle]
-        label = "median, least and highest of the seeds"
-        axes.errorbar(deltas, middle, errors, **style, capsize=3, label=label)
-        reference = np.median(fresh[task])
-        axes.axhline(reference, color=plotting.REFERENCE, linestyle=":", label="fresh weights")
-        axes.set(title=f"{task}, fine-tuned", ylabel="score (percent)")
-    for axes in panels:
-        axes.set_xlabel("delta, the share of [MASK]s that the encoder reads")
+        style = next(plotting.line_styles()) | {"markersize": size, "markerfacecolor": "none"}
+        left.plot(deltas, values, **style, label=label)
+    left.set(title="The rank of the last layer rises", ylabel="effective rank (width 128)")
+    left.margins(y=0.15)
+    left.set_ylim(bottom=0)
+    scores = np.asarray([run["scores"]["sst2"] for run in by_share])
+    middle = np.median(scores, axis=1)
+    errors = [middle - scores.min(1), scores.max(1) - middle]
+    label, colour = "median; lowest to highest of 3 seeds", plotting.COLOURS[0]
+    right.errorbar(deltas, middle, errors, fmt="o", color=colour, capsize=3, label=label)
+    right.axhspan(
+        min(fresh), max(fresh), color=plotting.REFERENCE, alpha=0.25,
+        label="fresh weights, lowest to highest",
+    )  # fmt: skip
+    right.set(title="SST-2 has no order", ylabel="accuracy (percent)")
+    for axes in (left, right):
+        axes.set_xlabel("delta: share of [MASK]s that the encoder reads")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(FIGURES / "delta.png", dpi=130)
@@ -145,6 +149,9 @@ def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
     for (name, words), style in zip(
         page_tables.MINILM.items(), plotting.line_styles(), strict=False
     ):
+        style = dict(style)
+        if (objective := words.split(",")[0]) in COLOURS:
+            style["color"] = COLOURS[objective]
         points = [(layer["layer"], layer["plain"]) for layer in ranks[name]]
         right.plot(*zip(*points, strict=True), **style, label=words)
         run = runs[name]
@@ -155,9 +162,10 @@ def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
             unigram = run["unigram"]
     left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
     label = "held-out loss (nats a token, at mask rate 0.15)"
-    left.set(title="MiniLM continued", xlabel="million tokens read", ylabel=label)
+    title = "MAE-LM needs relative positions beside MiniLM"
+    left.set(title=title, xlabel="million tokens read", ylabel=label)
     right.set(
-        title="Rank without [MASK] in the input", xlabel="layer (0 is the input)",
+        title="Rank without [MASK] in the input falls", xlabel="layer (0 is the input)",
         ylabel="effective rank (width 384)",
     )  # fmt: skip
     right.set_ylim(bottom=0)

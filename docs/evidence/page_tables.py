@@ -18,7 +18,7 @@ RECIPES = {
 }  # fmt: skip
 MINILM = {
     "MiniLM": "as it is",
-    "minilm-mae": "MAE-LM, decoder without positions",
+    "minilm-mae": "MAE-LM, decoder without relative positions",
     "minilm-mae-relative": "MAE-LM",
     "minilm-mlm": "MLM",
 }

@@ -109,7 +109,7 @@ def _builder(source: str, corpus: config.Corpus, instead: str = OWN_TEXT):
     except Exception as error:  # TFDS raises many types, including network errors
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         if not _has_network():
-            reason = f"this machine cannot look up {NETWORK_HOST}"
+            reason += f"; this machine cannot look up {NETWORK_HOST}"
         raise Unavailable(f"{missing} ({reason}). {instead}, {remedy}") from error
     raise Unavailable(f"{missing}. {instead}, {remedy}")
 
@@ -126,8 +126,10 @@ def _download(builder) -> bool:
 
 def _has_network() -> bool:
     """Returns whether this machine looks up names of the internet, or has a proxy that does."""
+    # Beside the proxies, `no_proxy` is listed as "no".
+    has_proxy = {"http", "https", "all"} & urllib.request.getproxies().keys()
     try:
-        return bool(urllib.request.getproxies() or socket.getaddrinfo(NETWORK_HOST, 443))
+        return bool(has_proxy or socket.getaddrinfo(NETWORK_HOST, 443))
     except OSError:
         return False
 

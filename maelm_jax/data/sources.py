@@ -116,6 +116,9 @@ def first_texts(corpus: config.Corpus, tokens: int) -> list[str]:
         characters -= len(texts[-1])
         if characters == 0:
             break
+    if not texts:
+        raise config.ConfigError(
+            f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files")
     return texts
 
 

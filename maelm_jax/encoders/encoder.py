@@ -51,6 +51,8 @@ class Encoder:
         step: The step of a workdir's checkpoint; None for every other source.
         sentence_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
+        mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
+            pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
     """
 
     params: dict[str, np.ndarray]
@@ -60,6 +62,7 @@ class Encoder:
     head: FineTunedHead | None = None
     step: int | None = None
     sentence_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    mask_fraction: float = 0.0
 
     def __repr__(self):
         model = self.model
@@ -89,7 +92,10 @@ class Encoder:
         head = FineTunedHead.of(params, encoder_source.labels)
         length, step = encoder_source.length, encoder_source.step
         sentence_files = sentence_modules.read(encoder_source.path)
-        return cls(params, model, vocabulary, length, head, step, sentence_files)
+        fraction = encoder_source.mask_fraction
+        if fraction is None:
+            fraction = 0.0 if model.decoder_layers else 1.0
+        return cls(params, model, vocabulary, length, head, step, sentence_files, fraction)
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -110,6 +116,7 @@ class Encoder:
             self.length,
             self.head,
             self.sentence_files,
+            self.mask_fraction,
         )
 
     def tree(self) -> dict:
@@ -166,8 +173,9 @@ class Encoder:
     def fill_mask(self, texts: list[str], top: int = 5) -> list[list[list[Candidate]]]:
         """Predicts the tokens that stand at `[MASK]` or `<mask>` in texts.
 
-        With MAE-LM the encoder reads the other tokens only, and the decoder predicts. All masks of
-        a text are predicted at once, from its other tokens.
+        With MAE-LM the encoder reads the other tokens only, and the decoder predicts. The encoder
+        reads the masks if it read more than half of them in pretraining (`mask_fraction`). All
+        masks of a text are predicted at once, from its other tokens.
 
         Args:
             texts: The texts, each with one mask or more.
@@ -240,7 +248,9 @@ class Encoder:
     def _logits(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:
         """`inference.logits_function` with the parameters of the encoder."""
         params = traverse_util.unflatten_dict(self.params, sep="/")
-        function = inference.logits_function(self.model, self.vocabulary)
+        function = inference.logits_function(
+            self.model, self.vocabulary, encoder_reads_masks=self.mask_fraction > 0.5
+        )
         return functools.partial(function, jax.device_put(params))
 
     @functools.cached_property

@@ -91,6 +91,7 @@ def logits(
     vocabulary: vocabularies.Vocabulary,
     ids: np.ndarray,
     masked: np.ndarray,
+    encoder_reads_masks: bool,
 ) -> np.ndarray:
     """Computes the logits at the masked positions with JAX.
 
@@ -100,26 +101,28 @@ def logits(
         vocabulary: The vocabulary of the run.
         ids: int32 [lines, length].
         masked: bool [lines, length].
+        encoder_reads_masks: As in `logits_function`.
 
     Returns:
         float32 [masked positions, vocabulary].
     """
-    by_line = np.asarray(logits_function(model, vocabulary)(params, ids, masked))
+    function = logits_function(model, vocabulary, encoder_reads_masks)
+    by_line = np.asarray(function(params, ids, masked))
     return np.concatenate(
         [line[: mask.sum(), : vocabulary.size] for line, mask in zip(by_line, masked, strict=True)]
     )
 
 
 def logits_function(
-    model: config.Model, vocabulary: vocabularies.Vocabulary
+    model: config.Model, vocabulary: vocabularies.Vocabulary, encoder_reads_masks: bool
 ) -> typing.Callable[[dict, np.ndarray, np.ndarray], jax.Array]:
     """Returns a function that computes the logits at masked positions. Each shape is compiled once.
-
-    The encoder reads `<mask>` at these positions only if the model has no decoder.
 
     Args:
         model: The settings of the model.
         vocabulary: The vocabulary of the model.
+        encoder_reads_masks: Whether the encoder reads `<mask>` at these positions (MLM) or skips
+            them (MAE-LM). Without a decoder it must be True.
 
     Returns:
         A function of the parameter tree, ids [lines, length] and masked [lines, length]. It returns
@@ -133,7 +136,7 @@ def logits_function(
     def compute(params, ids, masked, positions):
         segments = (ids != vocabulary.pad).astype(jnp.int32)
         order = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-        visible_to_encoder = jnp.zeros_like(masked) if model.decoder_layers else masked
+        visible_to_encoder = masked if encoder_reads_masks else jnp.zeros_like(masked)
         inputs = model_inputs.split(
             ids, segments, order, masked, visible_to_encoder,
             model_inputs.Budget(ids.shape[1], positions), vocabulary.mask,

@@ -196,6 +196,8 @@ class MaeLm(nn.Module):
         depth, relative = settings["decoder_layers"], settings["decoder_relative_bias"]
         self.decoder = Stack(settings, depth, relative, 0.0, 0.0) if depth else None
         self.refills_mask = settings.get("decoder_refills_mask", False)
+        fraction = config.get("encoder_mask_fraction", float(not depth))
+        self.encoder_reads_masks = fraction > 0.5
         self.head = Head(settings, size)
 
     @classmethod
@@ -244,8 +246,9 @@ class MaeLm(nn.Module):
             ids: int64 [batch, length].
             masked: bool [batch, length].
             attention_mask: [batch, length], 0 at padding; by default, 0 where the id is `<pad>`.
-            visible_to_encoder: bool [batch, length]. By default all True without a decoder (MLM)
-                and all False with one (MAE-LM).
+            visible_to_encoder: bool [batch, length]. By default all True if the encoder read
+                `<mask>` at more than half of the masked positions in pretraining (MLM), else all
+                False (MAE-LM).
 
         Returns:
             Logits [batch, length, vocabulary].
@@ -253,7 +256,7 @@ class MaeLm(nn.Module):
         table = self.encoder.token_embedding.weight
         present = ids != self.pad if attention_mask is None else attention_mask.bool()
         visible_to_encoder = masked & (
-            torch.full_like(masked, self.decoder is None)
+            torch.full_like(masked, self.encoder_reads_masks)
             if visible_to_encoder is None
             else visible_to_encoder
         )

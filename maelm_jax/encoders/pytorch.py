@@ -93,8 +93,15 @@ def check(model: config.Model):
         )
 
 
-def write(folder: pathlib.Path, weights: tables.Weights) -> int:
+def write(
+    folder: pathlib.Path, weights: tables.Weights, mask_fraction: float | None = None
+) -> int:
     """Writes config.json, model.safetensors and maelm.py into `folder`.
+
+    Args:
+        folder: An empty folder.
+        weights: The parameters and what determines their layout.
+        mask_fraction: `EncoderSource.mask_fraction`.
 
     Returns:
         The number of parameters written.
@@ -112,6 +119,8 @@ def write(folder: pathlib.Path, weights: tables.Weights) -> int:
         "vocabulary_size": vocabulary_size,
         "special_ids": ids,
     }
+    if mask_fraction is not None:
+        content["encoder_mask_fraction"] = mask_fraction
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
     tensors = state_dict(params, model, vocabulary_size)
     weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
@@ -139,6 +148,21 @@ def settings(content: dict, names: typing.Iterable[str], path: str) -> dict[str,
     if faults:
         raise config.ConfigError(f"{path}: {'; '.join(faults)}. Export the run again")
     return {name: model[name] for name in names}
+
+
+def mask_fraction(content: dict, path: str) -> float | None:
+    """Returns `EncoderSource.mask_fraction` from the content of a config.json. None if absent.
+
+    Raises:
+        ConfigError: It is no number from 0 to 1. `path` names the file in the message.
+    """
+    value = content.get("encoder_mask_fraction")
+    if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
+        raise config.ConfigError(
+            f"{path}: encoder_mask_fraction is {json_files.shown(value)}, no number from 0 to 1. "
+            "Export the run again"
+        )
+    return value
 
 
 def read(

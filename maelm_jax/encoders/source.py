@@ -59,6 +59,8 @@ class EncoderSource:
         labels: The names of the classes of a fine-tuned run.
         ignored_head: The stock class whose head is not read, or None.
         pad: The id of padding that a stock folder's config.json states, or None.
+        mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
+            pretraining. None: 0 with a decoder (MAE-LM), 1 without (MLM).
         base: Supplies the settings that the source does not determine, such as those of training.
     """
 
@@ -72,6 +74,7 @@ class EncoderSource:
     labels: tuple[str, ...] = ()
     ignored_head: str | None = None
     pad: int | None = None
+    mask_fraction: float | None = None
     base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def as_origin(self) -> origin.Origin:
@@ -223,6 +226,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         _read_params=read_params,
         step=step,
         labels=tuple(results.get("labels", ())),
+        mask_fraction=experiment.masking.visible_mask_fraction,
         # The run may have been trained on another kind of device.
         base=dataclasses.replace(model, attention_backend="auto"),
     )
@@ -250,8 +254,15 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
         shapes = stated.parameter_shapes(model, content["vocabulary_size"])
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
-    length = run_results.stated_length(folder, settings["max_positions"])
-    return EncoderSource(str(folder), "folder of ours", settings, str(folder), length, read_params)
+    return EncoderSource(
+        path=str(folder),
+        kind="folder of ours",
+        settings=settings,
+        vocabulary=str(folder),
+        length=run_results.stated_length(folder, settings["max_positions"]),
+        _read_params=read_params,
+        mask_fraction=pytorch.mask_fraction(content, str(folder / "config.json")),
+    )
 
 
 def _vocabulary_of(folder: pathlib.Path) -> str:

@@ -220,7 +220,7 @@ def _compare_language_model(
     inputs["input_ids"][torch.tensor(masked)] = vocabulary.mask
     with torch.no_grad():
         theirs = stock(**inputs).logits.numpy()[masked]
-    ours = inference.logits(params, model, vocabulary, ids, masked)
+    ours = inference.logits(params, model, vocabulary, ids, masked, encoder_reads_masks=True)
     return difference(f"logits of {stock_class.__name__}", theirs, ours)
 
 
@@ -250,7 +250,9 @@ def pytorch(
     masked = every_seventh(ids, vocabulary)
     with torch.no_grad():
         theirs = exported.predict(torch.tensor(ids), torch.tensor(masked)).numpy()[masked]
-    ours = inference.logits(params, model, vocabulary, ids, masked)
+    ours = inference.logits(
+        params, model, vocabulary, ids, masked, exported.encoder_reads_masks
+    )
     return [*reports, difference("logits of maelm.MaeLm", theirs, ours)]
 
 

@@ -49,6 +49,7 @@ def figure_of(values: Values):
             label=label,
         )  # fmt: skip
     axes.set_xticks(range(len(columns)), columns, rotation=30)
+    axes.set_xlim(-0.6, max(len(columns), 3) - 0.4)  # of one column, its points lie together
     axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")
     left_out = [column for column in all_columns if column not in columns]
     note = f"\nleft out, not of every encoder: {', '.join(left_out)}" if left_out else ""

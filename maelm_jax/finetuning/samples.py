@@ -22,4 +22,7 @@ def numbers(count: int | None, available: int) -> np.ndarray | None:
 
 def dev_note(count: int, available: int, unit: str, which: str = "dev") -> str:
     """Returns the note of a dev set of which a sample is evaluated. `which` names the set."""
-    return f"{which}: evaluated on {count:,} of {available:,} {unit}, not comparable with all"
+    return (
+        f"{which}: scored on a sample of {count:,} of {available:,} {unit}; do not compare with "
+        "scores on all of them"
+    )

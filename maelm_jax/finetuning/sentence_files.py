@@ -40,9 +40,10 @@ def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
         ConfigError: The file belongs to another task, has no example, or a line does not match the
             header. The message names file and line, and says what was expected.
     """
-    lines = table_rows.rows(path)
+    needed = (*task.sentences, task.label) if labelled else task.sentences
+    lines = table_rows.rows(path, needed)
     first = next(lines)
-    header, headless = first.cells, False
+    header, headless = [cell.strip() for cell in first.cells], False
     if task.headless and task.sentences[0] not in header:  # the first line is an example
         lines, header, headless = itertools.chain([first], lines), list(task.headless), True
     checks_label = labelled or headless
@@ -125,11 +126,8 @@ class _Reader:
 def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], path):
     """Raises ConfigError when a column is missing or repeated, or belongs to another task."""
     needs = f"{task.name} needs {', '.join(columns)}, the header has {_shortened(header)}"
-    if len(header) == 1 and "," in header[0] and len(columns) > 1:
-        raise config.ConfigError(
-            f"{path}:1: the header has no tab: {needs}. Separate the columns with tabs, or name "
-            "the file .csv"
-        )
+    if len(header) == 1 and len(columns) > 1:
+        _check_separator(header[0], table_rows.separator(path), f"{path}:1: {needs}")
     if absent := [name for name in columns if name not in header]:
         raise config.ConfigError(f"{path}:1: no column {', '.join(map(repr, absent))}; {needs}")
     if repeated := [name for name in columns if header.count(name) > 1]:
@@ -144,6 +142,18 @@ def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], 
                 f"{other.signature!r}; {task.name} needs {', '.join(columns)}. "
                 f"Give a file of {task.name}, or rename the column."
             )
+
+
+def _check_separator(header: str, separator: str, message: str):
+    """Raises ConfigError if the one cell of a header has what separates cells in another file."""
+    if separator == "tabs" and "," in header:
+        raise config.ConfigError(
+            f"{message}. Separate the columns with tabs, or name the file .csv")
+    if separator == "commas" and "\t" in header:
+        raise config.ConfigError(
+            f"{message}. Separate the columns with commas, or name the file .tsv")
+    if separator == "commas" and ";" in header:
+        raise config.ConfigError(f"{message}. Separate the columns with commas, not semicolons")
 
 
 def _check_unread_labels(task: glue.Task, labels: set[str], path):

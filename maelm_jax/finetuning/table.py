@@ -91,12 +91,25 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
         if len(report["cells"]) > 1:
             parts.append(f"{task}, {label}: {report['main_metric']} of every cell")
             parts.append(_cells_table(report))
-    notes = dict.fromkeys(
-        f"- {task}: {note}" for _, task, report in _all(reports) for note in report["notes"]
-    )
-    if notes:
+    if notes := _notes(reports):
         parts.append("\n".join(notes))
     return "\n\n".join(parts) + "\n"
+
+
+def _notes(reports: Reports) -> list[str]:
+    """The notes of all tasks, once each, and the encoders of those that do not hold for all."""
+    encoders: dict[tuple[str, str], list[str]] = {}
+    for label, task, report in _all(reports):
+        for note in dict.fromkeys(report["notes"]):
+            encoders.setdefault((task, note), []).append(label)
+    having = {
+        task: sum(task in by_task for by_task in reports.values()) for task, _ in encoders
+    }
+    lines = []
+    for (task, note), labels in encoders.items():
+        names = (task,) if len(labels) == having[task] else (task, *labels)
+        lines.append(f"- {', '.join(names)}: {note}")
+    return lines
 
 
 class _Entry(typing.NamedTuple):

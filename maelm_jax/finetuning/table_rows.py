@@ -1,5 +1,6 @@
 """Reads the rows of labelled tables: tab-separated, .csv and .jsonl files, also as .xz and .gz."""
 
+import collections.abc
 import csv
 import json
 import pathlib
@@ -7,6 +8,8 @@ import typing
 
 from maelm_jax import config, json_files
 from maelm_jax.data import text_files
+
+LONGEST_CELL = 2**31 - 1  # characters
 
 
 class Row(typing.NamedTuple):
@@ -18,29 +21,47 @@ class Row(typing.NamedTuple):
 
 def separator(path: str | pathlib.Path) -> str:
     """Returns what stands between two cells of a file, in words."""
-    return {"csv": "commas", "jsonl": "fields"}.get(_ending(path), "tabs")
+    return {"csv": "commas", "jsonl": "fields", "ndjson": "fields"}.get(_ending(path), "tabs")
 
 
-def rows(path: str | pathlib.Path) -> typing.Iterator[Row]:
+def rows(
+    path: str | pathlib.Path, needed: collections.abc.Container[str] = ()
+) -> typing.Iterator[Row]:
     """Yields the rows of a table. The first one has the names of the columns.
 
     The end of the name says what the file is:
 
     - .csv: cells between commas, quotes as in RFC 4180. A cell can have several lines.
-    - .jsonl: an object on each line. The columns are the fields of the first one. Values are text,
-      numbers or booleans.
+    - .jsonl and .ndjson: an object on each line. The columns are the fields of the first one.
+      Values are text, numbers or booleans.
     - any other: cells between tabs. Quotes are taken literally.
+
+    Args:
+        path: The file.
+        needed: The columns that every object must have, as text, a number or a boolean. In other
+            columns, what is absent or of another type is an empty cell.
 
     Raises:
         ConfigError: The file cannot be read, is empty, corrupt, not UTF-8, or not of its kind.
     """
-    read = {"csv": _comma_separated, "jsonl": _json_lines}.get(_ending(path), _tab_separated)
     is_empty = True
-    for row in read(str(path)):
+    for row in _rows(str(path), needed):
         is_empty = False
         yield row
     if is_empty:
         raise config.ConfigError(f"{path}: only empty lines. Give a file with examples")
+
+
+def _rows(path: str, needed: collections.abc.Container[str]) -> typing.Iterator[Row]:
+    ending = _ending(path)
+    if ending == "csv":
+        return _comma_separated(path)
+    if ending in ("jsonl", "ndjson"):
+        return _json_lines(path, needed)
+    if ending == "json":
+        raise config.ConfigError(
+            f"{path}: a table is no .json file. Write an object on each line, and name it .jsonl")
+    return _tab_separated(path)
 
 
 def _ending(path: str | pathlib.Path) -> str:
@@ -60,19 +81,22 @@ def _tab_separated(path: str) -> typing.Iterator[Row]:
 
 
 def _comma_separated(path: str) -> typing.Iterator[Row]:
+    csv.field_size_limit(LONGEST_CELL)
     reader = csv.reader((line + "\n" for line in _lines(path)), strict=True)
+    begins = 1  # line of the row that is read
     try:
         for cells in reader:
             if cells:  # an empty line is no row
                 yield Row(reader.line_num, cells)
+            begins = reader.line_num + 1
     except csv.Error as error:
         raise config.ConfigError(
-            f"{path}:{reader.line_num}: not CSV ({error}). Quote a cell with commas or quotes as "
-            'in "a ""word"", and more"'
+            f"{path}:{begins}: not CSV from this line on ({error}). Quote a cell with commas or "
+            'quotes as in "a ""word"", and more"'
         ) from error
 
 
-def _json_lines(path: str) -> typing.Iterator[Row]:
+def _json_lines(path: str, needed: collections.abc.Container[str]) -> typing.Iterator[Row]:
     columns: list[str] = []
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -84,20 +108,33 @@ def _json_lines(path: str) -> typing.Iterator[Row]:
         if not columns:
             columns = list(content)
             yield Row(number, columns)
-        if absent := [name for name in columns if name not in content]:
-            raise config.ConfigError(
-                f"{path}:{number}: no field {absent[0]!r}, which the first object has"
-            )
-        yield Row(number, [_cell(content[name], f"{path}:{number}", name) for name in columns])
+        location = f"{path}:{number}"
+        yield Row(number, [_cell(content, name, location, name in needed) for name in columns])
 
 
-def _cell(value: typing.Any, location: str, name: str) -> str:
-    """Returns a value as text: a number or a boolean as JSON writes it."""
-    if isinstance(value, str):
-        return value
+def _cell(content: dict, name: str, location: str, needed: bool) -> str:
+    """Returns a field as text: a number or a boolean as JSON writes it.
+
+    One that is not `needed` is empty if it is absent or of another type.
+    """
+    value = content.get(name)
     if isinstance(value, (bool, int, float)):
         return json.dumps(value)
+    if isinstance(value, str) and not _has_half_surrogate(value):
+        return value
+    if not needed:
+        return ""
+    if name not in content:
+        raise config.ConfigError(f"{location}: no field {name!r}, which the first object has")
+    if isinstance(value, str):
+        raise config.ConfigError(
+            f"{location}: the field {name!r} has half of a surrogate pair. Correct the file")
     raise config.ConfigError(
         f"{location}: the field {name!r} is {type(value).__name__}: give text, a number or a "
         "boolean"
     )
+
+
+def _has_half_surrogate(text: str) -> bool:
+    """Returns whether JSON's escapes left a character that is no text, as of a cut emoji."""
+    return any("\ud800" <= character <= "\udfff" for character in text)

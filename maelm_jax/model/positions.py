@@ -6,6 +6,7 @@ Axis letters, as in layers.py: B rows, T queries, S keys, H heads, D width. R is
 buckets. P is half the size of a head.
 """
 
+import functools
 import math
 import typing
 
@@ -55,8 +56,13 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
     return (bucket - bucket.min()).astype(np.int32)
 
 
-def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Array, "B T S"]:
-    """Returns the bucket of each distance. `buckets` is the result of `bucket_of_distance`."""
+def _bucket(
+    positions: Int[Array, "B T"], keys: Int[Array, "B S"], buckets: tuple[int, ...]
+) -> Int[Array, "B T S"]:
+    """Returns the bucket of each pair of query and key.
+
+    `buckets` is the result of `bucket_of_distance`.
+    """
     middle = len(buckets) // 2
 
     def gathered(distance):
@@ -70,13 +76,22 @@ def _bucket(distance: Int[Array, "B T S"], buckets: tuple[int, ...]) -> Int[Arra
 
     # A TPU gathers numbers one by one. About thirty selections a number are one pass over memory
     # there. A GPU and a CPU have the table in their first cache.
+    distance = keys[:, None, :] - positions[:, :, None]
     return jax.lax.platform_dependent(distance, tpu=selected, default=gathered)
 
 
-@jax.custom_vjp
-def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[Array, "B H T S"]:
-    """Returns the bias of each pair of query and key: the row of `table` that `bucket` names."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _look_up(
+    table: Float[Array, "R H"],
+    positions: Int[Array, "B T"],
+    keys: Int[Array, "B S"],
+    buckets: tuple[int, ...],
+) -> Float[Array, "B H T S"]:
+    """Returns the bias of each pair of query and key: the row of `table` of its bucket."""
+    return _look_up_forward(table, positions, keys, buckets)[0]
 
+
+def _look_up_forward(table, positions, keys, buckets):
     def gathered(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
@@ -87,41 +102,35 @@ def _look_up(table: Float[Array, "R H"], bucket: Int[Array, "B T S"]) -> Float[A
             result = jnp.where(bucket == number, rows[number], result)
         return result
 
-    return jax.lax.platform_dependent(table, bucket, tpu=selected, default=gathered)
+    bucket = _bucket(positions, keys, buckets)
+    bias = jax.lax.platform_dependent(table, bucket, tpu=selected, default=gathered)
+    return bias, (bucket, positions, keys, table.shape[0])
 
 
-def _look_up_backward(saved, d_bias):
-    bucket, rows = saved
+def _look_up_backward(buckets, saved, d_bias):
+    bucket, positions, keys, rows = saved
+    zero = jnp.zeros((rows, d_bias.shape[1]), jnp.float32)
 
-    def scatter(bucket, d_bias):
+    def scatter(d_bias):
         by_pair = jnp.moveaxis(d_bias, 1, -1).astype(jnp.float32).reshape(-1, d_bias.shape[1])
-        return (
-            jnp.zeros((rows, d_bias.shape[1]), jnp.float32)
-            .at[bucket.reshape(-1)]
-            .add(by_pair, mode="promise_in_bounds")
-        )
+        return zero.at[bucket.reshape(-1)].add(by_pair, mode="promise_in_bounds")
 
-    def product(bucket, d_bias):
+    def product(d_bias, bucket=bucket):
         one_hot = jax.nn.one_hot(bucket, rows, dtype=d_bias.dtype)
         return jnp.einsum("btsr,bhts->rh", one_hot, d_bias, preferred_element_type=jnp.float32)
 
-    def products(bucket, d_bias):
+    def products(d_bias):
         def add(total, sequence):
-            return total + product(*(x[None] for x in sequence)), None
+            positions, keys, d_bias = (x[None] for x in sequence)
+            return total + product(d_bias, _bucket(positions, keys, buckets)), None
 
-        zero = jnp.zeros((rows, d_bias.shape[1]), jnp.float32)
-        return jax.lax.scan(add, zero, (bucket, d_bias))[0]
+        return jax.lax.scan(add, zero, (positions, keys, d_bias))[0]
 
     # B H T S numbers are added into a few rows. On CPU a scatter-add is 30 times faster than the
     # product. On an accelerator its additions are atomic: slow, and in no fixed order. A TPU
-    # rearranges `d_bias` for the product: a sequence at a time fits into its fast memory.
-    return jax.lax.platform_dependent(
-        bucket, d_bias, cpu=scatter, tpu=products, default=product
-    ).astype(d_bias.dtype), None
-
-
-def _look_up_forward(table, bucket):
-    return _look_up(table, bucket), (bucket, table.shape[0])
+    # rearranges both factors of the product: those of one sequence fit into its fast memory.
+    d_table = jax.lax.platform_dependent(d_bias, cpu=scatter, tpu=products, default=product)
+    return d_table.astype(d_bias.dtype), None, None
 
 
 _look_up.defvjp(_look_up_forward, _look_up_backward)
@@ -163,8 +172,7 @@ class RelativeBias(nnx.Module):
             The bias of each head.
         """
         keys = positions if keys is None else keys
-        bucket = _bucket(keys[:, None, :] - positions[:, :, None], self.buckets)
-        return _look_up(self.table[...].astype(dtype), bucket)
+        return _look_up(self.table[...].astype(dtype), positions, keys, self.buckets)
 
 
 def within_segment(

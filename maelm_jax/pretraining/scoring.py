@@ -1,6 +1,8 @@
 """Losses of trained models on any text: what `evaluate` measures."""
 
+import collections.abc
 import dataclasses
+import logging
 import math
 import os
 import typing
@@ -10,9 +12,10 @@ import numpy as np
 import tqdm
 from flax import traverse_util
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, gin_files, storage
 from maelm_jax.data import batches, packing, sources
 from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import keys, maelm
 from maelm_jax.pretraining import unigram
@@ -21,6 +24,7 @@ from maelm_jax.training import row_record, run_rows, step
 TOKENS = 4096  # of a batch
 LONGEST_ROW = 512
 CONFIDENCE = 0.95
+log = logging.getLogger(__name__)
 
 
 class TrainedModel(typing.NamedTuple):
@@ -30,7 +34,8 @@ class TrainedModel(typing.NamedTuple):
     step: int | None  # of a workdir's checkpoint
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
-    params: dict  # the tree of `maelm.create`
+    # Reads the tree of `maelm.create`: the parameters of one checkpoint at a time are in memory.
+    read_params: collections.abc.Callable[[], dict]
     length: int  # the longest input in tokens
     rows: row_record.RunRows | None  # those that a run was trained on, if they are still there
 
@@ -50,39 +55,79 @@ class Score(typing.NamedTuple):
     unigram: float | None
 
 
-def open_model(path: str, at_step: int | None = None) -> TrainedModel:
-    """Loads a model and the settings of its own evaluations.
+def open_models(
+    path: str, steps: collections.abc.Sequence[int | None], needs_rows: bool
+) -> list[TrainedModel]:
+    """Opens a model at one or more checkpoints, with the settings of its own evaluations.
 
     Args:
         path: A workdir, an export with --format=pytorch, a stock folder with a language-model head,
             or a checkpoint of the published code with its vocabulary.
-        at_step: The step of a workdir's checkpoint; None for the newest.
+        steps: Steps of a workdir's checkpoints; None for the newest.
+        needs_rows: Whether the rows of a run are measured. If not, rows in a bucket stay there, and
+            rows that cannot be opened are named in a warning.
 
     Raises:
         ConfigError: There is no such model, or it has no prediction head.
     """
-    loaded = Encoder.load(path, at_step)
+    if not os.path.isfile(os.path.join(path, gin_files.RECORD)):
+        return [_from_folder(path, step) for step in steps]
+    experiment = gin_files.load([os.path.join(path, gin_files.RECORD)])
+    if experiment.finetune:
+        raise config.ConfigError(
+            f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
+        )
+    vocabulary = source.find(path, steps[0]).load_vocabulary()
+    rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
+    return [_from_workdir(path, step, experiment, vocabulary, rows) for step in steps]
+
+
+def _from_workdir(
+    path: str,
+    step: int | None,
+    experiment: config.Experiment,
+    vocabulary: vocabularies.Vocabulary,
+    rows: row_record.RunRows | None,
+) -> TrainedModel:
+    """Returns the model of a checkpoint, whose parameters are read later."""
+    found = source.find(path, step)
+    model = found.model(found.base)
+
+    def read_params() -> dict:
+        return traverse_util.unflatten_dict(found.read(model), sep="/")
+
+    evaluated = dataclasses.replace(experiment.evaluated, model=model)
+    return TrainedModel(path, found.step, evaluated, vocabulary, read_params, found.length, rows)
+
+
+def _from_folder(path: str, step: int | None) -> TrainedModel:
+    """Returns the model of a folder or file that is no workdir."""
+    loaded = Encoder.load(path, step)
     loaded.check_predicts(path)
-    model, rows = loaded.model, None
-    if loaded.step is None:
-        masking = config.Masking(encoder_mask_fraction=0.0 if model.decoder_layers else 1.0)
-        corpus = config.Corpus(sequence_length=loaded.length)
-        experiment = config.Experiment(
-            config.Vocabulary(), corpus, masking, model, config.Optimizer(),
-            config.Mesh(), config.Run(),
-        )  # fmt: skip
-    else:
-        experiment = gin_files.load([os.path.join(path, gin_files.RECORD)]).evaluated
-        rows = run_rows.open_recorded(path, experiment.corpus, loaded.vocabulary)
+    params = traverse_util.unflatten_dict(loaded.params, sep="/")
+    experiment = config.Experiment(
+        config.Vocabulary(), config.Corpus(sequence_length=loaded.length),
+        config.Masking(encoder_mask_fraction=loaded.mask_fraction), loaded.model,
+        config.Optimizer(), config.Mesh(), config.Run(),
+    )  # fmt: skip
     return TrainedModel(
-        path,
-        loaded.step,
-        dataclasses.replace(experiment, model=model),
-        loaded.vocabulary,
-        traverse_util.unflatten_dict(loaded.params, sep="/"),
-        loaded.length,
-        rows,
+        path, None, experiment, loaded.vocabulary, lambda: params, loaded.length, rows=None
     )
+
+
+def _recorded_rows(
+    path: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, needed: bool
+) -> row_record.RunRows | None:
+    """Returns the rows of a run, or None if they are gone, or in a bucket and not `needed`."""
+    if not needed and storage.in_bucket(corpus.rows_dir):
+        return None
+    try:
+        return run_rows.open_recorded(path, corpus, vocabulary)
+    except (config.ConfigError, config.RunError) as error:
+        if needed:
+            raise
+        log.warning("%s: no unigram cross-entropy: its rows cannot be read (%s)", path, error)
+        return None
 
 
 def heldout_rows(model: TrainedModel) -> np.ndarray:
@@ -102,12 +147,14 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
     return batches.heldout(heldout, model.rows.rates, model.experiment.run.eval_rows)
 
 
-def rows_of_text(models: list[TrainedModel], text: str, tokens: int) -> list[np.ndarray]:
+def rows_of_text(
+    models: list[TrainedModel], corpus: config.Corpus, tokens: int
+) -> list[np.ndarray]:
     """Reads the same text for every model, each with its own vocabulary.
 
     Args:
-        models: Results of `open_model`.
-        text: Glob of the text files, as Corpus.text_files.
+        models: The models.
+        corpus: Its `text_files` name the text.
         tokens: Sets the amount of text, `sources.CHARACTERS_PER_TOKEN` characters for each.
 
     Returns:
@@ -118,7 +165,7 @@ def rows_of_text(models: list[TrainedModel], text: str, tokens: int) -> list[np.
         ConfigError: There is no text.
     """
     length = min(LONGEST_ROW, *(model.length for model in models))
-    texts = sources.first_texts(config.Corpus(text_files=text), tokens)
+    texts = sources.first_texts(corpus, tokens)
     packed = [packing.pack(texts, model.vocabulary, length).rows for model in models]
     return [rows.astype(np.int32) for rows in packed]
 
@@ -126,24 +173,57 @@ def rows_of_text(models: list[TrainedModel], text: str, tokens: int) -> list[np.
 def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
     """Returns the model with masks that compare with those of other models.
 
-    Single tokens are masked, special tokens never. What the encoder sees of them stays that of the
-    model: nothing in MAE-LM, all in MLM.
+    Single tokens are masked, special tokens never. The encoder reads [MASK] at as many of them as
+    in pretraining: at none in MAE-LM, at all in MLM.
 
     Args:
         model: The model.
         rate: Share of the tokens that is masked.
         length: Tokens of a row.
         seed: Seed of the masks.
+
+    Raises:
+        ConfigError: The rate masks less than one token of a row.
     """
+    if rate * length < 1:
+        raise config.ConfigError(
+            f"--rate={rate:g} masks less than one of the {length} tokens of a row: give at least "
+            f"{math.ceil(1000 / length) / 1000:g}")
     experiment = model.experiment
     masking = dataclasses.replace(
         experiment.masking, rate=rate, unit="token", mask_special_tokens=False,
         random_fraction=0.0, keep_fraction=0.0,
+        encoder_mask_fraction=experiment.masking.visible_mask_fraction,
     )  # fmt: skip
     corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
     run = dataclasses.replace(experiment.run, seed=seed)
     alike = dataclasses.replace(experiment, masking=masking, corpus=corpus, run=run)
     return model._replace(experiment=alike)
+
+
+def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]:
+    """Returns a line for each difference of the models that makes their losses not comparable.
+
+    Args:
+        models: The models.
+        rows: The rows that each is measured on.
+    """
+    lines = []
+    if len({model.vocabulary.fingerprint for model in models}) > 1:
+        lines.append("the models have different vocabularies: their losses do not compare")
+    elif any(not np.array_equal(rows[0], other) for other in rows):
+        lines.append("the models are measured on different rows: their losses do not compare")
+    # What the encoder reads of the masked tokens is the model's own.
+    masked = {
+        dataclasses.replace(
+            model.experiment.masking, encoder_mask_fraction=1.0, random_fraction=0.0,
+            keep_fraction=0.0, renumber=False, compact=True, rate_plateaus=(),
+        )
+        for model in models
+    }  # fmt: skip
+    if len(masked) > 1:
+        lines.append("the models are measured with different masks: their losses do not compare")
+    return lines
 
 
 def score(model: TrainedModel, rows: np.ndarray) -> Score:
@@ -167,13 +247,16 @@ def score(model: TrainedModel, rows: np.ndarray) -> Score:
         step.pretraining_loss(experiment, graph, vocabulary.special), static_argnames="train"
     )
     key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
-    params = jax.device_put(model.params)
+    params = jax.device_put(model.read_params())
     name = model.path if model.step is None else f"{model.path}, step {model.step}"
     sums = []
     for number, part in enumerate(tqdm.tqdm(parts, desc=name, unit="batch")):
         numbers = np.arange(number * size, (number + 1) * size, dtype=np.uint32)
         sums.append(jax.device_get(loss(params, part, numbers, key, train=False)))
     losses, correct, counts = np.asarray(sums, np.float64).T
+    if not counts.sum():
+        raise config.ConfigError(
+            f"{name}: no token of the {len(rows)} rows is masked: give more text")
     mean = losses.sum() / counts.sum()
     return Score(
         model.path,

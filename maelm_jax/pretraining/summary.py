@@ -126,7 +126,7 @@ def print_result(
     seconds = time.perf_counter() - began
     print(ranks.cost(seconds))
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
-    picture = metrics.plot(workdir, unigram_loss, _heldout_label(experiment))
+    picture = metrics.plot(workdir, unigram_loss, _curve_labels(experiment))
     storage.send(workdir)
     below = unigram_loss - last["eval_loss"]
     print(
@@ -137,9 +137,13 @@ def print_result(
     )
 
 
-def _heldout_label(experiment: config.Experiment) -> str:
-    """Label of the held-out losses, with their mask rate if the run never trains at it."""
-    rate = experiment.evaluated.masking.rate
-    if rate in {phase.experiment.masking.rate for phase in phases.of_run(experiment)}:
-        return "held-out"
-    return f"held-out, at mask rate {rate:g}"
+def _curve_labels(experiment: config.Experiment) -> metrics.CurveLabels:
+    """Names of the losses, with their mask rates if the run never trains at the held-out one."""
+    labels, heldout = metrics.CurveLabels(), experiment.evaluated.masking.rate
+    rates = sorted({phase.experiment.masking.rate for phase in phases.of_run(experiment)})
+    if heldout in rates:
+        return labels
+    listed = ", ".join(f"{rate:g}" for rate in rates)
+    return metrics.CurveLabels(
+        f"{labels.training}, at mask rate {listed}", f"{labels.heldout}, at mask rate {heldout:g}"
+    )

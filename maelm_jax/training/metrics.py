@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import typing
 
 import jax
 import numpy as np
@@ -110,23 +111,35 @@ def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
     return lines
 
 
-def plot(workdir: str, unigram: float | None = None, heldout: str = "held-out") -> pathlib.Path:
+class CurveLabels(typing.NamedTuple):
+    """Names of the losses in the figure."""
+
+    training: str = "training (one batch)"
+    heldout: str = "held-out"
+
+
+PLAIN_LABELS = CurveLabels()
+
+
+def plot(
+    workdir: str, unigram: float | None = None, labels: CurveLabels = PLAIN_LABELS
+) -> pathlib.Path:
     """Writes the figure of `figure_of` to loss_curve.png and returns its path."""
-    figure = figure_of(workdir, unigram, heldout)
+    figure = figure_of(workdir, unigram, labels)
     path = storage.local_path(workdir) / "loss_curve.png"
     figure.savefig(path, dpi=120)
     plotting.pyplot().close(figure)
     return path
 
 
-def figure_of(workdir: str, unigram: float | None, heldout: str = "held-out"):
+def figure_of(workdir: str, unigram: float | None, labels: CurveLabels = PLAIN_LABELS):
     """Returns a matplotlib Figure of the losses of a run.
 
     Args:
         workdir: Folder of the run.
         unigram: Cross-entropy of the unigram distribution in nats, drawn as a horizontal line. A
             model that has learned something is below it. None: no line.
-        heldout: Label of the held-out losses.
+        labels: Names of the losses.
     """
     pyplot, lines = plotting.pyplot(), read(workdir)
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
@@ -135,10 +148,10 @@ def figure_of(workdir: str, unigram: float | None, heldout: str = "held-out"):
     if trained:
         axes.plot(
             *np.transpose(trained), color=plotting.COLOURS[-1], linewidth=1,
-            label="training (one batch)",
+            label=labels.training,
         )  # fmt: skip
     if evaluated:
-        axes.plot(*np.transpose(evaluated), label=heldout, **next(plotting.line_styles()))
+        axes.plot(*np.transpose(evaluated), label=labels.heldout, **next(plotting.line_styles()))
     if unigram is not None:
         label = f"unigram {unigram:.2f}"
         axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)

@@ -72,7 +72,9 @@ def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
         sources.shards("tfds:no_such_dataset", corpus)
 
 
-@pytest.mark.parametrize(("is_known", "proxies", "retries"), [(False, {}, 0), (True, {}, 10), (False, {"https": "proxy:1"}, 10)])
+@pytest.mark.parametrize(("is_known", "proxies", "retries"), [
+    (False, {}, 0), (True, {}, 10), (False, {"https": "proxy:1"}, 10), (False, {"no": "localhost"}, 0),
+])  # fmt: skip
 def test_without_a_network_a_download_is_tried_once(tmp_path, monkeypatch, is_known, proxies, retries):
     """A dataset whose files were fetched before is still prepared, so the download itself is not refused."""
     from tensorflow_datasets.core.download import downloader
@@ -91,7 +93,7 @@ def test_without_a_network_a_download_is_tried_once(tmp_path, monkeypatch, is_kn
     monkeypatch.setattr(seqio_tasks.socket, "getaddrinfo", look_up)
     monkeypatch.setattr(seqio_tasks.urllib.request, "getproxies", lambda: proxies)
     monkeypatch.setattr("tensorflow_datasets.core.DatasetBuilder.download_and_prepare", download)
-    reason = "ConnectionError: refused" if retries else "this machine cannot look up storage.googleapis.com"
+    reason = "ConnectionError: refused" + ("" if retries else "; this machine cannot look up storage.googleapis.com")
     with pytest.raises(config.ConfigError, match=rf"\({reason}\)\. Give the published files with --gin.DATA_DIR=FOLDER, or"):
         files.records("glue/rte", "train", config.Corpus(tfds_data_dir=str(tmp_path)))
     assert tried == [retries]

@@ -1,6 +1,7 @@
 """`load_encoder(...).fill_mask`: what stands at [MASK]."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_masked_tokens_are_predicted_from_the_other_tokens(encoder, vocabulary):
         node[name] = value
     for text, masks in zip(TEXTS, predicted, strict=True):
         ids = np.asarray([[vocabulary.bos, *vocabulary.encode_masked(text), vocabulary.eos]], np.int32)
-        logits = inference.logits(tree, encoder.model, vocabulary, ids, ids == vocabulary.mask)
+        logits = inference.logits(tree, encoder.model, vocabulary, ids, ids == vocabulary.mask, encoder.mask_fraction > 0.5)
         for of_mask, scores in zip(masks, logits, strict=True):
             probabilities = np.exp(scores) / np.exp(scores).sum()
             order = np.argsort(-probabilities)[:3]
@@ -98,6 +99,28 @@ def test_the_decoder_predicts_as_the_exported_module(workdirs, vocabulary, tmp_p
     for folder in (workdirs["mpnet"], tmp_path / "out"):
         [[candidates]] = maelm_jax.load_encoder(folder).fill_mask(TEXTS[:1], top=4)
         np.testing.assert_allclose([one.probability for one in candidates], expected, rtol=1e-4)
+
+
+def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir, tmp_path):
+    """A decoder does not tell: the encoder of delta 1 reads all masks. The export keeps that."""
+    hidden = make_workdir(tmp_path / "hidden", {})
+    read = make_workdir(tmp_path / "read", {"Masking.encoder_mask_fraction": 1.0})
+    random = make_workdir(tmp_path / "random", {"Masking.encoder_mask_fraction": 1.0, "Masking.random_fraction": 1.0})
+    folders = {"hidden": hidden, "read": read, "random": random}
+    for name in ("hidden", "read"):
+        folders[f"{name} exported"] = tmp_path / f"{name}-out"
+        assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--format=pytorch", "--no-verify"]) == 0
+    first = {name: maelm_jax.load_encoder(folder).fill_mask(TEXTS, top=1)[0][0][0].probability for name, folder in folders.items()}
+    assert first["hidden"] == first["hidden exported"] == first["random"] != first["read"] == first["read exported"]
+
+
+def test_a_mask_fraction_that_is_no_share_is_refused(make_workdir, tmp_path):
+    folder = make_workdir(tmp_path / "run", {})
+    assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(content | {"encoder_mask_fraction": "all"}))
+    with pytest.raises(config.ConfigError, match="encoder_mask_fraction is 'all', no number from 0 to 1. Export the run again"):
+        maelm_jax.load_encoder(tmp_path / "out")
 
 
 def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):

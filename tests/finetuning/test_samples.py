@@ -52,7 +52,7 @@ def test_a_sample_to_evaluate_on(name, data_dir, vocabulary, tmp_path):
     """The score and the predictions are those of the same outputs for the whole dev set, at the sampled examples."""
     whole, part = load(name, data_dir, vocabulary), load(name, data_dir, vocabulary, dev_examples=7)
     everything, sample = whole.dev[""], part.dev[""]
-    assert f"dev: evaluated on 7 of 32 {UNITS[name]}, not comparable with all" in part.notes
+    assert f"dev: scored on a sample of 7 of 32 {UNITS[name]}; do not compare with scores on all of them" in part.notes
     assert sample.count == f"7 {UNITS[name]}" and len(part.train.ids) == len(whole.train.ids)
     numbers = samples.numbers(7, 32)
     outputs, chosen = outputs_of(whole, numbers)
@@ -77,7 +77,7 @@ def test_the_sentences_of_conll(tmp_path, vocabulary):
         (tmp_path / name).write_text("\n".join(blocks))
     conll = config.Conll(train_file=str(tmp_path / "train"), dev_file=str(tmp_path / "dev"))
     data = load("conll", tmp_path, vocabulary, conll=conll, dev_examples=5)
-    assert "dev: evaluated on 5 of 12 sentences, not comparable with all" in data.notes
+    assert "dev: scored on a sample of 5 of 12 sentences; do not compare with scores on all of them" in data.notes
     assert data.dev[""].count == "5 sentences"
     expected = [vocabulary.encode(f"word{number} Dublin") for number in samples.numbers(5, 12)]
     assert [list(row[1:-1]) for row in data.dev[""].features.ids] == expected

@@ -55,6 +55,15 @@ def test_a_partial_table_says_so(tmp_path):
     assert "Partial" in (tmp_path / "table.md").read_text()
 
 
+def test_a_note_names_the_encoders_that_it_holds_for():
+    reports = {
+        "tiny": {"rte": of_task(0.6, 0.5, 0.9, notes=["of both", "of tiny"])},
+        "mlm": {"rte": of_task(0.7, 0.6, 0.75, notes=["of both"]), "cola": of_task(0.1, 0.0, 0.1, notes=["alone"])},
+    }
+    lines = table.markdown(reports).splitlines()
+    assert lines[-3:] == ["- rte: of both", "- rte, tiny: of tiny", "- cola: alone"]
+
+
 def test_a_table_is_read_as_it_was_written(tmp_path):
     assert table.read(tmp_path) == {}
     cell = {"name": "b32", "median": 0.6, "least": 0.5, "highest": None}

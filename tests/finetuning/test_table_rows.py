@@ -46,6 +46,21 @@ def test_a_cell_of_csv_with_several_lines_is_one(tmp_path):
     assert [row.number for row in rows] == [1, 3, 5]
 
 
+def test_fields_of_jsonl_that_nobody_reads_may_hold_anything(tmp_path):
+    lines = [{"question": "a", "meta": {"x": 1}, "good": "no", "answer": 2, "comment": None}, {"answer": "b", "good": "yes", "question": "c"}]
+    (tmp_path / "a.ndjson").write_text("\n".join(map(json.dumps, lines)))
+    examples = sentence_files.read(TASK, tmp_path / "a.ndjson", labelled=True)
+    assert examples.sentences == [("a", "2"), ("c", "b")] and examples.labels.tolist() == [0, 1]
+    (tmp_path / "b.jsonl").write_text("\n".join(json.dumps(line | {"good": None}) for line in lines))
+    assert len(sentence_files.read(TASK, tmp_path / "b.jsonl", labelled=False).sentences) == 2
+
+
+def test_a_cell_of_csv_may_be_long_and_a_header_may_have_spaces(tmp_path):
+    (tmp_path / "a.csv").write_text(f'question, good, answer\n"{"long " * 50_000}",no,x\n')
+    examples = sentence_files.read(TASK, tmp_path / "a.csv", labelled=True)
+    assert len(examples.sentences[0][0]) == 249_999
+
+
 def test_fields_of_jsonl_are_found_by_name_and_numbers_are_labels(tmp_path):
     lines = [{"text": "a", "label": 1, "more": True}, {"label": 0, "more": False, "text": "b", "extra": [1]}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
@@ -53,10 +68,13 @@ def test_fields_of_jsonl_are_found_by_name_and_numbers_are_labels(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", 'question,good,answer\n"open,no,x\n', r"a.csv:2: not CSV \(unexpected end of data\). Quote a cell"),
+    ("a.csv", 'question,good,answer\nfine,no,x\n"open,no,x\n' + "more,no,x\n" * 9, r"a.csv:3: not CSV from this line on \(unexpected end"),
     ("a.csv", 'question,good,answer\n"a"b,no,x\n', r"a.csv:2: not CSV"),
     ("a.csv", "question,good,answer\na,no\n", r"a.csv:2: 2 columns, expected 3 \(question, good, answer\), separated by commas"),
-    ("a.csv", "question\tgood\tanswer\na\tno\tx\n", r"a.csv:1: no column 'question', 'answer', 'good'"),
+    ("a.csv", "question\tgood\tanswer\na\tno\tx\n", "Separate the columns with commas, or name the file .tsv"),
+    ("a.csv", "question;good;answer\na;no;x\n", "Separate the columns with commas, not semicolons"),
+    ("a.json", '[{"question": "a"}]', "a table is no .json file. Write an object on each line, and name it .jsonl"),
+    ("a.jsonl", '{"question": "cut \\ud83d", "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question' has half of a surrogate pair"),
     ("a.tsv", "question,good,answer\na,no,x\n", "Separate the columns with tabs, or name the file .csv"),
     ("a.tsv", "question\tgood\tanswer\na\tno\n", "separated by tabs"),
     ("a.jsonl", '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n', "a.jsonl:2: no field 'answer', which the first"),

@@ -25,6 +25,6 @@ def test_the_loss_curve_names_its_lines_and_units(tmp_path):
 
 
 def test_the_loss_curve_says_that_training_has_another_mask_rate():
-    labels = {None: "held-out, at mask rate 0.15", "Masking.rate=0.15": "held-out", "Masking.heldout_rate=None": "held-out"}
-    for binding, label in labels.items():
-        assert summary._heldout_label(gin_files.load(["tiny.gin"], [binding] if binding else [])) == label
+    named = ("training (one batch), at mask rate 0.4", "held-out, at mask rate 0.15")
+    for binding, labels in ((None, named), ("Masking.rate=0.15", metrics.PLAIN_LABELS), ("Masking.heldout_rate=None", metrics.PLAIN_LABELS)):
+        assert summary._curve_labels(gin_files.load(["tiny.gin"], [binding] if binding else [])) == labels
