@@ -30,6 +30,7 @@ def all_tables() -> dict[str, str]:
     return {
         "screening": screening_table(read("screening")),
         "variations": screening_table(read("variations"), has_times=False),
+        "adamw": screening_table(read("adamw"), has_times=False),
         "recipe": recipe_table(read("recipe"), read("step_times")),
         "continued": screening_table(read("continued")),
         "exact": exact_table(read("finetuning_exact")),

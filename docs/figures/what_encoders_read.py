@@ -75,7 +75,9 @@ def main():
     )  # fmt: skip
     for axes, draw, title in zip(panels, (mlm, mae_lm), titles, strict=True):
         draw(axes)
-        axes.set(xlim=(-0.8, 6.6), ylim=(-0.6, 5.8), title=title)
+        axes.text(1.3 * STEP, 5.3, "predicted:", ha="right", va="center", fontsize=9)
+        axes.set(xlim=(-0.8, 6.6), ylim=(-0.6, 5.8))
+        axes.set_title(title, pad=10)
         axes.axis("off")
     path = pathlib.Path(__file__).with_suffix(".png")
     figure.savefig(path, dpi=110)
