@@ -152,8 +152,9 @@ def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
         style = dict(style)
         if (objective := words.split(",")[0]) in COLOURS:
             style["color"] = COLOURS[objective]
-        points = [(layer["layer"], layer["plain"]) for layer in ranks[name]]
-        right.plot(*zip(*points, strict=True), **style, label=words)
+        if name in ranks:
+            points = [(layer["layer"], layer["plain"]) for layer in ranks[name]]
+            right.plot(*zip(*points, strict=True), **style, label=words)
         run = runs[name]
         if "losses" in run:
             steps, losses = np.asarray(run["losses"], float).T

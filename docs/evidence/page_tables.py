@@ -18,6 +18,7 @@ RECIPES = {
 }  # fmt: skip
 MINILM = {
     "MiniLM": "as it is",
+    "MiniLM-fresh-pooler": "as it is, fresh pooler",
     "minilm-mae": "MAE-LM, decoder without relative positions",
     "minilm-mae-relative": "MAE-LM",
     "minilm-mlm": "MLM",
@@ -219,13 +220,14 @@ def minilm_table(runs: dict, ranks: dict[str, list[dict]]) -> str:
     """
     rows = []
     for name, words in MINILM.items():
-        run, last = runs[name], ranks[name][-1]
-        logged = ("", "")
+        run, logged, measured = runs[name], ("", ""), ("", "", "")
+        if name in ranks:
+            measured = tuple(ranks[name][-1][kind] for kind in ("plain", "real", "all"))
         if "losses" in run:
             gain = run["unigram"] - run["losses"][-1][1]
             logged = (f"{run['tokens'] / MILLION:.1f}", f"{gain:.2f}")
         scores = map(spread, run["scores"].values())
-        rows.append((words, *logged, last["plain"], last["real"], last["all"], *scores))
+        rows.append((words, *logged, *measured, *scores))
     header = (
         "MiniLM", "million tokens", "nats below unigram", "rank without [MASK]",
         "real tokens beside [MASK]", "all tokens of masked input",
