@@ -32,7 +32,7 @@ def main():
 def draw_all():
     """Writes every figure into FIGURES."""
     draw_recipe(page_tables.read("recipe"))
-    draw_tuning(page_tables.read("finetuning"))
+    draw_tuning(page_tables.comparisons())
     draw_encoders(page_tables.read("encoders"))
     draw_delta(page_tables.read("delta"))
     draw_minilm(page_tables.read("minilm"), page_tables.minilm_ranks())
@@ -67,20 +67,22 @@ def draw_recipe(runs: dict):
     figure.savefig(FIGURES / "recipe.png", dpi=130)
 
 
-def draw_tuning(content: dict):
+def draw_tuning(compared: list[page_tables.Comparison]):
     """The differences of means with their intervals."""
     pyplot = plotting.pyplot()
-    figure, axes = pyplot.subplots(figsize=(6.5, 2.6), layout="constrained")
-    by_task = page_tables.differences(content)
-    for row, (mean, low, high) in enumerate(by_task.values()):
+    size = (7, 1.6 + 0.5 * len(compared))
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    for row, one in enumerate(compared):
+        mean, low, high = one.difference
         ends = [[mean - low], [high - mean]]
         axes.errorbar(mean, -row, xerr=ends, fmt="o", color=plotting.COLOURS[1], capsize=4)
     axes.axvline(0.0, color=plotting.REFERENCE, linewidth=1)
     axes.set(
-        yticks=[-row for row in range(len(by_task))], yticklabels=by_task,
-        xlabel="maelm_jax minus transformers (points; mean and 95% interval)",
-        title="Fine-tuning MiniLM-L6: same scores in both programs?",
-        ylim=(0.5 - len(by_task), 0.5),
+        yticks=[-row for row in range(len(compared))],
+        yticklabels=[f"{one.task}, {len(one.ours)} seeds" for one in compared],
+        xlabel="maelm_jax minus transformers (points of the score; mean and 95% interval)",
+        title="Fine-tuning MiniLM-L6: no difference between the programs shows",
+        ylim=(0.5 - len(compared), 0.5),
     )  # fmt: skip
     figure.savefig(FIGURES / "finetuning.png", dpi=130)
 

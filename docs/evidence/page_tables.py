@@ -23,6 +23,7 @@ MINILM = {
     "minilm-mae-relative": "MAE-LM",
     "minilm-mlm": "MLM",
 }
+TUNING = ("finetuning", "finetuning_cola")  # each written by one call of the benchmark
 MILLION = 10**6
 
 
@@ -35,7 +36,7 @@ def all_tables() -> dict[str, str]:
         "recipe": recipe_table(read("recipe"), read("step_times")),
         "continued": screening_table(read("continued")),
         "exact": exact_table(read("finetuning_exact")),
-        "finetuning": tuning_table(read("finetuning")),
+        "finetuning": tuning_table(comparisons()),
         "encoders": encoders_table(read("encoders")),
         "delta": delta_table(read("delta")),
         "longer": longer_table(read("longer")),
@@ -112,12 +113,29 @@ def recipe_table(runs: dict, timed: dict) -> str:
     return tables.markdown(header, rows, left=2)
 
 
-def differences(content: dict) -> dict[str, finetune_vs_transformers.Difference]:
-    """The difference of means of each task, maelm_jax minus transformers, and its interval."""
-    return {
-        task: finetune_vs_transformers.difference(scores["maelm_jax"], scores["transformers"])
+class Comparison(typing.NamedTuple):
+    """The scores of one task from both programs, in percent."""
+
+    task: str
+    examples: int  # at most, in training
+    ours: list[float]  # one a seed
+    theirs: list[float]
+
+    @property
+    def difference(self) -> finetune_vs_transformers.Difference:
+        """The difference of the means, maelm_jax minus transformers, and its interval."""
+        return finetune_vs_transformers.difference(self.ours, self.theirs)
+
+
+def comparisons() -> list[Comparison]:
+    """All tasks of the files that benchmarks/finetune_vs_transformers.py wrote."""
+    return [
+        Comparison(
+            task, content["settings"]["examples"], scores["maelm_jax"], scores["transformers"]
+        )
+        for content in map(read, TUNING)
         for task, scores in content["scores"].items()
-    }
+    ]
 
 
 def exact_table(content: dict) -> str:
@@ -134,18 +152,20 @@ def exact_table(content: dict) -> str:
     return tables.markdown(header, rows)
 
 
-def tuning_table(content: dict) -> str:
+def tuning_table(compared: list[Comparison]) -> str:
     """One row a task: both means, their difference and its interval."""
     rows = []
-    for task, (mean, low, high) in differences(content).items():
-        ours, theirs = (
-            content["scores"][task][program] for program in ("maelm_jax", "transformers")
-        )
+    for one in compared:
+        mean, low, high = one.difference
+        means = (f"{np.mean(x):.2f} (sd {np.std(x, ddof=1):.2f})" for x in (one.ours, one.theirs))
         rows.append((
-            task, *(f"{np.mean(x):.2f} (sd {np.std(x, ddof=1):.2f})" for x in (ours, theirs)),
-            len(ours), f"{mean:+.2f}", f"{low:+.2f} to {high:+.2f}",
+            one.task, f"{one.examples:,}", *means, len(one.ours), f"{mean:+.2f}",
+            f"{low:+.2f} to {high:+.2f}",
         ))  # fmt: skip
-    header = ("task", "maelm_jax", "transformers", "seeds", "difference", "95% interval")
+    header = (
+        "task", "training examples", "maelm_jax", "transformers", "seeds", "difference",
+        "95% interval",
+    )  # fmt: skip
     return tables.markdown(header, rows)
 
 
