@@ -11,6 +11,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config, json_files
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import families, weight_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
@@ -95,6 +96,13 @@ def ignored_head(content: dict) -> str | None:
         return None
     has_known_head = names[0].endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return None if has_known_head else names[0]
+
+
+def vocabulary_of(folder: pathlib.Path) -> str:
+    """Returns a folder's vocabulary. transformers adds tokens to tokenizer.json only."""
+    files = vocabularies.files_in(folder)
+    sizes = [vocabularies.load(file).size for file in files] if len(files) > 1 else [0]
+    return str(folder if max(sizes) == sizes[0] else files[-1])
 
 
 def check_tokenizer(content: dict, folder: pathlib.Path):

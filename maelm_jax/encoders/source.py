@@ -254,22 +254,12 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
         shapes = stated.parameter_shapes(model, content["vocabulary_size"])
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
+    length = run_results.stated_length(folder, settings["max_positions"])
+    fraction = pytorch.mask_fraction(content, str(folder / "config.json"))
     return EncoderSource(
-        path=str(folder),
-        kind="folder of ours",
-        settings=settings,
-        vocabulary=str(folder),
-        length=run_results.stated_length(folder, settings["max_positions"]),
-        _read_params=read_params,
-        mask_fraction=pytorch.mask_fraction(content, str(folder / "config.json")),
-    )
-
-
-def _vocabulary_of(folder: pathlib.Path) -> str:
-    """Returns a folder's vocabulary. transformers adds tokens to tokenizer.json only."""
-    files = vocabularies.files_in(folder)
-    sizes = [vocabularies.load(file).size for file in files] if len(files) > 1 else [0]
-    return str(folder if max(sizes) == sizes[0] else files[-1])
+        str(folder), "folder of ours", settings, str(folder), length, read_params,
+        mask_fraction=fraction,
+    )  # fmt: skip
 
 
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
@@ -287,7 +277,7 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
         path=str(folder),
         kind=f"{content['model_type']} folder",
         settings=settings,
-        vocabulary=_vocabulary_of(folder),
+        vocabulary=huggingface.vocabulary_of(folder),
         length=run_results.stated_length(folder, settings["max_positions"]),
         _read_params=read_params,
         ignored_head=huggingface.ignored_head(content),
@@ -306,6 +296,5 @@ def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> Encoder
         shapes = stated.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
         return published.import_params(stored.tensors, shapes, str(file))
 
-    kind = "checkpoint of the reference"
-    length = stored.settings["max_positions"]
+    kind, length = "checkpoint of the reference", stored.settings["max_positions"]
     return EncoderSource(str(file), kind, stored.settings, vocabulary, length, read_params)

@@ -63,7 +63,8 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
     with folders.written(tmp_path / "second") as folder:
         model = dataclasses.replace(experiment.model, **encoder_source.settings)
         model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
-        exported = export_formats.Exported(values, model, vocabulary, experiment.corpus.sequence_length)
+        fraction = encoder_source.mask_fraction
+        exported = export_formats.Exported(values, model, vocabulary, experiment.corpus.sequence_length, mask_fraction=fraction)
         export_formats.write(format, folder, exported)
     files = sorted(path.name for path in (tmp_path / "second").iterdir())
     assert "README.md" not in files and len(files) >= 2
