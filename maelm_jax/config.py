@@ -149,15 +149,6 @@ class Masking(Settings):
             f"{both} say what enters the encoder: set encoder_mask_fraction above 0")
 
     @property
-    def visible_mask_fraction(self) -> float:
-        """Share of the masked positions that the encoder may read as [MASK].
-
-        It is 0 if a random or the same token stands at each of them.
-        """
-        is_replaced = self.random_fraction + self.keep_fraction == 1
-        return 0.0 if is_replaced else self.encoder_mask_fraction
-
-    @property
     def named_rates(self) -> list[tuple[str, float]]:
         """The mask rates of training and evaluation, each with the setting that it comes from."""
         rates = [
@@ -233,6 +224,16 @@ class Experiment:
         masking = dataclasses.replace(
             self.masking, rate=rate, rate_plateaus=(), heldout_rate=None)
         return dataclasses.replace(self, masking=masking)
+
+    @property
+    def visible_mask_fraction(self) -> float:
+        """Share of the masked positions that the encoder may read as [MASK].
+
+        It is 0 if a random or the same token stands at each of them and a decoder predicts them.
+        """
+        masking = self.masking
+        is_replaced = masking.random_fraction + masking.keep_fraction == 1
+        return 0.0 if is_replaced and self.model.decoder_layers else masking.encoder_mask_fraction
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""

@@ -78,7 +78,7 @@ class CustomTask(FileSettings):
     """The task `own`: one or two columns of text and a label, in your own files."""
 
     train_file: Text | None = setting(
-        None, "Table with a header line: tab-separated, .csv or .jsonl.")
+        None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.")
     dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
     columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
     label: Text = setting("label", "Column of the label.")

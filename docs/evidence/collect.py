@@ -5,9 +5,9 @@ r"""Collects what finished pretraining runs logged into one JSON file for draw.p
 
 A run in FILE.json has its tokens, those of a step, the median seconds a step, the unigram
 cross-entropy of the held-out targets, the held-out losses and effective ranks by step, and those
-settings in which the runs differ. With --scores, it also has what maelm_jax.finetune scored from
-each of them. With --add, the runs that FILE.json already has stay in it. With --ranks, FILE.json
-has the ranks by layer of a report of maelm_jax.analyze.
+settings in which the runs of this call differ. With --scores, it also has what maelm_jax.finetune
+scored from each of them. With --add, the runs that FILE.json already has stay in it as they are.
+With --ranks, FILE.json has the ranks by layer of a report of maelm_jax.analyze.
 """
 
 import argparse

@@ -114,7 +114,7 @@ def draw_encoders(content: dict):
 
 
 def draw_delta(runs: dict):
-    """Rank of the last layer and the score of SST-2 by delta. CoLA's scores are 0."""
+    """Rank of the last layer and the score of SST-2 by delta. CoLA's medians are 0."""
     pyplot = plotting.pyplot()
     deltas, by_share = list(page_tables.by_delta(runs)), page_tables.by_delta(runs).values()
     (fresh,) = (run["scores"]["sst2"] for run in runs.values() if "losses" not in run)

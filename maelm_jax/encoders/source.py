@@ -226,7 +226,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         _read_params=read_params,
         step=step,
         labels=tuple(results.get("labels", ())),
-        mask_fraction=experiment.masking.visible_mask_fraction,
+        mask_fraction=experiment.visible_mask_fraction,
         # The run may have been trained on another kind of device.
         base=dataclasses.replace(model, attention_backend="auto"),
     )

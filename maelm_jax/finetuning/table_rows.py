@@ -1,4 +1,4 @@
-"""Reads the rows of labelled tables: tab-separated, .csv and .jsonl files, also as .xz and .gz."""
+"""Reads the rows of labelled tables: tab-separated, .csv and .jsonl, also as .xz and .gz."""
 
 import collections.abc
 import csv

@@ -193,7 +193,7 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     masking = dataclasses.replace(
         experiment.masking, rate=rate, unit="token", mask_special_tokens=False,
         random_fraction=0.0, keep_fraction=0.0,
-        encoder_mask_fraction=experiment.masking.visible_mask_fraction,
+        encoder_mask_fraction=experiment.visible_mask_fraction,
     )  # fmt: skip
     corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
     run = dataclasses.replace(experiment.run, seed=seed)
@@ -214,14 +214,17 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
     elif any(not np.array_equal(rows[0], other) for other in rows):
         lines.append("the models are measured on different rows: their losses do not compare")
     # What the encoder reads of the masked tokens is the model's own.
-    masked = {
-        dataclasses.replace(
-            model.experiment.masking, encoder_mask_fraction=1.0, random_fraction=0.0,
-            keep_fraction=0.0, renumber=False, compact=True, rate_plateaus=(),
+    masks = {
+        (
+            model.experiment.run.seed,
+            dataclasses.replace(
+                model.experiment.masking, encoder_mask_fraction=1.0, random_fraction=0.0,
+                keep_fraction=0.0, renumber=False, compact=True, rate_plateaus=(),
+            ),
         )
         for model in models
     }  # fmt: skip
-    if len(masked) > 1:
+    if len(masks) > 1:
         lines.append("the models are measured with different masks: their losses do not compare")
     return lines
 

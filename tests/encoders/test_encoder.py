@@ -107,6 +107,9 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     read = make_workdir(tmp_path / "read", {"Masking.encoder_mask_fraction": 1.0})
     random = make_workdir(tmp_path / "random", {"Masking.encoder_mask_fraction": 1.0, "Masking.random_fraction": 1.0})
     folders = {"hidden": hidden, "read": read, "random": random}
+    of_mlm = {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False}
+    mlm = make_workdir(tmp_path / "mlm", of_mlm | {"Masking.random_fraction": 1.0})
+    assert maelm_jax.load_encoder(mlm).mask_fraction == 1  # nothing else predicts
     for name in ("hidden", "read"):
         folders[f"{name} exported"] = tmp_path / f"{name}-out"
         assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--format=pytorch", "--no-verify"]) == 0
