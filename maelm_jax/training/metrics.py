@@ -155,7 +155,7 @@ def figure_of(workdir: str, unigram: float | None, labels: CurveLabels = PLAIN_L
     if unigram is not None:
         label = f"unigram {unigram:.2f}"
         axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
-    axes.set(xlabel="step", ylabel="masked cross-entropy (nats per predicted token)")
+    axes.set(xlabel="step", ylabel="loss (nats per predicted token)")
     axes.set_title(f"Loss of {pathlib.Path(workdir).name} by step", wrap=True)
     axes.legend()
     return figure
