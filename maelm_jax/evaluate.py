@@ -71,11 +71,7 @@ def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
 
 def _corpus(text: str, bindings: list[str]) -> config.Corpus:
     """Returns the settings that the text is read with."""
-    base = config.Experiment(
-        config.Vocabulary(), config.Corpus(text_files=text), config.Masking(), config.Model(),
-        config.Optimizer(), config.Mesh(), config.Run(),
-    )  # fmt: skip
-    return gin_files.load([], bindings, base).corpus
+    return gin_files.load([], [f"Corpus.text_files={text!r}", *bindings]).corpus
 
 
 def _cells(score) -> list:

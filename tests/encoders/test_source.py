@@ -213,22 +213,6 @@ def test_a_step_of_what_is_no_workdir_is_refused(workdirs, tmp_path):
             source.find(str(path), 3)
 
 
-def test_a_workdir_of_another_shape_is_refused(workdirs):
-    encoder_source = source.find(str(workdirs["mpnet"]))
-    with pytest.raises(config.ConfigError, match="does not fit this model: Model.width is 32 there, 128 here"):
-        adoption.adopt(gin_files.load(["tiny.gin"]), encoder_source)
-
-
-@pytest.mark.parametrize("setting,message", [
-    ("decoder_attention='cross'", "Model.decoder_attention is 'self' there, 'cross' here"),
-    ("decoder_causal=True", "Model.decoder_causal is False there, True here"),
-])  # fmt: skip
-def test_a_workdir_with_a_decoder_of_another_kind_is_refused(workdirs, setting, message):
-    experiment = gin_files.load([str(workdirs["mpnet"] / "config.gin")], [f"Model.{setting}"])
-    with pytest.raises(config.ConfigError, match=message):
-        adoption.adopt(experiment, source.find(str(workdirs["mpnet"])))
-
-
 def test_the_paper_s_decoder_is_left_out_of_a_run_with_another_kind():
     """Self-attention and cross-attention have parameters of the same names and shapes."""
     case = source.find(str(next(path for path in CASES.glob("*.npz") if "mae" in path.name)))
@@ -236,36 +220,6 @@ def test_the_paper_s_decoder_is_left_out_of_a_run_with_another_kind():
     for changes, decoder in (({}, True), ({"decoder_attention": "cross"}, False), ({"decoder_causal": True}, False)):
         params = case.read(dataclasses.replace(base, heads=case.settings.get("heads", 2), **changes))
         assert any(path.startswith("decoder/") for path in params) == decoder, changes
-
-
-def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made():
-    pretrained = str(ROOT / "pretrained")
-    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{pretrained}'"]
-    with pytest.raises(config.ConfigError, match="sequence_length 600 is longer than the 128 positions of .*pretrained: lower it"):
-        adoption.adopt(gin_files.load(["continue.gin"], [*settings, "SEQUENCE_LENGTH=600"]), source.find(pretrained))
-    other = next((ROOT / "tests/data").glob("workdir_of_*/run/vocabulary"))
-    with pytest.raises(config.ConfigError, match="Vocabulary.file is another file than the vocabulary of"):
-        adoption.adopt(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{other}'"]), source.find(pretrained))
-
-
-def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
-    """Its heads have 32 values, those of base.gin 64."""
-    pretrained = str(ROOT / "pretrained")
-    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{pretrained}'"]
-    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (96, 80))
-    assert adoption.adopt(fitting, source.find(pretrained)).experiment.model.decoder_width == 96
-    with pytest.raises(config.ConfigError, match="decoder_width 80 is not a multiple of the encoder's head size 32"):
-        adoption.adopt(other, source.find(pretrained))
-
-
-def test_a_head_that_reads_another_width_is_left_out(workdirs):
-    values = values_of(workdirs["mpnet-mlm"])
-    model = gin_files.load([str(workdirs["mpnet-mlm"] / "config.gin")]).model
-    for width, fresh in ((None, ["decoder"]), (64, ["decoder", "head"])):
-        settings = dataclasses.replace(model, decoder_layers=1, decoder_width=width)
-        _, init = maelm.create(settings, 600, config.SpecialIds.of_size(600))
-        params = jax.jit(init)(jax.random.key(0))
-        assert adoption.load_params(values, params, 600, "source").fresh == fresh
 
 
 def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
