@@ -53,7 +53,10 @@ def main(argv: list[str]) -> int:
         trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
         rows = [runs.heldout_rows(run, args.tokens) for run in trained]
     report.check_folder(args.workdir, [run.workdir for run in trained])
-    notes = runs.differences(trained, rows, args.text)
+    notes = [
+        *(note for run in trained for note in runs.other_masks(run)),
+        *runs.differences(trained, rows, args.text),
+    ]
     for note in notes:
         print(note)
     measured = [

@@ -172,6 +172,23 @@ def test_every_checkpoint_is_measured_with_its_own_weights(text, report, tmp_pat
         analyze.main([*flags, "--step=5", f"--workdir={tmp_path / 'five'}"])
 
 
+def test_masks_of_the_command_line_are_those_of_the_measurement_only(runs, tmp_path):
+    """The columns of the training are those of the run, and a note names what differs."""
+    flags = [f"--runs={runs['mae']}", f"--workdir={tmp_path}", "--tokens=6000", "--sets=1"]
+    assert analyze.main([*flags, "--gin.Masking.heldout_rate=0.3", "--gin.Masking.encoder_mask_fraction=1.0"]) == 0
+    results = json.loads((tmp_path / "ranks.json").read_text())
+    (row,) = [line for line in reports.runs_table(results).splitlines() if line.startswith("| mae ")]
+    assert [cell.strip() for cell in row.split("|")][4:7] == ["0", "0.4", "0.3"]  # delta, training rate, rate here
+    (mae,) = results["runs"]
+    assert mae["tokens"]["mask"] / mae["tokens"]["plain"] == pytest.approx(0.3, abs=0.01), "these masks are measured"
+    (note,) = results["notes"]
+    assert note == (
+        "the ranks of mae are measured with other masks than its held-out loss "
+        "(Masking.rate: 0.15 -> 0.3; Masking.encoder_mask_fraction: 0.0 -> 1.0)"
+    )
+    assert note in (tmp_path / "report.md").read_text()
+
+
 def test_runs_that_differ_are_each_analysed_on_their_own_text(text, runs, tmp_path, capsys):
     other = workdir(text, tmp_path / "other", "SEQUENCE_LENGTH=16", "Vocabulary.size=450")
     assert analyze.main([f"--runs={runs['mae']},{other}", f"--workdir={tmp_path / 'report'}", "--tokens=2000", "--sets=1"]) == 0

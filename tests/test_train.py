@@ -17,6 +17,7 @@ def test_a_run_leaves_what_it_promises(uninterrupted):
     assert set(metrics(uninterrupted)[-1]) >= {
         "step", "loss", "accuracy", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss", "eval_accuracy", "unigram",
         "rank_plain_middle", "rank_plain_last", "rank_real_middle", "rank_real_last",
+        "rank_all_middle", "rank_all_last",
     }  # fmt: skip
     assert [line["step"] for line in metrics(uninterrupted) if "rank_plain_last" in line] == [30, STEPS], "every 30 steps, and after the last"
     first, last = metrics(uninterrupted)[0], metrics(uninterrupted)[-1]

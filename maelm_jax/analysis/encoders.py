@@ -45,7 +45,7 @@ def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
     )
     name, step = pathlib.Path(path).name, encoder.step or 0
     return TrainedRun(
-        name, path, experiment, encoder.vocabulary, step, encoder.tree(), is_trained_here=False
+        name, path, experiment, None, encoder.vocabulary, step, encoder.tree()
     )
 
 

@@ -178,12 +178,25 @@ def by_layer(axes, lines: collections.abc.Iterable[Line]):
         ]
         if known:
             layers, intervals = zip(*known, strict=True)
-            means = [interval["mean"] for interval in intervals]
-            bars = [interval["half"] or 0.0 for interval in intervals]
-            axes.errorbar(layers, means, yerr=bars, label=line.label, capsize=3, **line.style)
+            _plot_intervals(axes, layers, intervals, line.label, line.style)
     axes.set(xlabel="layer", ylabel=RANK_LABEL)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _plot_intervals(
+    axes,
+    x: collections.abc.Sequence[int],
+    intervals: collections.abc.Sequence[dict],
+    label: str,
+    style: dict,
+):
+    """Plots means with their intervals. Where tokens were too few for several sets, says so."""
+    if any(interval["half"] is None for interval in intervals):
+        label += " (one set)"
+    means = [interval["mean"] for interval in intervals]
+    bars = [interval["half"] or 0.0 for interval in intervals]
+    axes.errorbar(x, means, yerr=bars, label=label, capsize=3, **style)
 
 
 def by_step(panels: list, runs: list[dict], style: dict[str, dict]):
@@ -191,13 +204,9 @@ def by_step(panels: list, runs: list[dict], style: dict[str, dict]):
     for panel, tokens in zip(panels, ("plain", "real"), strict=True):
         for run in runs:
             known = [entry for entry in run["by_step"] if "rank" in entry[tokens]]
+            steps = [entry["step"] for entry in known]
             intervals = [entry[tokens]["rank_by_set"] for entry in known]
-            panel.errorbar(
-                [entry["step"] for entry in known],
-                [interval["mean"] for interval in intervals],
-                yerr=[interval["half"] or 0.0 for interval in intervals],
-                label=run["name"], capsize=3, **style[run["name"]],
-            )  # fmt: skip
+            _plot_intervals(panel, steps, intervals, run["name"], style[run["name"]])
         panel.set_title(KIND_LABELS[tokens], fontsize="medium")
         panel.set(xlabel="step", ylabel=RANK_LABEL)
     same_scale(panels)

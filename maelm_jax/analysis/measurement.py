@@ -31,9 +31,9 @@ def measure(
     Returns:
         Everything that the report needs, ready for JSON.
     """
-    experiment, curve = run.experiment, curves.NO_CURVE
-    if run.is_trained_here:
-        curve = curves.heldout_curve(run.workdir, experiment, run.step)
+    experiment, training, curve = run.experiment, run.training, curves.NO_CURVE
+    if training:
+        curve = curves.heldout_curve(run.workdir, training, run.step)
     unmasked = trained_runs.unmasked_tokens(run, rows)
     possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
@@ -47,7 +47,8 @@ def measure(
         "step": run.step,
         "started_from": trained_runs.started_from(experiment),
         "model": dataclasses.asdict(experiment.model),
-        "masking": dataclasses.asdict(experiment.masking),
+        "masking": dataclasses.asdict(training.masking) if training else None,
+        "mask_rate": experiment.evaluated.masking.rate,
         "vocabulary": run.vocabulary.fingerprint[:12],
         "rows": len(rows),
         "length": int(rows.shape[1]),

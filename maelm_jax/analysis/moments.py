@@ -43,7 +43,11 @@ class Moments(typing.NamedTuple):
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def second(self, layer: int, centred: bool = False) -> np.ndarray:
+    def of_layer(self, layer: int) -> "Moments":
+        """The moments of one layer, as the only layer."""
+        return Moments(self.count, self.total[[layer]], self.product[[layer]])
+
+    def second(self, layer: int = 0, centred: bool = False) -> np.ndarray:
         """Mean of x x^T over the tokens, float64 [D, D]; with `centred`, their covariance."""
         mean = self.total[layer] / self.count
         return self.product[layer] / self.count - (np.outer(mean, mean) if centred else 0.0)

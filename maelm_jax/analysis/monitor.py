@@ -66,17 +66,19 @@ class RankMonitor:
             params: Parameters of the model.
 
         Returns:
-            rank_plain_middle and rank_plain_last for text without [MASK], rank_real_middle and
-            rank_real_last for the real tokens of masked input. A rank is missing when there are
-            fewer than `ranks.LEAST_PER_DIMENSION` tokens for each dimension.
+            rank_plain_middle and rank_plain_last for text without [MASK]. Also rank_real_* for the
+            real tokens of masked input, and rank_all_* for all tokens of it (Figure 1a of arXiv
+            2302.02060). A rank is missing when there are fewer than `ranks.LEAST_PER_DIMENSION`
+            tokens for each dimension.
         """
         began = time.perf_counter()
         moments_of_set = moments.accumulate(
             self._measure, params["encoder"], self._rows, 0, self._key, self._pad,
             size=self._size, shard=self._shard,
         )  # fmt: skip
+        moments_of_set["all"] = moments_of_set["real"] + moments_of_set["mask"]
         result = {}
-        for name in ("plain", "real"):
+        for name in ("plain", "real", "all"):
             tokens = moments_of_set[name]
             if ranks.enough(tokens.count, self._width):
                 for layer, depth in enumerate(("middle", "last")):

@@ -134,20 +134,21 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
         A dict with one entry for each kind of tokens, and for "all". The entry has the number of
         tokens. If these suffice, it also has the effective rank of the pooled tokens, its mean and
         interval over the sets, the rank of the centred states, both spectra, and the use of
-        dimensions. If real tokens and [MASK]
-        both have a rank, the key `mask_alone` holds the result of `mask_alone`.
+        dimensions. If real tokens and [MASK] both have a rank, the key `mask_alone` holds the
+        result of `mask_alone`.
     """
     width = sets[0]["plain"].total.shape[1]
-    groups = [one | {"all": one["real"] + one["mask"]} for one in sets]
+    of_layer = [{name: one[name].of_layer(layer) for name in one} for one in sets]
+    groups = [one | {"all": one["real"] + one["mask"]} for one in of_layer]
     pooled = {name: sum((one[name] for one in groups[1:]), groups[0][name]) for name in groups[0]}
     result: dict = {"layer": layer}
     for name, moments in pooled.items():
         result[name] = {"tokens": int(moments.count)}
         if enough(moments.count, width):
             parts = [one[name] for one in groups if enough(one[name].count, width)]
-            result[name] |= _describe_tokens(moments, parts, layer, tau)
+            result[name] |= _describe_tokens(moments, parts, tau)
     if "rank" in result["mask"] and "rank" in result["real"]:
-        result["mask_alone"] = mask_alone(pooled["real"].second(layer), pooled["mask"], layer, tau)
+        result["mask_alone"] = mask_alone(pooled["real"].second(), pooled["mask"], tau)
     return result
 
 
@@ -161,30 +162,29 @@ def without_spectra(sets: list[dict], layer: int, tau: float) -> dict[str, dict]
     }
 
 
-def _describe_tokens(moments, parts: list, layer: int, tau: float) -> dict:
+def _describe_tokens(moments, parts: list, tau: float) -> dict:
     """Ranks, spectra and use of dimensions of one layer's states, ready for JSON.
 
     Args:
-        moments: Moments of all tokens.
+        moments: Moments of all tokens in the layer.
         parts: Moments of the disjoint sets with enough tokens for a rank.
-        layer: Index of the layer.
         tau: Share of the squared length that the effective rank holds.
     """
-    values = spectrum(moments.second(layer))
-    centred = spectrum(moments.second(layer, centred=True))
+    values = spectrum(moments.second())
+    centred = spectrum(moments.second(centred=True))
     rank = effective_rank(values, tau)
-    by_set = [effective_rank(spectrum(part.second(layer)), tau) for part in parts]
+    by_set = [effective_rank(spectrum(part.second()), tau) for part in parts]
     return {
         "rank": rank,
         "rank_by_set": dataclasses.asdict(interval(by_set if len(parts) > 1 else [rank])),
         "centred_rank": effective_rank(centred, tau),
         "spectrum": values.tolist(),
         "centred_spectrum": centred.tolist(),
-        "use_of_dimensions": use_of_dimensions(moments.second(layer)).tolist(),
+        "use_of_dimensions": use_of_dimensions(moments.second()).tolist(),
     }
 
 
-def mask_alone(real: np.ndarray, mask, layer: int, tau: float) -> dict:
+def mask_alone(real: np.ndarray, mask, tau: float) -> dict:
     """Measures how much of the [MASK] states lies outside the span of the real tokens.
 
     The real tokens are those of the same input (arXiv 2302.02060, theorem 2.2). Both spans hold at
@@ -192,8 +192,7 @@ def mask_alone(real: np.ndarray, mask, layer: int, tau: float) -> dict:
 
     Args:
         real: Second moment of the real tokens, [D, D].
-        mask: Moments of the [MASK] tokens.
-        layer: Index of the layer.
+        mask: Moments of the [MASK] tokens in the same layer.
         tau: Share of the squared length that the spans hold.
 
     Returns:
@@ -203,10 +202,10 @@ def mask_alone(real: np.ndarray, mask, layer: int, tau: float) -> dict:
         principal_angles: Angles between the spans in degrees, ascending.
     """
     basis = span(real, tau)
-    angles = principal_angles(basis, span(mask.second(layer), tau))
+    angles = principal_angles(basis, span(mask.second(), tau))
     return {
-        "share_outside": share_outside(mask.second(layer), basis),
-        "variance_outside": share_outside(mask.second(layer, centred=True), basis),
+        "share_outside": share_outside(mask.second(), basis),
+        "variance_outside": share_outside(mask.second(centred=True), basis),
         "dimensions": int((angles > ALONE_DEGREES).sum()),
         "principal_angles": angles.tolist(),
     }

@@ -47,8 +47,7 @@ def runs_table(results: dict) -> str:
     """Table of the runs with their losses at the last step and after equal training time.
 
     The equal time is the training time of the shortest run. delta and the training rate are those
-    of training. Encoders that are measured on common text have none, because their training is not
-    known. The rate here is the mask rate of the held-out loss and of the ranks.
+    of training, or "-" if it is not known. The rate here is the mask rate of the ranks.
     """
     trained = [run for run in results["runs"] if run["curve"]["hours"]]
     equal_hours = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
@@ -63,9 +62,9 @@ def runs_table(results: dict) -> str:
             run["name"],
             f"{model['layers']} x {model['width']}",
             model["decoder_layers"],
-            "-" if results["text"] else _delta(masking),
-            "-" if results["text"] else _rates(masking),
-            f"{_measured_rate(masking):g}",
+            _delta(masking) if masking else "-",
+            _rates(masking) if masking else "-",
+            f"{run['mask_rate']:g}",
             run["step"],
             f"{run['tokens']['plain']:,}",
             *_losses(run["curve"], equal_hours),
@@ -94,15 +93,9 @@ def _names_runs(value: typing.Any) -> bool:
     )
 
 
-def _measured_rate(masking: dict) -> float:
-    """Mask rate of the measurement."""
-    return masking.get("heldout_rate") or masking["rate"]
-
-
 def _rates(masking: dict) -> str:
     """Mask rates of the training, one after the other."""
-    # Results of earlier versions have no plateaus.
-    rates = [rate for _, rate in masking.get("rate_plateaus", ())] or [masking["rate"]]
+    rates = [rate for _, rate in masking["rate_plateaus"]] or [masking["rate"]]
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
@@ -219,7 +212,7 @@ def _note_on_kept_tokens(results: dict) -> str | None:
     names = [
         run["name"]
         for run in results["runs"]
-        if run["masking"]["keep_fraction"] or run["masking"]["random_fraction"]
+        if run["masking"] and (run["masking"]["keep_fraction"] or run["masking"]["random_fraction"])
     ]
     if not names:
         return None
@@ -234,10 +227,9 @@ def _definition(results: dict) -> str:
     """What the figures of the report mean, and what they are measured on."""
     tau, seed = f"{results['tau']:g}", results["seed"]
     tokens = "Tokens are held-out text with <s> and </s>, without padding."
-    masks = f"Masks are drawn as in each run's evaluations, with seed {seed}."
+    masks = f"Masks are drawn as in each run's evaluations, unless noted, with seed {seed}."
     if results["text"]:
-        masking = results["runs"][0]["masking"]
-        rate = _measured_rate(masking)
+        rate = results["runs"][0]["mask_rate"]
         tokens = f"Tokens are the text of `{results['text']}` with <s> and </s>, without padding."
         masks = f"[MASK] replaces {rate:.0%} of the tokens of masked input, seed {seed}."
     return (

@@ -9,7 +9,7 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage, workdirs
+from maelm_jax import config, gin_files, setting_changes, storage, workdirs
 from maelm_jax.analysis import ranks
 from maelm_jax.data import batches, rows, sources
 from maelm_jax.data import vocabulary as vocabularies
@@ -22,11 +22,11 @@ class TrainedRun(typing.NamedTuple):
 
     name: str
     workdir: str
-    experiment: config.Experiment
+    experiment: config.Experiment  # settings of the measurement
+    training: config.Experiment | None  # settings of the run; None: not known
     vocabulary: vocabularies.Vocabulary
     step: int  # of the checkpoint
     params: dict  # of the encoder
-    is_trained_here: bool = True  # False: `experiment` does not say how it was trained
 
 
 def open_run(
@@ -36,8 +36,8 @@ def open_run(
 
     Args:
         workdir: Local path of the workdir.
-        files: Gin files to read after the run's config.gin.
-        bindings: Gin bindings to apply last.
+        files: Gin files to read after the run's config.gin, for the measurement.
+        bindings: Gin bindings to apply last, for the measurement.
         step: Step of the checkpoint to read. None: the newest.
 
     Raises:
@@ -48,11 +48,12 @@ def open_run(
     gin_file = pathlib.Path(workdir) / "config.gin"
     if not gin_file.is_file():
         raise config.ConfigError(workdirs.no_run(workdir))
+    training = gin_files.load([str(gin_file)])
     experiment = gin_files.load([str(gin_file), *files], bindings)
     vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
     step = checkpoint_params.pick_step(workdir, step)
     name = os.path.basename(os.path.abspath(workdir))
-    return at_step(TrainedRun(name, workdir, experiment, vocabulary, step, {}), step)
+    return at_step(TrainedRun(name, workdir, experiment, training, vocabulary, step, {}), step)
 
 
 def at_step(run: TrainedRun, step: int) -> TrainedRun:
@@ -149,6 +150,20 @@ def check_enough(run: TrainedRun, unmasked: int, tokens: str, text_flag: str):
             f"needs {least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "
             f"Raise --tokens, or give more text with {text_flag}"
         )
+
+
+def other_masks(run: TrainedRun) -> list[str]:
+    """Describes how the masks of the measurement differ from those of the run's evaluations."""
+    if run.training is None:
+        return []
+    changes = setting_changes.differences(run.training.evaluated, run.experiment.evaluated)
+    of_masks = [change for change in changes if change.startswith("Masking.")]
+    if not of_masks:
+        return []
+    return [
+        f"the ranks of {run.name} are measured with other masks than its held-out loss "
+        f"({'; '.join(of_masks)})"
+    ]
 
 
 def differences(

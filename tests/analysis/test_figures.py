@@ -1,5 +1,6 @@
 """The figures of the report: bars around their points, labels at every line, lines that need no colour."""
 
+import copy
 import itertools
 import json
 import pathlib
@@ -51,6 +52,15 @@ def test_every_reference_line_has_a_label(axes):
     unigrams = sorted({round(run["curve"]["unigram"], 2) for run in RESULTS["runs"] if run["curve"]["unigram"]})
     assert len(unigrams) > 1 and flat_lines(axes[0]) == [f"unigram {value:g}" for value in unigrams]
     assert set(flat_lines(axes[0])) < set(legend(axes))
+
+
+def test_ranks_without_intervals_say_so(axes):
+    few = copy.deepcopy(RESULTS["runs"][0])
+    for layer in few["layers"]:
+        layer["plain"]["rank_by_set"] |= {"half": None, "sets": 1}
+    lines = [figures.Line(name, run, "plain", {}) for name, run in (("many", RESULTS["runs"][0]), ("few", few))]
+    figures.by_layer(axes[0], lines)
+    assert legend(axes) == ["many", "few (one set)"]
 
 
 def test_a_legend_names_each_label_once(axes):

@@ -8,21 +8,21 @@ import numpy as np
 from testing import LITTLE, little_rows, random_parameters
 
 from maelm_jax import config
-from maelm_jax.analysis import monitor
-from maelm_jax.model import maelm, model_inputs
+from maelm_jax.analysis import moments, monitor, ranks
+from maelm_jax.model import keys, maelm, model_inputs
 
 SPECIAL = config.SpecialIds.of_size(100)
 LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 
 
 def test_the_monitor_measures_what_the_analysis_does():
-    params = random_parameters(maelm.encoder_shapes(LITTLE, 100, SPECIAL.pad), seed=1)
+    params = random_parameters(maelm.encoder_shapes(LITTLE, 100, SPECIAL.pad), seed=2)
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
     settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), LITTLE, config.Optimizer(), config.Mesh(), run)
     mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
     ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS), mesh)
     found = ranks_of({"encoder": params})
-    assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real") for layer in ("middle", "last")}
+    assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real", "all") for layer in ("middle", "last")}
     used = little_rows(ROWS)[: len(ranks_of._rows)]
     assert (used != SPECIAL.pad).sum() * 0.85 >= 40 * WIDTH and len(used) < ROWS, "as many rows as the width asks for"
     run_encoder = jax.jit(lambda p, i, where, segments: maelm.apply(maelm.encoder_graph(LITTLE, 100, 1), p)(i, where, segments, all_layers=True))
@@ -32,6 +32,16 @@ def test_the_monitor_measures_what_the_analysis_does():
     for layer, name in ((1, "middle"), (2, "last")):
         squares = np.linalg.svd(every[layer][used != SPECIAL.pad], compute_uv=False) ** 2
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
+    assert found["rank_all_last"] == found["rank_real_last"], "this encoder reads no [MASK]"
+    mlm = config.Masking(rate=0.5, encoder_mask_fraction=1.0)
+    with_masks = monitor.RankMonitor(dataclasses.replace(settings, masking=mlm), 100, SPECIAL, little_rows(ROWS), mesh)
+    logged = with_masks({"encoder": params})
+    measure = jax.jit(moments.measure(maelm.encoder_graph(LITTLE, 100, SPECIAL.pad), mlm, LENGTH, SPECIAL))
+    whole = moments.accumulate(measure, params, with_masks._rows, 0, keys.of_seed(run.seed), SPECIAL.pad)
+    for layer, name in ((1, "middle"), (2, "last")):
+        product = whole["real"].product[layer] + whole["mask"].product[layer]
+        assert logged[f"rank_all_{name}"] == ranks.effective_rank(ranks.spectrum(product), 0.9)
+    assert any(logged[f"rank_all_{name}"] != logged[f"rank_real_{name}"] for name in ("middle", "last")), logged
     masking = config.Masking(rate=0.5, heldout_rate=config.Masking().rate)
     assert monitor.RankMonitor(dataclasses.replace(settings, masking=masking), 100, SPECIAL, little_rows(ROWS), mesh)({"encoder": params}) == found
     assert "1 measurements of" in ranks_of.cost(100.0)

@@ -69,10 +69,10 @@ def test_dimensions_kept_for_mask_alone():
     right = np.linalg.eigh(real.second(0))[1][:, ::-1]  # the first six columns span the real tokens
     rng = np.random.default_rng(0)
     mask = moments_of(rng.normal(size=(4000, 7)) @ right[:, 3:10].T)  # three dimensions shared, four of its own
-    found = ranks.mask_alone(real.second(0), mask, 0, 1.0)
+    found = ranks.mask_alone(real.second(), mask, 1.0)
     assert found["dimensions"] == 4 and len(found["principal_angles"]) == 7
     assert found["share_outside"] == pytest.approx(4 / 7, abs=0.02) and found["variance_outside"] == pytest.approx(4 / 7, abs=0.02)
-    inside = ranks.mask_alone(real.second(0), moments_of(rng.normal(size=(4000, 3)) @ right[:, :3].T), 0, 1.0)
+    inside = ranks.mask_alone(real.second(), moments_of(rng.normal(size=(4000, 3)) @ right[:, :3].T), 1.0)
     assert inside["dimensions"] == 0 and inside["share_outside"] == pytest.approx(0, abs=1e-9)
 
 

@@ -13,7 +13,7 @@ from maelm_jax.training import run_rows
 
 def trained(name: str, *bindings: str, vocabulary=None) -> runs.TrainedRun:
     experiment = gin_files.load(["tiny.gin"], list(bindings))
-    return runs.TrainedRun(name, f"runs/{name}", experiment, vocabulary, 7, {})
+    return runs.TrainedRun(name, f"runs/{name}", experiment, experiment, vocabulary, 7, {})
 
 
 class Named:

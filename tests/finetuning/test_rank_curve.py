@@ -27,7 +27,7 @@ def test_a_run_logs_ranks_before_its_first_step_at_intervals_and_after_its_last(
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     logged = {line["step"]: line for line in lines if "rank_plain_last" in line}
     assert list(logged) == [0, 4, 6]
-    names = {"rank_plain_middle", "rank_plain_last", "rank_real_middle", "rank_real_last"}
+    names = {f"rank_{tokens}_{layer}" for tokens in ("plain", "real", "all") for layer in ("middle", "last")}
     assert all(names <= set(line) for line in logged.values()) and set(logged[0]) == names | {"step"}
     # Step 0 is the encoder that the run starts from, on the text of the dev set.
     encoder = initial_encoder.load(str(pretrained))
