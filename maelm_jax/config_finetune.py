@@ -75,23 +75,32 @@ class Squad(Settings):
 
 @declare
 class CustomTask(FileSettings):
-    """The task `own`: one or two columns of text and a label, in your own files."""
+    """The task `own`: one or two columns of text and a label or score, in your own files."""
 
     train_file: Text | None = setting(
         None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.")
     dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
     columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
-    label: Text = setting("label", "Column of the label.")
-    labels: tuple[Text, ...] = setting((), "Every label that occurs.")
+    label: Text = setting("label", "Column of the label or score.")
+    labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
+    scores: tuple[float, ...] = setting(
+        (), "Of a regression: the lowest score that can occur, and the highest.")
 
     def check_complete(self):
         """Raises ConfigError when a setting that the task `own` needs is missing."""
         self.require_files("finetune/own.gin")
         count = len(self.columns)
         self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
+        if self.scores:
+            self.require(not self.labels, "give either labels or scores, not both")
+            is_range = len(self.scores) == 2 and self.scores[0] < self.scores[1]
+            self.require(
+                is_range, f"scores must be the lowest and the highest one, got {self.scores}")
+            return
         self.require(
             len(set(self.labels)) == len(self.labels) > 1,
-            f"labels must name two classes or more, each once, got {self.labels}")
+            f"labels must name two classes or more, each once, got {self.labels}. "
+            "In a regression, give CustomTask.scores=(LOWEST, HIGHEST) instead")
 
 
 @declare

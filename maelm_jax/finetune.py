@@ -15,6 +15,8 @@ r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a gr
     # Labels for an unlabelled file. --output writes them to another file.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv --output=labels.tsv
+    # Scores of the model on a labelled file that its selection did not see.
+    python -m maelm_jax.finetune --workdir=runs/rte --predict=labelled.tsv --score
     # Predictions of GLUE's test sets, as GLUE's server takes them.
     python -m maelm_jax.finetune --workdir=runs/table --init_from=tiny --submission=glue.zip
 
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
     if args.predict is not None:
         from maelm_jax.finetuning import prediction
 
-        print(prediction.predict(args.workdir, args.predict, args.output, bindings))
+        print(prediction.predict(args.workdir, args.predict, args.output, bindings, args.score))
         return 0
     if args.submission is not None:
         from maelm_jax.finetuning import submission
@@ -74,6 +76,10 @@ def _check(args: argparse.Namespace, bindings: list[str]):
     if args.output is not None and args.predict is None:
         raise config.ConfigError(
             "--output names the predictions of --predict. Give --predict=FILE too."
+        )
+    if args.score and args.predict is None:
+        raise config.ConfigError(
+            "--score scores the predictions of --predict. Give --predict=FILE too."
         )
     unread = {
         "predict": ("submission", "init_from", "step", "gin_file"),
@@ -114,6 +120,10 @@ def _flags() -> argparse.ArgumentParser:
         "--output", metavar="FILE",
         help="with --predict: the predictions; default in --workdir, named as GLUE asks for, "
         "or predictions_STEM.tsv (.json, .txt)",
+    )  # fmt: skip
+    flags.add_argument(
+        "--score", action="store_true",
+        help="with --predict: compare with the labels in the file, and write _scores.json",
     )  # fmt: skip
     flags.add_argument(
         "--submission", metavar="FILE.zip",

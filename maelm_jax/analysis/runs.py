@@ -160,10 +160,8 @@ def other_masks(run: TrainedRun) -> list[str]:
     of_masks = [change for change in changes if change.startswith("Masking.")]
     if not of_masks:
         return []
-    return [
-        f"the ranks of {run.name} are measured with other masks than its held-out loss "
-        f"({'; '.join(of_masks)})"
-    ]
+    note = f"the ranks of {run.name} are measured with other masks than its held-out loss"
+    return [f"{note} ({'; '.join(of_masks)})"]
 
 
 def differences(

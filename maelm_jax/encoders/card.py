@@ -201,7 +201,7 @@ def fine_tuning(about: About) -> dict[str, str]:
         rows["logits"] = "the label of a word is that of its first token by `word_ids`"
     elif not results.get("labels"):
         rows["output"] = (
-            "the score divided by its largest value, as it was trained (STS-B: score / 5)"
+            "0 for the lowest score of the task, 1 for its highest, as trained (STS-B: score / 5)"
         )
     return rows
 

@@ -2,25 +2,27 @@
 
 import dataclasses
 
+import numpy as np
+
 from maelm_jax import config
 
 OWN = "own"
 YES_NO = ("0", "1")
 ENTAILED = ("entailment", "not_entailment")
-HIGHEST_SCORE = 5.0  # of STS-B; the lowest one is 0
 DIAGNOSTIC = "AX"  # GLUE's diagnostic set in a submission; a model of MNLI predicts it
 DIAGNOSTIC_STEMS = ("AX", "diagnostic")  # names of its file
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One task. A task without labels is a regression from 0 to HIGHEST_SCORE (STS-B)."""
+    """One task. A task without labels is a regression."""
 
     name: str
     folder: str  # in GLUE's distribution
     sentences: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
     labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
+    scores: tuple[float, float] = (0.0, 1.0)  # lowest and highest, in a regression
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
     selected_by: tuple[str, ...] = ()  # see TaskData.selected_by
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `sentences`
@@ -33,6 +35,16 @@ class Task:
     def tfds(self) -> str:
         """Name of the dataset in TFDS."""
         return f"glue/{self.name}"
+
+    def normalised(self, scores: np.ndarray) -> np.ndarray:
+        """Scores as the model learns them, from 0 to 1. This changes no correlation."""
+        low, high = map(np.float32, self.scores)
+        return (scores - low) / (high - low)
+
+    def score_of(self, outputs: np.ndarray) -> np.ndarray:
+        """The inverse of `normalised`. Scores are clipped to the lowest and the highest one."""
+        low, high = self.scores
+        return np.clip(low + outputs * (high - low), low, high)
 
     def submission(self, part: str) -> str:
         """Name of the predictions of a test set in a submission to GLUE, without `.tsv`."""
@@ -47,7 +59,7 @@ TASKS = {
         Task("sst2", "SST-2", ("sentence",), "label"),
         Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"),
              fields=("sentence1", "sentence2"), signature="#1 String"),
-        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(),
+        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(), scores=(0.0, 5.0),
              metrics=("spearman", "pearson"), selected_by=("pearson", "spearman"),
              signature="old_index"),
         Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"),
@@ -66,11 +78,11 @@ def task_of(name: str, custom: config.CustomTask) -> Task:
     """The task of this name. `custom` defines the task `own`."""
     if name != OWN:
         return TASKS[name]
-    return Task(
-        OWN,
-        "",
-        custom.columns,
-        custom.label,
-        custom.labels,
-        ("accuracy", "f1") if len(custom.labels) == 2 else ("accuracy",),
-    )
+    own = Task(OWN, "", custom.columns, custom.label, custom.labels)
+    if custom.scores:
+        like = TASKS["stsb"]
+        return dataclasses.replace(
+            own, scores=custom.scores, metrics=like.metrics, selected_by=like.selected_by)
+    if len(custom.labels) == 2:
+        return dataclasses.replace(own, metrics=("accuracy", "f1"))
+    return own

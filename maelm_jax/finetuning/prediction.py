@@ -1,4 +1,4 @@
-"""Labels a file with a finished run (--predict)."""
+"""Labels a file with a finished run (--predict), and scores the labels (--score)."""
 
 import hashlib
 import json
@@ -7,13 +7,20 @@ import pathlib
 import typing
 
 from maelm_jax import config, paths, storage
-from maelm_jax.finetuning import files, finished_run, glue, tasks
+from maelm_jax.finetuning import files, finished_run, glue, results, tasks
 
 PACKINGS = (".gz", ".xz")  # endings of packed files, before which stands that of their format
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
+SCORES = "_scores.json"  # ending of the file with the scores
 
 
-def predict(workdir: str | None, input_file: str, output: str | None, bindings: list[str]) -> str:
+def predict(
+    workdir: str | None,
+    input_file: str,
+    output: str | None,
+    bindings: list[str],
+    with_scores: bool = False,
+) -> str:
     """Predicts a file with the finished run in `workdir`, and writes the predictions.
 
     Args:
@@ -22,6 +29,8 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
         output: Path of the predictions. None: in the workdir, named as in a submission to GLUE, or
             predictions_STEM.tsv (.json, .txt) in other tasks.
         bindings: Settings that replace those of the run.
+        with_scores: Whether to compare the predictions with the labels in the file, and to write
+            the metrics beside the predictions.
 
     Returns:
         What was done, for the user.
@@ -32,7 +41,7 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
     run = finished_run.read(workdir, bindings, "--predict")
     if not os.path.isfile(input_file):
         raise config.ConfigError(f"--predict={input_file}: no such file")
-    dev = tasks.read_unlabelled(
+    dev = tasks.read_file(
         run.task,
         input_file,
         run.experiment.finetune,
@@ -40,15 +49,22 @@ def predict(workdir: str | None, input_file: str, output: str | None, bindings: 
         run.length,
         run.results,
         run.pair,
+        labelled=with_scores,
     )
     flag = "--workdir" if output is None else "--output"
-    target = target_of(run.task, run.folder, input_file, output, dev.endings)
+    endings = (*dev.endings, SCORES)  # new predictions replace the scores of earlier ones too
+    target = target_of(run.task, run.folder, input_file, output, endings)
     source = check_target(target, input_file, flag)
     outputs = run.outputs([dev])
     with paths.writing(flag, target.folder):
         replace(target, source)
         path = dev.write(outputs[0], target.folder, target.stem)
-    return "\n".join([*dev.notes, f"{dev.count} predicted: {path}"])
+        lines = [*dev.notes, f"{dev.count} predicted: {path}"]
+        if with_scores:
+            scores = dev.score(outputs[0])
+            results.write_json(target.folder / (target.stem + SCORES), scores)
+            lines += [results.metric_line(name, value) for name, value in scores.items()]
+    return "\n".join(lines)
 
 
 class Target(typing.NamedTuple):

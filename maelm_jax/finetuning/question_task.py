@@ -36,14 +36,26 @@ def load(
     return TaskData(name, SPAN, (), main, train, {"": dev}, {}, notes)
 
 
-def read_unlabelled(
+def read_file(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR,
+    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
 ) -> DevSet:  # fmt: skip
-    """Reads a file to predict. See tasks.read_unlabelled."""
+    """Reads a file to predict. See tasks.read_file."""
     questions = squad.Questions(squad.read_file(path), source=path)
+    if labelled:
+        _check_answers(name, questions)
     threshold = best.get("best_f1_threshold")
     return dev_set(name, questions, vocabulary, settings, length, threshold, pair)
+
+
+def _check_answers(name: str, questions: squad.Questions):
+    """Raises ConfigError if the right answers are missing: in SQuAD 1.1 any, in 2.0 all of them."""
+    unanswered = [question.id for question in questions.questions if not question.answers]
+    if len(unanswered) == len(questions.questions) or (unanswered and name == "squad1"):
+        raise config.ConfigError(
+            f"{questions.source}: the question {unanswered[0][:50]!r} has no answer. Give a file "
+            "with right answers"
+        )
 
 
 def dev_set(
@@ -58,8 +70,8 @@ def dev_set(
         vocabulary: Encodes the text.
         settings: Settings of fine-tuning.
         length: Largest number of tokens of a window.
-        threshold: SQuAD 2.0: answers whose null margin is above it are written as empty. None: the
-            threshold with the best F1 on these questions.
+        threshold: SQuAD 2.0: answers whose null margin is above it are empty, in files and scores.
+            None: in files, the threshold with the best F1 on these questions. See metrics.squad.
         pair: How the encoder reads question and context.
 
     Raises:
@@ -103,13 +115,21 @@ class _Answering:
         return windows.answers(self.questions, self.windows, spans, self.answer_length)
 
     def score(self, outputs) -> dict[str, float]:
+        threshold = self.threshold or 0.0
+        pairs = zip(self.questions.questions, self.answers(outputs), strict=True)
         answered = [
-            metrics.Answered(tuple(gold.text for gold in question.answers), *answer)
-            for question, answer in zip(
-                self.questions.questions, self.answers(outputs), strict=True
+            metrics.Answered(
+                tuple(gold.text for gold in question.answers),
+                answer.text,
+                answer.null_margin - threshold,
             )
+            for question, answer in pairs
         ]
-        return metrics.squad(answered, self.unanswerable)
+        scores = metrics.squad(answered, self.unanswerable)
+        if self.threshold is None:
+            return scores
+        # The best threshold of these questions would be chosen by their right answers.
+        return {name: value for name, value in scores.items() if not name.startswith("best_")}
 
     def write(self, outputs, folder: pathlib.Path, stem: str) -> pathlib.Path:
         ids = [question.id for question in self.questions.questions]

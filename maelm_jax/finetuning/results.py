@@ -81,6 +81,11 @@ def speed(workdir: str, tokens_per_step: float, batch_size: int) -> float | None
     return float(np.median(rates)) / tokens_per_step * batch_size if rates else None
 
 
+def metric_line(name: str, *values: float) -> str:
+    """A line of a table of metrics, as text."""
+    return f"  {name:<24}" + "".join(f"{value:>10.4f}" for value in values)
+
+
 def summary(folder: pathlib.Path) -> str:
     """Metrics of the best and the last evaluation of a finished run, as text."""
     results = read(folder)
@@ -90,7 +95,7 @@ def summary(folder: pathlib.Path) -> str:
         f"(epoch {best['epoch']:g}) and last:"
     )
     lines = [
-        f"  {name:<24}{best[name]:>10.4f}{last[name]:>10.4f}"
+        metric_line(name, best[name], last[name])
         for name in best
         if name not in ("step", "epoch")
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import typing
 
@@ -18,7 +19,7 @@ class Examples:
     """The n examples of one file or split."""
 
     sentences: list[tuple[str, ...]]  # one or two an example
-    labels: np.ndarray | None  # int32 [n] classes or float32 [n] scores from 0 to 5; None: not read
+    labels: np.ndarray | None  # int32 [n] classes or float32 [n] scores; None: not read
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
     numbers: np.ndarray | None = None  # of a sample: int [n], the number of each in its file
 
@@ -184,13 +185,14 @@ def _label(task: glue.Task, text: str, location: str) -> int | float:
         if text in task.labels:
             return task.labels.index(text)
         raise config.ConfigError(f"{unknown} {', '.join(task.labels)}")
+    low, high = task.scores
     try:
         score = float(text)
     except ValueError:
-        score = -1.0
-    if 0.0 <= score <= glue.HIGHEST_SCORE:
+        score = math.nan
+    if low <= score <= high:
         return score
-    raise config.ConfigError(f"{unknown} numbers from 0 to {glue.HIGHEST_SCORE:g}")
+    raise config.ConfigError(f"{unknown} numbers from {low:g} to {high:g}")
 
 
 def label_array(task: glue.Task, labels: list) -> np.ndarray:

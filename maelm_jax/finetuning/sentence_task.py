@@ -21,7 +21,7 @@ def load(
     """Reads and tokenises the data of a sentence task. See tasks.load."""
     task = glue.task_of(name, settings.custom)
     data = sentence_data.load(task, settings, corpus)
-    train = tokenise(data.train, vocabulary, length, "training", pair)
+    train = tokenise(task, data.train, vocabulary, length, "training", pair)
     dev = {
         part: examples.sample(settings.dev_examples, part or "dev")
         for part, examples in data.dev.items()
@@ -34,8 +34,7 @@ def load(
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
         unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic", pair)
     notes = [note for examples in (data.train, *dev.values()) for note in examples.notes]
-    if name == glue.OWN and "f1" in task.metrics:
-        notes.append(f"f1 is that of the label {task.labels[1]!r}")
+    notes += _note_on_metrics(task)
     first = next(iter(dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
@@ -48,31 +47,39 @@ def head_of(task: glue.Task) -> Head:
     return Head("sentence", max(len(task.labels), 1))
 
 
-def read_unlabelled(
+def _note_on_metrics(task: glue.Task) -> list[str]:
+    """Says which class the F1 of the user's task is of."""
+    if task.name == glue.OWN and "f1" in task.metrics:
+        return [f"f1 is that of the label {task.labels[1]!r}"]
+    return []
+
+
+def read_file(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    pair: PairFormat = REPEATED_SEPARATOR,
+    pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
 ) -> DevSet:  # fmt: skip
-    """Reads a file to predict. See tasks.read_unlabelled."""
+    """Reads a file to predict. See tasks.read_file."""
     task = glue.task_of(name, settings.custom)
-    examples = sentence_files.read(task, path, labelled=False)
+    examples = sentence_files.read(task, path, labelled)
+    if labelled:
+        examples.notes += _note_on_metrics(task)
     return dev_set(task, examples, vocabulary, length, path, pair)
 
 
 def tokenise(
-    examples: Examples, vocabulary: Vocabulary, length: int, which: str,
+    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str,
     pair: PairFormat = REPEATED_SEPARATOR,
 ) -> features.Features:  # fmt: skip
     """Tokenises examples, and adds a note to them that says how many were cut.
 
-    `which` names them in the note. Scores from 0 to 5 are divided by 5, which changes no
-    correlation. Missing labels are class 0.
+    `which` names them in the note. Scores become numbers from 0 to 1. Missing labels are class 0.
     """
     ids, second, cut = features.sentences(examples.sentences, vocabulary, length, pair)
     if cut:
         examples.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
     targets = np.zeros(len(ids), np.int32) if examples.labels is None else examples.labels
     if targets.dtype == np.float32:
-        targets = targets / np.float32(glue.HIGHEST_SCORE)
+        targets = task.normalised(targets)
     return features.Features(ids, targets, second)
 
 
@@ -81,7 +88,7 @@ def dev_set(
     pair: PairFormat = REPEATED_SEPARATOR,
 ) -> DevSet:  # fmt: skip
     """Examples to predict. `which` names them in notes."""
-    tokenised = tokenise(examples, vocabulary, length, which, pair)
+    tokenised = tokenise(task, examples, vocabulary, length, which, pair)
     return DevSet(
         tokenised,
         functools.partial(metrics.glue, task.metrics, tokenised.targets),
@@ -110,15 +117,14 @@ def write_predictions(
 
     Args:
         task: The task.
-        logits: [n, classes], written as names of labels, or [n, 1], written as scores from 0 to 5.
+        logits: [n, classes], written as names of labels, or [n, 1], written as scores.
         path: The file.
         numbers: The index of each row. None: 0 to n - 1.
     """
     if task.labels:
         predictions = [task.labels[label] for label in logits.argmax(axis=1)]
     else:
-        scores = np.clip(logits[:, 0] * glue.HIGHEST_SCORE, 0, glue.HIGHEST_SCORE)
-        predictions = [f"{score:.3f}" for score in scores]
+        predictions = [f"{score:.6f}" for score in task.score_of(logits[:, 0])]
     numbers = range(len(logits)) if numbers is None else numbers
     pairs = zip(numbers, predictions, strict=True)
     lines = [f"{index}\t{prediction}\n" for index, prediction in pairs]

@@ -82,11 +82,11 @@ def load(
     return dataclasses.replace(data, train=data.train.select(numbers), notes=notes)
 
 
-def read_unlabelled(
+def read_file(
     name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    results: dict, pair: PairFormat = REPEATED_SEPARATOR,
+    results: dict, pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
 ) -> DevSet:  # fmt: skip
-    """Reads a file to predict. Its labels can be missing.
+    """Reads a file to predict.
 
     Args:
         name: The task.
@@ -97,16 +97,17 @@ def read_unlabelled(
         results: Results of the run. Those of SQuAD 2.0 have the null threshold, those of `conll`
             the labels.
         pair: How the encoder reads two sentences.
+        labelled: Whether its labels are read, for `DevSet.score`. If not, they can be missing.
 
     Raises:
-        ConfigError: The file is malformed or belongs to another task.
+        ConfigError: The file is malformed, belongs to another task, or lacks the labels.
     """
     if name == token_task.NAME:
         labels = tuple(results["labels"])
-        return token_task.read_unlabelled(path, settings, vocabulary, length, labels)
+        return token_task.read_file(path, settings, vocabulary, length, labels, labelled)
     if name in squad.FILES:
         best = results.get("best", {})
-        return question_task.read_unlabelled(
-            name, path, settings, vocabulary, length, best, pair
+        return question_task.read_file(
+            name, path, settings, vocabulary, length, best, pair, labelled
         )
-    return sentence_task.read_unlabelled(name, path, settings, vocabulary, length, pair)
+    return sentence_task.read_file(name, path, settings, vocabulary, length, pair, labelled)

@@ -35,7 +35,7 @@ def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> Task
         )
     rows = tokenise(train, labels, vocabulary, length, "training")
     entities = all(map(metrics.is_of_entity, labels))
-    _check_dev_labels(dev, labels, dev_path, entities)
+    _check_labels(dev, labels, dev_path, "dev")
     dev_sets = {"": dev_set(dev, labels, vocabulary, length, "dev")}
     notes = train.notes + dev.notes
     if not entities:
@@ -46,13 +46,18 @@ def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> Task
     )
 
 
-def _check_dev_labels(dev: Sentences, labels: tuple[str, ...], path, entities: bool):
-    """Notes labels that the training file lacks. With `entities`, all must be labels of those."""
-    unknown = sorted({label for sentence in dev.labels for label in sentence} - set(labels))
+def _check_labels(sentences: Sentences, labels: tuple[str, ...], path, which: str):
+    """Notes labels that are not in `labels`, those of the training file.
+
+    `which` names the sentences in the note. Raises ConfigError if the labels of the training file
+    are those of entities and another one is not.
+    """
+    unknown = sorted({label for of_words in sentences.labels for label in of_words} - set(labels))
     if unknown:
-        dev.notes.append(f"dev: labels that the training file lacks: {', '.join(unknown)}")
+        note = f"{which}: labels that the training file lacks: {', '.join(unknown)}"
+        sentences.notes.append(note)
     others = [label for label in unknown if not metrics.is_of_entity(label)]
-    if entities and others:
+    if others and all(map(metrics.is_of_entity, labels)):
         raise config.ConfigError(
             f"{path}: the label {others[0]!r} is not B-X, I-X or O, as those of the training file "
             "are. Correct it, or Conll.label_column."
@@ -69,12 +74,14 @@ def locate(settings: config.Conll) -> list[pathlib.Path]:
     return paths
 
 
-def read_unlabelled(
+def read_file(
     path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    labels: tuple[str, ...],
+    labels: tuple[str, ...], labelled: bool = False,
 ) -> DevSet:  # fmt: skip
-    """Reads a file to predict. See tasks.read_unlabelled."""
-    sentences = conll_files.read(path, settings.conll, labelled=False)
+    """Reads a file to predict. See tasks.read_file."""
+    sentences = conll_files.read(path, settings.conll, labelled)
+    if labelled:
+        _check_labels(sentences, labels, path, path)
     return dev_set(sentences, labels, vocabulary, length, path)
 
 

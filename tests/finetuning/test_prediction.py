@@ -4,10 +4,11 @@ import json
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import prediction
+from maelm_jax.finetuning import metrics, prediction, squad
 
 
 @pytest.fixture
@@ -82,6 +83,53 @@ def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
     (workdir / "RTE.tsv.source.json").write_text("{}")
     with pytest.raises(config.ConfigError, match="source.json: damaged, input, sha256"):
         predict(workdir, path)
+
+
+def test_the_scores_of_the_dev_set_are_those_of_the_run(workdir, data_dir, tmp_path, capsys):
+    """So those of another labelled file are computed in the same way."""
+    dev = data_dir / "glue" / "RTE" / "dev.tsv"
+    expected = {"accuracy": json.loads((workdir / "results.json").read_text())["best"]["accuracy"]}
+    assert predict(workdir, dev, "--score") == 0
+    assert json.loads((workdir / "RTE_scores.json").read_text()) == expected
+    assert f"accuracy {expected['accuracy']:>25.4f}" in capsys.readouterr().out
+    header, *rows = dev.read_text().splitlines(keepends=True)
+    wrong = {"entailment": "not_entailment", "not_entailment": "entailment"}
+    flipped = [row.rpartition("\t")[0] + "\t" + wrong[row.rstrip().rpartition("\t")[2]] + "\n" for row in rows]
+    (tmp_path / "flipped.tsv").write_text("".join([header, *flipped]))
+    assert predict(workdir, tmp_path / "flipped.tsv", "--score", f"--output={tmp_path / 'f.tsv'}") == 0
+    assert json.loads((tmp_path / "f_scores.json").read_text())["accuracy"] == pytest.approx(1 - expected["accuracy"])
+    assert predict(workdir, dev) == 0 and not (workdir / "RTE_scores.json").exists(), "they would be of other predictions"
+    with pytest.raises(config.ConfigError, match="in.tsv:1: no column 'label'"):
+        predict(workdir, pairs(tmp_path / "in.tsv", 2), "--score")
+    with pytest.raises(config.ConfigError, match="--score scores the predictions of --predict"):
+        finetune.main([f"--workdir={workdir}", "--score"])
+
+
+def test_squad_is_scored_at_the_threshold_of_the_run(data_dir, pretrained, tmp_path):
+    """The threshold that suits the file best would be chosen by its right answers."""
+    argv = ["--gin_file=finetune/squad2.gin", f"--init_from={pretrained}", f"--workdir={tmp_path / 'run'}", f"--gin.DATA_DIR={data_dir}"]
+    quick = ["EPOCHS=1", "BATCH_SIZE=16", "MAX_LENGTH=64", "Run.rank_every=0"]
+    assert finetune.main([*argv, *(f"--gin.{setting}" for setting in quick)]) == 0
+    best = json.loads((tmp_path / "run" / "results.json").read_text())["best"]
+    dev = data_dir / "squad" / "dev-v2.0.json"
+    assert predict(tmp_path / "run", dev, "--score") == 0
+    scores = json.loads((tmp_path / "run" / "predictions_dev-v2.0_scores.json").read_text())
+    written = json.loads((tmp_path / "run" / "predictions_dev-v2.0.json").read_text())
+    f1 = [
+        max((metrics.f1(gold.text, written[question.id]) for gold in question.answers), default=float(not written[question.id]))
+        for question in squad.read_file(dev)
+    ]
+    assert scores["f1"] == pytest.approx(100 * np.mean(f1)) and abs(scores["f1"] - best["f1"]) > 1
+    assert set(scores) == {name for name in best if "best" not in name and name not in ("step", "epoch")}
+    content = json.loads(dev.read_text())
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                question["answers"] = []
+    (tmp_path / "bare.json").write_text(json.dumps(content))
+    assert predict(tmp_path / "run", tmp_path / "bare.json") == 0
+    with pytest.raises(config.ConfigError, match="bare.json: the question 'q0' has no answer"):
+        predict(tmp_path / "run", tmp_path / "bare.json", "--score")
 
 
 def test_a_kill_between_record_and_predictions_is_made_good(tmp_path):

@@ -56,4 +56,4 @@ def test_two_questions_of_one_id_are_refused_where_answers_are_written(
     with pytest.raises(
         config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
     ):
-        tasks.read_unlabelled("squad1", str(path), config.Finetune(), vocabulary, 64, {})
+        tasks.read_file("squad1", str(path), config.Finetune(), vocabulary, 64, {})

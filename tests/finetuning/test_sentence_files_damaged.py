@@ -125,9 +125,8 @@ def test_any_file_of_a_task_is_read_or_named(task, labelled, data, folder, vocab
     )
     found = outcome(path, lambda: sentence_files.read(task, path, labelled))
     if found is not None:
-        assert (
-            len(sentence_task.tokenise(found, vocabulary, 32, "dev").ids) == len(found.sentences) > 0
-        )
+        tokenised = sentence_task.tokenise(task, found, vocabulary, 32, "dev")
+        assert len(tokenised.ids) == len(found.sentences) > 0
         assert not labelled or len(found.labels) == len(found.sentences)
 
 

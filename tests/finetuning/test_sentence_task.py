@@ -30,7 +30,7 @@ def test_the_submission_format(tmp_path):
     sentence_task.write_predictions(glue.TASKS["rte"], np.asarray([[0.0, 1.0], [2.0, 1.0]]), tmp_path / "p.tsv")
     assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
     sentence_task.write_predictions(glue.TASKS["stsb"], np.asarray([[0.5], [1.2]]), tmp_path / "p.tsv")
-    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500\n1\t5.000\n"
+    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500000\n1\t5.000000\n"
 
 
 OWN = {"columns": ("question", "answer"), "label": "good", "labels": ("no", "yes", "unclear")}
@@ -56,9 +56,31 @@ def test_a_task_of_ones_own(tmp_path):
     with pytest.raises(config.ConfigError, match="gone.tsv"):
         tasks.check("own", config.Finetune(tasks="own", custom=dataclasses.replace(custom, dev_file="gone.tsv")))
     for change, message in [
-        ({"labels": ("yes",)}, "two classes"),
+        ({"labels": ("yes",)}, "two classes .*In a regression, give CustomTask.scores"),
+        ({"scores": (1.0, 5.0)}, "either labels or scores, not both"),
+        ({"labels": (), "scores": (5.0, 1.0)}, "scores must be the lowest and the highest one"),
+        ({"labels": (), "scores": (5.0,)}, "scores must be the lowest and the highest one"),
         ({"columns": ()}, "one or two"),
         ({"train_file": None}, "CustomTask.train_file is missing. Give --gin_file=finetune/own.gin"),
     ]:
         with pytest.raises(config.ConfigError, match=message):
             dataclasses.replace(chosen, custom=dataclasses.replace(custom, **change))
+
+
+def test_scores_of_ones_own(tmp_path):
+    """A regression with any range: what is learned is from 0 to 1, what is written has the range of the file."""
+    write_text(tmp_path / "train.jsonl", '{"text": "good", "stars": 5}\n{"text": "bad", "stars": 1}\n{"text": "fair", "stars": 2.5}\n')
+    path = str(tmp_path / "train.jsonl")
+    custom = config.CustomTask(train_file=path, dev_file=path, columns=("text",), label="stars", scores=(1, 5))
+    task = glue.task_of("own", custom)
+    examples = sentence_data.load(task, config.Finetune(tasks="own", custom=custom), config.Corpus()).train
+    learned = task.normalised(examples.labels)
+    assert learned.tolist() == [1.0, 0.0, 0.375] and learned.dtype == np.float32
+    outputs = np.append(learned, [1.5, -2.0])[:, None]
+    sentence_task.write_predictions(task, outputs, tmp_path / "p.tsv")
+    written = [float(line.split("\t")[1]) for line in (tmp_path / "p.tsv").read_text().splitlines()[1:]]
+    assert written == [5.0, 1.0, 2.5, 5.0, 1.0]
+    assert (task.metrics[0], task.selected_by) == ("spearman", ("pearson", "spearman"))
+    write_text(tmp_path / "train.jsonl", '{"text": "good", "stars": 6}\n')
+    with pytest.raises(config.ConfigError, match="train.jsonl:1: unknown label '6' in column stars; own has numbers from 1 to 5"):
+        sentence_data.load(task, config.Finetune(tasks="own", custom=custom), config.Corpus())
