@@ -1,5 +1,6 @@
 """Settings of fine-tuning, one frozen dataclass for each concern. config.py has all others."""
 
+import math
 import typing
 
 import pydantic
@@ -83,24 +84,26 @@ class CustomTask(FileSettings):
     columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
     label: Text = setting("label", "Column of the label or score.")
     labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
-    scores: tuple[float, ...] = setting(
-        (), "Of a regression: the lowest score that can occur, and the highest.")
+    score_range: tuple[float, ...] = setting(
+        (), "In a regression: the lowest score that can occur, and the highest.")
 
     def check_complete(self):
         """Raises ConfigError when a setting that the task `own` needs is missing."""
         self.require_files("finetune/own.gin")
         count = len(self.columns)
         self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
-        if self.scores:
-            self.require(not self.labels, "give either labels or scores, not both")
-            is_range = len(self.scores) == 2 and self.scores[0] < self.scores[1]
+        if self.score_range:
             self.require(
-                is_range, f"scores must be the lowest and the highest one, got {self.scores}")
+                not self.labels, "labels and score_range are both given. Leave one of them out")
+            low, high = self.score_range if len(self.score_range) == 2 else (0.0, 0.0)
+            self.require(
+                0 < high - low < math.inf,
+                f"score_range must be the lowest and the highest score, got {self.score_range}")
             return
         self.require(
             len(set(self.labels)) == len(self.labels) > 1,
             f"labels must name two classes or more, each once, got {self.labels}. "
-            "In a regression, give CustomTask.scores=(LOWEST, HIGHEST) instead")
+            "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead")
 
 
 @declare

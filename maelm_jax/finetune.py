@@ -15,7 +15,7 @@ r"""Fine-tune a pretrained encoder on GLUE, SQuAD or your own files: a run, a gr
     # Labels for an unlabelled file. --output writes them to another file.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv
     python -m maelm_jax.finetune --workdir=runs/rte --predict=test.tsv --output=labels.tsv
-    # Scores of the model on a labelled file that its selection did not see.
+    # Score the model on a labelled file that was not the dev set.
     python -m maelm_jax.finetune --workdir=runs/rte --predict=labelled.tsv --score
     # Predictions of GLUE's test sets, as GLUE's server takes them.
     python -m maelm_jax.finetune --workdir=runs/table --init_from=tiny --submission=glue.zip

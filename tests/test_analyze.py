@@ -129,7 +129,10 @@ def test_what_the_tables_must_not_pass_over(report):
     assert [cell.strip() for cell in row.split("|")][-3] == "-"
     assert "not comparable" not in reports.markdown(results, {})
     mlm["masking"]["keep_fraction"] = 0.1
-    assert "mlm: the encoder reads some of the predicted tokens as they are" in reports.markdown(results, {})
+    said = reports.markdown(results, {})
+    assert "mlm: in training the encoder reads some of the predicted tokens" in said and "kept and random tokens" not in said
+    mae["measured_masking"]["random_fraction"] = 0.1
+    assert 'mae: the "real tokens of masked input" are all but [MASK], also these kept' in reports.markdown(results, {})
 
 
 def test_the_ranks_that_fine_tuned_runs_logged_are_drawn(report, tmp_path):
@@ -183,8 +186,8 @@ def test_masks_of_the_command_line_are_those_of_the_measurement_only(runs, tmp_p
     assert mae["tokens"]["mask"] / mae["tokens"]["plain"] == pytest.approx(0.3, abs=0.01), "these masks are measured"
     (note,) = results["notes"]
     assert note == (
-        "the ranks of mae are measured with other masks than its held-out loss "
-        "(Masking.rate: 0.15 -> 0.3; Masking.encoder_mask_fraction: 0.0 -> 1.0)"
+        "the ranks of mae are measured with other masks than the run has "
+        "(rate: 0.15 -> 0.3; encoder_mask_fraction: 0.0 -> 1.0)"
     )
     assert note in (tmp_path / "report.md").read_text()
 

@@ -191,7 +191,7 @@ def _plot_intervals(
     label: str,
     style: dict,
 ):
-    """Plots means with their intervals. Where tokens were too few for several sets, says so."""
+    """Plots means with their intervals. Without intervals, the label says that there is one set."""
     if any(interval["half"] is None for interval in intervals):
         label += " (one set)"
     means = [interval["mean"] for interval in intervals]

@@ -48,7 +48,7 @@ def measure(
         "started_from": trained_runs.started_from(experiment),
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
-        "mask_rate": experiment.evaluated.masking.rate,
+        "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
         "vocabulary": run.vocabulary.fingerprint[:12],
         "rows": len(rows),
         "length": int(rows.shape[1]),

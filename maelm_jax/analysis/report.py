@@ -64,7 +64,7 @@ def runs_table(results: dict) -> str:
             model["decoder_layers"],
             _delta(masking) if masking else "-",
             _rates(masking) if masking else "-",
-            f"{run['mask_rate']:g}",
+            f"{run['measured_masking']['rate']:g}",
             run["step"],
             f"{run['tokens']['plain']:,}",
             *_losses(run["curve"], equal_hours),
@@ -209,18 +209,28 @@ def markdown(results: dict, files: dict[str, str]) -> str:
 
 def _note_on_kept_tokens(results: dict) -> str | None:
     """Names the runs whose encoders read some of the tokens that they predict."""
-    names = [
-        run["name"]
-        for run in results["runs"]
-        if run["masking"] and (run["masking"]["keep_fraction"] or run["masking"]["random_fraction"])
-    ]
-    if not names:
-        return None
-    return (
-        f"{', '.join(names)}: the encoder reads some of the predicted tokens as they are, or "
-        "random tokens in their place. So the held-out loss is not comparable with that of the "
-        'other runs. "Real tokens of masked input" are all but [MASK], these tokens among them.'
+    trained, measured = (
+        [run["name"] for run in results["runs"] if run[key] and _keeps_tokens(run[key])]
+        for key in ("masking", "measured_masking")
     )
+    sentences = []
+    if trained:
+        sentences.append(
+            f"{', '.join(trained)}: in training the encoder reads some of the predicted tokens as "
+            "they are, or random tokens in their place. So the held-out loss is not comparable "
+            "with that of the other runs."
+        )
+    if measured:
+        sentences.append(
+            f"{', '.join(measured)}: the \"real tokens of masked input\" are all but [MASK], also "
+            "these kept and random tokens."
+        )
+    return " ".join(sentences) or None
+
+
+def _keeps_tokens(masking: dict) -> bool:
+    """Whether the encoder reads some of the predicted tokens, or random ones in their place."""
+    return bool(masking["keep_fraction"] or masking["random_fraction"])
 
 
 def _definition(results: dict) -> str:
@@ -229,7 +239,7 @@ def _definition(results: dict) -> str:
     tokens = "Tokens are held-out text with <s> and </s>, without padding."
     masks = f"Masks are drawn as in each run's evaluations, unless noted, with seed {seed}."
     if results["text"]:
-        rate = results["runs"][0]["mask_rate"]
+        rate = results["runs"][0]["measured_masking"]["rate"]
         tokens = f"Tokens are the text of `{results['text']}` with <s> and </s>, without padding."
         masks = f"[MASK] replaces {rate:.0%} of the tokens of masked input, seed {seed}."
     return (

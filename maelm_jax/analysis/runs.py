@@ -153,15 +153,15 @@ def check_enough(run: TrainedRun, unmasked: int, tokens: str, text_flag: str):
 
 
 def other_masks(run: TrainedRun) -> list[str]:
-    """Describes how the masks of the measurement differ from those of the run's evaluations."""
+    """Describes how the masks of the measurement differ from those of the run's settings."""
     if run.training is None:
         return []
     changes = setting_changes.differences(run.training.evaluated, run.experiment.evaluated)
     of_masks = [change for change in changes if change.startswith("Masking.")]
     if not of_masks:
         return []
-    note = f"the ranks of {run.name} are measured with other masks than its held-out loss"
-    return [f"{note} ({'; '.join(of_masks)})"]
+    listed = "; ".join(change.removeprefix("Masking.") for change in of_masks)
+    return [f"the ranks of {run.name} are measured with other masks than the run has ({listed})"]
 
 
 def differences(
@@ -189,11 +189,21 @@ def differences(
     if not notes and not text and any(not np.array_equal(rows[0], other) for other in rows):
         counts = [f"{len(of_run)} rows, sha256 {_digest(of_run)}" for of_run in rows]
         notes.append(_difference("held-out rows", runs, counts, consequence))
-    masks = [_masks(run) for run in runs]
-    if len(set(masks)) > 1:
-        notes.append(
-            _difference("masks", runs, masks, "losses and ranks of masked input do not compare"))
-    return notes
+    return notes + _different_masks(runs)
+
+
+def _different_masks(runs: list[TrainedRun]) -> list[str]:
+    """Describes masks that prevent a comparison of losses, or of ranks of masked input."""
+    of_ranks = [_masks(run.experiment) for run in runs]
+    of_losses = [_masks(run.training or run.experiment) for run in runs]
+    consequences: dict[tuple[str, ...], list[str]] = {}
+    consequences.setdefault(tuple(of_losses), []).append("losses")
+    consequences.setdefault(tuple(of_ranks), []).append("ranks of masked input")
+    return [
+        _difference("masks", runs, masks, f"{' and '.join(what)} do not compare")
+        for masks, what in consequences.items()
+        if len(set(masks)) > 1
+    ]
 
 
 def _difference(
@@ -207,8 +217,8 @@ def _digest(rows: np.ndarray) -> str:
     return hashlib.sha256(rows.astype(np.int32).tobytes()).hexdigest()[:12]
 
 
-def _masks(run: TrainedRun) -> str:
-    """Describes the masks that a run is evaluated and measured with."""
-    masking = run.experiment.evaluated.masking
+def _masks(experiment: config.Experiment) -> str:
+    """Describes the masks of evaluations and measurements."""
+    masking = experiment.evaluated.masking
     special = ", special tokens too" if masking.mask_special_tokens else ""
     return f"{masking.rate:g} of the tokens by {masking.unit}{special}"

@@ -200,9 +200,10 @@ def fine_tuning(about: About) -> dict[str, str]:
     elif about.architecture.endswith("TokenClassification"):
         rows["logits"] = "the label of a word is that of its first token by `word_ids`"
     elif not results.get("labels"):
-        rows["output"] = (
-            "0 for the lowest score of the task, 1 for its highest, as trained (STS-B: score / 5)"
-        )
+        rows["output"] = "the score as it was trained, from 0 to 1 (STS-B: score / 5)"
+        if results.get("task") == "own":
+            low, high = about.experiment.finetune.custom.score_range
+            rows["output"] += f"; a score of the files is {low:.7g} + output * {high - low:.7g}"
     return rows
 
 

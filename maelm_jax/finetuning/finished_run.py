@@ -88,7 +88,9 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
     if recorded.finetune is None:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
     experiment = gin_files.load([str(saved)], bindings)
-    if changes := setting_changes.differences(recorded, experiment, FREE):
+    changes = setting_changes.differences(recorded, experiment, FREE)
+    # The name of a column is free. `FREE` has beginnings of names: it would free the labels too.
+    if changes := [change for change in changes if not change.startswith("CustomTask.label:")]:
         raise config.ConfigError(
             f"{flag} takes the run in --workdir as it is, and settings differ from it "
             f"({'; '.join(changes)}): leave them out"

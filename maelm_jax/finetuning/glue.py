@@ -22,7 +22,7 @@ class Task:
     sentences: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
     labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
-    scores: tuple[float, float] = (0.0, 1.0)  # lowest and highest, in a regression
+    score_range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score, in a regression
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
     selected_by: tuple[str, ...] = ()  # see TaskData.selected_by
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `sentences`
@@ -36,15 +36,15 @@ class Task:
         """Name of the dataset in TFDS."""
         return f"glue/{self.name}"
 
-    def normalised(self, scores: np.ndarray) -> np.ndarray:
-        """Scores as the model learns them, from 0 to 1. This changes no correlation."""
-        low, high = map(np.float32, self.scores)
-        return (scores - low) / (high - low)
+    def normalise_scores(self, scores: np.ndarray) -> np.ndarray:
+        """Scores as the model learns them, float32 from 0 to 1. This changes no correlation."""
+        low, high = self.score_range
+        return ((scores - low) / (high - low)).astype(np.float32)
 
-    def score_of(self, outputs: np.ndarray) -> np.ndarray:
-        """The inverse of `normalised`. Scores are clipped to the lowest and the highest one."""
-        low, high = self.scores
-        return np.clip(low + outputs * (high - low), low, high)
+    def denormalise_scores(self, outputs: np.ndarray) -> np.ndarray:
+        """The inverse of `normalise_scores`, clipped to the range of the scores."""
+        low, high = self.score_range
+        return np.clip(low + outputs.astype(np.float64) * (high - low), low, high)
 
     def submission(self, part: str) -> str:
         """Name of the predictions of a test set in a submission to GLUE, without `.tsv`."""
@@ -59,9 +59,9 @@ TASKS = {
         Task("sst2", "SST-2", ("sentence",), "label"),
         Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"),
              fields=("sentence1", "sentence2"), signature="#1 String"),
-        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(), scores=(0.0, 5.0),
-             metrics=("spearman", "pearson"), selected_by=("pearson", "spearman"),
-             signature="old_index"),
+        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(),
+             score_range=(0.0, 5.0), metrics=("spearman", "pearson"),
+             selected_by=("pearson", "spearman"), signature="old_index"),
         Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"),
              signature="question1", broken_rows=True),
         Task("mnli", "MNLI", ("sentence1", "sentence2"), "gold_label",
@@ -79,10 +79,10 @@ def task_of(name: str, custom: config.CustomTask) -> Task:
     if name != OWN:
         return TASKS[name]
     own = Task(OWN, "", custom.columns, custom.label, custom.labels)
-    if custom.scores:
+    if custom.score_range:
         like = TASKS["stsb"]
         return dataclasses.replace(
-            own, scores=custom.scores, metrics=like.metrics, selected_by=like.selected_by)
+            own, score_range=custom.score_range, metrics=like.metrics, selected_by=like.selected_by)
     if len(custom.labels) == 2:
         return dataclasses.replace(own, metrics=("accuracy", "f1"))
     return own

@@ -12,6 +12,7 @@ from maelm_jax.finetuning import files, finished_run, glue, results, tasks
 PACKINGS = (".gz", ".xz")  # endings of packed files, before which stands that of their format
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
 SCORES = "_scores.json"  # ending of the file with the scores
+REMEDY = "Name another file with --output=FILE, or remove it."
 
 
 def predict(
@@ -26,11 +27,11 @@ def predict(
     Args:
         workdir: The run.
         input_file: The file to predict.
-        output: Path of the predictions. None: in the workdir, named as in a submission to GLUE, or
-            predictions_STEM.tsv (.json, .txt) in other tasks.
+        output: Path of the predictions. None: see `default_stem`.
         bindings: Settings that replace those of the run.
         with_scores: Whether to compare the predictions with the labels in the file, and to write
-            the metrics beside the predictions.
+            the metrics beside the predictions. If not, scores of earlier predictions are removed
+            with them.
 
     Returns:
         What was done, for the user.
@@ -52,12 +53,13 @@ def predict(
         labelled=with_scores,
     )
     flag = "--workdir" if output is None else "--output"
-    endings = (*dev.endings, SCORES)  # new predictions replace the scores of earlier ones too
-    target = target_of(run.task, run.folder, input_file, output, endings)
-    source = check_target(target, input_file, flag)
+    endings = (*dev.endings, SCORES) if with_scores else dev.endings
+    stem = default_stem(run.task, input_file, for_submission=not with_scores)
+    target = target_of(output, Target(run.folder, stem, endings))
+    replacement = check_target(target, input_file, flag)
     outputs = run.outputs([dev])
     with paths.writing(flag, target.folder):
-        replace(target, source)
+        replace(target, replacement)
         path = dev.write(outputs[0], target.folder, target.stem)
         lines = [*dev.notes, f"{dev.count} predicted: {path}"]
         if with_scores:
@@ -82,35 +84,32 @@ class Target(typing.NamedTuple):
         return self.folder / (self.stem + self.endings[0] + RECORD)
 
 
-def target_of(
-    task: str, workdir: pathlib.Path, input_file: str, output: str | None, endings: tuple[str, ...]
-) -> Target:
-    """Where predictions are written. Raises ConfigError when `output` has another ending.
+def target_of(output: str | None, default: Target) -> Target:
+    """Where predictions are written: to `output`, or to `default` if it is None.
 
-    Args:
-        task: The task of the run.
-        workdir: Folder of the run. Predictions are written there if `output` is None.
-        input_file: The file to predict.
-        output: Path of the predictions, or None.
-        endings: Endings of the files of the predictions.
+    Raises:
+        ConfigError: `output` has another ending than the predictions of `default`.
     """
     if output is None:
-        return Target(workdir, default_stem(task, input_file), endings)
-    path, ending = pathlib.Path(output), endings[0]
+        return default
+    path, ending = pathlib.Path(output), default.endings[0]
     if not path.name.endswith(ending) or path.name == ending:
         raise config.ConfigError(
             f"--output={output}: the predictions of this task are a {ending} file. "
             f"Name a file that ends in {ending}."
         )
-    return Target(path.parent, path.name.removesuffix(ending), endings)
+    return Target(path.parent, path.name.removesuffix(ending), default.endings)
 
 
-def default_stem(task: str, input_file: str) -> str:
-    """Name of the predictions without its ending: in GLUE, that of a submission."""
+def default_stem(task: str, input_file: str, for_submission: bool = True) -> str:
+    """Name of the predictions without its ending: predictions_STEM, where STEM is of `input_file`.
+
+    In a task of GLUE and with `for_submission`, it is the name that GLUE's server asks for.
+    """
     name = pathlib.Path(input_file).name
     packing = next((ending for ending in PACKINGS if name.endswith(ending)), "")
     stem = pathlib.Path(name.removesuffix(packing)).stem
-    if task not in glue.TASKS:
+    if task not in glue.TASKS or not for_submission:
         return f"predictions_{stem}"
     parts = glue.TASKS[task].parts
     if len(parts) == 1:
@@ -121,7 +120,14 @@ def default_stem(task: str, input_file: str) -> str:
     return glue.TASKS[task].submission(named[0] if named else parts[0])
 
 
-def check_target(target: Target, input_file: str, flag: str) -> dict[str, str]:
+class Replacement(typing.NamedTuple):
+    """What new predictions replace."""
+
+    earlier: list[pathlib.Path]  # the files of the earlier predictions
+    record: dict[str, str | bool]  # of the new ones: input, its SHA-256, whether there are scores
+
+
+def check_target(target: Target, input_file: str, flag: str) -> Replacement:
     """Checks that predictions can be written, and makes their folder.
 
     Args:
@@ -129,45 +135,56 @@ def check_target(target: Target, input_file: str, flag: str) -> dict[str, str]:
         input_file: The file to predict.
         flag: The flag that named the folder, for messages.
 
-    Returns:
-        Content of the record: path and SHA-256 of `input_file`.
-
     Raises:
         ConfigError: The folder cannot be written to; or one of the files exists, and --predict did
             not write it or wrote it for another input.
     """
-    source = {"input": os.path.abspath(input_file), "sha256": _digest(input_file)}
+    record = {
+        "input": os.path.abspath(input_file),
+        "sha256": _digest(input_file),
+        "scores": SCORES in target.endings,
+    }
     paths.check_folder(flag, target.folder)
-    in_the_way = [path for path in (*target.paths(), target.record()) if os.path.lexists(path)]
-    if in_the_way:
-        _check_record(target.record(), in_the_way[0], source)
+    earlier = _earlier(target, record)
+    known = (*earlier, target.record()) if earlier else ()
+    for path in (*target.paths(), target.record()):
+        if os.path.lexists(path) and path not in known:
+            raise config.ConfigError(
+                f"{path} is there already, and --predict did not write it. {REMEDY}"
+            )
     paths.make_folder(flag, target.folder)
-    return source
+    return Replacement(earlier, record)
 
 
-def replace(target: Target, source: dict[str, str]):
-    """Removes earlier predictions and writes the record `source` of the next ones.
+def replace(target: Target, replacement: Replacement):
+    """Removes earlier predictions and their scores, and writes the record of the next ones.
 
     The record comes first. After a kill before the predictions are complete, the same command thus
     recognises the files as its own.
     """
-    for path in target.paths():
+    for path in replacement.earlier:
         path.unlink(missing_ok=True)
-    storage.write(target.record(), json.dumps(source, indent=1) + "\n")
+    storage.write(target.record(), json.dumps(replacement.record, indent=1) + "\n")
 
 
-def _check_record(record: pathlib.Path, existing: pathlib.Path, source: dict[str, str]):
-    """Raises ConfigError unless `record` has the path or the digest of `source`."""
-    remedy = "Name another file with --output=FILE, or remove it."
-    if not os.path.isfile(record):
+def _earlier(target: Target, record: dict[str, str | bool]) -> list[pathlib.Path]:
+    """The files that --predict wrote before, by the record beside them.
+
+    Raises:
+        ConfigError: The record is damaged, or it has neither the path nor the digest of `record`.
+    """
+    if not os.path.isfile(target.record()):
+        return []
+    recorded = files.read_record(target.record(), REMEDY, input=str, sha256=str)
+    if recorded["input"] != record["input"] and recorded["sha256"] != record["sha256"]:
         raise config.ConfigError(
-            f"{existing} is there already, and --predict did not write it. {remedy}"
+            f"{target.paths()[0]} holds the predictions of another file, {recorded['input']}. "
+            f"{REMEDY}"
         )
-    recorded = files.read_record(record, remedy, input=str, sha256=str)
-    if recorded["input"] != source["input"] and recorded["sha256"] != source["sha256"]:
-        raise config.ConfigError(
-            f"{existing} holds the predictions of another file, {recorded['input']}. {remedy}"
-        )
+    endings = [ending for ending in target.endings if ending != SCORES]
+    if recorded.get("scores") is True:  # earlier versions had no scores
+        endings.append(SCORES)
+    return target._replace(endings=tuple(endings)).paths()
 
 
 def _digest(path: str) -> str:

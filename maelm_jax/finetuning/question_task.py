@@ -49,13 +49,18 @@ def read_file(
 
 
 def _check_answers(name: str, questions: squad.Questions):
-    """Raises ConfigError if the right answers are missing: in SQuAD 1.1 any, in 2.0 all of them."""
-    unanswered = [question.id for question in questions.questions if not question.answers]
-    if len(unanswered) == len(questions.questions) or (unanswered and name == "squad1"):
-        raise config.ConfigError(
-            f"{questions.source}: the question {unanswered[0][:50]!r} has no answer. Give a file "
-            "with right answers"
-        )
+    """Raises ConfigError unless every question has a right answer, or is said to have none."""
+    for question in questions.questions:
+        location = f"{questions.source}: the question {question.id[:50]!r}"
+        if question.is_impossible and name == "squad1":
+            raise config.ConfigError(
+                f"{location} is unanswerable, and SQuAD 1.1 has no such questions. Give a file of "
+                "SQuAD 1.1, or a run on squad2."
+            )
+        if not question.answers and not question.is_impossible:
+            raise config.ConfigError(
+                f"{location} has no right answer. Give a file with answers, or leave --score out."
+            )
 
 
 def dev_set(

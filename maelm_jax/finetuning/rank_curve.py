@@ -10,7 +10,7 @@ from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning.task_data import TaskData
 
-MASK_SEED = 0  # of the masks of rank_real_*: the same for all seeds of a task
+MASK_SEED = 0  # of the masks of rank_real_* and rank_all_*: the same for all seeds of a task
 
 
 class RankMonitors:

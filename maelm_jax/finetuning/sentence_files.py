@@ -19,7 +19,7 @@ class Examples:
     """The n examples of one file or split."""
 
     sentences: list[tuple[str, ...]]  # one or two an example
-    labels: np.ndarray | None  # int32 [n] classes or float32 [n] scores; None: not read
+    labels: np.ndarray | None  # int32 [n] classes or float64 [n] scores; None: not read
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
     numbers: np.ndarray | None = None  # of a sample: int [n], the number of each in its file
 
@@ -34,8 +34,16 @@ class Examples:
         return Examples(chosen, labels, [*self.notes, note], numbers)
 
 
-def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
-    """Reads one file of a task. Without `labelled`, the label column can be missing.
+def read(
+    task: glue.Task, path: str | pathlib.Path, labelled: bool, skip_broken_rows: bool = False
+) -> Examples:
+    """Reads one file of a task.
+
+    Args:
+        task: The task.
+        path: The file.
+        labelled: Whether to read labels. If not, the label column can be missing.
+        skip_broken_rows: Whether a row with too few columns is left out, and noted.
 
     Raises:
         ConfigError: The file belongs to another task, has no example, or a line does not match the
@@ -58,7 +66,7 @@ def read(task: glue.Task, path: str | pathlib.Path, labelled: bool) -> Examples:
         # Rows of GLUE's other files can have extra cells.
         cells=len(header) if headless or task.name == glue.OWN else None,
     )
-    reader = _Reader(task, path, layout, labelled)
+    reader = _Reader(task, path, layout, labelled, skip_broken_rows)
     for line in lines:
         reader.add(line)
     return reader.examples()
@@ -84,8 +92,11 @@ class _Layout(typing.NamedTuple):
 class _Reader:
     """Collects the examples of a file line by line."""
 
-    def __init__(self, task: glue.Task, path, layout: _Layout, labelled: bool):
+    def __init__(
+        self, task: glue.Task, path, layout: _Layout, labelled: bool, skip_broken_rows: bool
+    ):
         self.task, self.path, self.layout, self.labelled = task, path, layout, labelled
+        self.skip_broken_rows = skip_broken_rows
         self.sentences: list[tuple[str, ...]] = []
         self.labels: list[int | float] = []
         self.unread_labels: set[str] = set()  # in a file whose labels are not read
@@ -95,7 +106,7 @@ class _Reader:
         """Reads one line. Raises ConfigError when its columns or its label are wrong."""
         cells, layout, task = line.cells, self.layout, self.task
         if not layout.fits(cells):
-            if task.broken_rows and self.labelled:
+            if self.skip_broken_rows:
                 self.broken += 1
                 return
             raise config.ConfigError(
@@ -185,19 +196,19 @@ def _label(task: glue.Task, text: str, location: str) -> int | float:
         if text in task.labels:
             return task.labels.index(text)
         raise config.ConfigError(f"{unknown} {', '.join(task.labels)}")
-    low, high = task.scores
+    low, high = task.score_range
     try:
         score = float(text)
     except ValueError:
         score = math.nan
     if low <= score <= high:
         return score
-    raise config.ConfigError(f"{unknown} numbers from {low:g} to {high:g}")
+    raise config.ConfigError(f"{unknown} numbers from {low:.7g} to {high:.7g}")
 
 
 def label_array(task: glue.Task, labels: list) -> np.ndarray:
     """Labels as Examples has them."""
-    return np.asarray(labels, np.int32 if task.labels else np.float32)
+    return np.asarray(labels, np.int32 if task.labels else np.float64)
 
 
 def note_empty(examples: Examples, source: str) -> Examples:

@@ -78,8 +78,8 @@ def tokenise(
     if cut:
         examples.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
     targets = np.zeros(len(ids), np.int32) if examples.labels is None else examples.labels
-    if targets.dtype == np.float32:
-        targets = task.normalised(targets)
+    if targets.dtype == np.float64:  # scores
+        targets = task.normalise_scores(targets)
     return features.Features(ids, targets, second)
 
 
@@ -124,7 +124,7 @@ def write_predictions(
     if task.labels:
         predictions = [task.labels[label] for label in logits.argmax(axis=1)]
     else:
-        predictions = [f"{score:.6f}" for score in task.score_of(logits[:, 0])]
+        predictions = [f"{score:.7g}" for score in task.denormalise_scores(logits[:, 0])]
     numbers = range(len(logits)) if numbers is None else numbers
     pairs = zip(numbers, predictions, strict=True)
     lines = [f"{index}\t{prediction}\n" for index, prediction in pairs]

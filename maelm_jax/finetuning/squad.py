@@ -31,8 +31,9 @@ class Question:
     id: str
     text: str
     context: str
-    answers: tuple[GoldAnswer, ...]  # (): unanswerable
+    answers: tuple[GoldAnswer, ...]  # (): unanswerable, or not known
     article: str  # title
+    is_impossible: bool = False  # said to be unanswerable
 
 
 @dataclasses.dataclass
@@ -157,7 +158,7 @@ def _question(path, json_path: str, entry: typing.Any, context: str, article: st
         in_question = f"{json_path}.answers[{number}]"
         start = _field(path, in_question, answer, "answer_start", int, -1)
         golds.append(GoldAnswer(_field(path, in_question, answer, "text", str), start))
-    return Question(name, text, context, tuple(golds), article)
+    return Question(name, text, context, tuple(golds), article, impossible)
 
 
 def _field(path, json_path: str, record, name: str, kind: type, default=None) -> typing.Any:

@@ -15,6 +15,7 @@ COLUMNS = (
     ("RTE", "rte", "accuracy", 100),
     ("MRPC", "mrpc", "accuracy", 100), ("STS-B", "stsb", "spearman", 100),
     ("WNLI", "wnli", "accuracy", 100), ("Own", "own", "accuracy", 100),
+    ("Own scores", "own", "spearman", 100),
     ("SQuAD1 EM", "squad1", "exact", 1), ("SQuAD1 F1", "squad1", "f1", 1),
     ("SQuAD2 EM", "squad2", "best_exact", 1), ("SQuAD2 F1", "squad2", "best_f1", 1),
     ("Words F1", "conll", "f1", 100), ("Words accuracy", "conll", "accuracy", 100),
@@ -22,7 +23,9 @@ COLUMNS = (
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
-ORDER = (*(column for column, *_ in COLUMNS[:11]), "AVG", *(column for column, *_ in COLUMNS[11:]))
+SENTENCE_COLUMNS = 12  # the first ones; AVG stands behind them
+_NAMES = tuple(column for column, *_ in COLUMNS)
+ORDER = (*_NAMES[:SENTENCE_COLUMNS], "AVG", *_NAMES[SENTENCE_COLUMNS:])
 
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: result of grid.summary}}
 
@@ -77,7 +80,7 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
     seeds = sorted({report["seeds"] for _, _, report in _all(reports)})
     legend = (
         f"Medians over {' or '.join(map(str, seeds))} seed(s), least and highest in brackets. "
-        "CoLA: Matthews correlation; STS-B: Spearman's; all x 100."
+        "CoLA: Matthews correlation; STS-B and own scores: Spearman's; all x 100."
     )
     parts = [_values_table(reports), legend]
     if lacking := missing(reports, tasks):

@@ -56,6 +56,18 @@ def test_other_rows_and_other_masks_are_noted():
     assert "different masks (a: 0.15 of the tokens by token, c: 0.4 of the tokens by token); losses and ranks" in note
 
 
+def test_masks_of_losses_and_of_ranks_are_compared_apart():
+    rows = np.arange(12).reshape(3, 4)
+    a, b = trained("a", "Masking.heldout_rate=0.3", vocabulary=Named()), trained("b", "Masking.heldout_rate=0.3", vocabulary=Named())
+    b = b._replace(training=trained("b", "Masking.heldout_rate=0.4").experiment)  # measured with another rate than evaluated
+    assert runs.differences([a, b], [rows, rows], None) == [
+        "the runs have different masks (a: 0.3 of the tokens by token, b: 0.4 of the tokens by token); losses do not compare"
+    ]
+    a, b = b, b._replace(name="c", experiment=b.training)
+    (note,) = runs.differences([a, b], [rows, rows], None)
+    assert note.endswith("(b: 0.3 of the tokens by token, c: 0.4 of the tokens by token); ranks of masked input do not compare")
+
+
 def test_runs_of_one_name_are_told_apart():
     one, two, other = (trained("tiny")._replace(workdir=path) for path in ("runs/tiny", "../runs/tiny", "./runs/x/tiny"))
     names = [run.name for run in runs.with_unique_names([one, two, other])]

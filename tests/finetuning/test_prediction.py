@@ -90,7 +90,9 @@ def test_the_scores_of_the_dev_set_are_those_of_the_run(workdir, data_dir, tmp_p
     dev = data_dir / "glue" / "RTE" / "dev.tsv"
     expected = {"accuracy": json.loads((workdir / "results.json").read_text())["best"]["accuracy"]}
     assert predict(workdir, dev, "--score") == 0
-    assert json.loads((workdir / "RTE_scores.json").read_text()) == expected
+    scores = workdir / "predictions_dev_scores.json"
+    assert json.loads(scores.read_text()) == expected and not (workdir / "RTE.tsv").exists(), "no submission is replaced"
+    assert (workdir / "predictions_dev.tsv").read_text() == (workdir / "predictions.tsv").read_text()
     assert f"accuracy {expected['accuracy']:>25.4f}" in capsys.readouterr().out
     header, *rows = dev.read_text().splitlines(keepends=True)
     wrong = {"entailment": "not_entailment", "not_entailment": "entailment"}
@@ -98,7 +100,12 @@ def test_the_scores_of_the_dev_set_are_those_of_the_run(workdir, data_dir, tmp_p
     (tmp_path / "flipped.tsv").write_text("".join([header, *flipped]))
     assert predict(workdir, tmp_path / "flipped.tsv", "--score", f"--output={tmp_path / 'f.tsv'}") == 0
     assert json.loads((tmp_path / "f_scores.json").read_text())["accuracy"] == pytest.approx(1 - expected["accuracy"])
-    assert predict(workdir, dev) == 0 and not (workdir / "RTE_scores.json").exists(), "they would be of other predictions"
+    assert predict(workdir, dev, f"--output={workdir / 'predictions_dev.tsv'}") == 0
+    assert not scores.exists(), "they would be of other predictions"
+    scores.write_text("mine")
+    with pytest.raises(config.ConfigError, match="predictions_dev_scores.json is there already, and --predict did not write it"):
+        predict(workdir, dev, "--score")
+    assert scores.read_text() == "mine"
     with pytest.raises(config.ConfigError, match="in.tsv:1: no column 'label'"):
         predict(workdir, pairs(tmp_path / "in.tsv", 2), "--score")
     with pytest.raises(config.ConfigError, match="--score scores the predictions of --predict"):
@@ -126,9 +133,10 @@ def test_squad_is_scored_at_the_threshold_of_the_run(data_dir, pretrained, tmp_p
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
                 question["answers"] = []
+                question.pop("is_impossible")
     (tmp_path / "bare.json").write_text(json.dumps(content))
     assert predict(tmp_path / "run", tmp_path / "bare.json") == 0
-    with pytest.raises(config.ConfigError, match="bare.json: the question 'q0' has no answer"):
+    with pytest.raises(config.ConfigError, match="bare.json: the question 'q0' has no right answer. Give"):
         predict(tmp_path / "run", tmp_path / "bare.json", "--score")
 
 
@@ -210,4 +218,5 @@ def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path, settin
     path = pairs(tmp_path / "test.tsv", 3)
     with pytest.raises(config.ConfigError, match="--predict takes the run in --workdir as it is, and settings differ from it .*: leave them out"):
         predict(workdir, path, f"--gin.{setting}")
-    assert predict(workdir, path, "--gin.Finetune.eval_batch_size=8") == 0
+    for free in ("Finetune.eval_batch_size=8", "CustomTask.label=kind"):
+        assert predict(workdir, path, f"--gin.{free}") == 0

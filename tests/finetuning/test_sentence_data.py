@@ -43,7 +43,7 @@ def test_stsb_and_qnli_as_distributed(tmp_path):
     write_text(tmp_path / "glue" / "STS-B" / "train.tsv", "\ufeff" + header + rows)
     write_text(tmp_path / "glue" / "STS-B" / "dev.tsv", (header + rows).replace("\n", "\r\n"))
     train, dev = sentence_data.load(glue.TASKS["stsb"], settings(tmp_path), config.Corpus())
-    assert train.sentences[0] == ("A plane.", 'An air "plane.') and train.labels.dtype == np.float32
+    assert train.sentences[0] == ("A plane.", 'An air "plane.') and train.labels.dtype == np.float64
     np.testing.assert_allclose(dev[""].labels, [5.0, 0.6], rtol=1e-6)
     for part in ("train", "dev"):
         path = tmp_path / "QNLI" / f"{part}.tsv"

@@ -6,7 +6,7 @@ import pytest
 from testing import write_text
 
 from maelm_jax import config
-from maelm_jax.finetuning import glue, sentence_files
+from maelm_jax.finetuning import glue, sentence_data, sentence_files
 
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 
@@ -33,18 +33,21 @@ def test_a_score_out_of_range(tmp_path):
 
 def test_empty_sentences_and_broken_rows_are_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
-    write_text(tmp_path / "train.tsv", header + "1\t1\t2\tWhy?\t\t0\n2\t3\n4\t5\t6\tHow?\tHow so?\t1\n")
-    found = sentence_files.read(glue.TASKS["qqp"], tmp_path / "train.tsv", labelled=True)
+    first, last = "1\t1\t2\tWhy?\t\t0\n", "4\t5\t6\tHow?\tHow so?\t1\n"
+    write_text(tmp_path / "QQP" / "train.tsv", header + first + "2\t3\n" + last)
+    write_text(tmp_path / "QQP" / "dev.tsv", header + last)
+    found = sentence_data.load(glue.TASKS["qqp"], config.Finetune(data_dir=str(tmp_path)), config.Corpus()).train
     assert found.sentences == [("Why?", ""), ("How?", "How so?")] and found.labels.tolist() == [0, 1]
     assert any("1 rows with missing columns left out" in note for note in found.notes)
     assert any("1 examples with an empty sentence, kept" in note for note in found.notes)
 
 
-def test_a_broken_row_of_a_file_to_label_is_not_left_out(tmp_path):
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_broken_row_of_a_file_to_predict_is_not_left_out(tmp_path, labelled):
     """The lines of the predictions would no longer be those of the file."""
-    write_text(tmp_path / "test.tsv", "id\tquestion1\tquestion2\n0\tA?\tB?\n1\tC?\n")
+    write_text(tmp_path / "test.tsv", "id\tquestion1\tquestion2\tis_duplicate\n0\tA?\tB?\t1\n1\tC?\n")
     with pytest.raises(config.ConfigError, match="test.tsv:3: 2 columns"):
-        sentence_files.read(glue.TASKS["qqp"], tmp_path / "test.tsv", labelled=False)
+        sentence_files.read(glue.TASKS["qqp"], tmp_path / "test.tsv", labelled)
 
 
 MNLI_TEST = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse sentence1 sentence2"

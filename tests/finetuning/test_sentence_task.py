@@ -30,7 +30,7 @@ def test_the_submission_format(tmp_path):
     sentence_task.write_predictions(glue.TASKS["rte"], np.asarray([[0.0, 1.0], [2.0, 1.0]]), tmp_path / "p.tsv")
     assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
     sentence_task.write_predictions(glue.TASKS["stsb"], np.asarray([[0.5], [1.2]]), tmp_path / "p.tsv")
-    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.500000\n1\t5.000000\n"
+    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\t2.5\n1\t5\n"
 
 
 OWN = {"columns": ("question", "answer"), "label": "good", "labels": ("no", "yes", "unclear")}
@@ -56,10 +56,11 @@ def test_a_task_of_ones_own(tmp_path):
     with pytest.raises(config.ConfigError, match="gone.tsv"):
         tasks.check("own", config.Finetune(tasks="own", custom=dataclasses.replace(custom, dev_file="gone.tsv")))
     for change, message in [
-        ({"labels": ("yes",)}, "two classes .*In a regression, give CustomTask.scores"),
-        ({"scores": (1.0, 5.0)}, "either labels or scores, not both"),
-        ({"labels": (), "scores": (5.0, 1.0)}, "scores must be the lowest and the highest one"),
-        ({"labels": (), "scores": (5.0,)}, "scores must be the lowest and the highest one"),
+        ({"labels": ("yes",)}, "two classes .*In a regression, give CustomTask.score_range"),
+        ({"score_range": (1.0, 5.0)}, "CustomTask.labels and score_range are both given. Leave one"),
+        ({"labels": (), "score_range": (5.0, 1.0)}, "score_range must be the lowest and the highest score"),
+        ({"labels": (), "score_range": (5.0,)}, "score_range must be the lowest and the highest score"),
+        ({"labels": (), "score_range": (-1e308, 1e308)}, "score_range must be the lowest and the highest score"),
         ({"columns": ()}, "one or two"),
         ({"train_file": None}, "CustomTask.train_file is missing. Give --gin_file=finetune/own.gin"),
     ]:
@@ -71,10 +72,10 @@ def test_scores_of_ones_own(tmp_path):
     """A regression with any range: what is learned is from 0 to 1, what is written has the range of the file."""
     write_text(tmp_path / "train.jsonl", '{"text": "good", "stars": 5}\n{"text": "bad", "stars": 1}\n{"text": "fair", "stars": 2.5}\n')
     path = str(tmp_path / "train.jsonl")
-    custom = config.CustomTask(train_file=path, dev_file=path, columns=("text",), label="stars", scores=(1, 5))
+    custom = config.CustomTask(train_file=path, dev_file=path, columns=("text",), label="stars", score_range=(1, 5))
     task = glue.task_of("own", custom)
     examples = sentence_data.load(task, config.Finetune(tasks="own", custom=custom), config.Corpus()).train
-    learned = task.normalised(examples.labels)
+    learned = task.normalise_scores(examples.labels)
     assert learned.tolist() == [1.0, 0.0, 0.375] and learned.dtype == np.float32
     outputs = np.append(learned, [1.5, -2.0])[:, None]
     sentence_task.write_predictions(task, outputs, tmp_path / "p.tsv")

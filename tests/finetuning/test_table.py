@@ -45,6 +45,13 @@ def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
     assert differences.plot(table.values(REPORTS), tmp_path).stat().st_size > 5000
 
 
+def test_scores_of_ones_own_have_a_column():
+    spread = {"median": 0.5, "least": 0.4, "highest": 0.6}
+    report = of_task(0, 0, 0) | {"metrics": {"spearman": spread, "pearson": spread}, "main_metric": "spearman"}
+    said = table.markdown({"tiny": {"own": report}})
+    assert "| Own scores |" in said and "50.0" in said
+
+
 def test_a_partial_table_says_so(tmp_path):
     said = table.markdown(REPORTS, ["rte", "cola", "mrpc", "qqp"])
     assert "Partial: no result yet of mrpc with mlm, random-tiny; qqp with tiny, mlm, random-tiny." in said
