@@ -41,7 +41,7 @@ class RankMonitor:
         """
         length, width = heldout.shape[1], experiment.model.width
         masking = experiment.evaluated.masking
-        devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        devices = sharding.row_shards(mesh)
         self._size = -(-moments.rows_at_once(length) // devices) * devices
         # Both kinds that are ranked, with and without [MASK] in the input, have at least these.
         unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)

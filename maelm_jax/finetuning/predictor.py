@@ -19,7 +19,7 @@ class Predictor:
     """Computes the outputs of a fine-tuned model for all examples of a set."""
 
     def __init__(self, graph, init, head: Head, mesh: jax.sharding.Mesh, pad: int, batch_size: int):
-        devices = mesh.shape["data"] * mesh.shape["fsdp"]
+        devices = sharding.row_shards(mesh)
         self.mesh, self.pad = mesh, pad
         self.batch_size = -(-batch_size // devices) * devices
         params = sharding.shardings_of(jax.eval_shape(init, keys.of_seed(0)), mesh)

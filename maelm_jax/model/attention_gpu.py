@@ -1,9 +1,10 @@
 """Fused attention for NVIDIA GPUs by cuDNN, with a backward pass that keeps the softmax statistics.
 
-`jax.nn.dot_product_attention` does not let `jax.checkpoint` keep the statistics by name, so the
-forward kernel would run twice. The primitives that it binds are bound here, in a `custom_vjp` that
-names them. They are those without JAX's rule for the partitioner, which fails inside `shard_map`:
-on several devices, `attention.attention` divides rows and heads with `shard_map`.
+`jax.nn.dot_product_attention` does not name its softmax statistics, so `jax.checkpoint` would run
+the forward kernel twice. This module calls JAX's cuDNN primitives directly, in a `custom_vjp` that
+names them. It uses the primitives without a partitioning rule, because that rule fails inside
+`shard_map`. On several devices, training/fsdp.py divides the rows and attention.py divides the
+heads.
 
 Axis letters: B rows, T queries, S keys, H heads, K size of a head, G heads of the bias (H or 1).
 """

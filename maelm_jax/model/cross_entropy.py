@@ -22,8 +22,8 @@ def logits(
 class CrossEntropy(typing.NamedTuple):
     """Weighted sums over masked slots."""
 
-    nats: Float[Array, ""]
-    correct: Float[Array, ""]  # slots whose largest logit is the target's
+    loss_nats: Float[Array, ""]
+    correct: Float[Array, ""]  # slots where no logit is larger than the target's
 
 
 class _Tile(typing.NamedTuple):
@@ -64,9 +64,11 @@ def _cross_entropy_of_logits(
     targets: Int[Array, " P"],
     weights: Float[Array, " P"],
 ) -> CrossEntropy:
-    nats = log_normalizer - jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-    correct = (jnp.argmax(logits, axis=1).astype(targets.dtype) == targets).astype(jnp.float32)
-    return CrossEntropy((nats * weights).sum(), (correct * weights).sum())
+    at_target = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+    loss_nats = log_normalizer - at_target
+    # The maximum is computed for `log_normalizer` too. An argmax takes longer than either.
+    correct = (at_target >= logits.max(axis=1)).astype(jnp.float32)
+    return CrossEntropy((loss_nats * weights).sum(), (correct * weights).sum())
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -80,9 +82,9 @@ def cross_entropy(
 ) -> CrossEntropy:
     """Sums -log softmax(x table^T + bias)[target] over slots, in float32.
 
-    With a gradient, the gradients are computed together with the loss. The loss is a sum, so its
-    gradients are known up to the factor that the backward pass receives. Each tile's logits are
-    computed once and then freed. Source: the fused linear cross-entropy of
+    Under differentiation, the forward pass also computes the gradients and saves them. The loss is
+    a sum, so its gradients are known up to the factor that the backward pass receives. Each tile's
+    logits are computed once and then freed. Source: the fused linear cross-entropy of
     github.com/linkedin/Liger-Kernel.
 
     Args:
@@ -94,7 +96,7 @@ def cross_entropy(
         tile: Number of slots whose logits exist at a time.
 
     Returns:
-        The sums. `correct` has no gradient.
+        The sums. Only the loss has a gradient, and only with respect to x, table and bias.
     """
     narrow = table.astype(x.dtype)
 
@@ -125,7 +127,7 @@ def _cross_entropy_forward(x, table, bias, targets, weights, tile):
 
 
 def _cross_entropy_backward(tile, gradients, d_value):
-    factor = d_value.nats
+    factor = d_value.loss_nats
     return *(gradient * factor.astype(gradient.dtype) for gradient in gradients), None, None
 
 

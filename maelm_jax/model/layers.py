@@ -128,14 +128,14 @@ class Attention(nnx.Module):
     ) -> attention.ScoreTerms:
         """Computes once what each layer of a stack adds to its scores."""
         call = attention.Call(
-            self.heads,
-            x.shape[2] // self.heads,
-            x.shape[1],
-            context.shape[1],
-            x.dtype,
-            self.dropout if has_dropout else 0.0,
-            terms.bias is not None,
-            terms.local is not None,
+            heads=self.heads,
+            head_size=x.shape[2] // self.heads,
+            queries=x.shape[1],
+            keys=context.shape[1],
+            dtype=x.dtype,
+            dropout_rate=self.dropout if has_dropout else 0.0,
+            has_bias=terms.bias is not None,
+            has_dense_mask=terms.local is not None,
         )
         return attention.prepare_terms(terms, call, self.backend)
 
@@ -216,8 +216,7 @@ class Block(nnx.Module):
             terms: What changes the scores of self-attention.
             norm: Normalizes x. A post-LN layer is given the LN of the layer before.
             is_first: Whether this is the first layer of its stack, which does not normalize x.
-            keys: Keys of dropout, one for each row. None: no dropout. Cross-attention that follows
-                self-attention has none.
+            keys: Keys of dropout, one for each row. None: no dropout.
             cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:

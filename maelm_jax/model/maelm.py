@@ -71,8 +71,8 @@ class Encoder(nnx.Module):
         dtype = jnp.dtype(settings.dtype)
         x = jnp.take(self.token_embedding[...], ids, axis=0)
         if settings.token_types:
-            types = jnp.zeros_like(ids) if types is None else types
-            x = x + jnp.take(self.token_type_embedding[...], types, axis=0)
+            table = self.token_type_embedding[...]
+            x = x + (table[0][None, None] if types is None else jnp.take(table, types, axis=0))
         if settings.positions == "learned":
             x = x + jnp.take(self.position_embedding[...], positions, axis=0)
         x = x.astype(dtype)

@@ -126,7 +126,7 @@ def _index_in_random_order(
 
     `first` is the slot at which the unit begins.
     """
-    # 31 random bits. Bit 32 is set at ineligible slots, which sorts them to the end.
+    # 31 random bits. The top bit is set at ineligible slots, so they sort last.
     noise = jax.random.bits(key, first.shape)[first] >> 1
     # argsort is stable, so a unit's slots stay together.
     order = jnp.argsort(jnp.where(eligible, noise, noise | jnp.uint32(1 << 31)))
@@ -158,11 +158,11 @@ def _draw_row(
     remaining = count - index[first]  # tokens still to be masked when the unit's turn comes
     chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
     masked = eligible & (chance * unit_size.astype(jnp.float32) < remaining.astype(jnp.float32))
-    visible_count = jnp.floor(
+    visible_masked_count = jnp.floor(
         masking.encoder_mask_fraction * masked.sum(dtype=jnp.float32) + v
     ).astype(jnp.int32)
     replacement_ids = _replacement_ids(stream(keys.REPLACEMENT_STREAM), ids, masking, special)
-    return RowMask(masked, masked & (index < visible_count), replacement_ids)
+    return RowMask(masked, masked & (index < visible_masked_count), replacement_ids)
 
 
 def draw(

@@ -80,18 +80,22 @@ def _bucket(
     return jax.lax.platform_dependent(distance, tpu=selected, default=gathered)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _look_up(
     table: Float[Array, "R H"],
     positions: Int[Array, "B T"],
     keys: Int[Array, "B S"],
     buckets: tuple[int, ...],
+    dtype: jnp.dtype,
 ) -> Float[Array, "B H T S"]:
-    """Returns the bias of each pair of query and key: the row of `table` of its bucket."""
-    return _look_up_forward(table, positions, keys, buckets)[0]
+    """Returns the bias of each pair of query and key: the row of `table` of its bucket.
+
+    The table is float32, and so is its gradient.
+    """
+    return _look_up_forward(table, positions, keys, buckets, dtype)[0]
 
 
-def _look_up_forward(table, positions, keys, buckets):
+def _look_up_forward(table, positions, keys, buckets, dtype):
     def gathered(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
@@ -103,11 +107,11 @@ def _look_up_forward(table, positions, keys, buckets):
         return result
 
     bucket = _bucket(positions, keys, buckets)
-    bias = jax.lax.platform_dependent(table, bucket, tpu=selected, default=gathered)
+    bias = jax.lax.platform_dependent(table.astype(dtype), bucket, tpu=selected, default=gathered)
     return bias, (bucket, positions, keys, table.shape[0])
 
 
-def _look_up_backward(buckets, saved, d_bias):
+def _look_up_backward(buckets, dtype, saved, d_bias):
     bucket, positions, keys, rows = saved
     zero = jnp.zeros((rows, d_bias.shape[1]), jnp.float32)
 
@@ -130,7 +134,7 @@ def _look_up_backward(buckets, saved, d_bias):
     # product. On an accelerator its additions are atomic: slow, and in no fixed order. A TPU
     # rearranges both factors of the product: those of one sequence fit into its fast memory.
     d_table = jax.lax.platform_dependent(d_bias, cpu=scatter, tpu=products, default=product)
-    return d_table.astype(d_bias.dtype), None, None
+    return d_table, None, None
 
 
 _look_up.defvjp(_look_up_forward, _look_up_backward)
@@ -172,7 +176,7 @@ class RelativeBias(nnx.Module):
             The bias of each head.
         """
         keys = positions if keys is None else keys
-        return _look_up(self.table[...].astype(dtype), positions, keys, self.buckets)
+        return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
 
 
 def within_segment(

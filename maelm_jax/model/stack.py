@@ -93,7 +93,8 @@ def run(
         x: States that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
-        keys: Keys of dropout, one for each row. None: no dropout.
+        keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
+            none.
         cross: What cross-attention reads. None: there is no cross-attention.
         all_layers: True returns the states after each layer, not only after the last.
 
@@ -106,7 +107,7 @@ def run(
     depth = jax.tree.leaves(state)[0].shape[0]
     if blocks.attends_to != "cross":
         terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
-    cross = _prepare_cross_attention(blocks, x, cross, keys is not None)
+    cross = _prepare_cross_attention(blocks, x, cross)
 
     def body(carry, layer):
         (x, carrier), (index, parameters, norm) = carry, layer
@@ -122,10 +123,12 @@ def run(
         return carry, carry.states if all_layers else None
 
     platform = attention_choice.current_target().platform
-    body, scanned = _recomputing(body, settings, platform), are_scanned(settings, platform)
+    scanned = are_scanned(settings, platform)
+    body = _recomputing(body, settings.rematerialise, scanned, platform)
     start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     unroll = 1 if scanned else depth
     last, sums = jax.lax.scan(body, start, (numbers, state, norms), unroll=unroll)
+    # Entry 0 of `norms` is the LN after the last layer.
     if not all_layers:
         return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
     next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
@@ -135,7 +138,8 @@ def run(
 def _input_norms(blocks: Block) -> tuple:
     """Returns graph and parameters [N, D] of the LNs that normalize what each layer reads.
 
-    Layer 0 reads the embeddings as they are. Its place has the LN after the last layer.
+    Entry 0 is the LN that follows the last layer, because layer 0 reads its input as it is. `run`
+    applies that LN to the last sum.
     """
     if blocks.normalizes_first:
         return nnx.split(blocks.attention_norm)
@@ -144,17 +148,24 @@ def _input_norms(blocks: Block) -> tuple:
 
 
 def _recomputing(
-    body: collections.abc.Callable, settings: config.Model, platform: str
+    body: collections.abc.Callable, saves_nothing: bool, scanned: bool, platform: str
 ) -> collections.abc.Callable:
-    """Returns the body of a layer, whose backward pass computes again what is not saved."""
+    """Returns the body of a layer, whose backward pass computes again what is not saved.
+
+    Args:
+        body: The forward pass of a layer.
+        saves_nothing: Whether only the layer's input is kept (`Model.rematerialise`).
+        scanned: Whether the layers are a loop.
+        platform: As `attention_choice.platform_of` returns it.
+    """
     policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
-    if settings.rematerialise:
+    if saves_nothing:
         policy = jax.checkpoint_policies.nothing_saveable
-    # Outside a loop, XLA would merge what is computed again with the forward pass, and keep it. Of
-    # what a TPU computes again without `rematerialise`, its compiler keeps nothing large.
-    is_loop = are_scanned(settings, platform)
-    separate = not is_loop and (settings.rematerialise or platform != "tpu")
-    return jax.checkpoint(body, prevent_cse=separate, policy=policy)
+    # Without a loop, XLA merges the recomputation with the forward pass and keeps the values, so
+    # nothing is freed. `prevent_cse` forbids that. On TPU, the compiler keeps no large value unless
+    # `rematerialise` is set, so the barrier is left out.
+    prevent_cse = not scanned and (saves_nothing or platform != "tpu")
+    return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
 
 
 def _terms_of_layer(
@@ -174,7 +185,6 @@ def _prepare_cross_attention(
     blocks: Block,
     x: Float[Array, "B T D"],
     cross: layers.CrossAttentionInputs | None,
-    has_dropout: bool,
 ) -> layers.CrossAttentionInputs | None:
     """Computes once what every layer adds to the scores of cross-attention.
 
@@ -182,7 +192,6 @@ def _prepare_cross_attention(
     """
     if cross is None:
         return None
-    is_only = blocks.attends_to == "cross"
-    module = blocks.attention if is_only else blocks.cross_attention
-    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout and is_only)
+    module = blocks.attention if blocks.attends_to == "cross" else blocks.cross_attention
+    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout=False)
     return cross._replace(terms=terms._replace(carrier=None))

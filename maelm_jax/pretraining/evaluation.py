@@ -23,13 +23,22 @@ def make_heldout_set(
     heldout: np.ndarray,
     token_nll: np.ndarray,
     special: config.SpecialIds,
+    row_shards: int = 1,
 ) -> HeldoutSet:
-    """Divides held-out rows [R, L] into batches of the size of a training microbatch.
+    """Divides held-out rows into batches of the size of a training microbatch, or into one batch.
+
+    Args:
+        experiment: Settings of evaluations.
+        heldout: The rows, int32 [R, L].
+        token_nll: As `unigram.cross_entropy`.
+        special: Ids of the special tokens.
+        row_shards: A batch is divided into so many parts.
 
     Raises:
         ConfigError: As `unigram.cross_entropy`.
     """
-    size = experiment.run.batch_size // experiment.run.accumulate
+    microbatch = experiment.run.batch_size // experiment.run.accumulate
+    size = min(microbatch, -(-len(heldout) // row_shards) * row_shards)
     length = heldout.shape[1]
     # Rows of padding have no targets, so they do not change the loss.
     padding = np.full((-len(heldout) % size, length), special.pad, heldout.dtype)

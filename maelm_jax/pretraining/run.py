@@ -98,7 +98,9 @@ def pretrain(
         print(line)
     ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
     token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, setup.never_targets)
-    heldout = evaluation.make_heldout_set(experiment.evaluated, heldout_rows, token_nll, special)
+    heldout = evaluation.make_heldout_set(
+        experiment.evaluated, heldout_rows, token_nll, special, sharding.row_shards(mesh)
+    )
     costs = summary.step_costs(experiment, setup.vocabulary.size)
     summary.print_expectations(costs, heldout.unigram)
     checkpoints = checkpoint.Checkpoints(

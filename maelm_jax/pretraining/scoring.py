@@ -90,14 +90,14 @@ def _from_workdir(
     rows: row_record.RunRows | None,
 ) -> TrainedModel:
     """Returns the model of a checkpoint, whose parameters are read later."""
-    found = source.find(path, step)
-    model = found.model(found.base)
+    saved = source.find(path, step)
+    model = saved.model(saved.base)
 
     def read_params() -> dict:
-        return traverse_util.unflatten_dict(found.read(model), sep="/")
+        return traverse_util.unflatten_dict(saved.read(model), sep="/")
 
     evaluated = dataclasses.replace(experiment.evaluated, model=model)
-    return TrainedModel(path, found.step, evaluated, vocabulary, read_params, found.length, rows)
+    return TrainedModel(path, saved.step, evaluated, vocabulary, read_params, saved.length, rows)
 
 
 def _from_folder(path: str, step: int | None) -> TrainedModel:

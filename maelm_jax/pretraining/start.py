@@ -9,7 +9,7 @@ import jax
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import adoption, origin, source
-from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
+from maelm_jax.training import checkpoint, checkpoint_reading, resume, sharding, step
 
 COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
 
@@ -157,9 +157,7 @@ def starting_state(
         ConfigError: `Run.init_from` is set, and there is neither its source nor a checkpoint.
     """
     if checkpoints.steps():
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), fresh
-        )
+        shapes = sharding.shapes_of(fresh)
         jax.tree.map(lambda x: x.delete(), fresh)  # two states may not fit into memory
         restored = checkpoints.restore(shapes)
         workdir = checkpoints.workdir

@@ -2,6 +2,7 @@
 
 import collections
 import collections.abc
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,9 @@ def of_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
     """
     parts = phases.of_run(experiment)
     lines = list(dict.fromkeys(describe(part.experiment, mesh) for part in parts))
-    evaluations = describe(experiment.evaluated, mesh)
+    without_dropout = dataclasses.replace(experiment.model, attention_dropout=0.0)
+    evaluated = dataclasses.replace(experiment.evaluated, model=without_dropout)
+    evaluations = describe(evaluated, mesh)
     return lines if evaluations in lines else [*lines, f"in evaluations: {evaluations}"]
 
 
@@ -105,6 +108,12 @@ def _call(
     head_size = model.width // model.heads
     dtype = jnp.dtype(model.dtype)
     return attention_choice.Call(
-        model.heads, head_size, queries, keys, dtype, dropout_rate, has_bias,
-        model.local_attention > 0,
-    )  # fmt: skip
+        heads=model.heads,
+        head_size=head_size,
+        queries=queries,
+        keys=keys,
+        dtype=dtype,
+        dropout_rate=dropout_rate,
+        has_bias=has_bias,
+        has_dense_mask=model.local_attention > 0,
+    )

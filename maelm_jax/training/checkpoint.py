@@ -12,7 +12,6 @@ import shutil
 import typing
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from maelm_jax import storage
@@ -23,6 +22,7 @@ from maelm_jax.training import (
     coordination,
     metrics,
     older_checkpoints,
+    sharding,
 )
 
 log = logging.getLogger(__name__)
@@ -85,7 +85,8 @@ class Checkpoints:
             self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
     def _check_free_space(self, state: typing.Any):
-        needed = sum(map(_local_bytes, jax.tree.leaves(state)))
+        # All processes write to this disk, each a part of the state.
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self.directory).free
         if free < needed:
             raise OSError(
@@ -151,20 +152,19 @@ class Checkpoints:
 
     def _load(self, step: int, like: typing.Any) -> typing.Any:
         folder = self.directory / str(step)
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
-        )
+        shapes = sharding.shapes_of(like)
 
-        def verify():
+        def verified_target():
             checkpoint_reading.verify(folder, jax.process_index(), jax.process_count())
             saved = self._manager.item_metadata(step).tree
             checkpoint_reading.check_shapes(saved, like, extra_allowed=False)
             return older_checkpoints.with_structure_of(saved, shapes)
 
+        target = checkpoint_reading.read(verified_target, folder, collective=True)
+
         def restore():
             return self._manager.restore(step, args=ocp.args.StandardRestore(target))
 
-        target = checkpoint_reading.read(verify, folder, collective=True)
         # Orbax's restore has a barrier for all processes. One process cannot retry it alone.
         pauses = () if coordination.is_multi_process() else None
         state = checkpoint_reading.read(restore, folder, collective=True, pauses=pauses)
@@ -184,10 +184,3 @@ class Checkpoints:
     def close(self):
         """Waits for the write in progress and frees Orbax's threads."""
         self._manager.close()
-
-
-def _local_bytes(leaf: jax.Array | np.ndarray) -> int:
-    """Returns the bytes of a leaf that this process writes: the first replica of each shard."""
-    if isinstance(leaf, np.ndarray):
-        return leaf.nbytes
-    return sum(shard.data.nbytes for shard in leaf.addressable_shards if shard.replica_id == 0)

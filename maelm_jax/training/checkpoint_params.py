@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from maelm_jax.config import ConfigError
-from maelm_jax.training import checkpoint_reading, checksums, older_checkpoints
+from maelm_jax.training import checkpoint_reading, checksums, older_checkpoints, sharding
 from maelm_jax.training.checkpoint import Restored
 
 
@@ -70,9 +70,7 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> Restore
     step = pick_step(workdir, step)
 
     def load(manager: ocp.CheckpointManager) -> dict:
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
-        )
+        shapes = sharding.shapes_of(like)
         saved = _saved_shapes(manager, step)
         # Orbax itself would print a traceback for each array that does not fit.
         checkpoint_reading.check_shapes(saved.shapes, like)

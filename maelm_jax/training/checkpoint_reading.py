@@ -29,6 +29,7 @@ class Outcome(enum.IntEnum):
     FAILURE = 1  # the cause is unknown: the next attempt may succeed
     MISMATCH = 2
     DAMAGE = 3
+    WRONG_INPUT = 4  # a ConfigError, as of a bucket whose package is not installed
 
 
 class Attempt(typing.NamedTuple):
@@ -43,7 +44,12 @@ class Mismatch(Exception):
     """The arrays of a checkpoint differ from those of the model."""
 
 
-OUTCOMES = {Mismatch: Outcome.MISMATCH, checksums.Damaged: Outcome.DAMAGE}
+OUTCOMES = {
+    Mismatch: Outcome.MISMATCH,
+    checksums.Damaged: Outcome.DAMAGE,
+    ConfigError: Outcome.WRONG_INPUT,
+}
+LONGEST_REASON = 300  # characters of an error of a storage library
 
 
 def checkpoints_folder(workdir: str) -> epath.Path:
@@ -120,7 +126,7 @@ def read(
 
     Raises:
         Damaged: A file differs from its checksum.
-        ConfigError: The checkpoint does not fit the model.
+        ConfigError: The checkpoint does not fit the model, or `action` raised it.
         RunError: The last attempt failed.
     """
     attempt = _attempt(action, collective)
@@ -132,6 +138,8 @@ def read(
         attempt = _attempt(action, collective)
     if attempt.outcome == Outcome.SUCCESS:
         return attempt.value
+    if attempt.outcome == Outcome.WRONG_INPUT:
+        raise ConfigError(attempt.reason)
     if attempt.outcome == Outcome.DAMAGE:
         raise checksums.Damaged(attempt.reason)
     if attempt.outcome == Outcome.MISMATCH:
@@ -144,14 +152,17 @@ def read(
 
 
 def _attempt(action: collections.abc.Callable[[], typing.Any], collective: bool) -> Attempt:
-    attempt = Attempt(Outcome.SUCCESS, reason="another process cannot read it")
+    """Calls `action` once. With `collective`, the outcome is the worst one of all processes."""
     try:
-        attempt = attempt._replace(value=action())
-    except ConfigError:
-        raise
+        attempt = Attempt(Outcome.SUCCESS, value=action())
     except Exception as error:  # storage libraries raise many types
         outcome = OUTCOMES.get(type(error), Outcome.FAILURE)
-        attempt = Attempt(outcome, reason=" ".join(str(error).split())[:300])
+        reason = " ".join(str(error).split())
+        if outcome != Outcome.WRONG_INPUT:
+            reason = reason[:LONGEST_REASON]
+        attempt = Attempt(outcome, reason=reason)
     if collective:
-        attempt = attempt._replace(outcome=Outcome(coordination.highest(attempt.outcome)))
+        worst = Outcome(coordination.highest(attempt.outcome))
+        if worst != attempt.outcome:
+            return Attempt(worst, reason="another process cannot read it")
     return attempt

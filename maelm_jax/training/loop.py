@@ -52,9 +52,9 @@ class Job:
     learning_rates: np.ndarray  # of every step
     measures: tuple[Measure, ...] = ()
 
-    def phase_of(self, step: int) -> CompiledPhase:
-        """Returns the phase of the step after `step` steps."""
-        return [phase for phase in self.phases if phase.start <= step][-1]
+    def phase_of(self, steps_done: int) -> CompiledPhase:
+        """Returns the phase of the next step."""
+        return [phase for phase in self.phases if phase.start <= steps_done][-1]
 
     def measures_after(self, step: int) -> list[Measure]:
         """Returns the measurements that are due after a step."""
@@ -114,7 +114,7 @@ def run(
                 if phase is not None:
                     # A run that is killed while the new step is compiled goes on from here.
                     _save_with_lines(writer, checkpoints, step - 1, state, wait=True)
-                    cadence.saved()
+                    cadence.record_save()
                 phase = due
                 log.begin_phase(phase.work)
             state, values = phase.train_step(state, job.batch(step - 1))
@@ -135,7 +135,7 @@ def run(
                     log.write(step, numbers, evaluation)
                     if saves:
                         _save_with_lines(writer, checkpoints, step, state, last or stop)
-                        cadence.saved()
+                        cadence.record_save()
             if stop:
                 return LoopResult(state, STOPPED)
     return LoopResult(state, 0)
@@ -164,7 +164,7 @@ class SaveCadence:
         self._settings = settings
         self._saved_at: float | None = None  # set after the first step: compilation does not count
 
-    def saved(self):
+    def record_save(self):
         """Records that a checkpoint was saved now."""
         self._saved_at = time.monotonic()
 
@@ -172,7 +172,7 @@ class SaveCadence:
         """Returns whether a checkpoint is due after this step. Call it once for every step."""
         minutes = self._settings.checkpoint_minutes
         if self._saved_at is None:
-            self.saved()
+            self.record_save()
         if step % self._settings.checkpoint_every == 0:
             return True
         if minutes is None:

@@ -122,8 +122,8 @@ def moving_average(average: dict, params: dict, decay: float, step: Int[Array, "
     """Returns the moving average of the parameters after a step.
 
     After step t, the parameters of step s have the weight (1 - decay) decay^(t - s) / (1 - decay^t)
-    in it. The weights sum to 1, as Adam's bias correction makes them (Kingma and Ba 2015). So the
-    initial parameters have no part in it, and neither has `average` in the first step.
+    in it. The weights sum to 1, as Adam's bias correction makes them (Kingma and Ba 2015). The
+    initial parameters have weight 0. In step 1 the result is `params`, whatever `average` holds.
 
     Args:
         average: The average after the step before.

@@ -1,7 +1,7 @@
 """The phases of a pretraining run: consecutive steps with the same shapes, so one compiled step.
 
-A phase is an `Experiment` in which the settings that change during the run have the values of the
-phase. All that computes something from settings takes a phase's like those of any run.
+A phase has an `Experiment` of its own, in which the settings that change during the run have the
+values of the phase. Every function of settings accepts it.
 """
 
 import dataclasses
@@ -55,9 +55,9 @@ def _value_at(values: list[tuple[int, typing.Any]], step: int) -> typing.Any:
     return [value for start, value in values if start <= step][-1]
 
 
-def of_step(phases: list[Phase], step: int) -> Phase:
-    """Returns the phase of the step after `step` steps. After the last step: the last phase."""
-    return next((phase for phase in phases if step < phase.end), phases[-1])
+def of_step(phases: list[Phase], steps_done: int) -> Phase:
+    """Returns the phase of the next step. After the last step: the last phase."""
+    return next((phase for phase in phases if steps_done < phase.end), phases[-1])
 
 
 def describe(phase: Phase) -> str:

@@ -68,6 +68,13 @@ def parameter_path(keys) -> str:
     return ""
 
 
+def shapes_of(tree):
+    """Returns a jax.ShapeDtypeStruct with its sharding for every array of a tree."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+    )
+
+
 def shardings_of(state, mesh: jax.sharding.Mesh):
     """Returns a sharding for every leaf of a state.
 
@@ -162,7 +169,7 @@ def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 
 def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
-    devices = mesh.shape["data"] * mesh.shape["fsdp"]
+    devices = row_shards(mesh)
     for name, size in run.named_batch_sizes:
         microbatch = size // run.accumulate
         if microbatch % devices == 0:
@@ -195,6 +202,11 @@ def check_memory(batch_size: int, length: int):
             f"Run.batch_size={batch_size}: its ids alone take {needed / 1e9:,.1f} GB "
             f"of this machine's {memory / 1e9:,.1f} GB. Use at most {most}"
         )
+
+
+def row_shards(mesh: jax.sharding.Mesh) -> int:
+    """Returns the number of parts that the rows of a batch are divided into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def local_row_indices(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:

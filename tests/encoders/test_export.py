@@ -15,8 +15,9 @@ from testing import flatten, unflatten
 
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
+from maelm_jax.encoders import card as cards
 from maelm_jax.encoders import encoder as encoders
-from maelm_jax.encoders import card, export_formats, huggingface, inference, source, verify
+from maelm_jax.encoders import export_formats, huggingface, inference, source, verify
 from maelm_jax.model import maelm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -184,7 +185,7 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     about = types.SimpleNamespace(
         results={"task": "own"}, step=3, architecture="MPNetForSequenceClassification", experiment=types.SimpleNamespace(finetune=own)
     )
-    assert card.fine_tuning(about)["output"].endswith("a score of the files is 1 + output * 4")
+    assert cards.fine_tuning(about)["output"].endswith("a score of the files is 1 + output * 4")
 
 
 LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "a short line", "é 🙂", "x"]

@@ -155,7 +155,7 @@ def test_sums_in_bfloat16_change_the_gradient_of_the_bias_table_by_less_than_1_p
     bucket_of_distance = tuple(np.random.default_rng(5).integers(0, buckets, 2 * slots - 1).tolist())
 
     def loss(table, backend, dtype):
-        bias = positions._look_up(table.astype(dtype), of_slots, of_slots, bucket_of_distance)
+        bias = positions._look_up(table, of_slots, of_slots, bucket_of_distance, dtype)
         carrier = None if backend == "xla" else bias
 
         def layer(carrier, scale):

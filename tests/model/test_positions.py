@@ -84,7 +84,7 @@ def test_bias_table_gradient():
     weight = jax.random.normal(jax.random.key(0), (2, 4, 20, 20))
     buckets = positions.bucket_of_distance(SETTINGS).tolist()
     bucket = jnp.asarray(buckets, jnp.int32)[of_slots[:, None, :] - of_slots[:, :, None] + 63]
-    ours = jax.grad(lambda t: (positions._look_up(t, of_slots, of_slots, tuple(buckets)) * weight).sum())(table.table[...])
+    ours = jax.grad(lambda t: (positions._look_up(t, of_slots, of_slots, tuple(buckets), jnp.float32) * weight).sum())(table.table[...])
     plain = jax.grad(lambda t: (jnp.moveaxis(t[bucket], -1, 1) * weight).sum())(table.table[...])
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
     assert float(jnp.abs(ours).max()) > 1

@@ -51,3 +51,13 @@ def test_the_last_batch_of_held_out_rows_is_filled_with_padding():
     heldout = evaluation.make_heldout_set(experiment, rows, np.full(100, 2.5, np.float32), config.SpecialIds.of_size(100))
     assert heldout.batches.shape == (2, 4, 16) and (heldout.batches.reshape(8, 16)[:7] == rows).all()
     assert (heldout.batches[1, 3] == 1).all() and heldout.unigram == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("shards,expected", [(1, (1, 7)), (2, (1, 8)), (8, (1, 8))])
+def test_few_held_out_rows_are_not_padded_to_a_microbatch(shards, expected):
+    experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=32", "SEQUENCE_LENGTH=16"])
+    rows = np.random.default_rng(0).integers(5, 90, (7, 16), dtype=np.int32)
+    rows[:, 0] = 0  # <s>
+    nll = np.full(100, 2.5, np.float32)
+    heldout = evaluation.make_heldout_set(experiment, rows, nll, config.SpecialIds.of_size(100), shards)
+    assert heldout.batches.shape[:2] == expected
