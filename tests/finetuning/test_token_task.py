@@ -210,6 +210,12 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(
     assert [line.split()[0] for line in dev.split("\n") if line] == [
         line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line
     ]
+    assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={files / 'dev.txt'}", "--score"]) == 0
+    scores = json.loads((tmp_path / "run" / "predictions_dev_scores.json").read_text())
+    assert scores == {name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")}
+    write_conll(tmp_path / "other.txt", [[("cat", "B-ANIMAL"), ("runs", "VERB")]])
+    with pytest.raises(config.ConfigError, match="other.txt: the label 'VERB' is not B-X, I-X or O"):
+        finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={tmp_path / 'other.txt'}", "--score"])
 
 
 def load(files, vocabulary, **more):
