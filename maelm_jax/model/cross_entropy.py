@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from maelm_jax.model.ops import kernel_gradient
+
 
 def logits(
     x: Float[Array, "P D"], table: Float[Array, "W D"], bias: Float[Array, " W"]
@@ -118,7 +120,7 @@ def _cross_entropy_forward(x, table, bias, targets, weights, tile):
         at_target = (columns == targets[:, None]).astype(jnp.float32)
         d_scores = (jnp.exp(scores - log_normalizer[:, None]) - at_target) * weights[:, None]
         d_narrow = d_scores.astype(x.dtype)
-        d_table = jnp.einsum("pw,pd->wd", d_narrow, x, preferred_element_type=jnp.float32)
+        d_table = kernel_gradient(d_narrow, x, jnp.dtype(jnp.float32))
         value = _cross_entropy_of_logits(scores, log_normalizer, targets, weights)
         return _Tile((value, d_table, d_scores.sum(axis=0)), d_narrow @ narrow)
 

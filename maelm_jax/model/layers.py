@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
-from maelm_jax.model.ops import dropout, gelu, layer_norm, save_for_backward, split_keys
+from maelm_jax.model.ops import dropout, gelu, layer_norm, linear, save_for_backward, split_keys
 
 
 class Linear(nnx.Module):
@@ -45,7 +45,8 @@ class Linear(nnx.Module):
         self.dtype = jnp.dtype(settings.dtype)
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
-        y = x.astype(self.dtype).reshape(-1, x.shape[-1]) @ self.kernel[...].astype(self.dtype)
+        kernel = self.kernel[...].astype(self.dtype)
+        y = linear(x.astype(self.dtype).reshape(-1, x.shape[-1]), kernel)
         if self.use_bias:
             y = y + self.bias[...].astype(self.dtype)[None]
         return y.reshape(*x.shape[:-1], -1)
