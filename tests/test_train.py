@@ -89,7 +89,7 @@ def test_evaluations_are_at_the_heldout_rate_whatever_the_rates_of_training(text
         assert call("train", *argv).status == 0
         last = metrics(tmp_path / name)[-1]
         found[name] = [value for key, value in last.items() if key.startswith(("eval_", "rank_", "unigram"))]
-    assert len(found["rate"]) == 7
+    assert len(found["rate"]) == 9
     assert found["other_rate"] == found["rate"] and found["plateau"] == found["rate"]
 
 
