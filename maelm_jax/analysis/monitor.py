@@ -43,7 +43,7 @@ class RankMonitor:
         masking = experiment.evaluated.masking
         devices = sharding.row_shards(mesh)
         self._size = -(-moments.rows_at_once(length) // devices) * devices
-        # Both kinds that are ranked, with and without [MASK] in the input, have at least these.
+        # Every kind of tokens that is ranked has at least these.
         unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
         self._rows = heldout[: int(np.searchsorted(unmasked, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh

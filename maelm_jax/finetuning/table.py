@@ -23,9 +23,8 @@ COLUMNS = (
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
-SENTENCE_COLUMNS = 12  # the first ones; AVG stands behind them
-_NAMES = tuple(column for column, *_ in COLUMNS)
-ORDER = (*_NAMES[:SENTENCE_COLUMNS], "AVG", *_NAMES[SENTENCE_COLUMNS:])
+ORDER = [column for column, *_ in COLUMNS]
+ORDER.insert(ORDER.index("SQuAD1 EM"), "AVG")  # behind the sentence tasks
 
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: result of grid.summary}}
 

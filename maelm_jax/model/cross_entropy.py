@@ -68,7 +68,7 @@ def _cross_entropy_of_logits(
 ) -> CrossEntropy:
     at_target = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
     loss_nats = log_normalizer - at_target
-    # The maximum is computed for `log_normalizer` too. An argmax takes longer than either.
+    # The maximum is computed for `log_normalizer` too. An argmax is slow on a CPU.
     correct = (at_target >= logits.max(axis=1)).astype(jnp.float32)
     return CrossEntropy((loss_nats * weights).sum(), (correct * weights).sum())
 

@@ -139,7 +139,7 @@ def read(
     if attempt.outcome == Outcome.SUCCESS:
         return attempt.value
     if attempt.outcome == Outcome.WRONG_INPUT:
-        raise ConfigError(attempt.reason)
+        raise ConfigError(f"the checkpoint {folder} cannot be read: {attempt.reason}")
     if attempt.outcome == Outcome.DAMAGE:
         raise checksums.Damaged(attempt.reason)
     if attempt.outcome == Outcome.MISMATCH:
@@ -164,5 +164,5 @@ def _attempt(action: collections.abc.Callable[[], typing.Any], collective: bool)
     if collective:
         worst = Outcome(coordination.highest(attempt.outcome))
         if worst != attempt.outcome:
-            return Attempt(worst, reason="another process cannot read it")
+            return Attempt(worst, reason="another process failed; its log says why")
     return attempt

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import types
 
 import pytest
 
@@ -72,3 +73,10 @@ def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
     exec(lines, names)
     states = names["states"] if form == "pytorch" else names["output"].last_hidden_state
     assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())
+
+
+def test_a_card_gives_the_range_of_scores_of_ones_own():
+    own = config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="b", score_range=(1, 5)))
+    experiment = types.SimpleNamespace(finetune=own)
+    about = types.SimpleNamespace(results={"task": "own"}, step=3, architecture="MPNetForSequenceClassification", experiment=experiment)
+    assert card.fine_tuning(about)["output"].endswith("a score of the files is 1 + output * 4")

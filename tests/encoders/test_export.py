@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-import types
 
 import jax
 import numpy as np
@@ -15,7 +14,6 @@ from testing import flatten, unflatten
 
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
-from maelm_jax.encoders import card as cards
 from maelm_jax.encoders import encoder as encoders
 from maelm_jax.encoders import export_formats, huggingface, inference, source, verify
 from maelm_jax.model import maelm
@@ -181,11 +179,6 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     assert run(score, tmp_path / "out4") == 0
     assert json.loads((tmp_path / "out4" / "config.json").read_text())["problem_type"] == "regression"
     assert "from 0 to 1 (STS-B: score / 5)" in (tmp_path / "out4" / "README.md").read_text()
-    own = config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="b", score_range=(1, 5)))
-    about = types.SimpleNamespace(
-        results={"task": "own"}, step=3, architecture="MPNetForSequenceClassification", experiment=types.SimpleNamespace(finetune=own)
-    )
-    assert cards.fine_tuning(about)["output"].endswith("a score of the files is 1 + output * 4")
 
 
 LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "a short line", "é 🙂", "x"]

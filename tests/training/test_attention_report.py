@@ -55,3 +55,10 @@ def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
         attention_report.of_run(other, mesh)
     by_choice = dataclasses.replace(other, model=dataclasses.replace(other.model, attention_backend="auto"))
     assert len(attention_report.of_run(by_choice, mesh)) == 1
+
+
+def test_evaluations_take_the_attention_of_no_dropout(mesh, monkeypatch):
+    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("gpu", "NVIDIA H100 80GB HBM3", 1))
+    training, evaluations = attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.1), mesh)
+    assert "pallas_gpu in encoder" in training and evaluations.startswith("in evaluations: ") and "cudnn in encoder" in evaluations
+    assert len(attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.0), mesh)) == 1

@@ -10,9 +10,10 @@ import checkpoint_folders
 import jax
 import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint_params, checkpoint_reading
+from maelm_jax.training import checkpoint_params, checkpoint_reading, coordination
 
 
 def test_flipped_bits_never_load_as_other_numbers(saved, tmp_path, monkeypatch):
@@ -123,3 +124,18 @@ def test_a_checkpoint_without_checksums_loads_with_a_note(workdir, caplog):
     with caplog.at_level(logging.WARNING):
         assert checkpoint_folders.restore(workdir)[0] == 2
     assert "2 was written before checksums were kept: it is used without being checked" in caplog.text
+
+
+def test_a_process_with_wrong_input_votes_before_it_ends(monkeypatch, tmp_path):
+    """The others wait for its vote, and would wait for ever."""
+    votes = []
+    monkeypatch.setattr(coordination, "highest", lambda value: votes.append(value) or max(votes))
+
+    def no_package():
+        raise config.ConfigError("gs:// needs the package gcsfs")
+
+    with pytest.raises(config.ConfigError, match="^the checkpoint .* cannot be read: gs:// needs the package gcsfs$"):
+        checkpoint_reading.read(no_package, epath.Path(tmp_path), collective=True)
+    with pytest.raises(config.ConfigError, match="cannot be read: another process failed; its log says why"):
+        checkpoint_reading.read(lambda: 1, epath.Path(tmp_path), collective=True)
+    assert votes == [checkpoint_reading.Outcome.WRONG_INPUT, checkpoint_reading.Outcome.SUCCESS]
