@@ -5,6 +5,7 @@ import gzip
 import itertools
 import json
 import pathlib
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -42,6 +43,7 @@ class Corpus:
         done = self.folder / DONE
         if done.is_file() and done.read_text() == request:
             return
+        shutil.rmtree(self.folder / "text", ignore_errors=True)  # of a start that was interrupted
         (self.folder / "text").mkdir(parents=True)
         settings = config.Corpus(rows_dir=str(self.folder))
         documents = itertools.cycle(list(sources.documents_of(f"files:{self.text}", settings)))

@@ -86,7 +86,8 @@ class Gathered(torch.nn.Module):
         mask_embedding = self.tree["encoder"]["token_embedding"][self.special.mask]
         visible = inputs["encoder_index"] < encoder_slots
         masked = inputs["masked_index"] < inputs["masked_slots"].shape[1]
-        x = torch.where((masked & ~visible)[:, :, None], mask_embedding.to(x.dtype), x)
+        fill = masked if settings.decoder_refills_mask else masked & ~visible
+        x = torch.where(fill[:, :, None], mask_embedding.to(x.dtype), x)
         x = _norm(x + decoder["position_embedding"][inputs["positions"]], decoder["norm"])
         segments = inputs["segments"] * (visible | masked)
         bias = self._bias(segments, inputs["positions"], decoder)

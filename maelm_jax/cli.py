@@ -126,7 +126,7 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
     if args.workdir is not None:
         args.workdir = os.path.expanduser(args.workdir)  # bash leaves the ~ of --workdir=~/runs
         paths.check_folder("--workdir", args.workdir)
-    for name in ("input", "output"):
+    for name in ("input", "output", "predict", "submission"):
         if path := getattr(args, name, None):
             setattr(args, name, os.path.expanduser(path))
             storage.require_local(path)
@@ -138,7 +138,7 @@ def _check_text(flag: str, text):
     if not isinstance(text, str):
         return
     if not text.strip():
-        raise config.ConfigError(f"{flag}={text}: is empty; give a value, or leave the flag out")
+        raise config.ConfigError(f"{flag} is empty. Give a value, or leave the flag out")
     if "\0" in text or _printable(text) != " ".join(text.split()):
         raise config.ConfigError(f"{flag}={shown(text)}: holds a character that is no UTF-8 text")
 

@@ -128,8 +128,12 @@ class Masking(Settings):
         "token", "What is masked as a whole. A span is 4.5 tokens long on average.")
     encoder_mask_fraction: Share = setting(
         0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM.")
-    random_fraction: Share = setting(0.0, "Share of these that becomes a random token (BERT: 0.1).")
-    keep_fraction: Share = setting(0.0, "Share of these that keeps its token (BERT: 0.1).")
+    random_fraction: Share = setting(
+        0.0, "Of the masked positions that the encoder reads, the share that gets a random token "
+        "instead of [MASK] (BERT: 0.1).")
+    keep_fraction: Share = setting(
+        0.0, "Of the masked positions that the encoder reads, the share that keeps its token "
+        "(BERT: 0.1).")
     renumber: bool = setting(
         False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only.")
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
@@ -197,8 +201,9 @@ class Experiment:
                     f"to {positions}, or set Model.max_positions to {length} or more")
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
-                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: "
-                "without a decoder nothing stands at a dropped position")
+                "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a "
+                "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
+                "or decoder_layers above 0")
         drops = self.masking.compact and self.masking.encoder_mask_fraction < 1
         if self.model.local_attention and self.finetune is None and drops:
             raise ConfigError(
@@ -211,10 +216,11 @@ class Experiment:
                     f"Use {1 / length:.2g} or more")
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError(
-                "Optimizer.kind = 'muon' is of pretraining: fine-tune with 'adamw', or leave the "
-                "finetune files out to pretrain")
+                "Optimizer.kind = 'muon' works in pretraining only. Set 'adamw' to fine-tune, or "
+                "leave the finetune files out to pretrain")
         if self.finetune is not None and self.optimizer.ema_decay:
-            raise ConfigError("Optimizer.ema_decay is of pretraining: leave it at 0 here")
+            raise ConfigError(
+                "Optimizer.ema_decay works in pretraining only. Set it to 0 to fine-tune")
         self._check_accumulation()
 
     @property

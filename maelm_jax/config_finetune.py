@@ -76,14 +76,16 @@ class Squad(Settings):
 
 @declare
 class CustomTask(FileSettings):
-    """The task `own`: one or two columns of text and a label or score, in your own files."""
+    """The task `own`: one or two columns of text, and labels or a score, in your own files."""
 
     train_file: Text | None = setting(
         None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.")
     dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
     columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
-    label: Text = setting("label", "Column of the label or score.")
+    label: Text = setting("label", "Column of the label, labels or score.")
     labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
+    label_separator: Text | None = setting(
+        None, "Separator of the labels in a cell. Set it if a text can have several, or none.")
     score_range: tuple[float, ...] = setting(
         (), "In a regression: the lowest score that can occur, and the highest.")
 
@@ -92,9 +94,15 @@ class CustomTask(FileSettings):
         self.require_files("finetune/own.gin")
         count = len(self.columns)
         self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
+        self.require(
+            len({*self.columns, self.label}) == count + 1,
+            f"columns and label must be different columns, got {self.columns} and {self.label!r}")
         if self.score_range:
             self.require(
                 not self.labels, "labels and score_range are both given. Leave one of them out")
+            self.require(
+                self.label_separator is None,
+                "label_separator and score_range are both given. Leave one of them out")
             low, high = self.score_range if len(self.score_range) == 2 else (0.0, 0.0)
             self.require(
                 0 < high - low < math.inf,
@@ -104,6 +112,16 @@ class CustomTask(FileSettings):
             len(set(self.labels)) == len(self.labels) > 1,
             f"labels must name two classes or more, each once, got {self.labels}. "
             "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead")
+        if self.label_separator is not None:
+            self.require(
+                self.label_separator == " " or self.label_separator.strip(),
+                f"label_separator={self.label_separator!r} separates cells or lines. "
+                "Choose another separator, as ','")
+            unclear = [label for label in self.labels if self.label_separator in label]
+            self.require(
+                not unclear,
+                f"labels: {unclear} contain the label_separator {self.label_separator!r}. "
+                "Choose another separator")
 
 
 @declare

@@ -27,7 +27,8 @@ class Model(Settings):
     decoder_width: Width | None = setting(
         None, "Width of the decoder, with heads of the encoder's size. None is `width`.", "values")
     decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
-        "self", "What the decoder attends to. Cross is the encoder's states.")
+        "self", "The decoder attends to its own states (self), those of the encoder (cross) or "
+        "both in turn.")
     decoder_causal: bool = setting(False, "True hides later slots from its self-attention.")
     decoder_slots: typing.Literal["all", "masked"] = setting(
         "all", "Slots that the decoder computes. `masked` needs cross-attention.")
@@ -115,7 +116,7 @@ class Model(Settings):
 
     @property
     def feed_forward_kernels(self) -> int:
-        """The matrices of a feed-forward block."""
+        """The number of matrices in a feed-forward block."""
         return 3 if self.feed_forward_gate else 2
 
     @property

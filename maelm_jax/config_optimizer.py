@@ -16,12 +16,13 @@ class Optimizer(Settings):
     muon_learning_rate: LearningRate = setting(
         2e-3, "Peak learning rate of the matrices that Muon updates.")
     warmup_steps: Count = setting(
-        10_000, "Steps in which the rate rises to its peak, at most those of the run.", "steps")
+        10_000, "Steps in which the rate rises from 0 to its peak. More steps than the run has "
+        "count as those of the run.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
-        "linear", "The rate falls from its peak to 0 in all remaining steps, or in the last ones. "
-        "Fine-tuning ignores it.")
+        "linear", "After the warm-up, the rate falls to 0 at once (linear) or in the last steps "
+        "(wsd). Not in fine-tuning.")
     decay_share: ShareBelowOne = setting(
-        0.1, "Share of all steps in which the rate falls. It has an effect with wsd only.")
+        0.1, "With wsd, the share of all steps in which the rate falls.")
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
     eps: float = setting(1e-6, "Added to the denominator of Adam's update.", ge=1e-30, le=1)

@@ -45,11 +45,13 @@ REPLACED = {
     "Optimizer.warmup_steps": "Grid.warmup",
     "Run.eval_every": "Finetune.evaluations",
     "Run.init_from": "--init_from",
+    "Corpus.sequence_length": "Finetune.max_length",
 }
 # Settings of pretraining that nothing replaces.
 UNREAD = (
     "Optimizer.schedule", "Optimizer.decay_share", "Optimizer.freeze_encoder_steps",
-    "Optimizer.muon_learning_rate", "Run.batch_size_ramp",
+    "Optimizer.muon_learning_rate", "Run.batch_size_ramp", "Run.eval_rows", "Run.keep_checkpoints",
+    "Run.keep_every", "Corpus.text_files", "Corpus.rates",
 )  # fmt: skip
 
 
@@ -89,7 +91,8 @@ def _check(args: argparse.Namespace, bindings: list[str]):
         for other in others:
             if getattr(args, flag) is not None and getattr(args, other) not in (None, []):
                 raise config.ConfigError(
-                    f"--{flag} takes the run in --workdir as it is. Leave --{other} out"
+                    f"--{flag} uses the encoder and the settings of the run in --workdir. "
+                    f"Leave --{other} out"
                 )
     for binding in bindings:
         name = binding.partition("=")[0].strip()

@@ -11,14 +11,14 @@ Try microbatches, rematerialisation and meshes, and recommend one:
 Show memory and collectives on 8 simulated CPU devices:
     python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8
 
-h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are those of the compiled
-program. Step time is an estimate: of the kernels, each counted as often as it runs, plus the time
-to send the bytes, without overlap. On a TPU the kernels' time is the compiler's cycles. On a GPU it
-is a sum of rooflines and of the compiler's cost model (planning/gpu_cost.py). Neither compiler has
-an estimate for the Pallas kernels of this project's attention: these count with the bytes that they
-move, which is a lower bound. The estimate leaves out waiting for data and other work, so a real run
-can be slower. Exit status: 0 done, 1 the step (of --sweep: every step) does not fit, or anything
-else, 2 wrong input.
+h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are read from the compiled
+program. Step time is an estimate: the time of all kernels, each counted as often as it runs, plus
+the time to send the bytes. Nothing overlaps in it. On a TPU, the kernels' time comes from the
+compiler's cycles. On a GPU, it comes from rooflines and the compiler's cost model
+(planning/gpu_cost.py). No compiler estimates the Pallas kernels of this project's attention. They
+count as bytes / bandwidth, which is a lower bound. Waiting for data is left out, so a real run can
+be slower. Exit status 0: the step fits, or no memory limit is known. 1: the step (with --sweep:
+every step) does not fit, or another failure. 2: wrong input.
 """
 
 import argparse
@@ -60,8 +60,8 @@ def main(argv: list[str]) -> int:
     experiment = most.experiment
     if len(run_phases) > 1:
         print(
-            f"planned are the steps with the most FLOPs, {phases.describe(most)}. The time of the "
-            "run is an upper bound, and steps at a higher mask rate can need more memory",
+            f"the plan is for the steps with the most FLOPs, {phases.describe(most)}. So the time "
+            "of the run is an upper bound. Steps at a higher mask rate can need more memory",
             flush=True,
         )
     if args.sweep:

@@ -188,7 +188,9 @@ def _describe(annotation, limits: collections.abc.Sequence = ()) -> str:
     if origin is tuple and arguments[-1] is not Ellipsis:
         return f"({'; '.join(map(_describe, arguments))})"
     if origin is tuple:
-        return f"a list, each item {_describe(arguments[0])}"
+        item = _describe(arguments[0])
+        example = "such as ('a', 'b') or ('a',), " if item.startswith("text") else ""
+        return f"a list, {example}each item {item}"
     if origin is dict:
         return f"a dict, each key {_describe(arguments[0])}, each value {_describe(arguments[1])}"
     words = {bool: "True or False", type(None): "None", str: "text of 1 to 4096 characters"}

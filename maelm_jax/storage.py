@@ -115,7 +115,7 @@ def local_path(path: str) -> pathlib.Path:
         return pathlib.Path(path).expanduser()
     # Orbax's paths then use fsspec too, even if TensorFlow is installed.
     os.environ.setdefault("EPATH_USE_TF", "false")
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     folder = cache / "maelm_jax" / hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -242,6 +242,7 @@ def send(path: str):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 
 
+@reaching
 def remove(path: str, name: str):
     """Deletes a file from `local_path(path)` and from the bucket, if it is there."""
     (local_path(path) / name).unlink(missing_ok=True)

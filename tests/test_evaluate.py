@@ -123,6 +123,7 @@ def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")
     (copy / "rows.json").unlink()
     (tmp_path / "blank.txt").write_text("\n\n \n")
+    (tmp_path / "no_tokens.txt").write_text("\u200b\n", encoding="utf-8")
     for argv, message in (
         ([f"--models={tmp_path / 'stock'}", f"--text={other_text}"], "stock has no head, so it predicts no tokens: load the workdir"),
         ([f"--models={copy}"], "copy has no held-out rows: give --text=FILES"),
@@ -130,6 +131,7 @@ def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path
         ([f"--models={uninterrupted}", "--step=3"], "holds no checkpoint of step 3"),
         ([f"--models={uninterrupted}", "--gin.Masking.rate=0.3"], "are not flags of evaluate: name the models with --models"),
         ([f"--models={uninterrupted}", f"--text={tmp_path / 'blank.txt'}"], "the files hold no text. Name other files"),
+        ([f"--models={uninterrupted}", f"--text={tmp_path / 'no_tokens.txt'}"], "--text has no tokens. Name files with text"),
         ([f"--models={uninterrupted}", f"--text={other_text}", "--rate=0.01"], "--rate=0.01 masks less than one of the 32 tokens of a row: give at"),
         ([f"--models={uninterrupted}", "--gin.Corpus.json_field='body'"], "With --text, it reads Corpus.json_field and Corpus.text_column"),
         (["--models=nowhere"], "nowhere: no such file or folder"),

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from maelm_jax import cli, train
-from maelm_jax.training import resume
+from maelm_jax.data import workers
 
 FIXTURE = pathlib.Path(__file__).parent / "data" / "workdir_of_2026_11_22"
 # Folder of compiled programs, which names the kind of processor, and cores of the machine that wrote the fixture.
@@ -26,7 +26,7 @@ def test_an_older_workdir_resumes_with_the_losses_it_had(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "copy")
     train.main(["--workdir=run"])
 
-    same_machine = (cli.compilation_cache().name, resume.usable_cores()) == MACHINE
+    same_machine = (cli.compilation_cache().name, workers.usable_cores()) == MACHINE
     expected = json.loads((FIXTURE / "next_20_steps.json").read_text())
     lines = [json.loads(line) for line in pathlib.Path("run/metrics.jsonl").read_text().splitlines()]
     found = {line["step"]: line for line in lines}

@@ -209,10 +209,16 @@ def test_a_bucket_that_refuses_is_one_line(tmp_path, monkeypatch, code):
     in_bucket = config.Corpus(text_files="*.txt", rows_dir="gs://refusing/rows")
     calls = (
         lambda: list(sources.documents_of(f"files:{corpus.text_files}", corpus)), lambda: rows_dir.fetch(in_bucket, "*", "store.json"),
-        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]), lambda: start._has_checkpoint("gs://refusing/run"),
+        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]), lambda: storage.remove("gs://refusing/run", "origin.json"), lambda: start._has_checkpoint("gs://refusing/run"),
     )  # fmt: skip
     for call in calls:
         with pytest.raises(config.RunError, match="gs://refusing/.*: the bucket cannot be reached now .*the same command again"):
             call()
     server.shutdown()
     server.server_close()
+
+
+def test_an_empty_name_of_the_cache_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert storage.local_path("gs://bucket/run").is_relative_to(tmp_path / ".cache")

@@ -10,7 +10,7 @@ import tqdm
 
 from maelm_jax.analysis import curves, moments, ranks
 from maelm_jax.analysis import runs as trained_runs
-from maelm_jax.model import keys, maelm
+from maelm_jax.model import attention_choice, keys, maelm
 from maelm_jax.training import checkpoint_params
 
 MOST_SETS = 100  # more sets take more batches and narrow the intervals little
@@ -106,7 +106,13 @@ def _compiled(
     model = dataclasses.replace(run.experiment.model, attention_backend="auto")
     graph = maelm.encoder_graph(model, run.vocabulary.size, special.pad)
     masking = run.experiment.evaluated.masking
-    return jax.jit(moments.measure(graph, masking, length, special, layers))
+    measure = moments.measure(graph, masking, length, special, layers)
+
+    def measure_on_one_device(*arguments):
+        with attention_choice.traced_for(attention_choice.one_device()):
+            return measure(*arguments)
+
+    return jax.jit(measure_on_one_device)
 
 
 def _moments_of_sets(

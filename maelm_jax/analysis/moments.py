@@ -4,7 +4,8 @@ The (tokens x width) matrix of states is never stored: only its D x D second mom
 sums the products of one batch in float32 at the highest precision. The host sums the batches in
 float64. `ranks.py` computes the spectrum and the effective ranks from the second moment.
 
-Sets of tokens. All contain <s> and </s>; none contains padding:
+Sets of tokens. None contains padding. `plain` and `real` contain <s> and </s>, unless these are
+masked:
     plain  text without [MASK], as fine-tuning reads it
     real   masked input as in pretraining: every token that the encoder reads, except [MASK].
            Random and kept tokens at masked positions belong to it.

@@ -32,8 +32,9 @@ def check_tau(tau: float):
 def spectrum(moment: np.ndarray) -> np.ndarray:
     """Eigenvalues of a second moment [D, D], largest first, float64 [D].
 
-    The states are float32. An eigenvalue below D x 2^-24 of the largest is a rounding error, so it
-    is set to 0. `numpy.linalg.matrix_rank` has a similar rule.
+    The products of states are summed in float32. An eigenvalue below D x 2^-24 of the largest is
+    within the rounding error of that sum, so it is set to 0. `numpy.linalg.matrix_rank` has a
+    similar rule.
     """
     values = np.linalg.eigvalsh(moment)[::-1]
     return np.where(values > len(values) * 2.0**-24 * values[0], values, 0.0)

@@ -11,7 +11,7 @@ from maelm_jax.analysis import figures, ranks
 from maelm_jax.analysis.figures import KIND_LABELS
 
 RANKS_FILE = "ranks.json"
-DIGITS = 7  # the precision of float32 states
+DIGITS = 7  # the precision of sums in float32
 
 
 def write(results: dict, workdir: str) -> str:

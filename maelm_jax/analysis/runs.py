@@ -87,7 +87,9 @@ def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
 
 
 def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
-    """Reads held-out rows of the run's corpus: of a fine-tuned run, that of the run it began from.
+    """Reads held-out rows of the run's corpus.
+
+    For a fine-tuned run, they are those of the run that it started from.
 
     Args:
         run: The run.
@@ -112,8 +114,13 @@ def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:
     stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
     rates = recorded.rates if recorded else sources.rates(corpus)
     heldout = {name: store["heldout"] for name, store in stores.items()}
-    every_row = batches.heldout(heldout, rates, sum(map(len, heldout.values())))
-    result = first_rows(every_row, run.vocabulary.pad, tokens)
+    count, available = 2 * tokens // corpus.sequence_length + 1, sum(map(len, heldout.values()))
+    while True:  # the rows are a prefix of those that a larger count gives
+        read = batches.heldout(heldout, rates, min(count, available))
+        if count >= available or (read != run.vocabulary.pad).sum() >= tokens:
+            break
+        count *= 2
+    result = first_rows(read, run.vocabulary.pad, tokens)
     check_enough(run, unmasked_tokens(run, result), "held-out tokens", "--gin.Corpus.text_files")
     return result
 

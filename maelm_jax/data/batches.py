@@ -241,14 +241,11 @@ def heldout(
     """
     names = list(rates)
     turns = schedule(list(rates.values()))
-    # Many more examples than `count`, so that a rare task has turns for all its rows.
-    examples = np.arange(min(max(count, PERIOD), 16 * PERIOD))
-    slot = examples % PERIOD
-    task = turns.task[slot]
-    row = examples // PERIOD * turns.slots[task] + turns.rank[slot]
-    sizes = np.array([len(stores[name]) for name in names])
-    exists = row < sizes[task]
-    task, row = task[exists][:count], row[exists][:count]
+    sizes = [min(len(stores[name]), count) for name in names]
+    task = np.repeat(np.arange(len(names)), sizes)
+    row = np.concatenate([np.arange(size) for size in sizes])
+    in_turn = np.lexsort((task, (row + 0.5) / turns.slots[task]))[:count]
+    task, row = task[in_turn], row[in_turn]
     if len(task) == 0:
         raise config.ConfigError(
             "no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents"

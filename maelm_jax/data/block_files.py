@@ -117,7 +117,7 @@ def read_counts(file: pathlib.Path) -> dict[str, dict[str, int]]:
         ConfigError: The file is damaged.
     """
     remedy = f"remove {file} and start prepare again"
-    counts = json_files.parse(str(_read(file, "counts")), str(file), remedy)
+    counts = json_files.parse(str(read_array(file, "counts")), str(file), remedy)
     if not isinstance(counts, dict) or not all(
         _is_split_counts(counts.get(split)) for split in SPLITS
     ):
@@ -129,16 +129,12 @@ def _is_split_counts(value: typing.Any) -> bool:
     return isinstance(value, dict) and all(type(value.get(name)) is int for name in COUNTS)
 
 
-def read_rows(file: pathlib.Path, split: str) -> np.ndarray:
-    """Returns the rows of one split of a block, [rows, length].
+def read_array(file: pathlib.Path, name: str) -> np.ndarray:
+    """Returns an array of a block: the rows of a split, [rows, length], or its counts.
 
     Raises:
         ConfigError: The file is damaged.
     """
-    return _read(file, split)
-
-
-def _read(file: pathlib.Path, name: str) -> np.ndarray:
     try:
         with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as block:
             return block[name]
@@ -159,7 +155,7 @@ def remove_damaged(folder: pathlib.Path, shard: int):
         try:
             counts = read_counts(path)
             for split in SPLITS:
-                if len(read_rows(path, split)) != counts[split]["rows"]:
+                if len(read_array(path, split)) != counts[split]["rows"]:
                     raise config.ConfigError(
                         f"{path}: damaged (its rows are not as many as it says)"
                     )

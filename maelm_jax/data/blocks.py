@@ -25,6 +25,9 @@ from maelm_jax.data.documents import BadFile, is_heldout
 BLOCK_CHARACTERS = 4_000_000  # a block ends at the first document that reaches this
 
 
+NO_DUPLICATES = np.zeros(0, np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class Job:
     """A block to tokenise if `documents` is set, else a shard to read and tokenise."""
@@ -35,7 +38,7 @@ class Job:
     length: int  # ids in a row
     owned: tuple[int, int] = (0, 1)  # (i, n): this host owns block b if (number + b) % n == i
     # Positions of the shard's documents that came before, int64 [n], sorted.
-    duplicates: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    duplicates: np.ndarray = dataclasses.field(default_factory=lambda: NO_DUPLICATES)
     block: int = 0
     documents: list[str] | None = None
 
@@ -114,7 +117,9 @@ def _blocks(job: Job) -> typing.Iterator[Job]:
             path = block_files.block_path(job.folder, job.number, block)
             index, hosts = job.owned
             if (job.number + block) % hosts == index and not path.is_file():
-                yield dataclasses.replace(job, block=block, documents=documents)
+                # A worker process gets the job. The documents are without duplicates by now.
+                yield dataclasses.replace(
+                    job, block=block, documents=documents, duplicates=NO_DUPLICATES)
     except BadFile as error:
         if not job.shard.corpus.skip_bad_files:
             raise

@@ -33,7 +33,10 @@ def request(corpus: config.Corpus) -> list:
 
 
 def identity(corpus: config.Corpus) -> str:
-    """Returns a hash of the source code of the user's function, "" without one.
+    """Returns a hash of the source code of the module of `Corpus.document_filter`.
+
+    It is "" without a filter, and the filter's name if the module is not written in Python. Modules
+    that it imports are not covered.
 
     Raises:
         Unavailable: The function cannot be imported on this machine.

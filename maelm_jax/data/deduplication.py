@@ -71,7 +71,7 @@ def duplicates(folder: pathlib.Path, shards: int) -> list[np.ndarray]:
     """Returns the duplicates of each shard: positions of its documents, int64 [n], sorted."""
     hashes = [_read(hashes_path(folder, number)) for number in range(shards)]
     starts = np.cumsum([0, *map(len, hashes)])
-    repeated = repeated_rows(np.concatenate(hashes))
+    repeated = positions_repeated(np.concatenate(hashes))
     return [
         repeated[np.searchsorted(repeated, start) : np.searchsorted(repeated, end)] - start
         for start, end in itertools.pairwise(starts)]
@@ -86,10 +86,10 @@ def _read(path: pathlib.Path) -> np.ndarray:
             "remove it and start prepare again") from error
 
 
-def repeated_rows(rows: np.ndarray) -> np.ndarray:
-    """Returns the positions of the rows of a table [n, 2] that stand further up as well, sorted."""
-    order = np.lexsort((rows[:, 1], rows[:, 0]))  # equal rows keep their order
-    ordered = rows[order]
+def positions_repeated(hashes: np.ndarray) -> np.ndarray:
+    """Returns the sorted positions of the hashes [n, 2] that equal an earlier one."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # equal hashes keep their order
+    ordered = hashes[order]
     equal = (ordered[1:] == ordered[:-1]).all(axis=1)
     return np.sort(order[1:][equal])
 

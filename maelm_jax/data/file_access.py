@@ -64,7 +64,7 @@ def _check_folders(pattern: str):
 
 
 def is_folder(path: str) -> bool:
-    """Returns whether a path of `expand` is a folder. One that cannot be looked up is none."""
+    """Returns whether a path of `expand` is a local folder that can be looked up."""
     return not storage.in_bucket(path) and os.path.isdir(path)
 
 
@@ -148,9 +148,10 @@ def content_hash(path: str) -> str:
 def unreadable(path: str, error: OSError) -> BadFile | config.RunError:
     """Returns the error for a file that cannot be opened or read.
 
-    It is a BadFile, which may be left out, unless the error is one of the moment. For a file in a
-    bucket every error is, because the libraries raise the same for a token that has expired as for
-    a file that must not be read.
+    It is a BadFile if the file itself is the cause: `Corpus.skip_bad_files` may leave it out. It is
+    a RunError if the network or the machine is the cause. In a bucket, every error but "not found"
+    gives a RunError, because the libraries raise the same error for an expired token and for a
+    forbidden file.
     """
     reason = error.strerror or error
     is_refusal = storage.in_bucket(path) and not isinstance(error, FileNotFoundError)

@@ -93,7 +93,7 @@ def documents_of(path: str, corpus: config.Corpus) -> typing.Iterator[str]:
 def identity(source: str, corpus: config.Corpus) -> str:
     """Returns what identifies the text of a source: names and contents of its files."""
     hashes = file_hashes.of_files(matching(source), corpus)
-    has_json = any(".jsonl" in path or _format(path) in JSON_SUFFIXES for path in hashes)
+    has_json = any(_format(path) in JSON_SUFFIXES for path in hashes)
     lines = [corpus.json_field if has_json else ""]
     if any(_format(path) in RECORD_READERS for path in hashes):
         lines.append(corpus.text_column)

@@ -161,9 +161,7 @@ def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
         yield node
     # Expressions hold no definitions with docstrings and are most of the tree, so they are skipped.
     for field in ("body", "handlers", "orelse", "finalbody"):
-        for child in (
-            getattr(node, field, None) or [] if not isinstance(node, (ast.expr, ast.Lambda)) else []
-        ):
+        for child in getattr(node, field, ()):
             yield from _definitions(child)
 
 

@@ -11,13 +11,17 @@ BATCH_RECORDS = 1024  # records in memory at a time
 
 def tfrecord_documents(path: str, feature: str) -> typing.Iterator[str]:
     """Reads the documents of a TFRecord file from a feature of text."""
-    tensorflow = seqio_tasks.import_tensorflow("TFRecord and ArrayRecord files")
+    tensorflow = seqio_tasks.import_tensorflow()
+    count = 0
     with file_access.local_copy(path) as local:
         try:
             for record in tensorflow.data.TFRecordDataset(local).as_numpy_iterator():
+                count += 1
                 yield _text(path, record, feature)
         except tensorflow.errors.OpError as error:
             raise _damaged(path, error) from error
+    if count == 0:
+        raise _empty(path)
 
 
 def array_record_documents(path: str, feature: str) -> typing.Iterator[str]:
@@ -28,7 +32,7 @@ def array_record_documents(path: str, feature: str) -> typing.Iterator[str]:
         raise config.ConfigError(
             f"ArrayRecord files need array_record ({error}); pip install 'maelm_jax[data]'"
         ) from error
-    seqio_tasks.import_tensorflow("TFRecord and ArrayRecord files")
+    seqio_tasks.import_tensorflow()
     with file_access.local_copy(path) as local:
         try:
             reader = array_record_module.ArrayRecordReader(local)
@@ -41,7 +45,7 @@ def array_record_documents(path: str, feature: str) -> typing.Iterator[str]:
                 raise
             raise _damaged(path, error) from error
     if count == 0:
-        raise BadFile(f"{path}: holds no record; remove it, or fetch it again")
+        raise _empty(path)
 
 
 def _text(path: str, record: bytes, feature: str) -> str:
@@ -65,6 +69,10 @@ def _text(path: str, record: bytes, feature: str) -> str:
     except UnicodeDecodeError as error:
         raise BadFile(
             f"{path}: feature {feature!r} is not UTF-8 text; convert the file") from error
+
+
+def _empty(path: str) -> BadFile:
+    return BadFile(f"{path}: holds no record; remove it, or fetch it again")
 
 
 def _damaged(path: str, error: Exception) -> BadFile:

@@ -4,7 +4,7 @@ import hashlib
 import typing
 
 from maelm_jax import config
-from maelm_jax.data import seqio_tasks, sources
+from maelm_jax.data import documents, seqio_tasks, sources
 from maelm_jax.data import vocabulary as vocabularies
 
 
@@ -64,9 +64,9 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
 def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
     """Registers each source as a seqio Task and all of them as a Mixture by their rates.
 
-    A `seqio:` source is a Task already and enters the Mixture unchanged. The other Tasks give
-    examples with `targets` (ids) and `targets_pretokenized` (one document). seqio_cache_tasks can
-    cache them.
+    A `seqio:` source is a Task already and enters the Mixture unchanged, with all documents. The
+    other Tasks give examples with `targets` (ids) and `targets_pretokenized` (one document). They
+    leave out the documents that training holds out. seqio_cache_tasks can cache them.
 
     Args:
         corpus: The sources and their rates.
@@ -116,7 +116,9 @@ def _dataset_function(source: str, corpus: config.Corpus) -> typing.Callable:
         signature = {"targets": tensorflow.TensorSpec((), tensorflow.string)}
 
         def examples():
-            return ({"targets": text} for text in sources.documents_of(source, corpus))
+            for text in sources.documents_of(source, corpus):
+                if not documents.is_heldout(text, corpus.heldout_fraction):
+                    yield {"targets": text}
 
         return tensorflow.data.Dataset.from_generator(examples, output_signature=signature)
 

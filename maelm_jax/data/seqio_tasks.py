@@ -25,21 +25,15 @@ FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
 TFDS_FIELDS = ("text", "book_text", "content", "document", "article")
 
 
-def import_tensorflow(what: str):
-    """Returns the tensorflow module.
-
-    Args:
-        what: What needs it, for the message.
-
-    Raises:
-        Unavailable: It is not installed.
-    """
+def import_tensorflow():
+    """Returns the tensorflow module, for files of records. Raises Unavailable without it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         import tensorflow
     except ImportError as error:
         raise Unavailable(
-            f"{what} need TensorFlow ({error}); pip install 'maelm_jax[data]'") from error
+            f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
+            "pip install 'maelm_jax[data]'") from error
     return tensorflow
 
 
@@ -134,13 +128,19 @@ def _has_network() -> bool:
         return False
 
 
+def _info_of_training_text(source: str, corpus: config.Corpus):
+    """Returns the information about a dataset. Raises ConfigError if it has no training split."""
+    info = _builder(source, corpus).info
+    if SPLIT not in info.splits:
+        raise config.ConfigError(
+            f"TFDS dataset {info.full_name!r} has no split {SPLIT!r}, only "
+            f"{', '.join(info.splits)}. Name another dataset in Corpus.sources")
+    return info
+
+
 def _tfds_source(source: str, corpus: config.Corpus):
     """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
-    builder = _builder(source, corpus)
-    name, version = builder.info.full_name.rsplit("/", 1)
-    if SPLIT not in builder.info.splits:
-        raise config.ConfigError(
-            f"TFDS dataset {name!r} has no split {SPLIT!r}, only {', '.join(builder.info.splits)}")
+    name, version = _info_of_training_text(source, corpus).full_name.rsplit("/", 1)
     return import_seqio().TfdsDataSource(
         f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True)
 
@@ -180,7 +180,7 @@ def identity(source: str, corpus: config.Corpus) -> str:
     number of examples and the file names, because seqio knows no more about the text.
     """
     if source.startswith("tfds:"):
-        info = _builder(source, corpus).info
+        info = _info_of_training_text(source, corpus)
         return (
             f"{info.full_name} {info.splits[SPLIT].num_examples} "
             f"{info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}")

@@ -19,7 +19,7 @@ class _Entry:
 
 
 class ShardCache:
-    """The rows of files, of which those used longest ago are dropped. For use by one thread.
+    """Cache of the rows of files, for one thread. A full cache drops the files used longest ago.
 
     Args:
         limit: Most bytes of rows. One file may be larger.

@@ -170,7 +170,7 @@ def _write_array(
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
     start, waiting = 0, [np.zeros((0, shape[1]), dtype)]
     for file in files:
-        waiting.append(block_files.read_rows(file, split))
+        waiting.append(block_files.read_array(file, split))
         # A file of the store is written once, with all its rows.
         if sum(map(len, waiting)) >= shard_rows:
             rows = np.concatenate(waiting)

@@ -1,7 +1,8 @@
 """The kinds of vocabularies: a SentencePiece model and a Hugging Face tokenizer.json.
 
 Text never gives special ids: a literal `<mask>` or `<s>` in a text is encoded as ordinary
-characters. `Vocabulary.encode_masked` reads them.
+characters. `Vocabulary.encode_masked` reads them. A tokenizer.json must mark these tokens as
+special for that.
 """
 
 import abc
@@ -21,6 +22,7 @@ NAMES = {
     "bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"),
     "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]"),
 }  # fmt: skip
+SPECIAL = frozenset(itertools.chain(*NAMES.values()))
 SPACE_MARKS = ("▁", "Ġ")  # pieces begin with one of them where a word begins
 MOST_IDS = 1 << 22  # of a vocabulary; common ones have at most about a million
 
@@ -131,7 +133,7 @@ class SentencePieceVocabulary(Vocabulary):
         ids = {}
         for index, piece in enumerate(proto.pieces):
             if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
-                if piece.piece in NAMES["mask"]:
+                if piece.type == kinds.USER_DEFINED and piece.piece in SPECIAL:
                     # Text with a literal "<mask>" gives the id of a user-defined piece.
                     piece.type = kinds.CONTROL
                 ids.update(

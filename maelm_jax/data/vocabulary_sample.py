@@ -1,6 +1,6 @@
 """Picks the text that a vocabulary is trained on. Of a large corpus only a part is read.
 
-Text is read until TIMES_READ times the size of the sample is there. The sample is picked from it by
+Text is read until it is TIMES_READ times as large as the sample. The sample is picked from it by
 hash. A smaller corpus is read as a whole. What is read depends on the order of the files alone: not
 on their folder, and not on the number of processes.
 """

@@ -1,4 +1,4 @@
-"""Waits of a process: for another one that does the same work, and for the other hosts' share."""
+"""Waits for another process that does the same work, and for the other hosts."""
 
 import contextlib
 import logging
@@ -48,7 +48,7 @@ def _opened(lock: pathlib.Path) -> typing.BinaryIO:
 def beating(file: pathlib.Path) -> typing.Iterator[None]:
     """Context manager that touches a file now and then, so that waiting hosts see a sign of life.
 
-    It is for work that takes long and adds no file to the folder that they watch.
+    It is for work that can take long before it adds a file to the folder that they watch.
     """
     done = threading.Event()
 
@@ -99,15 +99,21 @@ def _other_text(parts: pathlib.Path) -> str | None:
     """Returns the folder of the blocks of another state of the text, if it is newer, or None."""
     state = parts.name.rpartition("-")[0]
     others = [path for path in parts.parent.glob(f"{state}-*{parts.suffix}") if path != parts]
-    began = min((file.stat().st_mtime for file in parts.glob("*")), default=0.0)
-    newer = [path.name for path in others if path.stat().st_mtime >= began]
+    began = min(_times_modified(parts.glob("*")).values(), default=0.0)
+    newer = [path.name for path, time in _times_modified(others).items() if time >= began]
     return newer[0] if newer else None
 
 
 def _signs_of_life(parts: pathlib.Path) -> tuple[int, float]:
-    """Returns the number of files, and when the lock file of host 0 was touched."""
-    files = len(list(parts.glob("*")))
-    try:
-        return files, (parts / LOCK_FILE.format(0)).stat().st_mtime
-    except FileNotFoundError:
-        return files, 0.0
+    """Returns the number of files, and when a host touched its lock file last."""
+    locks = _times_modified(parts.glob(LOCK_FILE.format("*")))
+    return len(list(parts.glob("*"))), max(locks.values(), default=0.0)
+
+
+def _times_modified(paths: typing.Iterable[pathlib.Path]) -> dict[pathlib.Path, float]:
+    """Returns when each path was modified last, without paths that were removed meanwhile."""
+    times = {}
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            times[path] = path.stat().st_mtime
+    return times

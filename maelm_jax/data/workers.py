@@ -12,9 +12,14 @@ from maelm_jax import config
 _shared: dict[str, typing.Any] = {}  # of a worker process
 
 
+def usable_cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def count(corpus: config.Corpus) -> int:
     """Returns the number of worker processes: `Corpus.processes`, or one for each core."""
-    return corpus.processes or len(os.sched_getaffinity(0))
+    return corpus.processes or usable_cores()
 
 
 def results(
@@ -22,13 +27,14 @@ def results(
 ) -> typing.Iterator:
     """Applies a function to jobs and yields the results in the order of the jobs.
 
-    Few jobs are in memory at a time. One process means this one.
+    Few jobs are in memory at a time. With `processes=1`, the function runs in this process.
 
     Args:
         function: A function of a module, called as `function(job)` or `function(job, shared)`.
         jobs: Arguments that can be pickled.
         processes: Number of processes.
-        shared: The second argument, sent once to each process. None: there is none.
+        shared: The second argument, sent once to each process. None: the function gets the job
+            alone.
 
     Raises:
         RunError: A process was killed.

@@ -39,10 +39,12 @@ safetensors only.""",
 itself has not been run on this file.""",
 }
 
-NO_POOLER = " If transformers reports a missing pooler, that is right: none was trained."
+NO_POOLER = (
+    " transformers may report that weights of a pooler are missing. This encoder has no pooler."
+)
 SPECIAL_IN_TRAINING = (
-    " In training\nthey were ordinary text there; `tokenizer(text, split_special_tokens=True)` "
-    "gives the same ids as training did."
+    " In training, such\na string was ordinary text. `tokenizer(text, split_special_tokens=True)` "
+    "gives the ids of training."
 )
 
 
@@ -78,8 +80,8 @@ def verification(format: str, reports: list[dict] | None) -> str:
     """Returns one sentence about what the export compared after it wrote the folder."""
     if reports is None:
         return (
-            "Unverified: PyTorch was not at hand, or verification was switched off, "
-            "when this was written."
+            "Not verified: PyTorch was not installed, or --no-verify was given, when this was "
+            "written."
         )
     if format == "reference":
         return (
@@ -199,6 +201,8 @@ def fine_tuning(about: About) -> dict[str, str]:
         )
     elif about.architecture.endswith("TokenClassification"):
         rows["logits"] = "the label of a word is that of its first token by `word_ids`"
+    elif results.get("label_separator") is not None:
+        rows["logits"] = "one for each label. A text has the labels whose logit is above 0"
     elif not results.get("labels"):
         rows["output"] = "the score as it was trained, from 0 to 1 (STS-B: score / 5)"
         if results.get("task") == "own":
@@ -255,7 +259,7 @@ def render(about: About) -> str:
         auto=auto,
         output=f"output.{output}",
         mask=about.mask,
-        pooler="" if about.has_pooler else NO_POOLER,
+        pooler="" if head or about.has_pooler else NO_POOLER,
         training=SPECIAL_IN_TRAINING if about.experiment else "",
     )
     return (

@@ -23,7 +23,7 @@ from maelm_jax.encoders import (
     stated,
 )
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
-from maelm_jax.model import maelm
+from maelm_jax.model import attention_choice, maelm
 
 Pooling = typing.Literal["mean", "first"]
 TOKENS = 16_384  # of a batch, with padding
@@ -89,7 +89,7 @@ class Encoder:
         vocabulary = encoder_source.load_vocabulary()
         model = encoder_source.model(encoder_source.base)
         params = encoder_source.read(model)
-        head = FineTunedHead.of(params, encoder_source.labels)
+        head = FineTunedHead.of(params, encoder_source.results)
         length, step = encoder_source.length, encoder_source.step
         sentence_files = sentence_modules.read(encoder_source.path)
         fraction = encoder_source.mask_fraction
@@ -267,7 +267,8 @@ class Encoder:
         def pooled(params, ids, weights):
             positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
             segments = (ids != pad).astype(jnp.int32)
-            states = maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
+            with attention_choice.traced_for(attention_choice.one_device()):
+                states = maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
             return (states * weights[:, :, None]).sum(1)
 
         return functools.partial(pooled, params)

@@ -23,19 +23,25 @@ class FineTunedHead:
     Attributes:
         task_class: The end of the name of the stock class.
         labels: The names of the classes in order; empty for regression and question answering.
+        has_several_labels: Whether a text can have several of them, or none.
     """
 
     task_class: str
     labels: tuple[str, ...] = ()
+    has_several_labels: bool = False
 
     @classmethod
     def of(
-        cls, params: dict[str, np.ndarray], labels: typing.Sequence[str]
+        cls, params: dict[str, np.ndarray], results: dict[str, typing.Any]
     ) -> "FineTunedHead | None":
         """Returns the head among the parameters {path: array}; None for a pretraining run.
 
+        Args:
+            params: The parameters.
+            results: The results.json of the run, which has the names of the classes.
+
         Raises:
-            ConfigError: `labels` does not hold one name for each class.
+            ConfigError: `results` does not hold one name for each class.
         """
         if "span/kernel" in params or "span/out/kernel" in params:
             return cls(QUESTION_ANSWERING)
@@ -44,13 +50,15 @@ class FineTunedHead:
             task_class, bias = TOKEN_CLASSIFICATION, params["token/out/bias"]
         if bias is None:
             return None
-        classes = len(bias)
+        classes, labels = len(bias), tuple(results.get("labels", ()))
         if classes > 1 and len(labels) != classes:
             raise ConfigError(
                 f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
                 f"{', '.join(labels) or 'none'}"
             )
-        return cls(task_class, tuple(labels) if classes > 1 else ())
+        if classes == 1:
+            return cls(task_class)
+        return cls(task_class, labels, results.get("label_separator") is not None)
 
     def config_entries(self) -> dict[str, typing.Any]:
         """Returns the entries of config.json that describe the head."""
@@ -67,5 +75,6 @@ class FineTunedHead:
             "label2id": {label: index for index, label in enumerate(self.labels)},
         }
         if self.task_class == SEQUENCE_CLASSIFICATION:
-            entries["problem_type"] = "single_label_classification"
+            number = "multi" if self.has_several_labels else "single"
+            entries["problem_type"] = f"{number}_label_classification"
         return entries

@@ -25,6 +25,7 @@ def read(workdir: str | os.PathLike) -> dict:
     is_valid = {
         "task": isinstance(results.get("task", ""), str),
         "labels": json_files.is_texts(results.get("labels", [])),
+        "label_separator": isinstance(results.get("label_separator"), str | None),
         "max_length": json_files.is_integer(
             results.get("max_length", 1), 1, json_files.LARGEST
         ),

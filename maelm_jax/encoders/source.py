@@ -56,7 +56,7 @@ class EncoderSource:
         vocabulary: The path for data.vocabulary.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
         step: The step of a workdir's checkpoint; None for every other source.
-        labels: The names of the classes of a fine-tuned run.
+        results: The results.json of a fine-tuned run; {} for every other source.
         ignored_head: The stock class whose head is not read, or None.
         pad: The id of padding that a stock folder's config.json states, or None.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
@@ -71,7 +71,7 @@ class EncoderSource:
     length: int
     _read_params: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
     step: int | None = None
-    labels: tuple[str, ...] = ()
+    results: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
     ignored_head: str | None = None
     pad: int | None = None
     mask_fraction: float | None = None
@@ -146,8 +146,8 @@ class EncoderSource:
         """
         if self.vocabulary is None:
             raise config.ConfigError(
-                f"{self.path} has no vocabulary; put it into a folder as model.pt, with its "
-                "vocabulary's file beside it"
+                f"{self.path} is a checkpoint without a vocabulary. Make a folder of it, named "
+                "model.pt, and its sentencepiece.model or tokenizer.json, and give the folder"
             )
         return vocabularies.load(self.vocabulary)
 
@@ -225,7 +225,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         length=run_results.longest_input(experiment, results, origin.read(folder)),
         _read_params=read_params,
         step=step,
-        labels=tuple(results.get("labels", ())),
+        results=results,
         mask_fraction=experiment.visible_mask_fraction,
         # The run may have been trained on another kind of device.
         base=dataclasses.replace(model, attention_backend="auto"),

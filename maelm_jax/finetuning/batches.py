@@ -24,7 +24,7 @@ class Batch(typing.NamedTuple):
 
     ids: np.ndarray  # int32 [B, T]
     lengths: np.ndarray  # int32 [B]
-    targets: np.ndarray  # [B], [B, 2] or [B, T]
+    targets: np.ndarray  # [B], [B, classes], [B, 2] or [B, T]
     context: np.ndarray  # int32 [B]
     weights: np.ndarray  # float32 [B]
     seed: np.ndarray  # uint32 [B], the same value in every row
@@ -46,7 +46,8 @@ def padded_lengths(lengths: np.ndarray, longest: int) -> list[int]:
 
     Args:
         lengths: Tokens of each example, int [n].
-        longest: Largest length, a multiple or not. The encoder has no positions beyond it.
+        longest: Largest allowed length. It need not be a multiple of 8. The encoder has no
+            positions beyond it.
 
     Returns:
         The lengths in ascending order. The last one fits every example.

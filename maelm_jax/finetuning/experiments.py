@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import itertools
-import posixpath
 import typing
 
 from maelm_jax import config, gin_files
@@ -52,7 +51,8 @@ def plan(
     names = init_from.split(",")
     if "" in names:
         raise config.ConfigError(f"--init_from={init_from} has a comma too many")
-    if len({posixpath.normpath(name) for name in names}) < len(names):
+    names = [initial_encoder.normalised(name) for name in names]
+    if len(set(names)) < len(names):
         raise config.ConfigError(f"--init_from={init_from} names a run twice. Name each run once.")
     encoders = [initial_encoder.load(name, step) for name in names]
     settings = [of_encoder(encoder, files, bindings) for encoder in encoders]
@@ -115,11 +115,11 @@ def _check_shape(encoder: InitialEncoder, files: list[str], bindings: list[str])
     plain = _load(encoder, [BASE], [])
     shape, wanted = encoder.fit(plain).model, _load(encoder, [BASE, *files], bindings).model
     for name in source.ENCODER_FIELDS:
-        value, own = getattr(wanted, name), getattr(shape, name)
-        if value not in (own, getattr(plain.model, name)):
+        value, of_shape = getattr(wanted, name), getattr(shape, name)
+        if value not in (of_shape, getattr(plain.model, name)):
             raise config.ConfigError(
-                f"Model.{name}={value!r}: {encoder.name} has {own!r}, and fine-tuning keeps the "
-                "shape of its encoder. Leave the setting out"
+                f"Model.{name}={value!r}: {encoder.name} has {of_shape!r}, and fine-tuning keeps "
+                "the shape of its encoder. Leave the setting out"
             )
 
 

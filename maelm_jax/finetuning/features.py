@@ -20,8 +20,9 @@ class Features:
 
     Attributes:
         ids: n arrays of token ids, int32, without padding.
-        targets: One of: classes, int32 [n]; scores from 0 to 1, float32 [n]; first and last slot of
-            the answer, int32 [n, 2]; the class of each slot or NO_LABEL, int32 [n, longest row].
+        targets: One of: classes, int32 [n]; scores from 0 to 1, float32 [n]; 1 for each label of
+            the text and 0 for the others, float32 [n, classes]; first and last slot of the answer,
+            int32 [n, 2]; the class of each slot or NO_LABEL, int32 [n, longest row].
         context: The slot at which the second sentence or SQuAD's context begins, int32 [n]; 0 where
             there is one sentence.
         has_slot_targets: Whether `targets` are classes of slots.

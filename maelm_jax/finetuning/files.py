@@ -72,10 +72,8 @@ def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type
         if not isinstance(content, dict) or not isinstance(content.get(name), kind)
     ]
     if wrong or not isinstance(content, dict):
-        raise config.ConfigError(
-            f"{path}: damaged, {', '.join(wrong) or 'the whole'} is not what was written there. "
-            + remedy
-        )
+        fields = f"{', '.join(wrong)}: missing or of another type" if wrong else "no JSON object"
+        raise config.ConfigError(f"{path}: damaged ({fields}). {remedy}")
     return content
 
 

@@ -92,7 +92,13 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
     # The name of a column is free. `FREE` has beginnings of names: it would free the labels too.
     if changes := [change for change in changes if not change.startswith("CustomTask.label:")]:
         raise config.ConfigError(
-            f"{flag} takes the run in --workdir as it is, and settings differ from it "
-            f"({'; '.join(changes)}): leave them out"
+            f"{flag} uses the settings of the run in --workdir, and these differ from them: "
+            f"{'; '.join(changes)}. Leave them out"
+        )
+    columns, trained = experiment.finetune.custom.columns, recorded.finetune.custom.columns
+    if len(columns) != len(trained):
+        raise config.ConfigError(
+            f"CustomTask.columns must name {len(trained)} of the columns, as in the run. It names "
+            f"{len(columns)}: {', '.join(columns)}"
         )
     return FinishedRun(folder, content, experiment)

@@ -22,6 +22,7 @@ class Task:
     sentences: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
     labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
+    label_separator: str | None = None  # between the labels of a text; None: each text has one
     score_range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score, in a regression
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
     selected_by: tuple[str, ...] = ()  # see TaskData.selected_by
@@ -78,11 +79,12 @@ def task_of(name: str, custom: config.CustomTask) -> Task:
     """The task of this name. `custom` defines the task `own`."""
     if name != OWN:
         return TASKS[name]
-    own = Task(OWN, "", custom.columns, custom.label, custom.labels)
+    own = Task(OWN, "", custom.columns, custom.label, custom.labels, custom.label_separator)
     if custom.score_range:
         like = TASKS["stsb"]
         return dataclasses.replace(
             own, score_range=custom.score_range, metrics=like.metrics, selected_by=like.selected_by)
-    if len(custom.labels) == 2:
-        return dataclasses.replace(own, metrics=("accuracy", "f1"))
-    return own
+    if custom.label_separator is not None:
+        return dataclasses.replace(own, metrics=("micro_f1", "macro_f1", "exact_match"))
+    second = "f1" if len(custom.labels) == 2 else "macro_f1"
+    return dataclasses.replace(own, metrics=("accuracy", second))

@@ -4,7 +4,6 @@ A cell is one combination of batch size, learning rate, epochs and warm-up. Each
 its own. Finished runs are skipped.
 """
 
-import collections.abc
 import contextlib
 import dataclasses
 import itertools
@@ -14,7 +13,7 @@ import shutil
 import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes
-from maelm_jax.finetuning import files, results
+from maelm_jax.finetuning import files, initial_encoder, results
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
 from maelm_jax.finetuning.task_data import TaskData
@@ -72,8 +71,6 @@ class GridRun:
         experiment: Settings of the grid.
         folder: Folder of the grid. A run has the folder FOLDER/CELL/seedN, so that cells and seeds
             can be added later.
-        describe: Called with the folder and the settings of a run. It writes config.gin,
-            environment.txt and vocabulary/.
         is_single: The grid is a single run, and its folder is `folder` itself.
     """
 
@@ -81,7 +78,6 @@ class GridRun:
     encoder: InitialEncoder
     experiment: config.Experiment
     folder: pathlib.Path
-    describe: collections.abc.Callable[[pathlib.Path, config.Experiment], None]
     is_single: bool
 
     def run_all(self) -> dict | None:
@@ -128,7 +124,7 @@ class GridRun:
         """One run. A run that diverges gets results without a score, unless it is single."""
 
         def record():
-            self.describe(folder, experiment)
+            run_record.write(folder, experiment, self.encoder.vocabulary)
             results.write_json(folder / INPUTS, inputs)
 
         # The caller holds the lock of the grid's folder, which is the folder of a single run.
@@ -211,6 +207,10 @@ def _check_settings(folder: pathlib.Path, experiment: config.Experiment):
     if not path.exists():
         return
     recorded = gin_files.load([str(path)])
+    if recorded.finetune and recorded.finetune.init_from:
+        name = initial_encoder.normalised(recorded.finetune.init_from)
+        same_spelling = dataclasses.replace(recorded.finetune, init_from=name)
+        recorded = dataclasses.replace(recorded, finetune=same_spelling)
     free = (*setting_changes.FREE_ON_RESUME, *UNREAD)
     if changes := setting_changes.differences(recorded, experiment, free):
         raise config.ConfigError(

@@ -8,6 +8,7 @@ import typing
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key, UInt32
 
@@ -22,7 +23,7 @@ from maelm_jax.model.positions import MASKED_OUT
 
 
 class Classifier(nnx.Module):
-    """Scores of C classes from states. C = 1 is a regression.
+    """Scores of C classes or labels from states. C = 1 is a regression.
 
     The layers are those of the family: dropout (in some), linear D to D, an activation, LayerNorm
     (in some), dropout, linear D to C.
@@ -155,6 +156,9 @@ def _row_sums(losses, correct, weights: Float[Array, "..."]) -> loss.Sums:
 
 def _sentence_sums(scores: Float[Array, "B C"], batch: Batch) -> loss.Sums:
     target = batch.targets
+    if target.ndim == 2:  # several labels
+        losses = optax.sigmoid_binary_cross_entropy(scores, target).mean(axis=1)
+        return _row_sums(losses, ((scores > 0) == (target > 0)).all(axis=1), batch.weights)
     if target.dtype == jnp.float32:  # a regression
         error = scores[:, 0] - target
         return _row_sums(error**2, jnp.abs(error) < 0.1, batch.weights)
@@ -182,9 +186,10 @@ SUMS = {"sentence": _sentence_sums, "span": _span_sums, "token": _token_sums}
 def loss_of(graph: nnx.GraphDef, head: Head):
     """Returns the loss function for training.step.make_train_step.
 
-    The loss of a row is the cross-entropy of its class; the mean of the cross-entropies of start
-    and end slot; or, in a regression, the squared error of the score, which is from 0 to 1. The
-    sums count a row as correct when its class is right; when both slots are right; or when its
+    The loss of a row is the cross-entropy of its class; if a text can have several labels, the mean
+    of the binary cross-entropies of all labels; the mean of the cross-entropies of start and end
+    slot; or, in a regression, the squared error of the score, which is from 0 to 1. The sums count
+    a row as correct when its class is right; when all labels are; when both slots are; or when its
     score is less than 0.1 away. With a head for tokens, the sums are of labelled slots, not rows.
     """
 

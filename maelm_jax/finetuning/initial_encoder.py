@@ -5,12 +5,12 @@ import dataclasses
 import functools
 import os
 import pathlib
+import posixpath
 
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax import config, storage
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders import adoption, families, source
 
@@ -51,6 +51,11 @@ class InitialEncoder:
         return label_of(self.name)
 
 
+def normalised(name: str) -> str:
+    """Returns one spelling of a name in --init_from: runs/tiny for ./runs/tiny/."""
+    return name if storage.in_bucket(name) else posixpath.normpath(name)
+
+
 def label_of(name: str) -> str:
     """The short name of an encoder: "tiny" for runs/tiny, "random-tiny" for random:runs/tiny."""
     # Also of `.` and `..`, which have no name themselves.
@@ -69,8 +74,9 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     Raises:
         ConfigError: There is no such encoder or step, or the encoder has no vocabulary.
     """
-    encoder_source = _find(name, step)
-    vocabulary = vocabularies.load(encoder_source.vocabulary)
+    is_random = name.startswith(config.RANDOM)
+    encoder_source = source.find(name.removeprefix(config.RANDOM), None if is_random else step)
+    vocabulary = encoder_source.load_vocabulary()
     config_file = pathlib.Path(encoder_source.path) / "config.gin"
     gin_file = str(config_file) if config_file.is_file() else DEFAULT_GIN_FILE
 
@@ -89,10 +95,10 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
 
     @functools.lru_cache(maxsize=1)  # a grid needs the weights for every run
     def stored_params() -> dict[str, np.ndarray]:
-        return encoder_source.read(gin_files.load([gin_file]).model)
+        return encoder_source.read(encoder_source.base)
 
     def load_encoder(fresh: dict) -> dict:
-        if name.startswith(config.RANDOM):
+        if is_random:
             return fresh
         params = stored_params()
         if "token_type_embedding" not in fresh:
@@ -104,20 +110,20 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         return jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
 
     def load_pooler(fresh: dict) -> dict:
-        if name.startswith(config.RANDOM):
+        if is_random:
             return fresh
         values = stored_params()
-        place = _place_of_pooler(encoder_source, values)
-        if place is None:
+        path = _pooler_path(encoder_source, values)
+        if path is None:
             return fresh
-        return {part: adoption.shard_like(fresh[part], values[f"{place}/{part}"]) for part in fresh}
+        return {part: adoption.shard_like(fresh[part], values[f"{path}/{part}"]) for part in fresh}
 
-    step = None if name.startswith(config.RANDOM) else encoder_source.step
+    step = None if is_random else encoder_source.step
     return InitialEncoder(
         name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler)
 
 
-def _place_of_pooler(
+def _pooler_path(
     encoder_source: source.EncoderSource, params: dict[str, np.ndarray]
 ) -> str | None:
     """Returns the path of the pooler in the parameters of a source, or None if it has none.
@@ -140,16 +146,3 @@ def without_token_types(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return params
     rest = {path: value for path, value in params.items() if path != types}
     return rest | {positions: params[positions] + params[types]}
-
-
-def _find(name: str, step: int | None) -> source.EncoderSource:
-    """Finds the source of the weights. Raises ConfigError if it lacks the step or a vocabulary."""
-    if name.startswith(config.RANDOM):
-        step = None
-    encoder_source = source.find(name.removeprefix(config.RANDOM), step)
-    if encoder_source.vocabulary is None:
-        raise config.ConfigError(
-            f"--init_from={name} has no vocabulary; put it into a folder as model.pt, "
-            "with its vocabulary's file beside it"
-        )
-    return encoder_source

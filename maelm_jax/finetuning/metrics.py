@@ -25,6 +25,13 @@ def _correlation(function, truth, predicted) -> float:
 METRICS = {
     "accuracy": sklearn.metrics.accuracy_score,
     "f1": functools.partial(sklearn.metrics.f1_score, zero_division=0.0),
+    "micro_f1": functools.partial(
+        sklearn.metrics.f1_score, average="micro", zero_division=0.0
+    ),
+    "macro_f1": functools.partial(
+        sklearn.metrics.f1_score, average="macro", zero_division=0.0
+    ),
+    "exact_match": sklearn.metrics.accuracy_score,
     "mcc": sklearn.metrics.matthews_corrcoef,
     "pearson": functools.partial(_correlation, scipy.stats.pearsonr),
     "spearman": functools.partial(_correlation, scipy.stats.spearmanr),
@@ -36,13 +43,18 @@ def glue(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[
 
     Args:
         names: Keys of METRICS.
-        truth: int32 [n] classes, or float32 [n] scores.
+        truth: int32 [n] classes, float32 [n] scores, or float32 [n, classes]: 1 where the text has
+            the label. Then a label is predicted where its score is above 0, and "exact_match" is
+            the share of texts with all labels right.
         scores: Output of the model, float [n, classes], or [n, 1] in a regression.
 
     Returns:
         {metric: value from -1 to 1}.
     """
-    predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
+    if truth.ndim == 2:
+        predicted = (scores > 0).astype(truth.dtype)
+    else:
+        predicted = scores[:, 0] if truth.dtype == np.float32 else scores.argmax(axis=1)
     return {name: float(METRICS[name](truth, predicted)) for name in names}
 
 

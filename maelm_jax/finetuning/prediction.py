@@ -41,7 +41,7 @@ def predict(
     """
     run = finished_run.read(workdir, bindings, "--predict")
     if not os.path.isfile(input_file):
-        raise config.ConfigError(f"--predict={input_file}: no such file")
+        raise config.ConfigError(f"--predict={input_file}: no such file. Give the path of a file")
     dev = tasks.read_file(
         run.task,
         input_file,

@@ -20,6 +20,9 @@ def load(
 ) -> TaskData:  # fmt: skip
     """Reads and tokenises the data of "squad1" or "squad2". See tasks.load."""
     data = squad.load(name, settings, corpus)
+    if name == "squad1":
+        _check_answers(name, data.train)
+        _check_answers(name, data.dev)
     train = windows.make(
         data.train, vocabulary, settings.squad, length, training=True, pair=pair
     ).rows
@@ -59,7 +62,7 @@ def _check_answers(name: str, questions: squad.Questions):
             )
         if not question.answers and not question.is_impossible:
             raise config.ConfigError(
-                f"{location} has no right answer. Give a file with answers, or leave --score out."
+                f"{location} has no right answer. Give a file in which every question has one."
             )
 
 

@@ -1,15 +1,22 @@
 """Does the runs that a command asks for, and writes their table."""
 
 import dataclasses
-import functools
 import pathlib
 import time
 
 from maelm_jax import config, gin_files, paths
 from maelm_jax.encoders import families, source
-from maelm_jax.finetuning import experiments, grid, results, session, table, tasks
+from maelm_jax.finetuning import (
+    experiments,
+    grid,
+    initial_encoder,
+    results,
+    session,
+    table,
+    tasks,
+)
 from maelm_jax.finetuning.predictor import length_of
-from maelm_jax.training import attention_report, loop, run_record
+from maelm_jax.training import attention_report, loop
 
 # Fields of config.Model that decide the form of an encoder, and that earlier versions lacked.
 LATER_FIELDS = ("family", "token_types", "decoder_refills_mask")
@@ -36,10 +43,9 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
             raise config.ConfigError(
                 f"{folder} holds a single run: give another --workdir for a table or a grid"
             )
-        describe = functools.partial(_describe_run, planned.encoder.vocabulary)
         grid_folder = folder if is_single else folder / planned.label / planned.task
         runs = grid.GridRun(
-            current, planned.encoder, planned.experiment, grid_folder, describe, is_single
+            current, planned.encoder, planned.experiment, grid_folder, is_single
         )
         with paths.writing("--workdir", folder):
             report = runs.run_all()
@@ -70,7 +76,7 @@ def _reports_so_far(folder: pathlib.Path, plan: experiments.Plan) -> table.Repor
         name, step = planned.encoder.name, planned.encoder.step
         for report in reports.setdefault(planned.label, {}).values():
             # Earlier versions recorded neither.
-            if report.get("init_from", name) != name:
+            if initial_encoder.normalised(report.get("init_from", name)) != name:
                 raise config.ConfigError(
                     f"{folder / table.JSON_FILE}: {planned.label} is {report['init_from']}, not "
                     f"{name}. Name the encoder as before, or give another --workdir"
@@ -137,10 +143,6 @@ class _Sessions:
             print(describe_data(self._session, planned))
             print(attention_report.describe_encoder(experiment, lengths, mesh), flush=True)
         return self._session
-
-
-def _describe_run(vocabulary, folder: pathlib.Path, experiment: config.Experiment):
-    run_record.write(pathlib.Path(folder), experiment, vocabulary)
 
 
 def describe_data(current: session.FinetuneSession, planned: experiments.Planned) -> str:

@@ -61,7 +61,8 @@ def locate(task: glue.Task, settings: config.Finetune) -> dict[str, pathlib.Path
     """
     custom = settings.custom
     if task.name == glue.OWN:
-        paths = {TRAIN: pathlib.Path(custom.train_file), "": pathlib.Path(custom.dev_file)}
+        named = {TRAIN: custom.train_file, "": custom.dev_file}
+        paths = {part: pathlib.Path(path).expanduser() for part, path in named.items()}
         if absent := [str(path) for path in paths.values() if not os.path.isfile(path)]:
             raise config.ConfigError(
                 f"own: no file {' or '.join(absent)}. "

@@ -19,7 +19,8 @@ class Examples:
     """The n examples of one file or split."""
 
     sentences: list[tuple[str, ...]]  # one or two an example
-    labels: np.ndarray | None  # int32 [n] classes or float64 [n] scores; None: not read
+    # int32 [n] classes, float64 [n] scores, or float32 [n, classes]: 1 where a text has the label.
+    labels: np.ndarray | None  # None: not read
     notes: list[str] = dataclasses.field(default_factory=list)  # for the user
     numbers: np.ndarray | None = None  # of a sample: int [n], the number of each in its file
 
@@ -50,7 +51,8 @@ def read(
             header. The message names file and line, and says what was expected.
     """
     needed = (*task.sentences, task.label) if labelled else task.sentences
-    lines = table_rows.rows(path, needed)
+    joined = {task.label: task.label_separator} if task.label_separator else {}
+    lines = table_rows.rows(path, needed, joined)
     first = next(lines)
     header, headless = [cell.strip() for cell in first.cells], False
     if task.headless and task.sentences[0] not in header:  # the first line is an example
@@ -98,13 +100,15 @@ class _Reader:
         self.task, self.path, self.layout, self.labelled = task, path, layout, labelled
         self.skip_broken_rows = skip_broken_rows
         self.sentences: list[tuple[str, ...]] = []
-        self.labels: list[int | float] = []
+        self.labels: list[int | float | list[int]] = []
         self.unread_labels: set[str] = set()  # in a file whose labels are not read
         self.broken = 0
 
     def add(self, line: table_rows.Row):
         """Reads one line. Raises ConfigError when its columns or its label are wrong."""
         cells, layout, task = line.cells, self.layout, self.task
+        if cells == [""] and len(layout.header) > 1:
+            return  # an empty line
         if not layout.fits(cells):
             if self.skip_broken_rows:
                 self.broken += 1
@@ -112,7 +116,7 @@ class _Reader:
             raise config.ConfigError(
                 f"{self.path}:{line.number}: {len(cells)} columns, expected {len(layout.header)} "
                 f"({_shortened(layout.header)}), separated by {table_rows.separator(self.path)}. "
-                f"Is it a file of {task.name}?"
+                f"{self._remedy()}"
             )
         self.sentences.append(tuple(cells[column].strip() for column in layout.text_columns))
         if layout.checks_label:
@@ -120,6 +124,13 @@ class _Reader:
             self.labels.append(_label(task, label, f"{self.path}:{line.number}"))
         elif layout.label_column is not None and layout.label_column < len(cells):
             self.unread_labels.add(cells[layout.label_column].strip())
+
+    def _remedy(self) -> str:
+        if self.task.name != glue.OWN:
+            return f"Is it a file of {self.task.name}?"
+        if table_rows.separator(self.path) == "tabs":
+            return "If cells have quotes around them, name the file .csv"
+        return "Correct the line"
 
     def examples(self) -> Examples:
         """All examples. Raises ConfigError when there is none, or labels are of another task."""
@@ -137,7 +148,8 @@ class _Reader:
 
 def _check_header(task: glue.Task, header: list[str], columns: tuple[str, ...], path):
     """Raises ConfigError when a column is missing or repeated, or belongs to another task."""
-    needs = f"{task.name} needs {', '.join(columns)}, the header has {_shortened(header)}"
+    first = "first object" if table_rows.separator(path) == "fields" else "header"
+    needs = f"{task.name} needs {', '.join(columns)}, the {first} has {_shortened(header)}"
     if len(header) == 1 and len(columns) > 1:
         _check_separator(header[0], table_rows.separator(path), f"{path}:1: {needs}")
     if absent := [name for name in columns if name not in header]:
@@ -189,13 +201,13 @@ def _shortened(names: list[str]) -> str:
     return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + " ..."
 
 
-def _label(task: glue.Task, text: str, location: str) -> int | float:
-    """The class or score that a cell holds. Raises ConfigError when it holds neither."""
-    unknown = f"{location}: unknown label {text[:50]!r} in column {task.label}; {task.name} has"
+def _label(task: glue.Task, text: str, location: str) -> int | float | list[int]:
+    """The class, score or classes that a cell holds. Raises ConfigError when it holds none."""
+    if task.label_separator is not None:
+        names = (name.strip() for name in text.split(task.label_separator))
+        return [_class(task, name, location) for name in names if name]
     if task.labels:
-        if text in task.labels:
-            return task.labels.index(text)
-        raise config.ConfigError(f"{unknown} {', '.join(task.labels)}")
+        return _class(task, text, location)
     low, high = task.score_range
     try:
         score = float(text)
@@ -203,12 +215,32 @@ def _label(task: glue.Task, text: str, location: str) -> int | float:
         score = math.nan
     if low <= score <= high:
         return score
-    raise config.ConfigError(f"{unknown} numbers from {low:.7g} to {high:.7g}")
+    raise _unknown_label(task, text, location, f"numbers from {low:.7g} to {high:.7g}")
+
+
+def _class(task: glue.Task, name: str, location: str) -> int:
+    """The number of the class with this name. Raises ConfigError when there is none."""
+    if name in task.labels:
+        return task.labels.index(name)
+    raise _unknown_label(task, name, location, ", ".join(task.labels))
+
+
+def _unknown_label(task: glue.Task, text: str, location: str, known: str) -> config.ConfigError:
+    message = f"{location}: unknown label {text[:50]!r} in column {task.label}; {task.name} has "
+    several = task.name == glue.OWN and sum(label in text for label in task.labels) > 1
+    if several and task.label_separator is None:
+        known += ". If a text can have several labels, set CustomTask.label_separator"
+    return config.ConfigError(message + known)
 
 
 def label_array(task: glue.Task, labels: list) -> np.ndarray:
     """Labels as Examples has them."""
-    return np.asarray(labels, np.int32 if task.labels else np.float64)
+    if task.label_separator is None:
+        return np.asarray(labels, np.int32 if task.labels else np.float64)
+    has_label = np.zeros((len(labels), len(task.labels)), np.float32)
+    for row, classes in zip(has_label, labels, strict=True):
+        row[classes] = 1
+    return has_label
 
 
 def note_empty(examples: Examples, source: str) -> Examples:

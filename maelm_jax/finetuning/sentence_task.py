@@ -34,12 +34,13 @@ def load(
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
         unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic", pair)
     notes = [note for examples in (data.train, *dev.values()) for note in examples.notes]
-    notes += _note_on_metrics(task)
+    notes += _note_on_metrics(task) + _note_on_unused(task, data.train.labels)
     first = next(iter(dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
-        name, head_of(task), task.labels, main, train, dev_sets, unscored, notes, task.selected_by
-    )
+        name, head_of(task), task.labels, main, train, dev_sets, unscored, notes,
+        task.selected_by, task.label_separator,
+    )  # fmt: skip
 
 
 def head_of(task: glue.Task) -> Head:
@@ -52,6 +53,15 @@ def _note_on_metrics(task: glue.Task) -> list[str]:
     if task.name == glue.OWN and "f1" in task.metrics:
         return [f"f1 is that of the label {task.labels[1]!r}"]
     return []
+
+
+def _note_on_unused(task: glue.Task, labels: np.ndarray) -> list[str]:
+    """Names the labels of the user's task that no training example has."""
+    if task.name != glue.OWN or not task.labels:
+        return []
+    used = labels.any(axis=0) if labels.ndim == 2 else np.isin(np.arange(len(task.labels)), labels)
+    unused = [repr(label) for label, is_used in zip(task.labels, used, strict=True) if not is_used]
+    return [f"training: no example has the label {', '.join(unused)}"] if unused else []
 
 
 def read_file(
@@ -117,11 +127,15 @@ def write_predictions(
 
     Args:
         task: The task.
-        logits: [n, classes], written as names of labels, or [n, 1], written as scores.
+        logits: [n, classes], written as names of labels, or [n, 1], written as scores. If a text
+            can have several labels, those above 0 are written, with the separator between them.
         path: The file.
         numbers: The index of each row. None: 0 to n - 1.
     """
-    if task.labels:
+    if task.label_separator is not None:
+        names = np.asarray(task.labels, object)
+        predictions = [task.label_separator.join(names[row > 0]) for row in logits]
+    elif task.labels:
         predictions = [task.labels[label] for label in logits.argmax(axis=1)]
     else:
         predictions = [f"{score:.7g}" for score in task.denormalise_scores(logits[:, 0])]
@@ -134,12 +148,17 @@ def write_predictions(
 def write_probabilities(
     task: glue.Task, logits: np.ndarray, path: pathlib.Path, numbers: np.ndarray | None = None
 ):
-    """Writes the softmax of `logits` [n, classes]: a column `index` and one for each label.
+    """Writes probabilities from `logits` [n, classes]: a column `index` and one for each label.
 
+    They are the softmax, or the sigmoid of each logit if a text can have several labels.
     `numbers` are those of `write_predictions`.
     """
     numbers = range(len(logits)) if numbers is None else numbers
-    rows = scipy.special.softmax(logits.astype(np.float64), axis=1)
+    logits = logits.astype(np.float64)
+    if task.label_separator is None:
+        rows = scipy.special.softmax(logits, axis=1)
+    else:
+        rows = scipy.special.expit(logits)
     lines = ["\t".join(("index", *task.labels))]
     for index, row in zip(numbers, rows, strict=True):
         lines.append("\t".join((str(index), *(f"{value:.6f}" for value in row))))

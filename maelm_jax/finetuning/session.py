@@ -16,7 +16,7 @@ from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import heads, rank_curve, results
 from maelm_jax.finetuning import predictor as predictors
-from maelm_jax.finetuning.batches import Batches, padded_lengths
+from maelm_jax.finetuning.batches import Batch, Batches, padded_lengths
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.schedule import Schedule
 from maelm_jax.finetuning.task_data import DevSet, TaskData
@@ -138,14 +138,11 @@ class FinetuneSession:
         record()
         evaluator = _Evaluator(self)
         writer = metrics.Writer(workdir, first_step)
-        try:
+        with loop.closing(writer, checkpoints):
             job = self._job(schedule, experiment, evaluator)
             if experiment.run.rank_every and not metrics.read(workdir):
                 writer.write(0, self.rank_monitors.of(experiment)(state.params))
             state, status = loop.run(job, state, first_step, writer, checkpoints)
-        finally:
-            writer.close()
-            checkpoints.close()
         if status == loop.STOPPED:
             return None
         content = self._finish(pathlib.Path(workdir), schedule, experiment, state, evaluator)
@@ -188,17 +185,18 @@ class FinetuneSession:
         """What the training loop runs."""
         flops_per_step = schedule.flops_per_step(experiment.model)
         work = step_log.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
+
+        def batch(number: int) -> Batch:
+            return predictors.shard(schedule.batches.batch(number), self.mesh)
+
         return loop.Job(
             run=dataclasses.replace(
                 experiment.run, train_steps=schedule.total_steps, eval_every=schedule.eval_every
             ),
-            phases=(loop.CompiledPhase(0, self.train_step, work),),
-            batch=lambda number: predictors.shard(schedule.batches.batch(number), self.mesh),
+            phases=(loop.CompiledPhase(0, self.train_step, work, batch),),
             evaluate=evaluator.evaluate,
+            ranks=self.rank_monitors.of(experiment),
             learning_rates=schedule.learning_rates(),
-            measures=(
-                loop.Measure(experiment.run.rank_every, self.rank_monitors.of(experiment)),
-            ),
         )
 
     def _finish(
@@ -220,6 +218,7 @@ class FinetuneSession:
             "last": evaluations[-1],
             "evaluations": evaluations,
             "labels": list(task.labels),
+            "label_separator": task.label_separator,
             "max_length": predictors.length_of(experiment),
             "train_examples": len(task.train.ids),
             "steps": schedule.total_steps,

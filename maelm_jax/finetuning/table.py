@@ -3,8 +3,8 @@
 import pathlib
 import typing
 
-from maelm_jax import config, tables
-from maelm_jax.finetuning import differences, files, results
+from maelm_jax import config, storage, tables
+from maelm_jax.finetuning import differences, files, initial_encoder, results
 
 MARKDOWN_FILE, JSON_FILE = "table.md", "table.json"
 # (column, task, metric, factor to percent), in the order of the paper's tables.
@@ -15,7 +15,7 @@ COLUMNS = (
     ("RTE", "rte", "accuracy", 100),
     ("MRPC", "mrpc", "accuracy", 100), ("STS-B", "stsb", "spearman", 100),
     ("WNLI", "wnli", "accuracy", 100), ("Own", "own", "accuracy", 100),
-    ("Own scores", "own", "spearman", 100),
+    ("Own labels", "own", "micro_f1", 100), ("Own scores", "own", "spearman", 100),
     ("SQuAD1 EM", "squad1", "exact", 1), ("SQuAD1 F1", "squad1", "f1", 1),
     ("SQuAD2 EM", "squad2", "best_exact", 1), ("SQuAD2 F1", "squad2", "best_f1", 1),
     ("Words F1", "conll", "f1", 100), ("Words accuracy", "conll", "accuracy", 100),
@@ -79,7 +79,8 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
     seeds = sorted({report["seeds"] for _, _, report in _all(reports)})
     legend = (
         f"Medians over {' or '.join(map(str, seeds))} seed(s), least and highest in brackets. "
-        "CoLA: Matthews correlation; STS-B and own scores: Spearman's; all x 100."
+        "CoLA: Matthews correlation; STS-B and own scores: Spearman's; own labels: F1 of all "
+        "labels together; all x 100."
     )
     parts = [_values_table(reports), legend]
     if lacking := missing(reports, tasks):
@@ -183,7 +184,7 @@ def write(
         Paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKDOWN_FILE).write_text(markdown(reports, tasks))
+    storage.write(folder / MARKDOWN_FILE, markdown(reports, tasks))
     stored = {
         label: {task: _stored(label, task, report) for task, report in by_task.items()}
         for label, by_task in reports.items()
@@ -240,9 +241,9 @@ def read(folder: pathlib.Path) -> Reports:
 
 
 def labels(folder: pathlib.Path) -> dict[str, str]:
-    """{name of an encoder in --init_from: its label} of the table in a folder, if it has one."""
+    """{normalised name of an encoder: its label} of the table in a folder, if it has one."""
     return {
-        report["init_from"]: label
+        initial_encoder.normalised(report["init_from"]): label
         for label, _, report in _all(read(folder))
         if "init_from" in report
     }

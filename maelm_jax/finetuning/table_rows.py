@@ -4,6 +4,7 @@ import collections.abc
 import csv
 import json
 import pathlib
+import types
 import typing
 
 from maelm_jax import config, json_files
@@ -25,7 +26,9 @@ def separator(path: str | pathlib.Path) -> str:
 
 
 def rows(
-    path: str | pathlib.Path, needed: collections.abc.Container[str] = ()
+    path: str | pathlib.Path,
+    needed: collections.abc.Container[str] = (),
+    joined: collections.abc.Mapping[str, str] = types.MappingProxyType({}),
 ) -> typing.Iterator[Row]:
     """Yields the rows of a table. The first one has the names of the columns.
 
@@ -40,27 +43,34 @@ def rows(
         path: The file.
         needed: The columns that every object must have, as text, a number or a boolean. In other
             columns, what is absent or of another type is an empty cell.
+        joined: {needed column of objects that can hold a list of text: what is put between two of
+            its items}.
 
     Raises:
         ConfigError: The file cannot be read, is empty, corrupt, not UTF-8, or not of its kind.
     """
     is_empty = True
-    for row in _rows(str(path), needed):
+    for row in _rows(str(path), needed, joined):
         is_empty = False
         yield row
     if is_empty:
         raise config.ConfigError(f"{path}: only empty lines. Give a file with examples")
 
 
-def _rows(path: str, needed: collections.abc.Container[str]) -> typing.Iterator[Row]:
+def _rows(
+    path: str,
+    needed: collections.abc.Container[str],
+    joined: collections.abc.Mapping[str, str],
+) -> typing.Iterator[Row]:
     ending = _ending(path)
     if ending == "csv":
         return _comma_separated(path)
     if ending in ("jsonl", "ndjson"):
-        return _json_lines(path, needed)
+        return _json_lines(path, needed, joined)
     if ending == "json":
         raise config.ConfigError(
-            f"{path}: a table is no .json file. Write an object on each line, and name it .jsonl")
+            f"{path}: a .json file cannot be read as a table. Write one JSON object on each line, "
+            "and name the file .jsonl")
     return _tab_separated(path)
 
 
@@ -82,7 +92,8 @@ def _tab_separated(path: str) -> typing.Iterator[Row]:
 
 def _comma_separated(path: str) -> typing.Iterator[Row]:
     csv.field_size_limit(LONGEST_CELL)
-    reader = csv.reader((line + "\n" for line in _lines(path)), strict=True)
+    lines = (line + "\n" for line in _lines(path))
+    reader = csv.reader(lines, strict=True, skipinitialspace=True)
     begins = 1  # line of the row that is read
     try:
         for cells in reader:
@@ -96,7 +107,11 @@ def _comma_separated(path: str) -> typing.Iterator[Row]:
         ) from error
 
 
-def _json_lines(path: str, needed: collections.abc.Container[str]) -> typing.Iterator[Row]:
+def _json_lines(
+    path: str,
+    needed: collections.abc.Container[str],
+    joined: collections.abc.Mapping[str, str],
+) -> typing.Iterator[Row]:
     columns: list[str] = []
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -104,12 +119,27 @@ def _json_lines(path: str, needed: collections.abc.Container[str]) -> typing.Ite
         remedy = "each line holds one object"
         content = json_files.parse(line, f"{path}:{number}", remedy)
         if not isinstance(content, dict):
-            raise config.ConfigError(f"{path}:{number}: {type(content).__name__}, no object")
+            kind = type(content).__name__
+            raise config.ConfigError(f"{path}:{number}: the line holds a {kind}, not a JSON object")
         if not columns:
             columns = list(content)
             yield Row(number, columns)
         location = f"{path}:{number}"
+        for name, separator in joined.items():
+            content[name] = _joined(content.get(name), separator, location)
         yield Row(number, [_cell(content, name, location, name in needed) for name in columns])
+
+
+def _joined(value: typing.Any, separator: str, location: str) -> typing.Any:
+    """Returns the text or numbers of a list with a separator between them. Keeps other values."""
+    if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
+        return value
+    items = [item if isinstance(item, str) else json.dumps(item) for item in value]
+    if unclear := [item for item in items if separator in item]:
+        raise config.ConfigError(
+            f"{location}: {unclear[0][:50]!r} contains {separator!r}, which separates labels. "
+            "Set CustomTask.label_separator to text that no label has")
+    return separator.join(items)
 
 
 def _cell(content: dict, name: str, location: str, needed: bool) -> str:
@@ -129,9 +159,9 @@ def _cell(content: dict, name: str, location: str, needed: bool) -> str:
     if isinstance(value, str):
         raise config.ConfigError(
             f"{location}: the field {name!r} has half of a surrogate pair. Correct the file")
+    kind = "null" if value is None else f"a {type(value).__name__}"
     raise config.ConfigError(
-        f"{location}: the field {name!r} is {type(value).__name__}: give text, a number or a "
-        "boolean"
+        f"{location}: the field {name!r} is {kind}. Give text, a number or a boolean"
     )
 
 

@@ -59,6 +59,7 @@ class TaskData:
     notes: list[str]  # for the user
     # The best evaluation has the highest mean of these metrics. Empty: of `main`.
     selected_by: tuple[str, ...] = ()
+    label_separator: str | None = None  # between the labels of a text; None: each text has one
 
     def selection_score(self, values: dict[str, float]) -> np.float32:
         """The value by which the best evaluation is selected, from the metrics of an evaluation."""

@@ -66,7 +66,7 @@ def _check_labels(sentences: Sentences, labels: tuple[str, ...], path, which: st
 
 def locate(settings: config.Conll) -> list[pathlib.Path]:
     """The training file and the dev file. Raises ConfigError when one is missing."""
-    paths = [pathlib.Path(settings.train_file), pathlib.Path(settings.dev_file)]
+    paths = [pathlib.Path(path).expanduser() for path in (settings.train_file, settings.dev_file)]
     if absent := [str(path) for path in paths if not os.path.isfile(path)]:
         raise config.ConfigError(
             f"{NAME}: no file {' or '.join(absent)}. Correct Conll.train_file or Conll.dev_file."

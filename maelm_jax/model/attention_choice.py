@@ -87,6 +87,11 @@ def current_target() -> Target:
     return _target.get() or this_machine
 
 
+def one_device() -> Target:
+    """Returns the target of a model that one device of this machine computes alone."""
+    return current_target()._replace(devices=1)
+
+
 @contextlib.contextmanager
 def traced_for(target: Target) -> collections.abc.Iterator[None]:
     """Traces models for these devices, as long as the context lasts."""
@@ -116,6 +121,8 @@ def choose(requested: str, call: Call, target: Target) -> Choice:
             f"Model.attention_backend='{requested}' cannot compute this attention: {problem}. "
             "Use 'auto' or 'xla'"
         )
+    if _PALLAS_PLATFORMS.get(requested, target.platform) != target.platform:
+        return Choice(requested, "as set, in Pallas' interpreter here: slow, as a check")
     return Choice(requested, "as set")
 
 
@@ -201,4 +208,5 @@ _OBSTACLES = {
     "pallas_tpu": _tpu_obstacle,
     "pallas_gpu": _gpu_kernel_obstacle,
 }
+_PALLAS_PLATFORMS = {"pallas_tpu": "tpu", "pallas_gpu": "gpu"}
 _FUSED = {"tpu": ("pallas_tpu",), "gpu": ("cudnn", "pallas_gpu")}  # the fastest first

@@ -128,7 +128,8 @@ def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, stati
         k: Keys.
         v: Values.
         bias: Added to the scores, or None.
-        d_carrier: The gradient of the bias is added to it in place. None: to nothing.
+        d_carrier: Sum of the gradients of the bias in later layers. The kernel adds its own in
+            place. None: the kernel returns its own alone.
         operands: Segments, and words of the dropout hash.
         out: Output of the forward kernel.
         statistics: Statistics of the forward kernel.

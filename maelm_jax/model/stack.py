@@ -100,7 +100,7 @@ def run(
 
     Returns:
         The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`. They are
-        normalized, as what the next layer's attention reads.
+        normalized: the attention of the next layer reads them like this.
     """
     graph, state = nnx.split(blocks)
     norm_graph, norms = _input_norms(blocks)

@@ -101,7 +101,8 @@ def _time(plan: Plan, target: Target) -> list[str]:
     if unknown:
         names = ", ".join(unknown[:MOST_NAMED])
         lines.append(
-            f"left out, for the compiler has no estimate: {len(unknown)} operation(s), {names}"
+            f"not in the estimate, because the compiler gives no cycles: {len(unknown)} "
+            f"operation(s), {names}"
         )
     return lines
 
@@ -141,7 +142,7 @@ def recommendation(plan: Plan | None) -> str:
     `plan` is None if no plan of a sweep fits and has an estimated time.
     """
     if plan is None:
-        return "recommended: none, for no plan fits and has an estimated time"
+        return "recommended: none. No plan fits and has an estimated time"
     flags = {f"Mesh.{name}": size for name, size in plan.mesh._asdict().items()}
     flags["Run.accumulate"] = plan.experiment.run.accumulate
     flags["Model.rematerialise"] = plan.experiment.model.rematerialise

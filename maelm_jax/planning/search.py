@@ -43,9 +43,10 @@ def with_microbatch(
     )
 
 
-def one_microbatch(experiment: config.Experiment, rows: int, row_devices: int) -> config.Experiment:
-    """Makes the batch one microbatch of `rows` rows on each of `row_devices` devices."""
-    run = dataclasses.replace(experiment.run, batch_size=rows * row_devices, accumulate=1)
+def with_rows(experiment: config.Experiment, rows: int, row_devices: int) -> config.Experiment:
+    """Gives each device `rows` rows at a time. The number of microbatches stays."""
+    batch_size = rows * row_devices * experiment.run.accumulate
+    run = dataclasses.replace(experiment.run, batch_size=batch_size)
     return dataclasses.replace(experiment, run=run)
 
 
@@ -61,7 +62,7 @@ def largest_microbatch(plan: estimate.Plan, target: Target, devices: list) -> La
     rows = 2 * plan.rows if plan.fits else max(plan.rows // 2, 1)
     while rows and rows not in needed and len(needed) < MOST_COMPILATIONS:
         attempt = estimate.compile_step(
-            one_microbatch(plan.experiment, rows, row_devices), target, devices
+            with_rows(plan.experiment, rows, row_devices), target, devices
         )
         needed[rows] = attempt.needed
         if attempt.fits:

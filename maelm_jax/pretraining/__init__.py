@@ -1,1 +1,1 @@
-"""Pretraining, as a story of named steps."""
+"""Pretraining: where a run starts from, its training, its evaluations and its summary."""

@@ -30,12 +30,12 @@ def make_heldout_set(
     Args:
         experiment: Settings of evaluations.
         heldout: The rows, int32 [R, L].
-        token_nll: As `unigram.cross_entropy`.
+        token_nll: Unigram negative log-likelihood of each id, float64 [vocabulary size].
         special: Ids of the special tokens.
         row_shards: A batch is divided into so many parts.
 
     Raises:
-        ConfigError: As `unigram.cross_entropy`.
+        ConfigError: No token of the rows is masked.
     """
     microbatch = experiment.run.batch_size // experiment.run.accumulate
     size = min(microbatch, -(-len(heldout) // row_shards) * row_shards)

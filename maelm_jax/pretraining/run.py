@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from maelm_jax import config, storage
+from maelm_jax import config, setting_changes, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, vocabulary_training
 from maelm_jax.data import vocabulary as vocabularies
@@ -22,7 +22,6 @@ from maelm_jax.training import (
     loop,
     metrics,
     optimizer,
-    phases,
     resume,
     row_record,
     run_record,
@@ -198,7 +197,7 @@ def record_start(
         encoder_source: What the run starts from if `done` is 0. None: random weights.
     """
     if before:
-        changes = resume.changes(before.experiment, setup.experiment)
+        changes = setting_changes.differences(before.experiment, setup.experiment, free=())
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)
@@ -223,51 +222,42 @@ def make_job(
     return loop.Job(
         run=run,
         phases=tuple(_loop_phase(setup, cost, state) for cost in costs),
-        batch=_batches(setup, [cost.phase for cost in costs]),
         evaluate=evaluation.make_evaluation(loss, heldout, state, run.seed, mesh),
+        ranks=ranks,
         learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
-        measures=(loop.Measure(run.rank_every, ranks),),
     )
 
 
-def _batches(
-    setup: Setup, run_phases: list[phases.Phase]
-) -> collections.abc.Callable[[int], jax.Array]:
-    """Returns the function that reads the batch of a step, counted from 0, onto the devices."""
-    train, rates, mesh = setup.split("train"), setup.rows.rates, setup.mesh
-    readers = {}
-    for phase in run_phases:
-        run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
-        row_indices = sharding.local_row_indices(run.batch_size, mesh)
-        readers[phase.start] = batches.Batches(
-            train, rates, run.batch_size, run.seed, row_indices, window, phase.first_row
-        )
-
-    def batch(number: int) -> jax.Array:
-        phase = phases.of_step(run_phases, number)
-        rows = readers[phase.start].batch(number - phase.start)
-        return sharding.shard_batch(rows, mesh, phase.experiment.run.batch_size)
-
-    return batch
-
-
 def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.CompiledPhase:
-    """Returns the training step of a phase, which is compiled at its first call, and its work."""
+    """Returns the batches of a phase and its training step, which its first call compiles."""
     experiment = cost.phase.experiment
     run = experiment.run
+    reader = batches.Batches(
+        setup.split("train"), setup.rows.rates, run.batch_size, run.seed,
+        sharding.local_row_indices(run.batch_size, setup.mesh),
+        experiment.corpus.shuffle_shards, cost.phase.first_row,
+    )  # fmt: skip
+
+    def batch(number: int) -> jax.Array:
+        rows = reader.batch(number - cost.phase.start)
+        return sharding.shard_batch(rows, setup.mesh, run.batch_size)
+
     train_step = step.make_train_step(
         setup.loss_of(experiment), setup.optimizer, state, run.seed, run.accumulate, setup.mesh,
         experiment.optimizer.ema_decay,
     )
     tokens = float(run.batch_size * experiment.corpus.sequence_length)
     work = step_log.StepWork(tokens, sum(cost.terms.values()), cost.peak.flops_per_second)
-    return loop.CompiledPhase(cost.phase.start, train_step, work)
+    return loop.CompiledPhase(cost.phase.start, train_step, work, batch)
 
 
 def train(
     workdir: str, job: loop.Job, starting: start.StartingState, checkpoints: checkpoint.Checkpoints
 ) -> int:
-    """Runs the loop; returns the exit status. Evaluates a finished run that lacks it."""
+    """Runs the loop and returns the exit status.
+
+    A finished run whose last step has no evaluation is evaluated first.
+    """
     writer = metrics.Writer(workdir, starting.step)
     finished = starting.step == job.run.train_steps
     # Of a workdir in a bucket, process 0 alone has metrics.jsonl.
@@ -275,11 +265,8 @@ def train(
         "last step is evaluated", _is_evaluated(workdir, starting.step)
     ):
         writer.write(starting.step, job.evaluate(starting.state).values)
-    try:
+    with loop.closing(writer, checkpoints):
         state, status = loop.run(job, starting.state, starting.step, writer, checkpoints)
-    finally:
-        writer.close()
-        checkpoints.close()
     if status == loop.STOPPED:
         print(f"stopped by SIGTERM at step {int(state.step)}; the same command goes on from there")
     return status

@@ -128,7 +128,8 @@ def _decoder_fields(
             has_decoder = True
     if has_decoder:
         return source.DECODER_FIELDS
-    # Beside such an encoder the bias is set by the source (rotary) or by the version of the start.
+    # The source is an encoder alone. With rotary positions, it sets this bias. Otherwise, the
+    # version that started the run set it.
     return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
 
 

@@ -42,7 +42,7 @@ def print_expectations(costs: list[StepCost], unigram_loss: float):
 
 
 def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
-    """Names the settings of a run that its length or its start leave without effect, in lines."""
+    """Returns one line for each setting that has no effect in this run."""
     run, optimizer, lines = experiment.run, experiment.optimizer, []
     if optimizer.warmup_steps > run.train_steps:
         lines.append(

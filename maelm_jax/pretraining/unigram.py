@@ -28,8 +28,8 @@ def unigram_nll(
 ) -> np.ndarray:
     """Negative log frequency of each token in a sample of the training rows.
 
-    Frequencies have add-one smoothing. The sample reads at most
-    `SAMPLED_SHARDS` files of a store, so a large store is not read as a whole at the start.
+    Frequencies have add-one smoothing. The sample reads at most `SAMPLED_SHARDS` files of a store,
+    so a large store is not read as a whole at the start.
 
     Args:
         rows: Rows and mixing rates of the sources.
@@ -140,7 +140,6 @@ def cross_entropy(
     for i, part in enumerate(heldout):
         numbers = np.arange(i * size, (i + 1) * size, dtype=np.uint32)
         ids, weights = jax.device_get(targets(part, numbers))
-        weights = weights * ~np.isin(ids, never_targets(experiment.masking, special))
         total += float((token_nll[ids] * weights).sum())
         count += float(weights.sum())
     if not count:

@@ -1,7 +1,7 @@
 """Reads a checkpoint safely: checks its files and shapes, and tries again if the storage fails.
 
-Two causes of a failed read differ in what follows. A file that differs from its checksum is damaged
-for ever. Any other failure may be that of a storage that answers later.
+A failed read has one of two causes. A file that differs from its checksum stays damaged. Any other
+failure can be temporary, so the read is repeated.
 """
 
 import collections.abc

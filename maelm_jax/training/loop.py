@@ -4,6 +4,7 @@ Pretraining and fine-tuning share it. `Job` holds all that depends on the task.
 """
 
 import collections.abc
+import contextlib
 import dataclasses
 import time
 import typing
@@ -25,13 +26,6 @@ class Evaluation(typing.NamedTuple):
     values: dict[str, float | int]  # to log
 
 
-class Measure(typing.NamedTuple):
-    """A measurement of the parameters. It also runs after the last step."""
-
-    every: int  # interval in steps. 0: never
-    function: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
-
-
 class CompiledPhase(typing.NamedTuple):
     """Consecutive steps that one compiled function computes."""
 
@@ -39,6 +33,7 @@ class CompiledPhase(typing.NamedTuple):
     # (state, batch) -> (state, metrics)
     train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]
     work: step_log.StepWork  # of one step
+    batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
 
 
 @dataclasses.dataclass
@@ -47,19 +42,18 @@ class Job:
 
     run: config.Run
     phases: tuple[CompiledPhase, ...]  # the first starts at 0
-    batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
     evaluate: collections.abc.Callable[[tuple], Evaluation]
+    ranks: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
     learning_rates: np.ndarray  # of every step
-    measures: tuple[Measure, ...] = ()
 
     def phase_of(self, steps_done: int) -> CompiledPhase:
         """Returns the phase of the next step."""
         return [phase for phase in self.phases if phase.start <= steps_done][-1]
 
-    def measures_after(self, step: int) -> list[Measure]:
-        """Returns the measurements that are due after a step."""
-        last = step == self.run.train_steps
-        return [item for item in self.measures if item.every and (last or step % item.every == 0)]
+    def ranks_after(self, step: int) -> bool:
+        """Returns whether the ranks are to be measured after a step."""
+        every, last = self.run.rank_every, step == self.run.train_steps
+        return bool(every) and (last or step % every == 0)
 
     def evaluates_after(self, step: int) -> bool:
         """Returns whether an evaluation is due after a step."""
@@ -71,6 +65,22 @@ class LoopResult(typing.NamedTuple):
 
     state: tuple
     status: int  # exit status: 0, or 143 after SIGTERM
+
+
+@contextlib.contextmanager
+def closing(writer: metrics.Writer, checkpoints: checkpoint.Checkpoints):
+    """Context manager that closes both. An error of the run has priority over one of closing."""
+    try:
+        yield
+    except BaseException:
+        for resource in (writer, checkpoints):
+            with contextlib.suppress(Exception):
+                resource.close()
+        raise
+    try:
+        writer.close()
+    finally:
+        checkpoints.close()
 
 
 class RunningStep(typing.NamedTuple):
@@ -117,12 +127,12 @@ def run(
                     cadence.record_save()
                 phase = due
                 log.begin_phase(phase.work)
-            state, values = phase.train_step(state, job.batch(step - 1))
+            state, values = phase.train_step(state, phase.batch(step - 1))
             watcher.start()
             if running is not None:
                 log.write(running.number, log.finish(*running), {})
             running, numbers, evaluation = RunningStep(step, values), None, {}
-            if job.evaluates_after(step) or job.measures_after(step):
+            if job.evaluates_after(step) or job.ranks_after(step):
                 numbers = log.finish(*running)
                 with log.timer.paused():
                     state, evaluation = _evaluate(job, step, state)
@@ -142,12 +152,12 @@ def run(
 
 
 def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
-    """Runs the evaluation and the measurements that are due after a step."""
+    """Runs the evaluation and the measurement of ranks that are due after a step."""
     values: dict[str, float | int] = {}
     if job.evaluates_after(step):
         state, values = job.evaluate(state)
-    for measure in job.measures_after(step):
-        values = values | measure.function(evaluated_params(state))
+    if job.ranks_after(step):
+        values = values | job.ranks(evaluated_params(state))
     # An evaluation may return a new state that the device still computes.
     jax.block_until_ready(state)
     return Evaluation(state, values)
@@ -201,6 +211,7 @@ def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: boo
         complete_steps = [other for other in checkpoints.steps() if other != step]
         reason = " ".join(str(error).split())[:300]
         raise config.RunError(
-            f"a checkpoint could not be written by step {step}: {reason}. "
-            f"Complete checkpoints: {complete_steps or 'none'}"
+            f"step {step}: a checkpoint could not be written: {reason}. Complete checkpoints: "
+            f"{complete_steps or 'none'}. Free some space or check the storage, then give the same "
+            "command again"
         ) from error

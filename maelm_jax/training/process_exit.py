@@ -137,7 +137,7 @@ def set_abort_message(text: str):
     handler, because a handler of the `signal` module runs in the main thread, and abort() in any
     thread ends the process before that.
     """
-    global _abort_handler  # noqa: PLW0603  (keeps the C callback alive)
+    global _abort_handler  # noqa: PLW0603
     line = f"{text}\n".encode()
 
     def handler(_):

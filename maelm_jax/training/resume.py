@@ -5,14 +5,14 @@ of CPU cores may change too.
 """
 
 import datetime
-import os
 import re
 import typing
 
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, setting_changes, storage
+from maelm_jax import config, gin_files, storage
+from maelm_jax.data import workers
 from maelm_jax.training import optimizer, phases
 
 HISTORY = "changes.txt"
@@ -49,11 +49,6 @@ def check_length(workdir: str, done: int, train_steps: int):
         )
 
 
-def changes(before: config.Experiment, now: config.Experiment) -> list[str]:
-    """Returns every setting that differs, as `Section.field: old -> new`."""
-    return setting_changes.differences(before, now, free=())
-
-
 def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
     """Returns what the differences change in the steps after `step`, one line each."""
     lines = []
@@ -88,9 +83,9 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
             f"Run.accumulate: {old.accumulate} -> {new.accumulate}. "
             "Rows and masks stay the same, losses differ by rounding"
         )
-    if before.cores not in (None, usable_cores()) and jax.default_backend() == "cpu":
+    if before.cores not in (None, workers.usable_cores()) and jax.default_backend() == "cpu":
         lines.append(
-            f"This start has {usable_cores()} CPU cores, the last one had {before.cores}. "
+            f"This start has {workers.usable_cores()} CPU cores, the last one had {before.cores}. "
             "Losses may differ by rounding"
         )
     return lines
@@ -99,11 +94,6 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
 def learning_rate(run: config.Run, settings: config.Optimizer, step: int) -> float:
     """Returns the learning rate of the first step after `step`."""
     return float(np.asarray(optimizer.schedule(settings, run.train_steps)(step)))
-
-
-def usable_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def record(workdir: str, step: int, lines: list[str]):

@@ -4,14 +4,16 @@ import datetime
 import importlib.metadata
 import pathlib
 import platform
+import shlex
 import subprocess
 import sys
 
 import jax
 
 from maelm_jax import config, gin_files, storage
+from maelm_jax.data import workers
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.training import coordination, metrics, resume
+from maelm_jax.training import coordination, metrics
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
 FILES = (
@@ -77,9 +79,9 @@ def _this_start(before: str) -> str:
     lines = [
         f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
         f"commit {_commit()}",
-        f"command {' '.join(sys.argv)}",
+        f"command {shlex.join(sys.argv)}",
         f"python {platform.python_version()} on {platform.platform()}",
-        f"cores {resume.usable_cores()}",
+        f"cores {workers.usable_cores()}",
         *(f"{device.id}: {device.device_kind}" for device in jax.devices()),
         *([UNCHANGED] if last == packages else packages),
     ]
@@ -88,10 +90,13 @@ def _this_start(before: str) -> str:
 
 def _commit() -> str:
     """Returns the commit of this repository, or "unknown" outside one or without git."""
-    here = pathlib.Path(__file__).parent
-    line = ["git", "-C", str(here), "describe", "--always", "--dirty"]
+    this = pathlib.Path(__file__)
+    git = ["git", "-C", str(this.parent)]
     try:
-        described = subprocess.run(line, capture_output=True, text=True).stdout.strip()
-    except OSError:  # git is not installed
-        described = ""
-    return described or "unknown"
+        # In another repository, the package can lie in a virtual environment.
+        is_here = [*git, "ls-files", "--error-unmatch", this.name]
+        subprocess.run(is_here, check=True, capture_output=True)
+        line = [*git, "describe", "--always", "--dirty"]
+        return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # git is not installed, or no repository
+        return "unknown"

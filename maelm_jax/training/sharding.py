@@ -108,7 +108,7 @@ def _check_divides(path: str, shape: tuple[int, ...], spec: PartitionSpec, mesh:
             divisors = [str(count) for count in range(1, 33) if size % count == 0]
             raise config.ConfigError(
                 f"Mesh.{axis}={parts} does not divide the {size} rows or columns of "
-                f"{path}. Use a Mesh.{axis} that does, as {', '.join(divisors)}"
+                f"{path}. Set Mesh.{axis} to one of {', '.join(divisors)}"
             )
 
 

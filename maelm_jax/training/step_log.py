@@ -122,6 +122,8 @@ class StepLog:
             self._bar.set_description("training", refresh=False)
         self._bar.update(1)
         if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):
+            with contextlib.suppress(Exception):  # a write that fails is not among the steps then
+                self._checkpoints.wait()
             newest = max(self._checkpoints.steps(), default=None)
             good = (
                 "there is no checkpoint yet"

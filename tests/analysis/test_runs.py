@@ -83,3 +83,21 @@ def test_a_run_that_was_fine_tuned_from_a_folder_needs_text(tmp_path, monkeypatc
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: None)
     with pytest.raises(config.ConfigError, match=r"fine-tuned from exported, which has no rows .* --gin.Corpus.text_files"):
         runs.heldout_rows(run, 10)
+
+
+def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
+    store = np.arange(40_000, dtype=np.int32).reshape(10_000, 4) + 5
+    store[:2000, 1:] = 1  # padding: the first rows hold one token each
+    counts = []
+
+    def heldout(stores, rates, count):
+        counts.append(count)
+        return store[:count]
+
+    recorded = types.SimpleNamespace(stores={"a": {"heldout": store}}, rates={"a": 1.0})
+    monkeypatch.setattr(run_rows, "open_recorded", lambda *_: recorded)
+    monkeypatch.setattr(runs.batches, "heldout", heldout)
+    monkeypatch.setattr(runs, "check_enough", lambda *_: None)
+    run = trained("a", "SEQUENCE_LENGTH=8", vocabulary=types.SimpleNamespace(pad=1))
+    assert len(runs.heldout_rows(run, 1000)) == 1000 and counts == [251, 502, 1004]
+    assert len(runs.heldout_rows(run, 10**6)) == 10_000 and counts[-1] == 10_000

@@ -132,5 +132,13 @@ def test_heldout_rows_are_fixed_and_spread():
     assert len(np.unique(rows, axis=0)) == 100
     assert len(batches.heldout(STORES, RATES, 10**6)) == 1038
     np.testing.assert_array_equal(batches.heldout(STORES, RATES, 50), rows[:50])
+    in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).task  # no source ends in the first turns
+    np.testing.assert_array_equal(rows[:9, 0], in_training[:9])
     with pytest.raises(config.ConfigError, match="no held-out rows"):
         batches.heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
+
+
+def test_a_source_that_ends_early_leaves_its_turns_to_the_others():
+    stores = {"large": Table(0, 100), "small": Table(1, 5000)}
+    rows = batches.heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
+    assert len(rows) == 4096 and np.bincount(rows[:, 0]).tolist() == [100, 3996]

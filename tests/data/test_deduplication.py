@@ -18,7 +18,7 @@ from maelm_jax.data import blocks, deduplication, sources, waiting
 def test_all_but_the_first_of_equal_rows_are_found(values):
     table = np.array([[value % 2, value // 2] for value in values], np.uint64).reshape(-1, 2)
     expected = [position for position, value in enumerate(values) if value in values[:position]]
-    assert deduplication.repeated_rows(table).tolist() == expected
+    assert deduplication.positions_repeated(table).tolist() == expected
 
 
 def test_duplicates_are_found_across_shards_without_their_text(tmp_path):
@@ -53,3 +53,11 @@ def test_hosts_that_share_the_work_leave_out_the_same(documents, vocabulary, tmp
     other.join(timeout=60)
     for split, table in alone.items():
         np.testing.assert_array_equal(both[split], table)
+
+
+def test_a_block_is_sent_to_a_worker_without_the_duplicates_of_its_file(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\none")
+    [shard] = sources.shards(f"files:{tmp_path}/a.txt", config.Corpus(rows_dir=str(tmp_path / "rows"), processes=1))
+    job = blocks.Job(tmp_path, shard, 0, 16, duplicates=np.asarray([2]))
+    [block] = blocks._blocks(job)
+    assert block.documents == ["one", "two"] and len(block.duplicates) == 0

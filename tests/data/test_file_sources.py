@@ -90,7 +90,12 @@ def test_no_match_says_the_pattern():
 
 
 def test_identity_is_of_the_bytes(tmp_path):
+    """Not of the names of folders, also where one looks like a format."""
     corpus = config.Corpus(rows_dir=str(tmp_path / "rows"))
+    for folder in ("plain", "of.jsonl.d"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text("one")
+    assert len({sources.identity(f"files:{tmp_path}/{folder}/*.txt", corpus) for folder in ("plain", "of.jsonl.d")}) == 1
     source = f"files:{tmp_path}/*.txt"
     (tmp_path / "a.txt").write_text("one")
     first = sources.identity(source, corpus)

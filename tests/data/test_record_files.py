@@ -66,3 +66,10 @@ def test_damaged_records_are_named(tmp_path, name, damage):
     with pytest.raises(config.ConfigError, match="damaged records|holds no record") as caught:
         read(tmp_path / name)
     assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.array_record"])
+def test_a_file_without_a_record_is_named(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(config.ConfigError, match=f"{name}: (holds no record|damaged records)"):
+        read(tmp_path / name)

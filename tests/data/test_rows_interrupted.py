@@ -16,7 +16,7 @@ import pytest
 from testing import prepared_rows
 
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, rows, store, waiting
+from maelm_jax.data import blocks, deduplication, rows, store, waiting
 from maelm_jax.data.store import Rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -273,3 +273,24 @@ def test_hosts_that_see_different_text_are_told_so(corpus, vocabulary, tmp_path,
     os.utime(first)
     with pytest.raises(config.RunError, match=f"works in {second}, another one in {first.name}: the hosts see different text"):
         rows.prepare(corpus, vocabulary, host=1, hosts=2)
+
+
+def test_a_host_waits_as_long_as_another_one_reads_a_large_file(small_corpus, small_vocabulary, monkeypatch):
+    """Hashes and blocks are written after a file is read, which can take longer than the hosts wait for a file."""
+    original = deduplication.write_hashes
+
+    def slow(folder, shards, host, hosts):
+        if host == 1:
+            time.sleep(3 * waiting.SILENCE_SECONDS)
+        original(folder, shards, host, hosts)
+
+    monkeypatch.setattr(deduplication, "write_hashes", slow)
+    monkeypatch.setattr(waiting, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "BEAT_SECONDS", 0.05)
+    unique = config.dataclasses.replace(small_corpus, deduplicate=True)
+    second = threading.Thread(target=rows.prepare, args=(unique, small_vocabulary, 1, 2), daemon=True)
+    second.start()
+    (stores,) = rows.prepare(unique, small_vocabulary, 0, 2).values()
+    second.join(60)
+    assert len(stores["train"]) and not second.is_alive()

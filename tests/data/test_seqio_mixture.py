@@ -1,10 +1,12 @@
 """Our sources as seqio Tasks, and our vocabulary as one of seqio."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import seqio_mixture, vocabulary_training
+from maelm_jax.data import documents, seqio_mixture, vocabulary_training
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: of TensorFlow and seqio
@@ -39,6 +41,15 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     examples = list(of_a.get_dataset(None, "train", shuffle=False).as_numpy_iterator())
     assert [example["targets"].tolist() for example in examples] == vocabulary.encode_batch([f"Text a {number}." for number in range(20)])
     assert seqio_mixture.register(corpus, vocabulary) == mixture.name
+    smaller = dataclasses.replace(corpus, heldout_fraction=0.4)
+    tasks = seqio.get_mixture_or_task(seqio_mixture.register(smaller, vocabulary)).tasks
+    texts = {
+        example["targets_pretokenized"].decode()
+        for task in tasks
+        for example in task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
+    }
+    every = {f"Text {name} {number}." for name in "ab" for number in range(20)}
+    assert texts == {text for text in every if not documents.is_heldout(text, 0.4)} and 0 < len(texts) < 40
 
 
 @pytest.mark.parametrize("setting", ["deduplicate", "skip_bad_files"])

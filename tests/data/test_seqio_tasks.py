@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import types
 
 import pytest
 
@@ -70,6 +71,14 @@ def test_tfds_data_that_is_not_there_names_the_command(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
     with pytest.raises(config.ConfigError, match="'no_such_dataset' is not in"):
         sources.shards("tfds:no_such_dataset", corpus)
+
+
+def test_a_dataset_without_a_training_split_is_named(tmp_path, monkeypatch):
+    info = types.SimpleNamespace(full_name="few/1.0.0", splits={"validation": None})
+    monkeypatch.setattr(seqio_tasks, "_builder", lambda *_: types.SimpleNamespace(info=info))
+    for function in (seqio_tasks.identity, seqio_tasks.shard_count):
+        with pytest.raises(config.ConfigError, match="TFDS dataset 'few/1.0.0' has no split 'train', only validation. Name another"):
+            function("tfds:few", corpus_of("tfds:few", tmp_path))
 
 
 @pytest.mark.parametrize(("is_known", "proxies", "retries"), [

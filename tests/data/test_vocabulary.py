@@ -90,6 +90,12 @@ def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
     proto.pieces.add(piece="<mask>", type=proto.SentencePiece.USER_DEFINED)
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
     assert 1999 not in vocabularies.load(tmp_path / "own.model").encode("a <mask> here")
+    kinds = proto.SentencePiece
+    for name in ("[CLS]", "[SEP]", "[PAD]"):
+        proto.pieces.add(piece=name, type=kinds.USER_DEFINED)
+    (tmp_path / "own.model").write_bytes(proto.SerializeToString())
+    loaded = vocabularies.load(tmp_path / "own.model")
+    assert not set(loaded.encode("write [CLS] and [SEP], then [PAD]")) & {loaded.bos, loaded.eos, loaded.pad}
 
 
 @pytest.mark.parametrize("names", [("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")])

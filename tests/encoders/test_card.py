@@ -37,7 +37,7 @@ def test_a_card_says_read_back_of_what_was(form, present, absent):
     reports = [{"of": "hidden states", "largest_difference": 1e-7, "largest_value": 2.0}]
     text = card.verification(form, reports)
     assert present in text and absent not in text
-    assert card.verification(form, None).startswith("Unverified") and "ead back" not in card.verification(form, None)
+    assert card.verification(form, None).startswith("Not verified") and "ead back" not in card.verification(form, None)
 
 
 @pytest.mark.parametrize("file,words", [

@@ -9,6 +9,7 @@ import pytest
 import maelm_jax
 from maelm_jax import config, export
 from maelm_jax.encoders import inference
+from maelm_jax.model import attention_choice
 
 TEXTS = ["The value of the <mask> is used.", "[MASK] is a <mask> of an object, and an object has a value.", "the<mask>"]
 
@@ -130,3 +131,12 @@ def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):
     """Its attention backend computes nothing here."""
     workdir = make_workdir(tmp_path / "run", {"Model.attention_backend": "'cudnn'"})
     assert maelm_jax.load_encoder(workdir).encode(["A text."]).shape == (1, 32)
+
+
+def test_an_encoder_that_one_of_several_devices_computes_has_fused_attention(workdirs, monkeypatch):
+    """The eight devices of this machine do not make XLA shard its arrays."""
+    targets = []
+    original = attention_choice.choose
+    monkeypatch.setattr(attention_choice, "choose", lambda *call: targets.append(call[2]) or original(*call))
+    maelm_jax.load_encoder(workdirs["mpnet"]).encode(["A text."])
+    assert targets and {target.devices for target in targets} == {1}

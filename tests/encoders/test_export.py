@@ -36,7 +36,7 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
         "`installed_docs` 100%",
         "12 of 12, each of 32 rows of 48 tokens",
         "held-out, at mask rate 0.15, 6.1250",
-        "Unverified",
+        "Not verified",
         "48 tokens",
     ):
         assert what in card, what
@@ -162,6 +162,11 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     (tuned / "results.json").write_text(json.dumps(results | {"labels": ["one"]}))
     with pytest.raises(config.ConfigError, match="2 classes, results.json names 1: one"):
         run(tuned, tmp_path / "out2")
+
+    (tuned / "results.json").write_text(json.dumps(results | {"task": "own", "label_separator": ","}))
+    assert run(tuned, tmp_path / "out6") == 0
+    assert json.loads((tmp_path / "out6" / "config.json").read_text())["problem_type"] == "multi_label_classification"
+    assert "A text has the labels whose logit is above 0" in (tmp_path / "out6" / "README.md").read_text()
 
     squad = make_workdir(tmp_path / "squad", {}, params | {"span": head(2)})
     (squad / "results.json").write_text(json.dumps(results | {"task": "squad1", "labels": []}))

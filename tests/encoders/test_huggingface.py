@@ -136,7 +136,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
 
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
-    tuned = fine_tuned_head.FineTunedHead.of(params | classifier, ["no", "maybe", "yes"])
+    tuned = fine_tuned_head.FineTunedHead.of(params | classifier, {"labels": ["no", "maybe", "yes"]})
     tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
     huggingface.write(tmp_path, weights(params | classifier), tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
@@ -149,7 +149,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     assert reports[1]["of"].endswith("ForSequenceClassification")
 
     span = {"span/kernel": array(32, 2), "span/bias": array(2)}
-    huggingface.write(tmp_path, weights(params | span), fine_tuned_head.FineTunedHead.of(params | span, ()))
+    huggingface.write(tmp_path, weights(params | span), fine_tuned_head.FineTunedHead.of(params | span, {}))
     stock, info = transformers.AutoModelForQuestionAnswering.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     assert verify.huggingface(tmp_path, unflatten(params | span), model, vocabulary)[1]["of"].endswith("ForQuestionAnswering")
 
     token = {"token/out/kernel": array(32, 3), "token/out/bias": array(3)}
-    head = fine_tuned_head.FineTunedHead.of(params | token, ["B-X", "I-X", "O"])
+    head = fine_tuned_head.FineTunedHead.of(params | token, {"labels": ["B-X", "I-X", "O"]})
     huggingface.write(tmp_path, weights(params | token), head)
     stock, info = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "B-X", 1: "I-X", 2: "O"}

@@ -97,3 +97,10 @@ def test_an_encoder_keeps_the_label_that_it_has_in_the_table():
     assert labels("e/runs/tiny", "e/old/tiny", e__runs__tiny="tiny") == ["tiny", "e-old-tiny"]
     assert labels("other/tiny", e__runs__tiny="tiny") == ["other-tiny"], "the table's row is another encoder's"
     assert labels("a-b/c", "a/b/c") == ["a-b-c", "a-b-c-2"]
+
+
+def test_two_spellings_of_a_path_are_one_encoder(tmp_path):
+    """A slash at the end comes from the shell's completion."""
+    assert {initial_encoder.normalised(name) for name in ("runs/tiny", "./runs/tiny/", "runs//tiny")} == {"runs/tiny"}
+    assert initial_encoder.normalised("random:runs/tiny/") == "random:runs/tiny"
+    assert initial_encoder.normalised("gs://bucket/run") == "gs://bucket/run", "refused later, by its own name"

@@ -49,7 +49,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
 
     flat = {path: np.asarray(value) for path, value in flatten(params).items()}
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
-    stock_head = fine_tuned_head.FineTunedHead.of(flat, ["a", "b", "c"])
+    stock_head = fine_tuned_head.FineTunedHead.of(flat, {"labels": ["a", "b", "c"]})
     (tmp_path / "out").mkdir()
     tokenizers.write(tmp_path / "out", vocabulary, 48, family.pair)
     huggingface.write(tmp_path / "out", Weights(flat, model, vocabulary.size, vocabulary.special), stock_head)

@@ -55,3 +55,21 @@ def test_an_answer_is_in_the_context_or_nowhere(pretrained):
         allowed = {0, *range(first, length - 1)}
         for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
             assert set(np.asarray(slots[row])[np.asarray(scores[row]) > -1e8].tolist()) == allowed
+
+
+def test_several_labels_are_decisions_of_their_own(pretrained):
+    """The loss is that of torch.nn.BCEWithLogitsLoss: the mean of -log p over all labels of a row."""
+    graph, params = fresh_model(pretrained, task_data.Head("sentence", 3))
+    params = jax.tree.map(lambda x: 4 * x, params)  # so that scores have both signs
+    targets = np.asarray([[1, 0, 1], [0, 0, 0], [1, 1, 1]], np.float32)
+    batch = a_batch(12, targets)
+    scores = np.asarray(heads.predict_of(graph, task_data.Head("sentence", 3))(params, batch), np.float64)[:3]
+    assert (scores > 0).any() and (scores < 0).any()
+    right = 1 / (1 + np.exp(-scores * (2 * targets - 1)))
+    loss_fn = heads.loss_of(graph, task_data.Head("sentence", 3))
+    numbers, key = jnp.arange(4, dtype=jnp.uint32), jax.random.key(0)
+    sums = loss_fn(params, batch, numbers, key, False)
+    np.testing.assert_allclose(sums.loss, -np.log(right).mean(axis=1).sum(), rtol=1e-5)
+    assert float(sums.correct) == (right > 0.5).all(axis=1).sum() and float(sums.count) == 3
+    as_predicted = batch._replace(targets=batch.targets.at[:3].set(jnp.asarray(scores > 0, jnp.float32)))
+    assert float(loss_fn(params, as_predicted, numbers, key, False).correct) == 3

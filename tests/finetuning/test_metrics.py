@@ -94,3 +94,11 @@ def test_an_empty_answer_costs_an_unanswerable_question_nothing():
     answers = [metrics.Answered((), "", -1.0), metrics.Answered(("sun",), "sun", 0.5)]
     found = metrics.squad(answers, unanswerable=True)
     assert (found["best_exact"], found["best_exact_threshold"]) == (100.0, 0.5)
+
+
+def test_several_labels_are_scored_together_and_by_label():
+    truth = np.asarray([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]], np.float32)
+    scores = np.asarray([[2, -1, 1], [-1, -1, -1], [-3, -1, 1], [-1, -1, 5]], np.float32)
+    measured = metrics.glue(("micro_f1", "macro_f1", "exact_match"), truth, scores)
+    # Right: 3 of 4 labels, with one too many. By label: F1 of 2/3, of 0 (it never occurs), of 4/5.
+    assert measured == pytest.approx({"micro_f1": 0.75, "macro_f1": (2 / 3 + 0 + 0.8) / 3, "exact_match": 0.75})

@@ -186,7 +186,7 @@ def test_an_input_that_is_no_file(workdir, tmp_path, path):
     (b"[1]", "results.json: damaged"),
     (b"\xff", "results.json: not UTF-8"),
     (b"[" * 100_000, "results.json: not JSON .nested too deeply"),
-    (b'{"task": 5, "cell": {}, "seed": 1}', "results.json: damaged, task is not what was written there"),
+    (b'{"task": 5, "cell": {}, "seed": 1}', "results.json: damaged \\(task: missing or of another type\\)"),
 ])  # fmt: skip
 def test_a_damaged_results_file_ends_with_its_name(
     rte_run, data_dir, pretrained, tmp_path, results, message
@@ -216,7 +216,9 @@ def test_predictions_have_the_whole_name_of_their_file(name, stem):
 def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path, setting):
     """Other names of the classes would stand over the same columns."""
     path = pairs(tmp_path / "test.tsv", 3)
-    with pytest.raises(config.ConfigError, match="--predict takes the run in --workdir as it is, and settings differ from it .*: leave them out"):
+    with pytest.raises(config.ConfigError, match="uses the settings of the run in --workdir, and these differ from them: .*. Leave them out"):
         predict(workdir, path, f"--gin.{setting}")
+    with pytest.raises(config.ConfigError, match="CustomTask.columns must name 2 of the columns, as in the run. It names 1: a"):
+        predict(workdir, path, "--gin.CustomTask.columns=('a',)")
     for free in ("Finetune.eval_batch_size=8", "CustomTask.label=kind"):
         assert predict(workdir, path, f"--gin.{free}") == 0

@@ -74,6 +74,9 @@ def test_a_table_has_one_encoder_of_a_name(tmp_path):
     table.write({"a": {"cola": report}, "stopped": {}}, tmp_path)
     assert runs._reports_so_far(tmp_path, plan_of(b="runs/b")) == {"a": {"cola": report}, "b": {}}
     assert runs._reports_so_far(tmp_path, plan_of(b="runs/b", a="runs/a")) == {"a": {"cola": report}, "b": {}}
+    table.write({"a": {"cola": report | {"init_from": "./runs/a/"}}}, tmp_path)
+    assert runs._reports_so_far(tmp_path, plan_of(a="runs/a")) and table.labels(tmp_path) == {"runs/a": "a"}
+    table.write({"a": {"cola": report}}, tmp_path)
     with pytest.raises(config.ConfigError, match=r"table.json: a is runs/a, not old/a. Name the encoder as before, or give"):
         runs._reports_so_far(tmp_path, plan_of(a="old/a"))
 

@@ -7,7 +7,7 @@ import pytest
 from testing import write_text
 
 from maelm_jax import config
-from maelm_jax.finetuning import glue, sentence_data, sentence_task, tasks
+from maelm_jax.finetuning import glue, sentence_data, sentence_files, sentence_task, tasks
 
 
 def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
@@ -62,6 +62,7 @@ def test_a_task_of_ones_own(tmp_path):
         ({"labels": (), "score_range": (5.0,)}, "score_range must be the lowest and the highest score"),
         ({"labels": (), "score_range": (-1e308, 1e308)}, "score_range must be the lowest and the highest score"),
         ({"columns": ()}, "one or two"),
+        ({"columns": ("question", "good")}, r"columns and label must be different columns, got \('question', 'good'\) and 'good'"),
         ({"train_file": None}, "CustomTask.train_file is missing. Give --gin_file=finetune/own.gin"),
     ]:
         with pytest.raises(config.ConfigError, match=message):
@@ -85,3 +86,58 @@ def test_scores_of_ones_own(tmp_path):
     write_text(tmp_path / "train.jsonl", '{"text": "good", "stars": 6}\n')
     with pytest.raises(config.ConfigError, match="train.jsonl:1: unknown label '6' in column stars; own has numbers from 1 to 5"):
         sentence_data.load(task, config.Finetune(tasks="own", custom=custom), config.Corpus())
+
+
+TOPICS = {"columns": ("text",), "label": "topics", "labels": ("sport", "war", "art"), "label_separator": "|"}
+
+
+@pytest.mark.parametrize(("name", "text"), [
+    ("a.tsv", "text\ttopics\nA match.\tsport\nNothing.\t\nA film about it.\tart | war\n"),
+    ("a.csv", 'text,topics\nA match.,sport\nNothing.,""\nA film about it.,art|war\n'),
+    ("a.jsonl", '{"text": "A match.", "topics": "sport|"}\n{"text": "Nothing.", "topics": []}\n{"text": "A film.", "topics": ["war", "art"]}\n'),
+])
+def test_a_text_can_have_several_labels_or_none(tmp_path, name, text):
+    write_text(tmp_path / name, text)
+    custom = config.CustomTask(train_file=str(tmp_path / name), dev_file=str(tmp_path / name), **TOPICS)
+    task = glue.task_of("own", custom)
+    examples = sentence_data.load(task, config.Finetune(tasks="own", custom=custom), config.Corpus()).train
+    assert examples.labels.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 1]] and examples.labels.dtype == np.float32
+    sentence_task.write_predictions(task, 2 * examples.labels - 1, tmp_path / "p.tsv")
+    assert (tmp_path / "p.tsv").read_text() == "index\tprediction\n0\tsport\n1\t\n2\twar|art\n"
+    sentence_task.write_probabilities(task, np.log([[1.0, 3.0, 1 / 3]]).astype(np.float32), tmp_path / "q.tsv")
+    assert (tmp_path / "q.tsv").read_text().splitlines()[1] == "0\t0.500000\t0.750000\t0.250000"
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"labels": ("a|b", "c")}, r"labels: \['a\|b'\] contain the label_separator '\|'. Choose another"),
+    ({"label_separator": "\t"}, r"label_separator='\\t' separates cells or lines. Choose another separator"),
+    ({"labels": (), "score_range": (0, 1)}, "label_separator and score_range are both given. Leave one"),
+])
+def test_settings_of_several_labels_that_contradict_each_other(change, message):
+    with pytest.raises(config.ConfigError, match=message):
+        config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="a", **TOPICS | change))
+
+
+def test_an_unknown_label_among_several_is_named(tmp_path):
+    write_text(tmp_path / "a.tsv", "text\ttopics\nA match.\tsport|chess\n")
+    task = glue.task_of("own", config.CustomTask(**TOPICS))
+    with pytest.raises(config.ConfigError, match="a.tsv:2: unknown label 'chess' in column topics; own has sport, war, art$"):
+        sentence_files.read(task, tmp_path / "a.tsv", labelled=True)
+    write_text(tmp_path / "a.tsv", "text\ttopics\nA match.\tsport|war\n")
+    single = glue.task_of("own", config.CustomTask(**TOPICS | {"label_separator": None}))
+    with pytest.raises(config.ConfigError, match="'sport|war' .* If a text can have several labels, set CustomTask.label_separator"):
+        sentence_files.read(single, tmp_path / "a.tsv", labelled=True)
+    write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": ["sport|war"]}\n')
+    with pytest.raises(config.ConfigError, match=r"a.jsonl:1: 'sport\|war' contains '\|', which separates labels"):
+        sentence_files.read(task, tmp_path / "a.jsonl", labelled=True)
+
+
+def test_labels_are_numbers_in_json_lists_too_and_unused_ones_are_named(tmp_path):
+    write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": [1, 3]}\n{"text": "A film.", "topics": [3]}\n')
+    task = glue.task_of("own", config.CustomTask(**TOPICS | {"labels": ("1", "2", "3")}))
+    labels = sentence_files.read(task, tmp_path / "a.jsonl", labelled=True).labels
+    assert labels.tolist() == [[1, 0, 1], [0, 0, 1]]
+    assert sentence_task._note_on_unused(task, labels) == ["training: no example has the label '2'"]
+    single = dataclasses.replace(task, label_separator=None)
+    assert sentence_task._note_on_unused(single, np.asarray([2, 2, 0], np.int32)) == ["training: no example has the label '2'"]
+    assert sentence_task._note_on_unused(single, np.asarray([2, 1, 0], np.int32)) == []

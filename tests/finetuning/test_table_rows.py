@@ -73,13 +73,14 @@ def test_fields_of_jsonl_are_found_by_name_and_numbers_are_labels(tmp_path):
     ("a.csv", "question,good,answer\na,no\n", r"a.csv:2: 2 columns, expected 3 \(question, good, answer\), separated by commas"),
     ("a.csv", "question\tgood\tanswer\na\tno\tx\n", "Separate the columns with commas, or name the file .tsv"),
     ("a.csv", "question;good;answer\na;no;x\n", "Separate the columns with commas, not semicolons"),
-    ("a.json", '[{"question": "a"}]', "a table is no .json file. Write an object on each line, and name it .jsonl"),
+    ("a.json", '[{"question": "a"}]', "a .json file cannot be read as a table. Write one JSON object on each line, and name the file .jsonl"),
     ("a.jsonl", '{"question": "cut \\ud83d", "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question' has half of a surrogate pair"),
     ("a.tsv", "question,good,answer\na,no,x\n", "Separate the columns with tabs, or name the file .csv"),
-    ("a.tsv", "question\tgood\tanswer\na\tno\n", "separated by tabs"),
+    ("a.tsv", "question\tgood\tanswer\na\tno\n", "separated by tabs. If cells have quotes around them, name the file .csv"),
+    ("a.jsonl", '{"question": "a", "answer": "b"}\n', "no column 'good'; own needs question, answer, good, the first object has"),
     ("a.jsonl", '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n', "a.jsonl:2: no field 'answer', which the first"),
-    ("a.jsonl", '{"question": "a", "good": null, "answer": "b"}\n', "a.jsonl:1: the field 'good' is NoneType: give text, a number"),
-    ("a.jsonl", "[1]\n", "a.jsonl:1: list, no object"),
+    ("a.jsonl", '{"question": "a", "good": null, "answer": "b"}\n', "a.jsonl:1: the field 'good' is null. Give text, a number"),
+    ("a.jsonl", "[1]\n", "a.jsonl:1: the line holds a list, not a JSON object"),
     ("a.jsonl", "{\n", r"a.jsonl:1: not JSON \(.*\); each line holds one object"),
     ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good"),
     ("a.csv", "\n\n", "a.csv: only empty lines"),
@@ -89,3 +90,17 @@ def test_what_is_wrong_is_named_with_its_line(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(config.ConfigError, match=message):
         sentence_files.read(TASK, tmp_path / name, labelled=True)
+
+
+def test_csv_may_have_a_space_after_the_comma(tmp_path):
+    (tmp_path / "a.csv").write_text('question, good, answer\n"Why, then?", "yes", "It is, so."\n')
+    examples = sentence_files.read(TASK, tmp_path / "a.csv", labelled=True)
+    assert examples.sentences == [("Why, then?", "It is, so.")] and examples.labels.tolist() == [1]
+
+
+def test_an_empty_line_is_no_example_unless_it_is_an_empty_text(tmp_path):
+    (tmp_path / "a.tsv").write_text("question\tgood\tanswer\na\tno\tb\n\nc\tyes\td\n\n")
+    assert sentence_files.read(TASK, tmp_path / "a.tsv", labelled=True).labels.tolist() == [0, 1]
+    one_column = glue.task_of("own", config.CustomTask(columns=("question",), label="good", labels=("no", "yes")))
+    (tmp_path / "b.tsv").write_text("question\na\n\nb\n")
+    assert sentence_files.read(one_column, tmp_path / "b.tsv", labelled=False).sentences == [("a",), ("",), ("b",)]

@@ -14,10 +14,17 @@ SLICE = topologies.parse("v5e:16x16")
 
 def plan_of(rows: int, needed: float, **settings) -> estimate.Plan:
     """A plan of one microbatch of `rows` rows a device that needs so many GiB."""
-    experiment = search.one_microbatch(EXPERIMENT, rows, SLICE.count)
+    experiment = search.with_rows(EXPERIMENT, rows, SLICE.count)
     mesh, limit = sharding.MeshSizes(SLICE.count, 1, 1), SLICE.memory / target.GIB
     plan = estimate.Plan(experiment, mesh, rows, {}, needed * target.GIB, needed <= limit, model_flops=0.0)
     return dataclasses.replace(plan, **settings)
+
+
+def test_a_batch_of_other_rows_keeps_its_microbatches():
+    """Accumulation needs memory for a second gradient."""
+    run = dataclasses.replace(EXPERIMENT.run, batch_size=2048, accumulate=4)
+    other = search.with_rows(dataclasses.replace(EXPERIMENT, run=run), 3, 256).run
+    assert (other.batch_size, other.accumulate) == (3 * 256 * 4, 4)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 32, 64, 512])
@@ -31,7 +38,7 @@ def test_the_largest_microbatch_is_found_in_few_compilations(monkeypatch, rows, 
         return plan_of(rows, fixed + each * rows)
 
     monkeypatch.setattr(estimate, "compile_step", compile_step)
-    start = compile_step(search.one_microbatch(EXPERIMENT, rows, SLICE.count), SLICE, [])
+    start = compile_step(search.with_rows(EXPERIMENT, rows, SLICE.count), SLICE, [])
     largest = search.largest_microbatch(start, SLICE, []).rows
     assert len(tried) <= 7
     assert (largest <= best and fixed + each * largest <= 16) or largest == 0

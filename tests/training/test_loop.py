@@ -80,7 +80,7 @@ def rank(params: dict) -> dict[str, float]:
 
 def train(
     monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, grad_norm=lambda step: 1.0,
-    peak=PEAK, measures=(), evaluated=lambda count: None, phase_starts=(0,), **settings
+    peak=PEAK, ranks=rank, evaluated=lambda count: None, phase_starts=(0,), **settings
 ):
     """(lines, saved steps, exit status) of a run on the fake device."""
     device, evaluations = Device(), []
@@ -100,12 +100,12 @@ def train(
         evaluated(len(evaluations))
         return loop.Evaluation(state, {"eval_loss": 1.0})
 
-    run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10} | settings)
+    run = config.Run(**{"log_every": 1, "eval_every": 4, "checkpoint_every": 1000, "train_steps": 10, "rank_every": 0} | settings)
     phases = tuple(
-        loop.CompiledPhase(first, functools.partial(train_step, first), step_log.StepWork(TOKENS * (1 + first), FLOPS * (1 + first), peak))
+        loop.CompiledPhase(first, functools.partial(train_step, first), step_log.StepWork(TOKENS * (1 + first), FLOPS * (1 + first), peak), int)
         for first in phase_starts
     )
-    job = loop.Job(run, phases, lambda number: number, evaluate, np.ones(run.train_steps), measures)
+    job = loop.Job(run, phases, evaluate, ranks, np.ones(run.train_steps))
     lines = Lines()
     saves = Saves(device, lines)
     _, status = loop.run(job, State(), start, lines, saves)
@@ -115,7 +115,7 @@ def train(
 @pytest.mark.parametrize("log_every", [1, 2, 3])
 @pytest.mark.parametrize("checkpoint_every", [3, 4, 1000])
 def test_evaluations_and_checkpoints_do_not_change_the_speed_of_any_line(monkeypatch, log_every, checkpoint_every):
-    lines, _, _ = train(monkeypatch, log_every=log_every, checkpoint_every=checkpoint_every, measures=(loop.Measure(5, rank),))
+    lines, _, _ = train(monkeypatch, log_every=log_every, checkpoint_every=checkpoint_every, rank_every=5)
     timed = [line for line in lines if line["tokens_per_second"] is not None]
     assert len(timed) >= 4
     for line in timed:
@@ -131,7 +131,7 @@ def test_measurements_read_the_average_of_a_state_that_has_one(monkeypatch):
     for average, expected in ((None, 1.0), ({"number": 2.0}, 2.0)):
         monkeypatch.setattr(State, "params", {"number": 1.0})
         monkeypatch.setattr(State, "average", average, raising=False)
-        lines, _, _ = train(monkeypatch, train_steps=1, measures=(loop.Measure(1, named),))
+        lines, _, _ = train(monkeypatch, train_steps=1, rank_every=1, ranks=named)
         assert lines[-1]["rank"] == expected
 
 
@@ -146,7 +146,7 @@ def test_the_first_step_is_not_timed(monkeypatch):
 def test_each_phase_logs_its_own_speed_and_work(monkeypatch, log_every, start):
     """The phase from step 5 on has steps of another length and work. Its first step is compiled."""
     lines, _, _ = train(
-        monkeypatch, start=start, log_every=log_every, eval_every=1000, train_steps=12, phase_starts=(0, 4), measures=(loop.Measure(2, rank),),
+        monkeypatch, start=start, log_every=log_every, eval_every=1000, train_steps=12, phase_starts=(0, 4), rank_every=2,
         step_seconds=lambda number: 3.0 if number >= 4 else 1.0,
     )  # fmt: skip
     untimed = [line["step"] for line in lines if line["tokens_per_second"] is None]
@@ -175,7 +175,7 @@ def test_step_seconds_is_the_median_and_tokens_per_second_the_mean(monkeypatch):
 
 
 def test_lines_evaluations_and_measurements_come_when_they_are_due(monkeypatch):
-    lines, saved, status = train(monkeypatch, log_every=3, eval_every=4, checkpoint_every=6, measures=(loop.Measure(5, rank), loop.Measure(0, rank)))
+    lines, saved, status = train(monkeypatch, log_every=3, eval_every=4, checkpoint_every=6, rank_every=5)
     assert status == 0 and saved == [6, 10]
     assert [line["step"] for line in lines] == [3, 4, 5, 6, 8, 9, 10]
     assert [line["step"] for line in lines if "eval_loss" in line] == [4, 8, 10]
@@ -254,7 +254,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_where_the_loss_is_finite(mo
 
 
 def test_the_last_line_is_written_and_evaluated_even_where_no_interval_ends_there(monkeypatch):
-    lines, saved, _ = train(monkeypatch, train_steps=7, log_every=100, eval_every=100, measures=(loop.Measure(100, rank),))
+    lines, saved, _ = train(monkeypatch, train_steps=7, log_every=100, eval_every=100, rank_every=100)
     assert [line["step"] for line in lines] == [7] and saved == [7]
     assert {"eval_loss", "rank"} <= set(lines[0])
 
@@ -281,3 +281,35 @@ def test_a_signal_at_the_last_step_is_not_lost(when, monkeypatch):
         signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     expected = {"never": (0, []), "evaluating": (loop.STOPPED, []), "saving": (0, ["after the loop"])}
     assert saved == [2] and (status, received) == expected[when]
+
+
+def test_the_error_of_a_run_has_priority_over_those_of_closing():
+    """A diverged run has its own exit status, by which launchers do not start it again."""
+    closed = []
+
+    class FullDisk(Lines):
+        def close(self):
+            closed.append("writer")
+            raise OSError("no space")
+
+    class FailedWrite(Saves):
+        def close(self):
+            closed.append("checkpoints")
+            raise OSError("of an earlier checkpoint")
+
+    writer, checkpoints = FullDisk(), FailedWrite(Device(), Lines())
+    with pytest.raises(step_log.Diverged), loop.closing(writer, checkpoints):
+        raise step_log.Diverged("step 3")
+    with pytest.raises(OSError, match="of an earlier checkpoint"), loop.closing(writer, checkpoints):
+        pass
+    assert closed == ["writer", "checkpoints"] * 2
+
+
+def test_a_checkpoint_whose_write_fails_is_not_called_good(monkeypatch):
+    def wait(self):
+        self.saved.remove(3)
+        raise OSError("no space")
+
+    monkeypatch.setattr(Saves, "wait", wait)
+    with pytest.raises(step_log.Diverged, match="there is no checkpoint yet"):
+        train(monkeypatch, checkpoint_every=3, loss=lambda number: float("nan") if number == 5 else 1.0)

@@ -46,9 +46,9 @@ def test_another_number_of_cores_is_said(tmp_path, monkeypatch):
     assert resume.read(str(tmp_path)).cores is None, "an earlier version recorded none"
     (tmp_path / "environment.txt").write_text("started a\ncores 4\nnumpy==1\n\nstarted b\ncores 2\n")
     before = resume.read(str(tmp_path))
-    monkeypatch.setattr(resume, "usable_cores", lambda: 2)
+    monkeypatch.setattr(resume.workers, "usable_cores", lambda: 2)
     assert before.cores == 2 and resume.effects(before, settings(), 7) == []
-    monkeypatch.setattr(resume, "usable_cores", lambda: 1)
+    monkeypatch.setattr(resume.workers, "usable_cores", lambda: 1)
     assert resume.effects(before, settings(), 7) == ["This start has 1 CPU cores, the last one had 2. Losses may differ by rounding"]
 
 

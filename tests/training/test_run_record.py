@@ -1,7 +1,9 @@
 """What a run does to its workdir: nothing before it has read what is there, one block of environment.txt a start, nothing lost in a rollback."""
 
 import pathlib
+import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -122,6 +124,21 @@ def test_a_start_without_git_is_recorded_too(tmp_path, finished, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     run_record.write(tmp_path / "run", experiment, words)
     assert "\ncommit unknown\n" in (tmp_path / "run" / "environment.txt").read_text()
+
+
+def test_the_commit_is_not_that_of_the_repository_around_a_virtual_environment(tmp_path, monkeypatch):
+    from maelm_jax.training import run_record
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "run_record.py").touch()
+    monkeypatch.setattr(run_record, "__file__", str(tmp_path / ".venv" / "run_record.py"))
+    assert run_record._commit() == "unknown"
+    subprocess.run([*git, "add", "-f", ".venv"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True)
+    assert re.fullmatch("[0-9a-f]{7,}", run_record._commit())
 
 
 def test_a_rollback_keeps_the_damaged_checkpoint_and_the_metrics_it_cuts(text, finished, tmp_path):
