@@ -19,8 +19,8 @@ class Optimizer(Settings):
         10_000, "Steps in which the rate rises from 0 to its peak. More steps than the run has "
         "count as those of the run.", "steps")
     schedule: typing.Literal["linear", "wsd"] = setting(
-        "linear", "After the warm-up, the rate falls to 0 at once (linear) or in the last steps "
-        "(wsd). Not in fine-tuning.")
+        "linear", "After the warm-up, the rate falls to 0 over all other steps (linear) or over "
+        "the last ones (wsd).")
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls.")
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")

@@ -12,7 +12,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.data import sources, workers
+from maelm_jax.data import sources, waiting, workers
 from maelm_jax.data.documents import BadFile
 
 HASH_BYTES = 16  # two texts of a billion have the same hash with a probability of 1e-21
@@ -28,6 +28,29 @@ class HashJob(typing.NamedTuple):
 def hashes_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
     """Returns the file of the hashes of a shard's documents, uint64 [documents, 2]."""
     return folder / f"{shard:06d}.hashes.npy"
+
+
+def find(
+    source: str, folder: pathlib.Path, shards: list[sources.Shard], host: int, hosts: int,
+    is_complete: typing.Callable[[], bool]
+) -> list[np.ndarray] | None:
+    """Finds the duplicates of each shard, together with the other hosts.
+
+    Args:
+        source: Name of the source, for messages.
+        folder: The folder of the blocks and hashes.
+        shards: All shards of the source.
+        host: Number of this host, from 0.
+        hosts: Number of hosts that share the work.
+        is_complete: Whether host 0 has written the store. It removes the hashes then.
+
+    Returns:
+        The result of `duplicates`, or None if the store is complete.
+    """
+    with waiting.beating(folder, host):
+        write_hashes(folder, shards, host, hosts)
+    waiting.for_hosts(source, folder, lambda: is_complete() or all_written(folder, len(shards)))
+    return None if is_complete() else duplicates(folder, len(shards))
 
 
 def write_hashes(

@@ -205,7 +205,8 @@ def _make(
             shards = sources.shards(source, corpus)
             duplicates = None
             if corpus.deduplicate:
-                duplicates = _find_duplicates(folder, source, parts, shards, host, hosts)
+                duplicates = deduplication.find(
+                    source, parts, shards, host, hosts, lambda: is_complete(folder))
             if not is_complete(folder):  # host 0 may have joined the blocks already
                 _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
@@ -263,34 +264,13 @@ def _only_process(parts: pathlib.Path, host: int) -> contextlib.AbstractContextM
     return waiting.only_process(parts / waiting.LOCK_FILE.format(host), f"prepares {parts}")
 
 
-def _find_duplicates(
-    folder: pathlib.Path, source: str, parts: pathlib.Path, shards: list[sources.Shard], host: int,
-    hosts: int
-) -> list[np.ndarray] | None:
-    """Returns the positions of the documents in each shard that came before.
-
-    The result is None if the store is complete by now. Its hashes are removed then.
-    """
-    with _beating(parts, host):
-        deduplication.write_hashes(parts, shards, host, hosts)
-    waiting.for_hosts(
-        source, parts,
-        lambda: is_complete(folder) or deduplication.all_written(parts, len(shards)))
-    return None if is_complete(folder) else deduplication.duplicates(parts, len(shards))
-
-
-def _beating(parts: pathlib.Path, host: int) -> contextlib.AbstractContextManager[None]:
-    """Context manager that shows the other hosts that this one works."""
-    return waiting.beating(parts / waiting.LOCK_FILE.format(host))
-
-
 def _write_blocks(
     folder: pathlib.Path, parts: pathlib.Path, shards: list[sources.Shard], corpus: config.Corpus,
     vocabulary: vocabularies.Vocabulary, host: int, hosts: int,
     duplicates: list[np.ndarray] | None
 ):
     try:
-        with _beating(parts, host):
+        with waiting.beating(parts, host):
             blocks.write(
                 parts, shards, vocabulary, corpus.sequence_length, host, hosts, duplicates)
     except FileNotFoundError:
@@ -308,7 +288,7 @@ def _join(
     left_out = None
     if cleaning.changed_settings(corpus):
         left_out = block_files.left_out(parts, shards)
-    with _beating(parts, 0):
+    with waiting.beating(parts, host=0):
         store.write(
             folder, block_files.finished(parts, shards), source, vocabulary.fingerprint,
             corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS, left_out)

@@ -45,12 +45,12 @@ def _opened(lock: pathlib.Path) -> typing.BinaryIO:
 
 
 @contextlib.contextmanager
-def beating(file: pathlib.Path) -> typing.Iterator[None]:
-    """Context manager that touches a file now and then, so that waiting hosts see a sign of life.
+def beating(parts: pathlib.Path, host: int) -> typing.Iterator[None]:
+    """Context manager that touches a host's lock file now and then, a sign of life for the others.
 
-    It is for work that can take long before it adds a file to the folder that they watch.
+    It is for work that can take long before it adds a file to `parts`, which they watch.
     """
-    done = threading.Event()
+    done, file = threading.Event(), parts / LOCK_FILE.format(host)
 
     def touch():
         while not done.wait(BEAT_SECONDS):
