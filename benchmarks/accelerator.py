@@ -189,22 +189,22 @@ def measure_all(
     experiments: dict[str, config.Experiment], steps: int, end: float, interpret: bool
 ) -> list[Measurement]:
     """Times the step of every model with every backend, until the time `end`."""
-    found = []
+    measured = []
     for name, experiment in experiments.items():
         for backend in BACKENDS:
             if not available(backend, interpret):
                 continue
             if time.monotonic() > end:
-                found.append(Measurement(name, backend, problem="not started: out of time"))
+                measured.append(Measurement(name, backend, problem="not started: out of time"))
                 continue
             model = dataclasses.replace(experiment.model, attention_backend=backend)
             chosen = dataclasses.replace(experiment, model=model)
             try:
-                found.append(measure(name, chosen, steps))
+                measured.append(measure(name, chosen, steps))
             except Exception as error:  # as out of memory: the other figures still count
                 problem = " ".join(str(error).split())[:200]
-                found.append(Measurement(name, backend, problem=problem))
-    return found
+                measured.append(Measurement(name, backend, problem=problem))
+    return measured
 
 
 def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement:
@@ -261,7 +261,7 @@ def write(
     import jax
 
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    found = {
+    content = {
         "device": device, "jax": jax.__version__,
         "checks": [check._asdict() for check in checks],
         "measurements": [measurement._asdict() for measurement in measurements],
@@ -280,7 +280,7 @@ def write(
     )
     text = "\n\n".join([f"{device}, jax {jax.__version__}", checked, measured, "\n".join(torch)])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "accelerator.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "accelerator.json").write_text(json.dumps(content, indent=1) + "\n")
     (folder / "accelerator.md").write_text(text + "\n")
     return text
 

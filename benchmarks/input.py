@@ -21,8 +21,8 @@ from maelm_jax.data import vocabulary_training
 def main(argv: list[str]):
     """Runs the command with these arguments."""
     flags = cli.parser(__doc__)
-    batches = "batches timed, after two that are not"
-    flags.add_argument("--batches", type=cli.whole_number(1), default=100, help=batches)
+    batches_help = "batches timed, after two that are not"
+    flags.add_argument("--batches", type=cli.whole_number(1), default=100, help=batches_help)
     args, experiment = cli.parse(flags, argv)
 
     import jax

@@ -77,10 +77,10 @@ def profiled(kernel: str, kind: str, heads: int, slots: int) -> int:
             capture_output=True,
             text=True,
         )
-        found = [path.read_text() for path in pathlib.Path(folder, "p").glob("*attention*")]
-    if not found:
+        profiles = [path.read_text() for path in pathlib.Path(folder, "p").glob("*attention*")]
+    if not profiles:
         raise SystemExit(f"no profile was written: {done.stderr[-500:]}")
-    return int(re.search(r"estimated_cycles: (\d+)", found[0])[1])
+    return int(re.search(r"estimated_cycles: (\d+)", profiles[0])[1])
 
 
 def compile_kernel(kernel: str, kind: str, heads: int, slots: int):

@@ -181,8 +181,8 @@ def phases_of(driver: str, flags: list[str], processes: int, beam: str) -> list[
     if driver == "beam":
         options = ("runner=DirectRunner", "direct_running_mode=multi_processing",
                    f"direct_num_workers={processes}")
-        given = [f"--beam_{option}" for option in options]
-        return [[[beam, *prepare[1:], "--runner=beam", *given]]]
+        beam_flags = [f"--beam_{option}" for option in options]
+        return [[[beam, *prepare[1:], "--runner=beam", *beam_flags]]]
     shards = 2 * processes  # as many as there are processes run at a time
     parts = [
         [*prepare, "--gin.Corpus.processes=1", f"--shard={shard}", f"--shards={shards}"]
@@ -210,9 +210,9 @@ def text_megabytes(rows: pathlib.Path) -> float:
 
 def compare(rows: pathlib.Path, expected: dict[str, str]):
     """Ends the program if a store differs from `contents` of another."""
-    found = contents(rows)
-    names = sorted({*expected, *found})
-    different = [name for name in names if expected.get(name) != found.get(name)]
+    hashes = contents(rows)
+    names = sorted({*expected, *hashes})
+    different = [name for name in names if expected.get(name) != hashes.get(name)]
     if different or not expected:
         raise SystemExit(f"{rows}: {len(different)} files differ: {', '.join(different[:5])}")
 

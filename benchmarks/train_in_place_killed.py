@@ -109,8 +109,8 @@ def main():
         import s3fs
 
         s3fs.S3FileSystem().put(f"{args.rows}/", f"{bucket}/rows/", recursive=True)
-        places = {"disk": (args.rows.resolve(), 0), "bucket": (f"{bucket}/rows", args.cache_gb)}
-        for name, (rows, cache_gb) in places.items():
+        row_folders = {"disk": (args.rows.resolve(), 0), "bucket": (f"{bucket}/rows", args.cache_gb)}
+        for name, (rows, cache_gb) in row_folders.items():
             command = [
                 sys.executable, "-m", "maelm_jax.train", *train_flags,
                 f"--workdir={folder / name}", f"--gin.Corpus.rows_dir={rows}",

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         for run, run_rows in zip(trained, rows, strict=True)
     ]
     results = {
-        "tau": args.tau, "seed": args.seed, "tokens_asked": args.tokens, "text": args.text,
+        "tau": args.tau, "seed": args.seed, "tokens_requested": args.tokens, "text": args.text,
         "notes": notes, "runs": measured,
     }  # fmt: skip
     summary = report.write(results, args.workdir)

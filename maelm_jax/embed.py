@@ -50,10 +50,10 @@ def main(argv: list[str]) -> int:
         free = (*setting_changes.FREE_ON_RESUME, "Model.dtype", "Corpus.sequence_length")
         recorded = setting_changes.check_workdir(args.workdir, experiment, free)
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
-        length, given = loaded.length, experiment.corpus.sequence_length
+        length, sequence_length = loaded.length, experiment.corpus.sequence_length
         named = any("sequence_length=" in flag.lower() for flag in argv)
-        if named or given != recorded.corpus.sequence_length:
-            length = min(given, model.max_positions)
+        if named or sequence_length != recorded.corpus.sequence_length:
+            length = min(sequence_length, model.max_positions)
         loaded = dataclasses.replace(loaded, model=model, length=length)
     vectors = loaded.encode(lines, args.pooling)
     save(args.output, vectors)

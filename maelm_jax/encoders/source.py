@@ -85,7 +85,7 @@ class EncoderSource:
     def model(self, base: config.Model) -> config.Model:
         """Returns `base` with the settings of the source.
 
-        Its decoder is that of the source: of a workdir its own, else the paper's, or none.
+        The decoder is that of the source: a workdir has its own, others the paper's or none.
 
         Raises:
             ConfigError: The settings of the source and the rest of `base` contradict each other.

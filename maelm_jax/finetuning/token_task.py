@@ -146,17 +146,17 @@ def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> n
     # The first token that ends inside the word or after it.
     tokens = np.searchsorted(offsets[:, 1], starts, side="right")
     begins, ends = np.append(offsets, [[np.iinfo(np.int64).max] * 2], axis=0).T
-    # Words of zero-width characters only are nothing to a vocabulary. Their place may lie in the
+    # A vocabulary has no token for a word of zero-width characters. Such a word can lie inside the
     # token of the next word.
     has_token = (begins[tokens] < starts + sizes) & [_is_visible(word) for word in words]
     is_space = (tokens > 0) & (begins[tokens - 1] >= starts - 1) & (ends[tokens - 1] == starts)
     tokens = np.where(is_space, tokens - 1, tokens)
-    found = np.full(len(words), -1)
+    token_of_word = np.full(len(words), -1)
     with_token = np.flatnonzero(has_token)
     # A token of two words is that of the first one.
     _, first = np.unique(tokens[with_token], return_index=True)
-    found[with_token[first]] = tokens[with_token[first]]
-    return found
+    token_of_word[with_token[first]] = tokens[with_token[first]]
+    return token_of_word
 
 
 def _is_visible(word: str) -> bool:
