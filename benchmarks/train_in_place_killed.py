@@ -109,7 +109,8 @@ def main():
         import s3fs
 
         s3fs.S3FileSystem().put(f"{args.rows}/", f"{bucket}/rows/", recursive=True)
-        row_folders = {"disk": (args.rows.resolve(), 0), "bucket": (f"{bucket}/rows", args.cache_gb)}
+        in_bucket = (f"{bucket}/rows", args.cache_gb)
+        row_folders = {"disk": (args.rows.resolve(), 0), "bucket": in_bucket}
         for name, (rows, cache_gb) in row_folders.items():
             command = [
                 sys.executable, "-m", "maelm_jax.train", *train_flags,

@@ -12,7 +12,7 @@ import typing
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import (
@@ -25,7 +25,7 @@ from maelm_jax.model import (
 )
 from maelm_jax.model.attention_choice import Call as Call
 from maelm_jax.model.ops import save_for_backward
-from maelm_jax.model.positions import Rotation, rotate, rotation, within_segment
+from maelm_jax.model.positions import MASKED_OUT, Rotation, rotate, rotation
 
 
 class Mask(typing.NamedTuple):
@@ -36,8 +36,15 @@ class Mask(typing.NamedTuple):
     causal: bool = False  # True also hides the keys at later slots than the query's
 
     def as_bias(self, dtype: jnp.dtype) -> Float[Array, "B 1 T S"]:
-        """Returns the mask as a term of the scores."""
-        return within_segment(self.queries, dtype, self.keys, self.causal)
+        """Returns the mask as a term of the scores: 0 at keys that are seen, -1e9 at others.
+
+        The axis of size 1 stands for all heads.
+        """
+        same: Bool[Array, "B T S"] = self.queries[:, :, None] == self.keys[:, None, :]
+        seen = same & (self.keys > 0)[:, None, :]
+        if self.causal:
+            seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
+        return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
 class Rotations(typing.NamedTuple):

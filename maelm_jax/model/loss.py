@@ -18,7 +18,7 @@ class Sums(typing.NamedTuple):
     """Sums over masked slots. Microbatches and devices are added before any division."""
 
     loss: Float[Array, ""]  # nats
-    correct: Float[Array, ""]  # masked slots whose largest logit is the target's
+    correct: Float[Array, ""]  # masked slots where no logit is larger than the target's
     count: Float[Array, ""]  # masked slots, without empty ones
 
 
@@ -61,7 +61,7 @@ def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | Non
             less memory.
 
     Returns:
-        Loss in nats, correct predictions (argmax) and slots. Empty slots do not count.
+        Loss in nats, correct predictions and slots. Empty slots do not count.
     """
     ids, weights = (x.reshape(-1) for x in targets(inputs))
     states = prediction.states.reshape(-1, prediction.states.shape[2])

@@ -19,7 +19,7 @@ from maelm_jax.model.attention import Mask, ScoreTerms, rotations
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_segment, within_window
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_window
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -95,7 +95,7 @@ class Encoder(nnx.Module):
         theta = self.settings.local_rotary_theta
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
         near = within_window(positions, settings.local_attention, dtype)
-        mask = jnp.minimum(within_segment(segments, dtype), near)
+        mask = jnp.minimum(Mask(segments, segments).as_bias(dtype), near)
         return ScoreTerms(mask=mask, rotations=rotations(settings, positions, positions))
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from maelm_jax import config
 
@@ -177,31 +177,6 @@ class RelativeBias(nnx.Module):
         """
         keys = positions if keys is None else keys
         return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
-
-
-def within_segment(
-    segments: Int[Array, "B T"],
-    dtype: jnp.dtype,
-    keys: Int[Array, "B S"] | None = None,
-    causal: bool = False,
-) -> Float[Array, "B 1 T S"]:
-    """Returns the mask that hides keys, as a term of the scores.
-
-    Args:
-        segments: Segments of the queries; 0 where a slot is empty.
-        dtype: Type of the result.
-        keys: Segments of the keys. None: those of the queries.
-        causal: True also hides the keys at later slots than the query's.
-
-    Returns:
-        0 where query and key have the same segment, -1e9 at other keys and at empty keys. The axis
-        of size 1 stands for all heads.
-    """
-    keys = segments if keys is None else keys
-    seen: Bool[Array, "B T S"] = (segments[:, :, None] == keys[:, None, :]) & (keys > 0)[:, None, :]
-    if causal:
-        seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
-    return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
 def within_window(
