@@ -51,7 +51,7 @@ REPLACED = {
 UNREAD = (
     "Optimizer.schedule", "Optimizer.decay_share", "Optimizer.freeze_encoder_steps",
     "Optimizer.muon_learning_rate", "Run.batch_size_ramp", "Run.eval_rows", "Run.keep_checkpoints",
-    "Run.keep_every", "Corpus.text_files", "Corpus.rates",
+    "Run.keep_every", "Corpus.text_files", "Corpus.sources",
 )  # fmt: skip
 
 

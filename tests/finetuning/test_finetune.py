@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from testing import call, finish, send_when, start
 
-from maelm_jax import config, finetune, gin_files
+from maelm_jax import config, finetune, gin_files, settings
 from maelm_jax.finetuning import initial_encoder, submission, table
 from maelm_jax.training import step_log
 
@@ -209,6 +209,11 @@ def test_bad_input(more, message, data_dir, pretrained, tmp_path):
         finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", f"--workdir={tmp_path / 'out'}"])
     left = [path.name for path in (tmp_path / "out").iterdir()] if (tmp_path / "out").exists() else []
     assert "\n" not in str(error.value) and left in ([], ["run.lock"])
+
+
+def test_settings_that_are_refused_exist():
+    known = {f"{section.__name__}.{name}" for section in config.SECTIONS for name in settings.field_names(section)}
+    assert {*finetune.REPLACED, *finetune.UNREAD} <= known
 
 
 def test_bad_input_ends_with_one_line_and_status_2(data_dir, pretrained, tmp_path):
