@@ -10,7 +10,7 @@ import testing
 
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / "docs" / "evidence"
 PAGE = FOLDER.with_suffix(".md").read_text()
-TABLES = ("screening", "variations", "adamw", "recipe", "continued", "exact", "finetuning", "encoders", "delta", "longer", "minilm")
+TABLES = ("screening", "variations", "adamw", "recipe", "continued", "exact", "finetuning", "encoders", "delta", "longer", "pair", "scores", "minilm")
 
 
 def load(name: str):

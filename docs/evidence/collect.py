@@ -19,6 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from maelm_jax import gin_files, storage
 from maelm_jax.analysis import curves
+from maelm_jax.finetuning import squad
 from maelm_jax.training import metrics, phases
 
 OF_THE_MACHINE = ("Corpus.rows_dir", "Run.init_from")  # paths, which are left out of FILE.json
@@ -69,7 +70,8 @@ def with_scores(runs: dict, tables: list[dict]) -> dict:
     for table in tables:
         for label, reports in table["reports"].items():
             for task, report in reports.items():
-                of_seeds = [100 * score for score in report["cells"][0]["scores"]]
+                factor = 1 if task in squad.FILES else 100  # SQuAD's are in percent already
+                of_seeds = [factor * score for score in report["cells"][0]["scores"]]
                 scores.setdefault(label, {})[task] = of_seeds
     return {
         name: runs.get(name, {}) | {"scores": scores.get(name, {})} for name in {**runs, **scores}
@@ -115,8 +117,9 @@ def logged(folder: pathlib.Path) -> dict:
         sys.exit(f"error: {folder} has not finished its {steps} steps")
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     heldout = curves.heldout_curve(str(folder), experiment, steps)
+    kinds = ("rank_plain_last", "rank_real_last", "rank_all_last")  # earlier runs lack the third
     ranks = [
-        (line["step"], line["rank_plain_last"], line["rank_real_last"])
+        (line["step"], *(line[kind] for kind in kinds if kind in line))
         for line in lines
         if "rank_plain_last" in line
     ]

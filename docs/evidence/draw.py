@@ -35,6 +35,7 @@ def draw_all():
     draw_tuning(page_tables.comparisons())
     draw_encoders(page_tables.read("encoders"))
     draw_delta(page_tables.read("delta"))
+    draw_pair(page_tables.read("pair"))
     draw_minilm(page_tables.read("minilm"), page_tables.minilm_ranks())
 
 
@@ -142,6 +143,48 @@ def draw_delta(runs: dict):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.savefig(FIGURES / "delta.png", dpi=130)
+
+
+def draw_pair(runs: dict):
+    """Loss and rank of the last layer by tokens, and what pretraining gains on each task."""
+    pyplot = plotting.pyplot()
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    tasks = list(runs["random-mae"]["scores"])
+    for (name, words), style in zip(
+        page_tables.OBJECTIVES.items(), plotting.line_styles(), strict=False
+    ):
+        run, style = runs[name], dict(style) | {"color": COLOURS[words]}
+        for axes, points in ((left, run["losses"]), (middle, run["ranks"])):
+            steps, values, *masked = np.asarray(points, float).T
+            tokens = steps * run["tokens_a_step"] / page_tables.MILLION
+            axes.plot(tokens, values, **style, label=words)
+            if masked:
+                label = f"{words}, all tokens of masked input"
+                axes.plot(tokens, masked[1], **style | {"linestyle": ":"}, label=label)
+        gains = np.asarray([
+            page_tables.finetune_vs_transformers.difference(
+                run["scores"][task], runs["random-mae"]["scores"][task])
+            for task in tasks
+        ])  # fmt: skip
+        rows = -np.arange(len(tasks)) - (0.15 if name == "mlm" else -0.15)
+        errors = [gains[:, 0] - gains[:, 1], gains[:, 2] - gains[:, 0]]
+        marks = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
+        right.errorbar(gains[:, 0], rows, xerr=errors, capsize=3, label=words, **marks)
+    left.axhline(run["unigram"], color=plotting.REFERENCE, linewidth=1, label="unigram")
+    left.set(title="MLM's loss is lower", ylabel="held-out loss (nats, at mask rate 0.15)")
+    middle.set(title="and the rank of its last layer higher", ylabel="effective rank (width 128)")
+    middle.set_ylim(bottom=0)
+    for axes in (left, middle):
+        axes.set_xlabel("million tokens read")
+    right.axvline(0.0, color=plotting.REFERENCE, linewidth=1)
+    right.set(
+        title="What pretraining gains over fresh weights", yticks=-np.arange(len(tasks)),
+        yticklabels=tasks, xlabel="points of the score (mean and 95% interval, 3 seeds)",
+    )  # fmt: skip
+    for axes in (left, middle, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(FIGURES / "pair.png", dpi=130)
 
 
 def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):

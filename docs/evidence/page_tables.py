@@ -23,6 +23,8 @@ MINILM = {
     "minilm-mae-relative": "MAE-LM",
     "minilm-mlm": "MLM",
 }
+# The runs of pair.json, and their control.
+PAIR = {"mae": "MAE-LM", "mlm": "MLM", "random-mae": "fresh weights"}
 # Each was written by one call of the benchmark.
 TUNING = ("finetuning", "finetuning_cola", "finetuning_mrpc", "finetuning_rte")
 TRAINING_SETS = {"mrpc": 3_668, "rte": 2_490}  # examples where the files have fewer than asked
@@ -42,6 +44,8 @@ def all_tables() -> dict[str, str]:
         "encoders": encoders_table(read("encoders")),
         "delta": delta_table(read("delta")),
         "longer": longer_table(read("longer")),
+        "pair": pair_table(read("pair")),
+        "scores": scores_table(read("pair")),
         "minilm": minilm_table(read("minilm"), minilm_ranks()),
     }
 
@@ -233,6 +237,43 @@ def longer_table(runs: dict) -> str:
         "encoder", "million tokens", "minutes of one core", "nats below unigram",
         "rank without [MASK]", "sst2, median of 3 seeds",
     )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def pair_table(runs: dict) -> str:
+    """One row for each objective: what its pretraining took and reached."""
+    rows = []
+    for name, words in PAIR.items():
+        if "losses" in (run := runs[name]):
+            steps, loss = run["losses"][-1]
+            rows.append((
+                words, f"{run['tokens'] / MILLION:.1f}",
+                f"{steps * run['seconds_a_step'] / 60:.0f}", f"{run['unigram'] - loss:.2f}",
+                *run["ranks"][-1][1:],
+            ))  # fmt: skip
+    header = (
+        "objective", "million tokens", "minutes of one core", "nats below unigram",
+        "rank without [MASK]", "rank of real tokens beside [MASK]", "of all tokens of masked input",
+    )  # fmt: skip
+    return tables.markdown(header, rows)
+
+
+def gain(scores: list[float], control: list[float]) -> str:
+    """The difference of two means and its 95% interval, in words."""
+    mean, low, high = finetune_vs_transformers.difference(scores, control)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def scores_table(runs: dict) -> str:
+    """One row a task: the scores of each encoder of PAIR, and what pretraining gained."""
+    scores = {words: runs[name]["scores"] for name, words in PAIR.items()}
+    fresh = scores["fresh weights"]
+    rows = [
+        (task, *(spread(of_tasks[task]) for of_tasks in scores.values()),
+         *(gain(scores[words][task], control) for words in OBJECTIVES.values()))
+        for task, control in fresh.items()
+    ]  # fmt: skip
+    header = ("task", *scores, *(f"{words} gains" for words in OBJECTIVES.values()))
     return tables.markdown(header, rows)
 
 

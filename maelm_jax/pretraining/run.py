@@ -22,6 +22,7 @@ from maelm_jax.training import (
     loop,
     metrics,
     optimizer,
+    phases,
     resume,
     row_record,
     run_record,
@@ -228,27 +229,33 @@ def make_job(
     )
 
 
+def _batches(setup: Setup, phase: phases.Phase) -> collections.abc.Callable[[int], jax.Array]:
+    """Returns the function that reads the batch of a step, counted from 0, onto the devices."""
+    run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
+    row_indices = sharding.local_row_indices(run.batch_size, setup.mesh)
+    reader = batches.Batches(
+        setup.split("train"), setup.rows.rates, run.batch_size, run.seed, row_indices, window,
+        phase.first_row,
+    )  # fmt: skip
+
+    def batch(number: int) -> jax.Array:
+        rows = reader.batch(number - phase.start)
+        return sharding.shard_batch(rows, setup.mesh, run.batch_size)
+
+    return batch
+
+
 def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.CompiledPhase:
     """Returns the batches of a phase and its training step, which its first call compiles."""
     experiment = cost.phase.experiment
     run = experiment.run
-    reader = batches.Batches(
-        setup.split("train"), setup.rows.rates, run.batch_size, run.seed,
-        sharding.local_row_indices(run.batch_size, setup.mesh),
-        experiment.corpus.shuffle_shards, cost.phase.first_row,
-    )  # fmt: skip
-
-    def batch(number: int) -> jax.Array:
-        rows = reader.batch(number - cost.phase.start)
-        return sharding.shard_batch(rows, setup.mesh, run.batch_size)
-
     train_step = step.make_train_step(
         setup.loss_of(experiment), setup.optimizer, state, run.seed, run.accumulate, setup.mesh,
         experiment.optimizer.ema_decay,
     )
     tokens = float(run.batch_size * experiment.corpus.sequence_length)
     work = step_log.StepWork(tokens, sum(cost.terms.values()), cost.peak.flops_per_second)
-    return loop.CompiledPhase(cost.phase.start, train_step, work, batch)
+    return loop.CompiledPhase(cost.phase.start, train_step, work, _batches(setup, cost.phase))
 
 
 def train(

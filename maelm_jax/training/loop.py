@@ -68,7 +68,7 @@ class LoopResult(typing.NamedTuple):
 
 
 @contextlib.contextmanager
-def closing(writer: metrics.Writer, checkpoints: checkpoint.Checkpoints):
+def closing(writer, checkpoints):
     """Context manager that closes both. An error of the run has priority over one of closing."""
     try:
         yield

@@ -39,7 +39,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     files = ["finetune/rte.gin"]
     settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
-    with pytest.raises(config.ConfigError, match="has no vocabulary"):
+    with pytest.raises(config.ConfigError, match="is a checkpoint without a vocabulary. Make a folder"):
         initial_encoder.load(str(next((pathlib.Path(__file__).parents[1] / "data/reference").glob("*.npz"))))
 
 

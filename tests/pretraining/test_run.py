@@ -33,8 +33,8 @@ def rows_of_steps(*bindings: str) -> list[np.ndarray]:
     experiment = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=20", *bindings])
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(2, 1, 1), ("data", "fsdp", "tensor"))
     setup = types.SimpleNamespace(split=lambda name: {"a": Table()}, rows=types.SimpleNamespace(rates={"a": 1.0}), mesh=mesh)
-    batch = run._batches(setup, phases.of_run(experiment))
-    return [np.asarray(batch(number))[:, 0] for number in range(20)]
+    parts = phases.of_run(experiment)
+    return [np.asarray(run._batches(setup, phases.of_step(parts, number))(number))[:, 0] for number in range(20)]
 
 
 @pytest.mark.parametrize("ramp", ["((2, 5), (4, 6))", "((6, 1),)", "((2, 30),)"])

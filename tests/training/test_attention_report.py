@@ -23,7 +23,7 @@ def experiment(**model) -> config.Experiment:
 def test_parts_with_the_same_choice_are_named_together(mesh):
     assert attention_report.describe(experiment(), mesh) == "attention: xla in encoder, decoder (the platform is cpu)"
     line = attention_report.describe(experiment(decoder_attention="self+cross", attention_backend="pallas_tpu"), mesh)
-    assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set)"
+    assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set, in Pallas' interpreter here: slow, as a check)"
 
 
 def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
