@@ -51,7 +51,8 @@ def read(
             header. The message names file and line, and says what was expected.
     """
     needed = (*task.sentences, task.label) if labelled else task.sentences
-    joined = {task.label: task.label_separator} if task.label_separator else {}
+    has_lists = labelled and task.label_separator is not None
+    joined = {task.label: task.label_separator} if has_lists else {}
     lines = table_rows.rows(path, needed, joined)
     first = next(lines)
     header, headless = [cell.strip() for cell in first.cells], False

@@ -43,8 +43,8 @@ def rows(
         path: The file.
         needed: The columns that every object must have, as text, a number or a boolean. In other
             columns, what is absent or of another type is an empty cell.
-        joined: {needed column of objects that can hold a list of text: what is put between two of
-            its items}.
+        joined: {needed column: separator}. In an object, such a column can also hold a list of text
+            and numbers. Its cell has the separator between the items.
 
     Raises:
         ConfigError: The file cannot be read, is empty, corrupt, not UTF-8, or not of its kind.
@@ -125,8 +125,8 @@ def _json_lines(
             columns = list(content)
             yield Row(number, columns)
         location = f"{path}:{number}"
-        for name, separator in joined.items():
-            content[name] = _joined(content.get(name), separator, location)
+        for name in joined.keys() & content.keys():
+            content[name] = _joined(content[name], joined[name], location)
         yield Row(number, [_cell(content, name, location, name in needed) for name in columns])
 
 

@@ -132,6 +132,17 @@ def test_an_unknown_label_among_several_is_named(tmp_path):
         sentence_files.read(task, tmp_path / "a.jsonl", labelled=True)
 
 
+def test_a_field_of_labels_that_is_absent_is_named_and_in_a_file_to_predict_it_may_hold_anything(tmp_path):
+    write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": ["sport|war"]}\n{"text": "A film."}\n')
+    task = glue.task_of("own", config.CustomTask(**TOPICS | {"label_separator": ","}))
+    assert sentence_files.read(task, tmp_path / "a.jsonl", labelled=False).sentences == [("A match.",), ("A film.",)]
+    write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": ["sport"]}\n{"text": "A film."}\n')
+    with pytest.raises(config.ConfigError, match="a.jsonl:2: no field 'topics', which the first object has"):
+        sentence_files.read(task, tmp_path / "a.jsonl", labelled=True)
+    write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": ["sport,war"]}\n')
+    assert sentence_files.read(task, tmp_path / "a.jsonl", labelled=False).sentences == [("A match.",)]
+
+
 def test_labels_are_numbers_in_json_lists_too_and_unused_ones_are_named(tmp_path):
     write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": [1, 3]}\n{"text": "A film.", "topics": [3]}\n')
     task = glue.task_of("own", config.CustomTask(**TOPICS | {"labels": ("1", "2", "3")}))
