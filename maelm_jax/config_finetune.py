@@ -114,7 +114,7 @@ class CustomTask(FileSettings):
             "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead")
         if self.label_separator is not None:
             self.require(
-                self.label_separator == " " or self.label_separator.strip(),
+                self.label_separator == " " or not self.label_separator.isspace(),
                 f"label_separator={self.label_separator!r} separates cells or lines. "
                 "Choose another separator, as ','")
             unclear = [label for label in self.labels if self.label_separator in label]

@@ -101,7 +101,7 @@ def _time(plan: Plan, target: Target) -> list[str]:
     if unknown:
         names = ", ".join(unknown[:MOST_NAMED])
         lines.append(
-            f"not in the estimate, because the compiler gives no cycles: {len(unknown)} "
+            f"not in the time, because the compiler has no estimate: {len(unknown)} "
             f"operation(s), {names}"
         )
     return lines

@@ -275,7 +275,7 @@ def test_hosts_that_see_different_text_are_told_so(corpus, vocabulary, tmp_path,
         rows.prepare(corpus, vocabulary, host=1, hosts=2)
 
 
-def test_a_host_waits_as_long_as_another_one_reads_a_large_file(small_corpus, small_vocabulary, monkeypatch):
+def test_a_host_waits_as_long_as_another_one_reads_a_large_file(small_corpus, small_vocabulary, tmp_path, monkeypatch):
     """Hashes and blocks are written after a file is read, which can take longer than the hosts wait for a file."""
     original = deduplication.write_hashes
 
@@ -288,6 +288,8 @@ def test_a_host_waits_as_long_as_another_one_reads_a_large_file(small_corpus, sm
     monkeypatch.setattr(waiting, "SILENCE_SECONDS", 1.0)
     monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(waiting, "BEAT_SECONDS", 0.05)
+    for name in "ab":  # one for each host
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"Text {number} of {name}. " * 20 for number in range(300)))
     unique = config.dataclasses.replace(small_corpus, deduplicate=True)
     second = threading.Thread(target=rows.prepare, args=(unique, small_vocabulary, 1, 2), daemon=True)
     second.start()
