@@ -24,6 +24,7 @@ from maelm_jax.model import (
     ops,
 )
 from maelm_jax.model.attention_choice import Call as Call
+from maelm_jax.model.attention_fused import Attended as Attended
 from maelm_jax.model.ops import save_for_backward
 from maelm_jax.model.positions import MASKED_OUT, Rotation, rotate, rotation
 
@@ -71,17 +72,10 @@ class ScoreTerms(typing.NamedTuple):
     bias: Float[Array, "B G T S"] | None = None  # receives a gradient
     mask: Mask | Float[Array, "B 1 T S"] | None = None  # receives none
     # Collects the gradient of `bias` over the layers that share it, in place. Its value is never
-    # read. See attention_fused.attention_that_sums_bias_gradients.
+    # read. See `attention_fused.attention`.
     carrier: Float[Array, "B H T S"] | None = None
     rotations: Rotations | None = None  # applied to queries and keys
     local: "ScoreTerms | None" = None  # what takes the place of all this in local layers
-
-
-class Attended(typing.NamedTuple):
-    """The result of `attention`."""
-
-    states: Float[Array, "B T D"]
-    carrier: Float[Array, "B H T S"] | None  # for the next layer
 
 
 class Dropout(typing.NamedTuple):
@@ -226,16 +220,11 @@ def _by_kernels(
         interpret=target.platform != kernels.platform,
     )
     operands = _kernel_operands(terms.mask, dropout, heads)
-    if terms.carrier is None:
-        arrays, attend = (q, k, v, terms.bias, operands), attention_fused.attention
-    else:
-        arrays = (q, k, v, terms.bias, terms.carrier, operands)
-        attend = attention_fused.attention_that_sums_bias_gradients
-    run = functools.partial(attend, kernels, settings)
+    arrays = (q, k, v, terms.bias, terms.carrier, operands)
+    run = functools.partial(attention_fused.attention, kernels, settings)
     if target.sharded_rows:
         run = attention_fused.over_heads(run, arrays)
-    result = run(*arrays)
-    return Attended(result, None) if terms.carrier is None else Attended(*result)
+    return run(*arrays)
 
 
 def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attention_fused.Operands:

@@ -56,11 +56,11 @@ class Kernels(typing.NamedTuple):
     backward: collections.abc.Callable
 
 
-class StatesAndCarrier(typing.NamedTuple):
-    """The result of `attention_that_sums_bias_gradients`."""
+class Attended(typing.NamedTuple):
+    """The result of an attention."""
 
     states: Float[Array, "B T D"]
-    carrier: Float[Array, "B H T S"]  # for the next layer
+    carrier: Float[Array, "B H T S"] | None  # for the next layer
 
 
 def attention(
@@ -70,11 +70,16 @@ def attention(
     k: Float[Array, "B S D"],
     v: Float[Array, "B S D"],
     bias: Float[Array, "B G T S"] | None,
+    carrier: Float[Array, "B H T S"] | None,
     operands: Operands,
-) -> Float[Array, "B T D"]:
+) -> Attended:
     """Computes softmax(q k^T / sqrt(K) + bias) v for each head, with dropout of the weights.
 
     Scores, softmax and sums are float32. Matrix products take the dtype of q.
+
+    Layers that share a bias pass one carrier from each to the next, and start it with the bias. The
+    carrier's value is never read. Its gradient is that of the bias: each backward kernel adds its
+    own to it in place. With a carrier, `bias` itself receives no gradient.
 
     Args:
         kernels: What computes it.
@@ -83,35 +88,15 @@ def attention(
         k: Keys.
         v: Values.
         bias: Added to the scores, or None.
+        carrier: Collects the gradient of the bias. None: `bias` receives its gradient.
         operands: Segments, and words of the dropout hash.
 
     Returns:
-        The sums, in the dtype of q, with the heads side by side.
+        The sums, in the dtype of q, with the heads side by side, and the carrier.
     """
-    return _attention(kernels, settings, q, k, v, bias, None, operands)[0]
-
-
-def attention_that_sums_bias_gradients(
-    kernels: Kernels,
-    settings: Settings,
-    q: Float[Array, "B T D"],
-    k: Float[Array, "B S D"],
-    v: Float[Array, "B S D"],
-    bias: Float[Array, "B H T S"],
-    carrier: Float[Array, "B H T S"],
-    operands: Operands,
-) -> StatesAndCarrier:
-    """Computes `attention`, and hands the gradient of the bias on through `carrier`.
-
-    Layers that share a bias pass one carrier from each to the next, and start it with the bias. The
-    carrier's value is never read. Its gradient is that of the bias: each backward kernel adds its
-    own to it in place. `bias` itself receives no gradient.
-
-    Returns:
-        The sums, and the carrier for the next layer.
-    """
-    bias = jax.lax.stop_gradient(bias)
-    return StatesAndCarrier(*_attention(kernels, settings, q, k, v, bias, carrier, operands))
+    if carrier is not None:
+        bias = jax.lax.stop_gradient(bias)
+    return _attention(kernels, settings, q, k, v, bias, carrier, operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -122,7 +107,7 @@ def _attention(kernels, settings, q, k, v, bias, carrier, operands):
 def _attention_forward(kernels, settings, q, k, v, bias, carrier, operands):
     results = kernels.forward(settings, q, k, v, bias, operands)
     out, statistics = jax.tree.map(ops.save_for_backward, results)
-    return (out, carrier), (q, k, v, out, statistics, bias, operands)
+    return Attended(out, carrier), (q, k, v, out, statistics, bias, operands)
 
 
 def _attention_backward(kernels, settings, saved, gradients):
@@ -143,23 +128,22 @@ def over_heads(run: collections.abc.Callable, arrays: tuple) -> collections.abc.
     """Wraps a call of the kernels in a `shard_map` over heads. XLA cannot partition a kernel.
 
     Args:
-        run: `attention` or `attention_that_sums_bias_gradients`, with kernels and settings given.
+        run: `attention`, with kernels and settings given.
         arrays: The other arguments of the call.
     """
     heads_last, heads_second = PartitionSpec(None, None, "tensor"), PartitionSpec(None, "tensor")
-    *biases, operands = arrays[3:]
+    *_, bias, carrier, operands = arrays
     whole = jax.tree.map(lambda _: PartitionSpec(), operands)
     if operands.head_words is not None:
         whole = whole._replace(head_words=heads_second)
-    bias_specs = jax.tree.map(
-        lambda x: heads_second if x.shape[1] > 1 else PartitionSpec(), tuple(biases)
-    )
-    specs = (heads_last, heads_last, heads_last, *bias_specs, whole)
-    results = heads_last
-    if len(biases) == 2:
-        results = StatesAndCarrier(heads_last, heads_second)
+    carrier_spec = None if carrier is None else heads_second
+    bias_spec = jax.tree.map(lambda x: heads_second if x.shape[1] > 1 else PartitionSpec(), bias)
     return jax.shard_map(
-        run, in_specs=specs, out_specs=results, axis_names={"tensor"}, check_vma=False
+        run,
+        in_specs=(heads_last, heads_last, heads_last, bias_spec, carrier_spec, whole),
+        out_specs=Attended(heads_last, carrier_spec),
+        axis_names={"tensor"},
+        check_vma=False,
     )
 
 
