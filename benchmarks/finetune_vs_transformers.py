@@ -33,8 +33,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch m
 import transformers_trainer
 
 from maelm_jax import cli, config, export, finetune, storage, tables
-from maelm_jax.encoders import families
-from maelm_jax.finetuning import experiments, predictor, tasks
+from maelm_jax.finetuning import experiments, input_format, tasks
 
 OURS, THEIRS = "maelm_jax", "transformers"
 CONFIDENCE = 0.95
@@ -144,11 +143,11 @@ def load(args: argparse.Namespace, name: str) -> transformers_trainer.Task:
     gin_file = f"finetune/{name}.gin"
     planned = experiments.plan(args.encoder, [gin_file], bindings_of(args)).planned[0]
     experiment = planned.experiment
+    vocabulary = planned.encoder.vocabulary
     data = tasks.load(
-        name, experiment.finetune, experiment.corpus, planned.encoder.vocabulary,
-        predictor.length_of(experiment), families.closest(experiment.model).pair,
-    )  # fmt: skip
-    return transformers_trainer.Task(experiment, data, planned.encoder.vocabulary.pad)
+        name, experiment.finetune, experiment.corpus, input_format.of(experiment, vocabulary)
+    )
+    return transformers_trainer.Task(experiment, data, vocabulary.pad)
 
 
 def run_ours(args: argparse.Namespace, name: str) -> list[float]:

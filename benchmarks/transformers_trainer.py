@@ -7,7 +7,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.finetuning import batches, predictor, task_data
+from maelm_jax.finetuning import batches, input_format, task_data
 
 EVALUATION_ROWS = 64
 
@@ -23,7 +23,7 @@ class Task(typing.NamedTuple):
         """The batches that this project trains on with this seed, in order."""
         grid = self.experiment.finetune.grid
         sizes = batches.padded_lengths(
-            self.data.train.lengths, predictor.length_of(self.experiment)
+            self.data.train.lengths, input_format.length_of(self.experiment)
         )
         planned = batches.Batches(self.data.train, sizes, grid.batch_size, self.pad, seed)
         return [planned.batch(step) for step in range(planned.per_epoch * grid.epochs)]

@@ -8,7 +8,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.finetuning.input_format import InputFormat
 
 NO_LABEL = -1  # target of a slot that is not predicted
 TEXTS_AT_ONCE = 10_000  # texts that are tokenised between two steps of the progress bar
@@ -70,19 +70,16 @@ class EncodedSentences(typing.NamedTuple):
 
 
 def sentences(
-    examples: list[tuple[str, ...]],
-    vocabulary: Vocabulary,
-    length: int,
-    pair: PairFormat = REPEATED_SEPARATOR,
+    examples: list[tuple[str, ...]], input_format: InputFormat
 ) -> EncodedSentences:
     """Encodes examples as `<s> A </s>`, those of two sentences as `<s> A </s> B </s>`.
 
     Args:
         examples: One or two sentences each, all the same number.
-        vocabulary: Encodes the sentences.
-        length: Largest number of tokens. `kept_sizes` says what is cut off.
-        pair: The number of `</s>` between two sentences.
+        input_format: Its `length` is the largest number of tokens. `kept_sizes` says what is cut
+            off.
     """
+    vocabulary, length, pair = input_format
     sentence_count = len(examples[0])
     encoded = [
         encode(vocabulary, [example[i] for example in examples]) for i in range(sentence_count)
@@ -95,18 +92,13 @@ def sentences(
         cut += kept != sizes
         first, *second = (part[:size] for part, size in zip(parts, kept, strict=True))
         if second:
-            prefix = pair_prefix(vocabulary, first, pair)
+            prefix = input_format.prefix(first)
             row, start = [*prefix, *second[0], vocabulary.eos], len(prefix)
         else:
             row, start = [vocabulary.bos, *first, vocabulary.eos], 0
         rows.append(np.asarray(row, np.int32))
         starts.append(start)
     return EncodedSentences(rows, np.asarray(starts, np.int32), cut)
-
-
-def pair_prefix(vocabulary: Vocabulary, first: list[int], pair: PairFormat) -> list[int]:
-    """The tokens before the second of two sentences. `first` are those of the first."""
-    return [vocabulary.bos, *first, *[vocabulary.eos] * pair.separators]
 
 
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:

@@ -8,9 +8,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders import families, family
-from maelm_jax.finetuning import batches, predictor, results, tasks
+from maelm_jax.finetuning import batches, input_format, predictor, results, tasks
 from maelm_jax.finetuning.task_data import DevSet
 
 # Settings that change where examples come from and how they are computed, not what is predicted of
@@ -36,23 +34,20 @@ class FinishedRun:
         self.folder, self.results, self.experiment = folder, content, experiment
         self.task: str = content["task"]
         self.labels: tuple[str, ...] = tuple(content.get("labels", ()))
-        self.length = predictor.length_of(experiment)
-
-    @property
-    def pair(self) -> family.PairFormat:
-        """How the encoder reads two sentences."""
-        return families.pair_of(self.experiment.model)
 
     @functools.cached_property
-    def vocabulary(self) -> Vocabulary:
-        return vocabularies.load(self.folder / "vocabulary")
+    def input_format(self) -> input_format.InputFormat:
+        """How the encoder reads examples."""
+        vocabulary = vocabularies.load(self.folder / "vocabulary")
+        return input_format.of(self.experiment, vocabulary)
 
     def outputs(self, dev_sets: list[DevSet]) -> list:
         """Outputs of the model for all examples of each set. See Predictor.outputs."""
         head = tasks.head_of(self.task, self.experiment.finetune, self.labels)
-        model = predictor.restore(str(self.folder), self.experiment, head, self.vocabulary)
+        vocabulary, length, _ = self.input_format
+        model = predictor.restore(str(self.folder), self.experiment, head, vocabulary)
         lengths = np.concatenate([dev.features.lengths for dev in dev_sets])
-        sizes = batches.padded_lengths(lengths, self.length)
+        sizes = batches.padded_lengths(lengths, length)
         return [model.predictor.outputs(model.params, dev, sizes) for dev in dev_sets]
 
 

@@ -46,10 +46,8 @@ def predict(
         run.task,
         input_file,
         run.experiment.finetune,
-        run.vocabulary,
-        run.length,
+        run.input_format,
         run.results,
-        run.pair,
         labelled=with_scores,
     )
     flag = "--workdir" if output is None else "--output"

@@ -68,11 +68,6 @@ def shard(batch: batches.Batch, mesh: jax.sharding.Mesh) -> batches.Batch:
     return batches.Batch(*(sharding.shard_batch(part, mesh) for part in batch))
 
 
-def length_of(experiment: config.Experiment) -> int:
-    """Largest number of tokens of an example."""
-    return min(experiment.finetune.max_length, experiment.model.max_positions)
-
-
 class Restored(typing.NamedTuple):
     """The model of a finished run."""
 

@@ -8,47 +8,42 @@ import pathlib
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import metrics, squad, windows
+from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.finetuning.task_data import SPAN, DevSet, TaskData
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
-    length: int, pair: PairFormat = REPEATED_SEPARATOR,
-) -> TaskData:  # fmt: skip
+    name: str, settings: config.Finetune, corpus: config.Corpus, input_format: InputFormat
+) -> TaskData:
     """Reads and tokenises the data of "squad1" or "squad2". See tasks.load."""
     data = squad.load(name, settings, corpus)
     if name == "squad1":
         _check_answers(name, data.train)
         _check_answers(name, data.dev)
-    train = windows.make(
-        data.train, vocabulary, settings.squad, length, training=True, pair=pair
-    ).rows
+    train = windows.make(data.train, input_format, settings.squad, training=True).rows
     if not train.targets.any():
         raise config.ConfigError(
             f"{name}: none of the {len(data.train.questions)} training questions of "
             f"{data.train.source} has an answer that stands in its context at answer_start and "
-            f"fits into {length} tokens. Check text and answer_start of the answers."
+            f"fits into {input_format.length} tokens. Check text and answer_start of the answers."
         )
     sampled = data.dev.sample(settings.dev_examples)
-    dev = dev_set(name, sampled, vocabulary, settings, length, pair=pair)
+    dev = dev_set(name, sampled, input_format, settings)
     main = "best_f1" if name == "squad2" else "f1"
     notes = data.train.notes + sampled.notes
     return TaskData(name, SPAN, (), main, train, {"": dev}, {}, notes)
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    best: dict[str, float], pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
+    name: str, path: str, settings: config.Finetune, input_format: InputFormat,
+    best: dict[str, float], labelled: bool = False,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. See tasks.read_file."""
     questions = squad.Questions(squad.read_file(path), source=path)
     if labelled:
         _check_answers(name, questions)
-    threshold = best.get("best_f1_threshold")
-    return dev_set(name, questions, vocabulary, settings, length, threshold, pair)
+    return dev_set(name, questions, input_format, settings, best.get("best_f1_threshold"))
 
 
 def _check_answers(name: str, questions: squad.Questions):
@@ -67,20 +62,18 @@ def _check_answers(name: str, questions: squad.Questions):
 
 
 def dev_set(
-    name: str, questions: squad.Questions, vocabulary: Vocabulary, settings: config.Finetune,
-    length: int, threshold: float | None = None, pair: PairFormat = REPEATED_SEPARATOR,
+    name: str, questions: squad.Questions, input_format: InputFormat, settings: config.Finetune,
+    threshold: float | None = None,
 ) -> DevSet:  # fmt: skip
     """Questions to answer.
 
     Args:
         name: "squad1" or "squad2".
         questions: The questions. Notes are added to them.
-        vocabulary: Encodes the text.
+        input_format: How the encoder reads question and context.
         settings: Settings of fine-tuning.
-        length: Largest number of tokens of a window.
         threshold: SQuAD 2.0: answers whose null margin is above it are empty, in files and scores.
             None: in files, the threshold with the best F1 on these questions. See metrics.squad.
-        pair: How the encoder reads question and context.
 
     Raises:
         ConfigError: Two questions have the same id.
@@ -92,9 +85,7 @@ def dev_set(
             f"{questions.source}: more than one question has the id {repeated!r}, and answers are "
             "written by id. Give each question its own."
         )
-    cut = windows.make(
-        questions, vocabulary, settings.squad, length, training=False, pair=pair
-    )
+    cut = windows.make(questions, input_format, settings.squad, training=False)
     answering = _Answering(
         name == "squad2", questions, cut, settings.squad.answer_length, threshold
     )

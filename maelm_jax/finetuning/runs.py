@@ -5,17 +5,17 @@ import pathlib
 import time
 
 from maelm_jax import config, gin_files, paths
-from maelm_jax.encoders import families, source
+from maelm_jax.encoders import source
 from maelm_jax.finetuning import (
     experiments,
     grid,
     initial_encoder,
+    input_format,
     results,
     session,
     table,
     tasks,
 )
-from maelm_jax.finetuning.predictor import length_of
 from maelm_jax.training import attention_report, loop
 
 # Fields of config.Model that decide the form of an encoder, and that earlier versions lacked.
@@ -133,9 +133,7 @@ class _Sessions:
                 planned.task,
                 experiment.finetune,
                 experiment.corpus,
-                vocabulary,
-                length_of(experiment),
-                families.pair_of(experiment.model),
+                input_format.of(experiment, vocabulary),
             )
             self._session = session.FinetuneSession(experiment, data, vocabulary)
             self._key = key
@@ -148,7 +146,7 @@ class _Sessions:
 def describe_data(current: session.FinetuneSession, planned: experiments.Planned) -> str:
     """The sizes of a task's data and the notes made while reading it, as text."""
     experiment, data = planned.experiment, current.task
-    length = length_of(experiment)
+    length = input_format.length_of(experiment)
     dev = ", ".join(
         f"{len(dev.features.ids):,}" + (f" {name}" if name else "")
         for name, dev in data.dev.items()

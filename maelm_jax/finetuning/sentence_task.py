@@ -7,32 +7,30 @@ import numpy as np
 import scipy.special
 
 from maelm_jax import config, storage
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, glue, metrics, sentence_data, sentence_files
+from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.finetuning.sentence_files import Examples
 from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
-    length: int, pair: PairFormat = REPEATED_SEPARATOR,
-) -> TaskData:  # fmt: skip
+    name: str, settings: config.Finetune, corpus: config.Corpus, input_format: InputFormat
+) -> TaskData:
     """Reads and tokenises the data of a sentence task. See tasks.load."""
     task = glue.task_of(name, settings.custom)
     data = sentence_data.load(task, settings, corpus)
-    train = tokenise(task, data.train, vocabulary, length, "training", pair)
+    train = tokenise(task, data.train, input_format, "training")
     dev = {
         part: examples.sample(settings.dev_examples, part or "dev")
         for part, examples in data.dev.items()
     }
     dev_sets = {
-        part: dev_set(task, examples, vocabulary, length, part or "dev", pair)
+        part: dev_set(task, examples, input_format, part or "dev")
         for part, examples in dev.items()
     }
     unscored = {}
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
-        unscored["ax"] = dev_set(task, examples, vocabulary, length, "diagnostic", pair)
+        unscored["ax"] = dev_set(task, examples, input_format, "diagnostic")
     notes = [note for examples in (data.train, *dev.values()) for note in examples.notes]
     notes += _note_on_metrics(task) + _note_on_unused(task, data.train.labels)
     first = next(iter(dev))
@@ -65,28 +63,29 @@ def _note_on_unused(task: glue.Task, labels: np.ndarray) -> list[str]:
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
+    name: str, path: str, settings: config.Finetune, input_format: InputFormat,
+    labelled: bool = False,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. See tasks.read_file."""
     task = glue.task_of(name, settings.custom)
     examples = sentence_files.read(task, path, labelled)
     if labelled:
         examples.notes += _note_on_metrics(task)
-    return dev_set(task, examples, vocabulary, length, path, pair)
+    return dev_set(task, examples, input_format, path)
 
 
 def tokenise(
-    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str,
-    pair: PairFormat = REPEATED_SEPARATOR,
-) -> features.Features:  # fmt: skip
+    task: glue.Task, examples: Examples, input_format: InputFormat, which: str
+) -> features.Features:
     """Tokenises examples, and adds a note to them that says how many were cut.
 
     `which` names them in the note. Scores become numbers from 0 to 1. Missing labels are class 0.
     """
-    ids, second, cut = features.sentences(examples.sentences, vocabulary, length, pair)
+    ids, second, cut = features.sentences(examples.sentences, input_format)
     if cut:
-        examples.notes.append(f"{which}: {cut} of {len(ids)} examples cut to {length} tokens")
+        examples.notes.append(
+            f"{which}: {cut} of {len(ids)} examples cut to {input_format.length} tokens"
+        )
     targets = np.zeros(len(ids), np.int32) if examples.labels is None else examples.labels
     if targets.dtype == np.float64:  # scores
         targets = task.normalise_scores(targets)
@@ -94,11 +93,10 @@ def tokenise(
 
 
 def dev_set(
-    task: glue.Task, examples: Examples, vocabulary: Vocabulary, length: int, which: str,
-    pair: PairFormat = REPEATED_SEPARATOR,
-) -> DevSet:  # fmt: skip
+    task: glue.Task, examples: Examples, input_format: InputFormat, which: str
+) -> DevSet:
     """Examples to predict. `which` names them in notes."""
-    tokenised = tokenise(task, examples, vocabulary, length, which, pair)
+    tokenised = tokenise(task, examples, input_format, which)
     return DevSet(
         tokenised,
         functools.partial(metrics.glue, task.metrics, tokenised.targets),

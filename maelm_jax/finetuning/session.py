@@ -14,7 +14,7 @@ import optax
 
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.finetuning import heads, rank_curve, results
+from maelm_jax.finetuning import heads, input_format, rank_curve, results
 from maelm_jax.finetuning import predictor as predictors
 from maelm_jax.finetuning.batches import Batch, Batches, padded_lengths
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
@@ -57,7 +57,7 @@ class FinetuneSession:
         )
         replicated = jax.NamedSharding(self.mesh, jax.P())
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), replicated)
-        self.sizes = self._padded_lengths(predictors.length_of(experiment))
+        self.sizes = self._padded_lengths(input_format.length_of(experiment))
         self.predictor = predictors.Predictor(
             self.graph,
             self.init,
@@ -219,7 +219,7 @@ class FinetuneSession:
             "evaluations": evaluations,
             "labels": list(task.labels),
             "label_separator": task.label_separator,
-            "max_length": predictors.length_of(experiment),
+            "max_length": input_format.length_of(experiment),
             "train_examples": len(task.train.ids),
             "steps": schedule.total_steps,
             "padding": {"train": schedule.batches.padding(), "lengths": self.sizes},

@@ -108,7 +108,7 @@ def _predict(model: str, folder: pathlib.Path, bindings: list[str]) -> list[str]
     if not tests:
         return [f"{run.task}: no test file of {task.folder} in {settings.data_dir or 'TFDS'}"]
     dev_sets = {
-        name: sentence_task.dev_set(task, examples, run.vocabulary, run.length, name, run.pair)
+        name: sentence_task.dev_set(task, examples, run.input_format, name)
         for name, examples in tests.items()
     }
     for name, outputs in zip(dev_sets, run.outputs(list(dev_sets.values())), strict=True):

@@ -3,8 +3,6 @@
 import dataclasses
 
 from maelm_jax import config
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import (
     glue,
     question_task,
@@ -14,6 +12,7 @@ from maelm_jax.finetuning import (
     squad,
     token_task,
 )
+from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.finetuning.task_data import SPAN, DevSet, Head, TaskData
 
 NAMES = (*glue.TASKS, *squad.FILES, glue.OWN, token_task.NAME)
@@ -51,28 +50,25 @@ def check(name: str, settings: config.Finetune):
 
 
 def load(
-    name: str, settings: config.Finetune, corpus: config.Corpus, vocabulary: Vocabulary,
-    length: int, pair: PairFormat = REPEATED_SEPARATOR,
-) -> TaskData:  # fmt: skip
+    name: str, settings: config.Finetune, corpus: config.Corpus, input_format: InputFormat
+) -> TaskData:
     """Reads and tokenises the data of a task.
 
     Args:
         name: One of NAMES.
         settings: Settings of fine-tuning.
         corpus: Settings of TFDS.
-        vocabulary: Encodes the text.
-        length: Largest number of tokens of an example.
-        pair: How the encoder reads two sentences.
+        input_format: How the encoder reads the examples.
 
     Raises:
         ConfigError: The task is unknown, or data is missing or malformed.
     """
     if name == token_task.NAME:
-        data = token_task.load(settings, vocabulary, length)
+        data = token_task.load(settings, input_format)
     elif name in squad.FILES:
-        data = question_task.load(name, settings, corpus, vocabulary, length, pair)
+        data = question_task.load(name, settings, corpus, input_format)
     else:
-        data = sentence_task.load(name, settings, corpus, vocabulary, length, pair)
+        data = sentence_task.load(name, settings, corpus, input_format)
     available = len(data.train.ids)
     numbers = samples.numbers(settings.train_examples, available)
     if numbers is None:
@@ -83,8 +79,8 @@ def load(
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    results: dict, pair: PairFormat = REPEATED_SEPARATOR, labelled: bool = False,
+    name: str, path: str, settings: config.Finetune, input_format: InputFormat, results: dict,
+    labelled: bool = False,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict.
 
@@ -92,11 +88,9 @@ def read_file(
         name: The task.
         path: The file.
         settings: Settings of the fine-tuning run.
-        vocabulary: Encodes the text.
-        length: Largest number of tokens of an example.
+        input_format: How the encoder reads the examples.
         results: Results of the run. Those of SQuAD 2.0 have the null threshold, those of `conll`
             the labels.
-        pair: How the encoder reads two sentences.
         labelled: Whether its labels are read, for `DevSet.score`. If not, they can be missing.
 
     Raises:
@@ -104,10 +98,8 @@ def read_file(
     """
     if name == token_task.NAME:
         labels = tuple(results["labels"])
-        return token_task.read_file(path, settings, vocabulary, length, labels, labelled)
+        return token_task.read_file(path, settings, input_format, labels, labelled)
     if name in squad.FILES:
         best = results.get("best", {})
-        return question_task.read_file(
-            name, path, settings, vocabulary, length, best, pair, labelled
-        )
-    return sentence_task.read_file(name, path, settings, vocabulary, length, pair, labelled)
+        return question_task.read_file(name, path, settings, input_format, best, labelled)
+    return sentence_task.read_file(name, path, settings, input_format, labelled)

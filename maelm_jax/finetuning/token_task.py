@@ -12,9 +12,9 @@ import unicodedata
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.finetuning import conll_files, features, metrics
 from maelm_jax.finetuning.conll_files import Sentences
+from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.finetuning.task_data import DevSet, Head, TaskData
 
 NAME = "conll"
@@ -22,7 +22,7 @@ SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
 
 
-def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> TaskData:
+def load(settings: config.Finetune, input_format: InputFormat) -> TaskData:
     """Reads and tokenises the files of the task. The labels are those of the training file."""
     train_path, dev_path = locate(settings.conll)
     train = conll_files.read(train_path, settings.conll, labelled=True)
@@ -33,10 +33,10 @@ def load(settings: config.Finetune, vocabulary: Vocabulary, length: int) -> Task
             f"{train_path}: every word has the label {labels[0]!r}. "
             "Give a file with two labels or more, or correct Conll.label_column."
         )
-    rows = tokenise(train, labels, vocabulary, length, "training")
+    rows = tokenise(train, labels, input_format, "training")
     entities = all(map(metrics.is_of_entity, labels))
     _check_labels(dev, labels, dev_path, "dev")
-    dev_sets = {"": dev_set(dev, labels, vocabulary, length, "dev")}
+    dev_sets = {"": dev_set(dev, labels, input_format, "dev")}
     notes = train.notes + dev.notes
     if not entities:
         notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
@@ -75,14 +75,14 @@ def locate(settings: config.Conll) -> list[pathlib.Path]:
 
 
 def read_file(
-    path: str, settings: config.Finetune, vocabulary: Vocabulary, length: int,
-    labels: tuple[str, ...], labelled: bool = False,
+    path: str, settings: config.Finetune, input_format: InputFormat, labels: tuple[str, ...],
+    labelled: bool = False,
 ) -> DevSet:  # fmt: skip
     """Reads a file to predict. See tasks.read_file."""
     sentences = conll_files.read(path, settings.conll, labelled)
     if labelled:
         _check_labels(sentences, labels, path, path)
-    return dev_set(sentences, labels, vocabulary, length, path)
+    return dev_set(sentences, labels, input_format, path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,17 +94,17 @@ class WordRows:
 
 
 def tokenise(
-    sentences: Sentences, labels: tuple[str, ...], vocabulary: Vocabulary, length: int, which: str
+    sentences: Sentences, labels: tuple[str, ...], input_format: InputFormat, which: str
 ) -> WordRows:
     """Encodes each sentence as `<s> words </s>`, and notes how many sentences were cut.
 
     Args:
         sentences: The sentences. Notes are added to them.
         labels: Names of the classes. A word with another label, or without one, has no target.
-        vocabulary: Encodes the words with a space between two of them.
-        length: Largest number of tokens.
+        input_format: Its vocabulary encodes the words with a space between two of them.
         which: Names the sentences in notes.
     """
+    vocabulary, length = input_format.vocabulary, input_format.length
     class_of = {label: index for index, label in enumerate(labels)}
     ids, slots = [], []
     cut = lost = 0
@@ -165,10 +165,10 @@ def _is_visible(word: str) -> bool:
 
 
 def dev_set(
-    sentences: Sentences, labels: tuple[str, ...], vocabulary: Vocabulary, length: int, which: str
+    sentences: Sentences, labels: tuple[str, ...], input_format: InputFormat, which: str
 ) -> DevSet:
     """Sentences to predict. `which` names them in notes."""
-    rows = tokenise(sentences, labels, vocabulary, length, which)
+    rows = tokenise(sentences, labels, input_format, which)
     labelling = _Labelling(sentences, rows.slots, labels)
     return DevSet(
         rows.features,

@@ -8,9 +8,8 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
 from maelm_jax.finetuning import features, squad
+from maelm_jax.finetuning.input_format import InputFormat
 
 BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer
 
@@ -32,17 +31,17 @@ class _Context(typing.NamedTuple):
 
 
 def make(
-    questions: squad.Questions, vocabulary: Vocabulary, settings: config.Squad, length: int,
-    training: bool, pair: PairFormat = REPEATED_SEPARATOR,
-) -> Windows:  # fmt: skip
-    """Makes windows of at most `length` tokens. Adds notes of what is cut or left out.
+    questions: squad.Questions, input_format: InputFormat, settings: config.Squad, training: bool
+) -> Windows:
+    """Makes windows of the tokens of questions. Adds notes of what is cut or left out.
 
     In training, targets are the (first, last) slot of the answer, or (0, 0) in a window that does
     not hold all of one. A question whose answer is not in its context gets no window.
     """
-    maker = _Maker(vocabulary, settings, length, pair)
-    texts = features.encode(vocabulary, [question.text for question in questions.questions])
-    for number, (question, tokens) in enumerate(zip(questions.questions, texts, strict=True)):
+    maker = _Maker(input_format, settings)
+    texts = [question.text for question in questions.questions]
+    encoded = features.encode(input_format.vocabulary, texts)
+    for number, (question, tokens) in enumerate(zip(questions.questions, encoded, strict=True)):
         maker.add(number, question, tokens, training)
     which = "training" if training else "dev"
     questions.notes += [f"{which}: {note}" for note in maker.notes(len(texts))]
@@ -52,11 +51,9 @@ def make(
 class _Maker:
     """Collects the windows of one question after the other."""
 
-    def __init__(
-        self, vocabulary: Vocabulary, settings: config.Squad, length: int, pair: PairFormat
-    ):
-        self.vocabulary, self.settings, self.length = vocabulary, settings, length
-        self.pair = pair
+    def __init__(self, input_format: InputFormat, settings: config.Squad):
+        self.input_format, self.settings = input_format, settings
+        self.vocabulary, self.length = input_format.vocabulary, input_format.length
         self.contexts: dict[str, _Context] = {}
         self.offsets: list[np.ndarray] = []
         # Of each window: ids, slots of the answer, first slot of the context, number of the
@@ -74,7 +71,7 @@ class _Maker:
             return
         limit = min(self.settings.question_length, self.length // 2 - 4)
         self.cut += len(tokens) > limit
-        prefix = features.pair_prefix(self.vocabulary, tokens[:limit], self.pair)
+        prefix = self.input_format.prefix(tokens[:limit])
         size = self.length - len(prefix) - 1  # largest number of tokens of the context
         step = max(1, min(self.settings.stride, size // 2))
         starts = range(0, max(len(context.tokens) - size, 0) + step, step)

@@ -16,6 +16,7 @@ from maelm_jax.encoders import families, fine_tuned_head, huggingface, source, w
 from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
 from maelm_jax.encoders.tensors import Weights  # noqa: E402
 from maelm_jax.finetuning import batches, features, heads, initial_encoder  # noqa: E402
+from maelm_jax.finetuning.input_format import InputFormat  # noqa: E402
 from maelm_jax.finetuning.task_data import SPAN, Head  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
@@ -42,7 +43,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     if model_type == "bert" and head == SENTENCE:
         pooler = weight_files.open_folder(tmp_path / "stock")["pooler.dense.weight"]
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, pooler)
-    encoded = features.sentences(PAIRS, vocabulary, 48, family.pair)
+    encoded = features.sentences(PAIRS, InputFormat(vocabulary, 48, family.pair))
     rows = features.Features(encoded.ids, np.zeros(len(PAIRS), np.int32), encoded.second)
     batch = batches.pack(rows, 48, 2, vocabulary.pad, 0)
     ours = np.asarray(jax.jit(lambda p: maelm.apply(graph, p)(batches.Batch(*map(jax.numpy.asarray, batch))))(params))

@@ -8,6 +8,7 @@ import pytest
 
 from maelm_jax import config, finetune
 from maelm_jax.finetuning import tasks
+from maelm_jax.finetuning.input_format import InputFormat
 
 
 def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib.Path:
@@ -55,7 +56,7 @@ def test_two_questions_of_one_id_are_refused_where_answers_are_written(
     with pytest.raises(
         config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
     ):
-        tasks.read_file("squad1", str(path), config.Finetune(), vocabulary, 64, {})
+        tasks.read_file("squad1", str(path), config.Finetune(), InputFormat(vocabulary, 64), {})
 
 
 def test_squad1_has_an_answer_to_every_question(tmp_path, data_dir, pretrained):

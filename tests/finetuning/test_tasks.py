@@ -6,6 +6,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.finetuning import table_rows, tasks
+from maelm_jax.finetuning.input_format import InputFormat
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
@@ -49,4 +50,4 @@ def test_missing_data_is_found_before_anything_runs(shared_data):
 def test_a_squad_model_is_given_json(tmp_path):
     (tmp_path / "x.tsv").write_text("index\tsentence1\tsentence2\n0\tThe cat.\tA dog.\n")
     with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
-        tasks.read_file("squad1", str(tmp_path / "x.tsv"), config.Finetune(), None, 64, {})
+        tasks.read_file("squad1", str(tmp_path / "x.tsv"), config.Finetune(), InputFormat(None, 64), {})
