@@ -135,7 +135,7 @@ def check_same_loss(experiment: config.Experiment, setup, inputs, module, tensor
 
     model = maelm.apply(setup.graph, setup.state.params)
     sums = loss.masked_cross_entropy(model.predict(inputs), inputs)
-    ours = float(sums.loss / sums.count)
+    ours = float(sums.loss_nats / sums.count)
     with torch.no_grad():
         theirs = float(module.eval()(tensors))
     tolerance = LOSS_TOLERANCE.get(experiment.model.dtype, LOSS_TOLERANCE_OTHERWISE)

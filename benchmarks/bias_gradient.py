@@ -95,7 +95,10 @@ def table_gradient(experiment: config.Experiment, backend: str, dtype: str):
 
     @jax.jit
     def gradient(params):
-        return jax.grad(lambda params: loss(params, setup.ids, numbers, key, True).loss)(params)
+        def loss_nats(params):
+            return loss(params, setup.ids, numbers, key, True).loss_nats
+
+        return jax.grad(loss_nats)(params)
 
     return gradient(setup.state.params)["encoder"]["relative_bias"]["table"]
 

@@ -116,7 +116,7 @@ class Masking(Settings):
 
     rate: float = setting(
         0.15,
-        "Masked share of a row's tokens, `<s>` and `</s>` counted; of text alone a bit more.",
+        "Masked share of a row's tokens. `<s>` and `</s>` count.",
         gt=0, lt=1)
     rate_plateaus: tuple[tuple[ShareBelowOne, ShareInside], ...] = setting(
         (), "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
@@ -158,9 +158,11 @@ class Masking(Settings):
         rates = [
             (f"Masking.rate_plateaus: rate {rate:g} from {start:g} on", rate)
             for start, rate in self.rate_plateaus
-        ] or [(f"Masking.rate={self.rate:g}", self.rate)]
+        ]
         if self.heldout_rate is not None:
             rates.append((f"Masking.heldout_rate={self.heldout_rate:g}", self.heldout_rate))
+        if not self.rate_plateaus or self.heldout_rate is None:
+            rates.append((f"Masking.rate={self.rate:g}", self.rate))
         return rates
 
 

@@ -30,10 +30,10 @@ def find(name: str, including: tuple[pathlib.Path, ...] = ()) -> pathlib.Path:
     elif including:
         candidates.insert(0, including[-1].parent / name)
     try:
-        found = [path for path in candidates if path.is_file()]
-        others = [path for path in found if path.resolve() not in including]
-        if found:
-            return (others or found)[0]
+        existing = [path for path in candidates if path.is_file()]
+        others = [path for path in existing if path.resolve() not in including]
+        if existing:
+            return (others or existing)[0]
     except OSError as error:
         reason = error.strerror
         raise ConfigError(f"gin file {shown(name)}: {reason}; is the path right?") from error

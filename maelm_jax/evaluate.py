@@ -41,9 +41,8 @@ def main(argv: list[str]) -> int:
     from maelm_jax.pretraining import scoring
 
     models = [
-        model
+        scoring.open_model(path, _steps(path, args), needs_rows=not args.text)
         for path in paths.listed("--models", args.models)
-        for model in scoring.open_models(path, _steps(path, args), needs_rows=not args.text)
     ]
     if args.text:
         rows = scoring.rows_of_text(models, _corpus(args.text, bindings), args.tokens)
@@ -51,7 +50,11 @@ def main(argv: list[str]) -> int:
         models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
-    scores = [scoring.score(*pair) for pair in zip(models, rows, strict=True)]
+    scores = [
+        score
+        for model, of_model in zip(models, rows, strict=True)
+        for score in scoring.score(model, of_model)
+    ]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
     for line in scoring.differences(models, rows):
         print(line)

@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
         setting_changes.check_workdir(args.workdir, experiment)
     options = run.Options(args.workdir, args.dry_run, args.accept_new_data, began)
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
+        distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
             return run.pretrain(options, experiment, encoder_source)
         with workdir_lock.held(args.workdir):

@@ -9,7 +9,7 @@ import time
 import pytest
 from testing import STEPS, call, finish, metrics, send_when, start, training
 
-from maelm_jax.training import distributed
+from maelm_jax.training import coordination, distributed
 
 PATIENCE = 60  # seconds after which a process that does not answer is given up
 
@@ -105,11 +105,12 @@ def test_four_processes_on_any_mesh_are_the_run_of_one(text, uninterrupted, tmp_
 
 @pytest.mark.parametrize("theirs,message", [
     (["--gin.SEED=1"], r"has another start than process 0 on \S+ \(Run.seed: 0 -> 1\)"),
+    (["--workdir={other}"], r"has another start than process 0 on \S+ \(workdir: \S+/run -> \S+/elsewhere\)"),
     pytest.param(
         ["--gin.Corpus.rows_dir={other}"], r"has another view of the row store than .*; put it on storage that all of them share",
         marks=pytest.mark.slow,
     ),
-], ids=["settings", "rows"])  # fmt: skip
+], ids=["settings", "workdir", "rows"])  # fmt: skip
 def test_hosts_that_differ_are_named(text, tmp_path, theirs, message):
     theirs = [value.format(other=tmp_path / "elsewhere") for value in theirs]
     two = Processes(text, tmp_path / "run", 2, f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", only={1: theirs})
@@ -119,6 +120,19 @@ def test_hosts_that_differ_are_named(text, tmp_path, theirs, message):
         last = error.strip().splitlines()[-1]
         assert re.match(r"error: process 1 on \S+ ", last) and re.search(message, last), error
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_an_error_of_process_0_before_the_loop_ends_all_with_its_status(text, tmp_path):
+    status, _, errors = Processes(text, tmp_path, 2, "--gin.Vocabulary.size=60000").wait()
+    assert status == [2, 2], errors
+    reason = errors[0].strip().splitlines()[-1].removeprefix("error: ")
+    assert reason in errors[1].strip().splitlines()[-1] and errors[1].strip().splitlines()[-1].startswith("error: process 0 on ")
+    assert "lost contact" not in errors[1] and "F0000" not in errors[1]
+
+
+def test_a_value_that_one_process_alone_has_is_a_difference():
+    message = coordination._first_difference("start", {"a": "1"}, [["process 1", {"a": "1", "b": "2"}]])
+    assert message.startswith("process 1 has another start than ") and message.endswith(" (b: None -> 2)")
 
 
 def test_code_that_differs_is_seen(tmp_path, monkeypatch):

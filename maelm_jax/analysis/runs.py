@@ -63,8 +63,8 @@ def at_step(run: TrainedRun, step: int) -> TrainedRun:
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
     )
-    restored = checkpoint_params.restore_params(run.workdir, {"encoder": abstract}, step)
-    return run._replace(step=step, params=restored.state["encoder"])
+    params = checkpoint_params.restore_params(run.workdir, {"encoder": abstract}, step)
+    return run._replace(step=step, params=params["encoder"])
 
 
 def started_from(experiment: config.Experiment) -> str | None:

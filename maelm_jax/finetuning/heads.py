@@ -3,8 +3,6 @@
 Axis letters: B rows, T slots, D width, C classes.
 """
 
-import collections.abc
-import typing
 
 import jax
 import jax.numpy as jnp
@@ -122,23 +120,11 @@ class FineTuned(nnx.Module):
         return jnp.where(allowed[:, :, None], scores.astype(jnp.float32), MASKED_OUT)
 
 
-class Created(typing.NamedTuple):
-    """The result of `create`."""
-
-    graph: nnx.GraphDef  # of FineTuned
-    init: collections.abc.Callable  # key -> parameters
-
-
-def create(settings: config.Model, vocabulary_size: int, pad_id: int, head: Head) -> Created:
-    """Returns a model with fresh parameters in functional form. See maelm.create."""
-
-    def build(rngs: nnx.Rngs) -> FineTuned:
-        return FineTuned(settings, vocabulary_size, pad_id, head, rngs)
-
-    def init(key):
-        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(key)), nnx.Param))
-
-    return Created(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
+def create(
+    settings: config.Model, vocabulary_size: int, pad_id: int, head: Head
+) -> maelm.Definition:
+    """Returns the definition of a `FineTuned`."""
+    return maelm.define(lambda rngs: FineTuned(settings, vocabulary_size, pad_id, head, rngs))
 
 
 def _cross_entropy(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:

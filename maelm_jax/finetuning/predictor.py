@@ -81,12 +81,7 @@ def restore(
     """Loads the model of a finished run."""
     graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, head)
     mesh = sharding.make_mesh(experiment.mesh)
-    shapes = jax.eval_shape(init, keys.of_seed(0))
-    like = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes,
-        sharding.shardings_of(shapes, mesh),
-    )
-    params = checkpoint_params.restore_params(workdir, like).state
+    like = sharding.sharded_shapes(jax.eval_shape(init, keys.of_seed(0)), mesh)
+    params = checkpoint_params.restore_params(workdir, like)
     batch_size = experiment.finetune.eval_batch_size
     return Restored(Predictor(graph, init, head, mesh, vocabulary.pad, batch_size), params)

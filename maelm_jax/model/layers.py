@@ -198,7 +198,6 @@ class Block(nnx.Module):
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
         self.normalizes_first = settings.normalization == "pre"
-        self.global_every = settings.global_every
         self.dropout = settings.dropout
 
     def __call__(

@@ -17,7 +17,7 @@ from maelm_jax.model.model_inputs import Inputs
 class Sums(typing.NamedTuple):
     """Sums over masked slots. Microbatches and devices are added before any division."""
 
-    loss: Float[Array, ""]  # nats
+    loss_nats: Float[Array, ""]
     correct: Float[Array, ""]  # masked slots where no logit is larger than the target's
     count: Float[Array, ""]  # masked slots, without empty ones
 

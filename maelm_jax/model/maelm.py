@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import layers, ops, stack
+from maelm_jax.model import keys, layers, ops, stack
 from maelm_jax.model.attention import Mask, ScoreTerms, rotations
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
@@ -209,36 +209,35 @@ class Definition(typing.NamedTuple):
     init: collections.abc.Callable[..., dict]
 
 
+def define(build: collections.abc.Callable[[nnx.Rngs], nnx.Module]) -> Definition:
+    """Returns the definition of the model that `build` creates."""
+
+    def init(key):
+        return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(key)), nnx.Param))
+
+    return Definition(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
+
+
 def create(
     settings: config.Model, vocabulary_size: int, special: config.SpecialIds
 ) -> Definition:
     """Returns the definition of the whole model."""
+    return define(lambda rngs: MaeLm(settings, vocabulary_size, special, rngs))
 
-    def init(key):
-        return nnx.to_pure_dict(
-            nnx.state(MaeLm(settings, vocabulary_size, special, nnx.Rngs(key)), nnx.Param)
-        )
 
-    graph = nnx.graphdef(
-        nnx.eval_shape(lambda: MaeLm(settings, vocabulary_size, special, nnx.Rngs(0)))
-    )
-    return Definition(graph, init)
+def _define_encoder(settings: config.Model, vocabulary_size: int, pad_id: int) -> Definition:
+    return define(lambda rngs: Encoder(settings, vocabulary_size, pad_id, rngs))
 
 
 def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
     """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder."""
-    return nnx.graphdef(
-        nnx.eval_shape(lambda: Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)))
-    )
+    return _define_encoder(settings, vocabulary_size, pad_id).graph
 
 
 def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
     """Returns the encoder's parameters as a dict of jax.ShapeDtypeStruct."""
-    return jax.eval_shape(
-        lambda: nnx.to_pure_dict(
-            nnx.state(Encoder(settings, vocabulary_size, pad_id, nnx.Rngs(0)), nnx.Param)
-        )
-    )
+    init = _define_encoder(settings, vocabulary_size, pad_id).init
+    return jax.eval_shape(init, keys.of_seed(0))
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

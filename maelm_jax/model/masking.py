@@ -33,8 +33,8 @@ def budget(masking: config.Masking, length: int) -> Budget:
 
     Of a full row, floor(rate L) or ceil(rate L) tokens are masked if so many are eligible. A drawn
     word or span is masked whole, so V and M each have slots for one unit more. A row with fewer
-    eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out:
-    at rate 0.4 that happens in rows of single words, each a line.
+    eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out.
+    At rate 0.4 this happens if each line is one word, because `<s>` and `</s>` are not masked.
 
     Args:
         masking: The settings of masking.

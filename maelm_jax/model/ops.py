@@ -47,7 +47,9 @@ linear.defvjp(_linear_forward, _linear_backward)
 def kernel_gradient(
     x: Float[Array, "R I"], d_y: Float[Array, "R O"], dtype: jnp.dtype
 ) -> Float[Array, "I O"]:
-    """Returns x^T d_y in `dtype`: the gradient of a kernel from its inputs and of its outputs.
+    """Returns x^T d_y in `dtype`: the gradient of a kernel.
+
+    x are the kernel's inputs, and d_y is the gradient of its outputs.
 
     XLA's CPU compiler multiplies small matrices up to twice as fast if the narrower one is on the
     left (docs/notes/performance.md).

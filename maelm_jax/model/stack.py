@@ -3,8 +3,9 @@
 Axis letters as in layers.py: B rows, T tokens, D width, N layers.
 """
 
-import abc
 import collections.abc
+import dataclasses
+import typing
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,35 @@ from maelm_jax.model import attention, attention_choice, layers, ops
 from maelm_jax.model.layers import Block
 
 
-class Scattered(abc.ABC):
-    """A parameter of a stack of layers, of which this device holds a part.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """A parameter of a stack of layers, sharded over the mesh axis `fsdp` (training/fsdp.py).
 
-    It is a pytree. Its leaves have the leading layer axis.
+    Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.
     """
 
-    @abc.abstractmethod
+    # This device's shard [N, ...]: an array, or an nnx.Param that holds one.
+    part: typing.Any
+    offset: typing.Any
+    # The sharded axis, counted without the layer axis.
+    axis: int = dataclasses.field(metadata={"static": True})
+
     def gather(self, dtype: jnp.dtype) -> Array:
         """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
+        gathered = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
+        return _plus_offset(gathered, self.offset)
+
+
+@jax.custom_vjp
+def _plus_offset(x, offset):
+    """Returns `x + offset` for offset 0. Only the gradient of `offset` is used."""
+    return x
+
+
+_plus_offset.defvjp(
+    lambda x, offset: (x, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
+)
 
 
 def _is_scattered(leaf) -> bool:
@@ -103,7 +124,7 @@ def run(
         normalized: the attention of the next layer reads them like this.
     """
     graph, state = nnx.split(blocks)
-    norm_graph, norms = _input_norms(blocks)
+    norms = _input_norms(blocks)
     depth = jax.tree.leaves(state)[0].shape[0]
     if blocks.attends_to != "cross":
         terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
@@ -116,9 +137,9 @@ def run(
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         block = nnx.merge(graph, parameters)
-        is_first, is_global = index == 0, index % blocks.global_every == 0
+        is_first, is_global = index == 0, index % settings.global_every == 0
         layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
-        norm = nnx.merge(norm_graph, norm)
+        norm = nnx.merge(norms.graph, norm)
         carry = block(x, layer_terms, norm, is_first, layer_keys, cross)
         return carry, carry.states if all_layers else None
 
@@ -127,24 +148,35 @@ def run(
     body = _recomputing(body, settings.rematerialise, scanned, platform)
     start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     unroll = 1 if scanned else depth
-    last, sums = jax.lax.scan(body, start, (numbers, state, norms), unroll=unroll)
+    last, sums = jax.lax.scan(body, start, (numbers, state, norms.params), unroll=unroll)
     # Entry 0 of `norms` is the LN after the last layer.
     if not all_layers:
-        return nnx.merge(norm_graph, jax.tree.map(lambda p: p[0], norms))(last.states)
-    next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms)
-    return jax.vmap(lambda norm, x: nnx.merge(norm_graph, norm)(x))(next_norms, sums)
+        return norms.apply(jax.tree.map(lambda p: p[0], norms.params), last.states)
+    next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms.params)
+    return jax.vmap(norms.apply)(next_norms, sums)
 
 
-def _input_norms(blocks: Block) -> tuple:
-    """Returns graph and parameters [N, D] of the LNs that normalize what each layer reads.
+class _InputNorms(typing.NamedTuple):
+    """The LNs that normalize what each layer reads."""
+
+    graph: nnx.GraphDef
+    params: nnx.State  # [N, D]
+
+    def apply(self, params, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        """Normalizes x with the parameters of one LN."""
+        return nnx.merge(self.graph, params)(x)
+
+
+def _input_norms(blocks: Block) -> _InputNorms:
+    """Returns the LNs that normalize what each layer reads.
 
     Entry 0 is the LN that follows the last layer, because layer 0 reads its input as it is. `run`
     applies that LN to the last sum.
     """
     if blocks.normalizes_first:
-        return nnx.split(blocks.attention_norm)
+        return _InputNorms(*nnx.split(blocks.attention_norm))
     graph, norms = nnx.split(blocks.feed_forward_norm)
-    return graph, jax.tree.map(lambda p: jnp.roll(p, 1, axis=0), norms)
+    return _InputNorms(graph, jax.tree.map(lambda p: jnp.roll(p, 1, axis=0), norms))
 
 
 def _recomputing(

@@ -16,9 +16,9 @@ from maelm_jax.encoders import origin, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
 from maelm_jax.training import (
+    attention_report,
     checkpoint,
     coordination,
-    distributed,
     loop,
     metrics,
     optimizer,
@@ -49,6 +49,7 @@ class Setup(typing.NamedTuple):
     mesh: jax.sharding.Mesh
     vocabulary: vocabularies.Vocabulary
     rows: row_record.RunRows
+    shapes: step.State  # shapes and shardings of the state
     init: collections.abc.Callable  # key -> parameters
     optimizer: optax.GradientTransformation
     # settings -> sums of the loss over a batch
@@ -81,7 +82,6 @@ def pretrain(
         ConfigError: Settings, data or a checkpoint do not fit. The records are unchanged.
         RunError: The run cannot continue.
     """
-    distributed.check_same_start(experiment, options.workdir)
     before = resume.read(options.workdir)
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
@@ -89,6 +89,7 @@ def pretrain(
         dry_run.show(dry_run.with_size_of_vocabulary(experiment, options.workdir, before), mesh)
         return 0
 
+    attention = attention_report.of_run(experiment, mesh)
     setup = set_up(options, experiment, encoder_source, mesh)
     special = setup.vocabulary.special
     heldout_rows = batches.heldout(
@@ -108,8 +109,10 @@ def pretrain(
     )
     starting = load_state(setup, encoder_source, before, checkpoints, token_nll)
     summary.print_missing_stock_class(experiment, special)
+    for line in attention:
+        print(line)
     began_with_head = starting.has_head and not starting.step
-    summary.print_size(experiment, starting.state.params, mesh, began_with_head)
+    summary.print_size(experiment, setup.shapes.params, mesh, began_with_head)
     if not jax.process_index():
         record_start(options, setup, before, starting.step, encoder_source)
 
@@ -142,14 +145,16 @@ def set_up(
             )
     if encoder_source:
         encoder_source.check_vocabulary(vocabulary)
-    chosen_rows = run_rows.choose_rows(
-        options.workdir, experiment.corpus, vocabulary, options.accept_new_data
-    )
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
     updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
-    return Setup(experiment, mesh, vocabulary, chosen_rows, init, updates, loss_of)
+    # Before the rows, which can take hours: the mesh may not divide a parameter.
+    shapes = step.state_shapes(init, updates, mesh, experiment.optimizer.ema_decay)
+    chosen_rows = run_rows.choose_rows(
+        options.workdir, experiment.corpus, vocabulary, options.accept_new_data
+    )
+    return Setup(experiment, mesh, vocabulary, chosen_rows, shapes, init, updates, loss_of)
 
 
 def load_state(
@@ -159,7 +164,7 @@ def load_state(
     checkpoints: checkpoint.Checkpoints,
     token_nll: np.ndarray,
 ) -> start.StartingState:
-    """Loads the state that the loop starts with (`start.starting_state`).
+    """Loads the state that the loop starts with: of a checkpoint, a source, or fresh weights.
 
     Args:
         setup: The parts of the run.
@@ -169,12 +174,14 @@ def load_state(
         token_nll: Unigram negative log-likelihood of each id, for the bias of a fresh head.
     """
     experiment = setup.experiment
+    if resumed := start.resumed(setup.shapes, experiment, before, checkpoints):
+        return resumed
     # Asynchronous: the devices draw the weights while the host compiles the step.
     fresh = step.create_state(
         setup.init, setup.optimizer, experiment.run.seed, setup.mesh, experiment.optimizer.ema_decay
     )
-    starting = start.starting_state(
-        fresh, experiment, setup.vocabulary.size, encoder_source, before, checkpoints
+    starting = start.begun(
+        fresh, experiment, setup.vocabulary.size, encoder_source, checkpoints.workdir
     )
     if experiment.model.unigram_bias and not starting.has_head:
         unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)

@@ -2,6 +2,7 @@
 
 import collections.abc
 import dataclasses
+import functools
 import logging
 import math
 import os
@@ -17,7 +18,7 @@ from maelm_jax.data import batches, packing, sources
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import keys, maelm
+from maelm_jax.model import attention_choice, keys, maelm
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import row_record, run_rows, step
 
@@ -27,15 +28,21 @@ CONFIDENCE = 0.95
 log = logging.getLogger(__name__)
 
 
+class Checkpoint(typing.NamedTuple):
+    """The parameters of a model at one step."""
+
+    step: int | None  # None: the model is no workdir
+    # Reads the tree of `maelm.create`: the parameters of one checkpoint at a time are in memory.
+    read_params: collections.abc.Callable[[], dict]
+
+
 class TrainedModel(typing.NamedTuple):
     """A model with a prediction head, and the settings that it is evaluated with."""
 
     path: str
-    step: int | None  # of a workdir's checkpoint
+    checkpoints: list[Checkpoint]
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
-    # Reads the tree of `maelm.create`: the parameters of one checkpoint at a time are in memory.
-    read_params: collections.abc.Callable[[], dict]
     length: int  # the longest input in tokens
     rows: row_record.RunRows | None  # those that a run was trained on, if they are still there
 
@@ -55,15 +62,15 @@ class Score(typing.NamedTuple):
     unigram: float | None
 
 
-def open_models(
+def open_model(
     path: str, steps: collections.abc.Sequence[int | None], needs_rows: bool
-) -> list[TrainedModel]:
+) -> TrainedModel:
     """Opens a model at one or more checkpoints, with the settings of its own evaluations.
 
     Args:
         path: A workdir, an export with --format=pytorch, a stock folder with a language-model head,
             or a checkpoint of the published code with its vocabulary.
-        steps: Steps of a workdir's checkpoints; None for the newest.
+        steps: Steps of a workdir's checkpoints; None for the newest, and for what is no workdir.
         needs_rows: Whether the rows of a run are measured. If not, rows in a bucket stay there, and
             rows that cannot be opened are named in a warning.
 
@@ -71,33 +78,22 @@ def open_models(
         ConfigError: There is no such model, or it has no prediction head.
     """
     if not os.path.isfile(os.path.join(path, gin_files.RECORD)):
-        return [_from_folder(path, step) for step in steps]
+        return _from_folder(path, *steps)
     experiment = gin_files.load([os.path.join(path, gin_files.RECORD)])
     if experiment.finetune:
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    vocabulary = source.find(path, steps[0]).load_vocabulary()
+    saved = [source.find(path, step) for step in steps]
+    vocabulary, model = saved[0].load_vocabulary(), saved[0].model(saved[0].base)
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
-    return [_from_workdir(path, step, experiment, vocabulary, rows) for step in steps]
-
-
-def _from_workdir(
-    path: str,
-    step: int | None,
-    experiment: config.Experiment,
-    vocabulary: vocabularies.Vocabulary,
-    rows: row_record.RunRows | None,
-) -> TrainedModel:
-    """Returns the model of a checkpoint, whose parameters are read later."""
-    saved = source.find(path, step)
-    model = saved.model(saved.base)
-
-    def read_params() -> dict:
-        return traverse_util.unflatten_dict(saved.read(model), sep="/")
-
+    checkpoints = [Checkpoint(one.step, functools.partial(_read, one, model)) for one in saved]
     evaluated = dataclasses.replace(experiment.evaluated, model=model)
-    return TrainedModel(path, saved.step, evaluated, vocabulary, read_params, saved.length, rows)
+    return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
+
+
+def _read(saved: source.EncoderSource, model: config.Model) -> dict:
+    return traverse_util.unflatten_dict(saved.read(model), sep="/")
 
 
 def _from_folder(path: str, step: int | None) -> TrainedModel:
@@ -110,9 +106,8 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
         config.Masking(encoder_mask_fraction=loaded.mask_fraction), loaded.model,
         config.Optimizer(), config.Mesh(), config.Run(),
     )  # fmt: skip
-    return TrainedModel(
-        path, None, experiment, loaded.vocabulary, lambda: params, loaded.length, rows=None
-    )
+    checkpoints = [Checkpoint(None, lambda: params)]
+    return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
 
 
 def _recorded_rows(
@@ -221,7 +216,7 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
             model.experiment.run.seed,
             dataclasses.replace(
                 model.experiment.masking, encoder_mask_fraction=1.0, random_fraction=0.0,
-                keep_fraction=0.0, renumber=False, compact=True, rate_plateaus=(),
+                keep_fraction=0.0, renumber=False, compact=True,
             ),
         )
         for model in models
@@ -231,8 +226,8 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
     return lines
 
 
-def score(model: TrainedModel, rows: np.ndarray) -> Score:
-    """Measures the loss of a model on rows.
+def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
+    """Measures the loss of a model on rows, at each of its checkpoints.
 
     Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
 
@@ -248,39 +243,46 @@ def score(model: TrainedModel, rows: np.ndarray) -> Score:
     padding = np.full((-len(rows) % size, rows.shape[1]), vocabulary.pad, np.int32)
     parts = np.concatenate([rows, padding]).reshape(-1, size, rows.shape[1])
     graph, _ = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
-    loss = jax.jit(
-        step.pretraining_loss(experiment, graph, vocabulary.special), static_argnames="train"
-    )
+    loss_fn = step.pretraining_loss(experiment, graph, vocabulary.special)
     key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
-    params = jax.device_put(model.read_params())
-    name = model.path if model.step is None else f"{model.path}, step {model.step}"
-    sums = []
+
+    @jax.jit
+    def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
+        with attention_choice.traced_for(attention_choice.one_device()):
+            return loss_fn(params, part, numbers, key, False)
+
+    tokens, unigram_loss = int((rows != vocabulary.pad).sum()), _unigram(model, parts)
+    scores = []
+    for number, read_params in model.checkpoints:
+        name = model.path if number is None else f"{model.path}, step {number}"
+        losses, correct, counts = _sums(loss, read_params(), parts, name)
+        masked = counts.sum()
+        if not masked:
+            raise config.ConfigError(
+                f"{name}: no token of the {len(rows)} rows is masked: give more text")
+        mean = losses.sum() / masked
+        half, accuracy = _half_interval(losses, counts, mean), float(correct.sum() / masked)
+        scores.append(Score(
+            model.path, number, experiment.masking.rate, tokens, int(masked), float(mean), half,
+            accuracy, unigram_loss,
+        ))  # fmt: skip
+    return scores
+
+
+def _sums(loss: typing.Callable, params: dict, parts: np.ndarray, name: str) -> np.ndarray:
+    """Returns loss, correct predictions and masked tokens of each batch, [3, batches]."""
+    params, size, sums = jax.device_put(params), parts.shape[1], []
     for number, part in enumerate(tqdm.tqdm(parts, desc=name, unit="batch")):
         numbers = np.arange(number * size, (number + 1) * size, dtype=np.uint32)
-        sums.append(jax.device_get(loss(params, part, numbers, key, train=False)))
-    losses, correct, counts = np.asarray(sums, np.float64).T
-    if not counts.sum():
-        raise config.ConfigError(
-            f"{name}: no token of the {len(rows)} rows is masked: give more text")
-    mean = losses.sum() / counts.sum()
-    return Score(
-        model.path,
-        model.step,
-        experiment.masking.rate,
-        int((rows != vocabulary.pad).sum()),
-        int(counts.sum()),
-        float(mean),
-        _half_interval(losses, counts, mean),
-        float(correct.sum() / counts.sum()),
-        _unigram(model, parts),
-    )
+        sums.append(jax.device_get(loss(params, part, numbers)))
+    return np.asarray(sums, np.float64).T
 
 
 def _unigram(model: TrainedModel, parts: np.ndarray) -> float | None:
     """Returns `Score.unigram` for rows [batches, rows, L]."""
+    special = model.vocabulary.special
     if model.rows is None:
         return None
-    special = model.vocabulary.special
     never = unigram.never_targets(model.experiment.masking, special)
     token_nll = unigram.unigram_nll(model.rows, model.vocabulary.size, never)
     return unigram.cross_entropy(model.experiment, token_nll, parts, special)

@@ -5,11 +5,9 @@ import os
 import pathlib
 import typing
 
-import jax
-
 from maelm_jax import config, gin_files, storage
 from maelm_jax.encoders import adoption, origin, source
-from maelm_jax.training import checkpoint, checkpoint_reading, resume, sharding, step
+from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
 
 COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
 
@@ -133,44 +131,57 @@ def _decoder_fields(
     return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
 
 
-def starting_state(
+def resumed(
+    shapes: step.State,
+    experiment: config.Experiment,
+    before: resume.Before | None,
+    checkpoints: checkpoint.Checkpoints,
+) -> StartingState | None:
+    """Loads the newest complete checkpoint. Returns None if there is none.
+
+    Args:
+        shapes: Shapes and shardings of the state.
+        experiment: Settings of the run.
+        before: How the workdir was last run, or None for a new workdir.
+        checkpoints: Checkpoints of the workdir.
+
+    Raises:
+        ConfigError: The checkpoint has more steps than the run.
+    """
+    restored, workdir = checkpoints.restore(shapes), checkpoints.workdir
+    if restored is None:
+        return None
+    resume.check_length(workdir, restored.step, experiment.run.train_steps)
+    print(f"resuming {workdir} at step {restored.step}")
+    for line in resume.effects(before, experiment, restored.step) if before else ():
+        print(line)
+    return StartingState(restored.state, restored.step, has_head=True)
+
+
+def begun(
     fresh: step.State,
     experiment: config.Experiment,
     vocabulary_size: int,
     encoder_source: source.EncoderSource | None,
-    before: resume.Before | None,
-    checkpoints: checkpoint.Checkpoints,
+    workdir: str,
 ) -> StartingState:
-    """Loads the newest complete checkpoint, else the parameters of `encoder_source`, else `fresh`.
+    """Loads the parameters of `encoder_source` into the state of a new run.
 
     Args:
-        fresh: State with freshly drawn parameters. Its arrays are deleted if there is a checkpoint.
+        fresh: State with freshly drawn parameters.
         experiment: Settings of the run.
         vocabulary_size: Number of tokens in the vocabulary.
         encoder_source: Pretrained parameters, or None.
-        before: How the workdir was last run, or None for a new workdir.
-        checkpoints: Checkpoints of the workdir.
-
-    Returns:
-        The state, its step, and whether its prediction head is trained.
+        workdir: Workdir of the run.
 
     Raises:
-        ConfigError: `Run.init_from` is set, and there is neither its source nor a checkpoint.
+        ConfigError: `Run.init_from` is set, and its source was not looked for, because there was a
+            checkpoint.
     """
-    if checkpoints.steps():
-        shapes = sharding.shapes_of(fresh)
-        jax.tree.map(lambda x: x.delete(), fresh)  # two states may not fit into memory
-        restored = checkpoints.restore(shapes)
-        workdir = checkpoints.workdir
-        resume.check_length(workdir, restored.step, experiment.run.train_steps)
-        print(f"resuming {workdir} at step {restored.step}")
-        for line in resume.effects(before, experiment, restored.step) if before else ():
-            print(line)
-        return StartingState(restored.state, restored.step, has_head=True)
     if encoder_source is None:
         if experiment.run.init_from:
             raise config.ConfigError(
-                f"{checkpoints.workdir} holds no complete checkpoint any more: give another "
+                f"{workdir} holds no complete checkpoint any more: give another "
                 f"--workdir to begin again from {experiment.run.init_from}")
         return StartingState(fresh)
     values = encoder_source.read(experiment.model)

@@ -8,7 +8,7 @@ import jax
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.encoders import families
-from maelm_jax.training import attention_report, flops, metrics, phases
+from maelm_jax.training import flops, metrics, phases
 
 
 class StepCost(typing.NamedTuple):
@@ -82,21 +82,16 @@ def print_missing_stock_class(experiment: config.Experiment, special: config.Spe
 def print_size(
     experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh, has_head: bool = False
 ):
-    """Prints the number of parameters, steps and tokens, the mesh, and the attention backend.
+    """Prints the number of parameters, steps and tokens, the mesh, and settings without effect.
 
     Args:
         experiment: The settings.
-        params: The parameters.
+        params: The parameters, or their shapes.
         mesh: The devices.
         has_head: Whether the prediction head is trained already.
-
-    Raises:
-        ConfigError: `Model.attention_backend` cannot compute a step or an evaluation.
     """
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     run_phases, length = phases.of_run(experiment), experiment.corpus.sequence_length
-    for line in attention_report.of_run(experiment, mesh):
-        print(line)
     for line in without_effect(experiment, has_head):
         print(line)
     tokens = dict.fromkeys(f"{phase.experiment.run.batch_size * length:,}" for phase in run_phases)

@@ -67,8 +67,9 @@ class Checkpoints:
         )
 
     def steps(self) -> list[int]:
-        """Returns the steps that have a checkpoint, ascending."""
-        return sorted(self._manager.all_steps())
+        """Returns the steps that have a complete checkpoint, ascending."""
+        # The manager's own list lacks the oldest one as soon as it begins to write the next.
+        return sorted(ocp.utils.checkpoint_steps(self.directory))
 
     def save(self, step: int, state: typing.Any):
         """Starts to write `state` in the background. Does nothing if the step has a checkpoint.

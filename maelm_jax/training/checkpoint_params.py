@@ -14,7 +14,6 @@ from etils import epath
 
 from maelm_jax.config import ConfigError
 from maelm_jax.training import checkpoint_reading, checksums, older_checkpoints, sharding
-from maelm_jax.training.checkpoint import Restored
 
 
 class Saved(typing.NamedTuple):
@@ -55,7 +54,7 @@ def pick_step(workdir: str, step: int | None = None) -> int:
     return steps[-1] if step is None else step
 
 
-def restore_params(workdir: str, like: dict, step: int | None = None) -> Restored:
+def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
     """Restores the parameters of a checkpoint onto devices.
 
     Args:
@@ -76,11 +75,12 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> Restore
         checkpoint_reading.check_shapes(saved.shapes, like)
         paths = older_checkpoints.by_current_path(like)
         needed = older_checkpoints.restricted_to(paths, saved.shapes)
-        target = {saved.name: older_checkpoints.with_structure_of(needed, shapes)}
+        target = older_checkpoints.with_structure_of(needed, shapes)
         arguments = ocp.checkpoint_utils.construct_restore_args(target)
-        return older_checkpoints.with_structure_of(like, _restore(manager, step, target, arguments))
+        values = _restore(manager, step, saved.name, target, arguments)
+        return older_checkpoints.with_structure_of(like, values)
 
-    return Restored(step, _verified(workdir, step, load))
+    return _verified(workdir, step, load)
 
 
 def read_params(workdir: str, step: int) -> dict:
@@ -93,13 +93,9 @@ def read_params(workdir: str, step: int) -> dict:
 
     def load(manager: ocp.CheckpointManager) -> dict:
         saved = _saved_shapes(manager, step)
-        target = {
-            saved.name: jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.shapes
-            )
-        }
+        target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved.shapes)
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), target)
-        return older_checkpoints.renamed(_restore(manager, step, target, arguments))
+        return older_checkpoints.renamed(_restore(manager, step, saved.name, target, arguments))
 
     return _verified(workdir, step, load)
 
@@ -114,13 +110,13 @@ def _saved_shapes(manager: ocp.CheckpointManager, step: int) -> Saved:
     return Saved(name, tree[name])
 
 
-def _restore(manager: ocp.CheckpointManager, step: int, target: dict, arguments: dict) -> dict:
-    """Restores the parameters in `target`, and no other array of the checkpoint.
-
-    The only key of `target` is `Saved.name`.
-    """
-    (name,) = target
-    selection = ocp.args.PyTreeRestore(item=target, partial_restore=True, restore_args=arguments)
+def _restore(
+    manager: ocp.CheckpointManager, step: int, name: str, target: dict, arguments: dict
+) -> dict:
+    """Restores the arrays of `target` in one field of the saved state, and no others."""
+    selection = ocp.args.PyTreeRestore(
+        item={name: target}, partial_restore=True, restore_args={name: arguments}
+    )
     return manager.restore(step, args=selection)[name]
 
 

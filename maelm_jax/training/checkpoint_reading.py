@@ -1,7 +1,7 @@
 """Reads a checkpoint safely: checks its files and shapes, and tries again if the storage fails.
 
-A failed read has one of two causes. A file that differs from its checksum stays damaged. Any other
-failure can be temporary, so the read is repeated.
+A damaged file, arrays that do not fit, and wrong input end the read. Any other failure can be
+temporary, so the read is repeated.
 """
 
 import collections.abc

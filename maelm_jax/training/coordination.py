@@ -66,9 +66,9 @@ def check_equal(what: str, values: dict[str, str]):
         ConfigError: A process differs from process 0. All processes raise it. The message names
             the first such process and the values that differ.
     """
-    if not is_multi_process():
-        return
     store, prefix = client(), f"equal {what}"
+    if not store:  # one process. JAX's devices are not used here: it may be too early.
+        return
     entry = json.dumps([process_name(), values])
     store.key_value_set(f"{prefix}/{jax.process_index()}", entry)
     if not jax.process_index():
@@ -84,9 +84,11 @@ def check_equal(what: str, values: dict[str, str]):
 def _first_difference(what: str, values: dict[str, str], others: list) -> str:
     """Describes how the first process that differs does. `others`: [name, values] of each."""
     for other_name, other in others:
-        differing = [key for key in values if other.get(key) != values[key]]
+        differing = [key for key in values | other if values.get(key) != other.get(key)]
         if differing:
-            shown = "; ".join(f"{key}: {values[key]} -> {other.get(key)}" for key in differing[:5])
+            shown = "; ".join(
+                f"{key}: {values.get(key)} -> {other.get(key)}" for key in differing[:5]
+            )
             return f"{other_name} has another {what} than {process_name()} ({shown})"
     return ""
 

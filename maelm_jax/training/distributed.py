@@ -17,7 +17,6 @@ from maelm_jax import config, gin_files
 from maelm_jax.training import coordination, process_exit
 
 AUTO = "auto"  # value of --coordinator
-LONGEST_TIMEOUT = 86_400  # seconds
 HOST_SETTINGS = ("Corpus.processes", "Corpus.rows_dir")  # may differ from host to host
 
 
@@ -81,7 +80,7 @@ def _connect(coordinator: str, processes: int | None, process: int | None, timeo
         processes = _number_in_environment("JAX_NUM_PROCESSES", 0)
     if not automatic and process is None:
         process = _number_in_environment("JAX_PROCESS_ID", -1)
-    _check_flags(coordinator, processes, process, timeout)
+    _check_flags(coordinator, processes, process)
     address = "the address the environment gives" if automatic else coordinator
     process_exit.set_abort_message(
         f"error: the processes did not all meet at {address} (where process 0 listens) within "
@@ -102,7 +101,7 @@ def _connect(coordinator: str, processes: int | None, process: int | None, timeo
             f"could not join the other processes at {address}: {' '.join(str(error).split())[:300]}"
         ) from error
     process_exit.set_abort_message(f"error: {process_exit.lost_contact()}")
-    process_exit.end_all_on_sigterm()
+    process_exit.end_all_together()
 
 
 def _number_in_environment(variable: str, default: int) -> int:
@@ -115,12 +114,8 @@ def _number_in_environment(variable: str, default: int) -> int:
     return int(text)
 
 
-def _check_flags(coordinator: str, processes: int | None, process: int | None, timeout: int):
-    """Raises ConfigError for an impossible address, number of processes or time."""
-    if not 1 <= timeout <= LONGEST_TIMEOUT:
-        raise config.ConfigError(
-            f"--peer_timeout={timeout}: expected seconds from 1 to {LONGEST_TIMEOUT}"
-        )
+def _check_flags(coordinator: str, processes: int | None, process: int | None):
+    """Raises ConfigError for an impossible address or number of processes."""
     if coordinator == AUTO:
         possible = (processes is None or processes > 0) and (
             process is None or 0 <= process < (processes or process + 1)

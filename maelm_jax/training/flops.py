@@ -35,8 +35,8 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
 
     A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
     Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
-    layer; causal attention counts as full attention. The encoder counts its V slots. The decoder
-    counts L slots, or M if it computes the masked slots only. The head counts M slots.
+    layer. Causal and local attention count as full attention. The encoder counts its V slots. The
+    decoder counts L slots, or M if it computes the masked slots only. The head counts M slots.
 
     Args:
         experiment: The settings.

@@ -14,49 +14,14 @@ parameter, and its backward pass gives the gradient to `offset`.
 """
 
 import collections.abc
-import dataclasses
 import typing
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array
 
 from maelm_jax.model import attention_choice, stack
 from maelm_jax.training import sharding
-
-AXES = ("data", "fsdp")  # rows are sharded over these
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Scattered(stack.Scattered):
-    """A stacked parameter, sharded over `fsdp`.
-
-    Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.
-    """
-
-    # This device's shard [N, ...]: an array, or an nnx.Param that holds one.
-    part: typing.Any
-    offset: typing.Any
-    # The sharded axis, counted without the layer axis.
-    axis: int = dataclasses.field(metadata={"static": True})
-
-    def gather(self, dtype: jnp.dtype) -> Array:
-        """Gathers one layer's parameter from the devices, cast to `dtype`."""
-        gathered = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
-        return _plus_offset(gathered, self.offset)
-
-
-@jax.custom_vjp
-def _plus_offset(x, offset):
-    """Returns `x + offset` for offset 0. Only the gradient of `offset` is used."""
-    return x
-
-
-_plus_offset.defvjp(
-    lambda x, offset: (x, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
-)
 
 
 def each_device(
@@ -73,8 +38,7 @@ def each_device(
     Returns:
         The function of the global arrays.
     """
-    rows = PartitionSpec(AXES)
-    in_specs = (params_specs, PartitionSpec(), rows, rows)
+    in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
     def traced_for_mesh(*arguments):
         with attention_choice.traced_for(attention_choice.target_of(mesh)):
@@ -85,7 +49,7 @@ def each_device(
         mesh=mesh,
         in_specs=in_specs,
         out_specs=out_specs,
-        axis_names=set(AXES),
+        axis_names=set(sharding.BATCH_AXES),
         check_vma=False,
     )
 
@@ -128,7 +92,9 @@ def parameters(variables: dict, params: dict) -> dict:
 
     def leaf(keys, variable, part):
         axis, stacked, _ = _layout(keys)
-        return Scattered(part, variable, axis - 1) if stacked and axis is not None else variable
+        if stacked and axis is not None:
+            return stack.Scattered(part, variable, axis - 1)
+        return variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)
 
@@ -151,7 +117,7 @@ def sum_gradient(gradient: dict) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, gradient)
 
 
-def sum_over_devices(tree, over: tuple[str, ...] = AXES):
+def sum_over_devices(tree, over: tuple[str, ...] = sharding.BATCH_AXES):
     """Returns the sum over the devices along the mesh axes `over`."""
     # Beside a `tensor` axis, XLA refuses a sum over axes of size 1.
     axes = tuple(axis for axis in over if jax.lax.axis_size(axis) > 1)

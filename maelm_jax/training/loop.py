@@ -119,7 +119,7 @@ def run(
             due = job.phase_of(step - 1)
             if phase is not due:
                 if running is not None:
-                    log.write(running.number, log.finish(*running), {})
+                    log.finish_and_write(*running)
                     running = None
                 if phase is not None:
                     # A run that is killed while the new step is compiled goes on from here.
@@ -130,7 +130,7 @@ def run(
             state, values = phase.train_step(state, phase.batch(step - 1))
             watcher.start()
             if running is not None:
-                log.write(running.number, log.finish(*running), {})
+                log.finish_and_write(*running)
             running, numbers, evaluation = RunningStep(step, values), None, {}
             if job.evaluates_after(step) or job.ranks_after(step):
                 numbers = log.finish(*running)
@@ -208,10 +208,9 @@ def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: boo
         if wait:
             checkpoints.wait()
     except Exception as error:  # Orbax passes on any exception of its storage layers
-        complete_steps = [other for other in checkpoints.steps() if other != step]
         reason = " ".join(str(error).split())[:300]
         raise config.RunError(
             f"step {step}: a checkpoint could not be written: {reason}. Complete checkpoints: "
-            f"{complete_steps or 'none'}. Free some space or check the storage, then give the same "
-            "command again"
+            f"{checkpoints.steps() or 'none'}. Free some space or check the storage, then give the "
+            "same command again"
         ) from error

@@ -118,12 +118,7 @@ class CurveLabels(typing.NamedTuple):
     heldout: str = "held-out"
 
 
-PLAIN_LABELS = CurveLabels()
-
-
-def plot(
-    workdir: str, unigram: float | None = None, labels: CurveLabels = PLAIN_LABELS
-) -> pathlib.Path:
+def plot(workdir: str, unigram: float, labels: CurveLabels) -> pathlib.Path:
     """Writes the figure of `figure_of` to loss_curve.png and returns its path."""
     figure = figure_of(workdir, unigram, labels)
     path = storage.local_path(workdir) / "loss_curve.png"
@@ -132,13 +127,13 @@ def plot(
     return path
 
 
-def figure_of(workdir: str, unigram: float | None, labels: CurveLabels = PLAIN_LABELS):
+def figure_of(workdir: str, unigram: float, labels: CurveLabels):
     """Returns a matplotlib Figure of the losses of a run.
 
     Args:
         workdir: Folder of the run.
         unigram: Cross-entropy of the unigram distribution in nats, drawn as a horizontal line. A
-            model that has learned something is below it. None: no line.
+            model that has learned something is below it.
         labels: Names of the losses.
     """
     pyplot, lines = plotting.pyplot(), read(workdir)
@@ -152,9 +147,8 @@ def figure_of(workdir: str, unigram: float | None, labels: CurveLabels = PLAIN_L
         )  # fmt: skip
     if evaluated:
         axes.plot(*np.transpose(evaluated), label=labels.heldout, **next(plotting.line_styles()))
-    if unigram is not None:
-        label = f"unigram {unigram:.2f}"
-        axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
+    label = f"unigram {unigram:.2f}"
+    axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
     axes.set(xlabel="step", ylabel="loss (nats per predicted token)")
     axes.set_title(f"Loss of {pathlib.Path(workdir).name} by step", wrap=True)
     axes.legend()

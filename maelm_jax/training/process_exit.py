@@ -1,6 +1,6 @@
 """How the processes of a run end together: on an error, on SIGTERM, or when one of them dies.
 
-Each function needs the coordination service of `distributed.joined`.
+All functions but `set_abort_message` need the coordination service of `distributed.joined`.
 """
 
 import atexit
@@ -26,7 +26,9 @@ LOST_CONTACT = (
     "Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task"
 )  # fmt: skip
 
-_loop_records_sigterm = threading.Event()
+# Set when the main thread learns itself how another process ends: in the training loop, and when
+# this process fails.
+_watch_ended = threading.Event()
 
 
 def fail(error: Exception) -> Exception:
@@ -35,6 +37,7 @@ def fail(error: Exception) -> Exception:
     Returns:
         `error`, or the failure of another process if that caused it.
     """
+    _watch_ended.set()
     cause = _cause(error)
     # JAX's own exit waits for the other processes. `_exit` does not.
     atexit.register(_exit, getattr(cause, "status", 1))
@@ -60,7 +63,7 @@ def record_sigterm():
     `jax.experimental.multihost_utils.reached_preemption_sync_point`. Before this call, SIGTERM
     ends all processes.
     """
-    _loop_records_sigterm.set()
+    _watch_ended.set()
     if runtime.global_state.preemption_sync_manager is None:
         jax.config.update("jax_enable_preemption_service", True)
         runtime.global_state.initialize_preemption_sync_manager()
@@ -83,26 +86,32 @@ def _published_failure() -> config.RunError | None:
     return None
 
 
-def end_all_on_sigterm():
-    """Makes SIGTERM to one process end all of them, until `record_sigterm` is called."""
+def end_all_together():
+    """Makes SIGTERM to one process, or its failure, end all, until `record_sigterm` is called."""
     stopping.exit_by(_stop_all)
-    threading.Thread(target=_stop_with_others, name="stop with others", daemon=True).start()
+    threading.Thread(target=_end_with_others, name="end with others", daemon=True).start()
 
 
 def _stop_all(status: int):
     """Ends all processes after SIGTERM to this one."""
-    _loop_records_sigterm.set()  # ends the thread of `_stop_with_others` in this process
+    _watch_ended.set()
     _publish_failure(status, "stopped by SIGTERM")
     _exit(status)
 
 
-def _stop_with_others():
-    """Ends this process if SIGTERM stopped another one. Runs until the training loop begins."""
-    while not _loop_records_sigterm.wait(1.0):
+def _end_with_others():
+    """Ends this process if SIGTERM or an error ended another one. Runs until `_watch_ended`."""
+    while not _watch_ended.wait(1.0):
         failure = _published_failure()
-        if failure is not None and failure.status == stopping.STOPPED:
-            os.write(2, f"{failure}; the same command, on all hosts, goes on\n".encode())
-            _exit(stopping.STOPPED)
+        if failure is None:
+            continue
+        if _watch_ended.wait(1.0):  # the same error has reached the main thread
+            return
+        line = f"error: {failure}"
+        if failure.status == stopping.STOPPED:
+            line = f"{failure}; the same command, on all hosts, goes on"
+        os.write(2, f"{line}\n".encode())
+        _exit(failure.status)
 
 
 def lost_contact() -> str:

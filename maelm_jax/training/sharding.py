@@ -34,7 +34,8 @@ RULES = (
 )
 # The first names of parameter paths.
 TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span", "token")
-BATCH = PartitionSpec(("data", "fsdp"))  # rows are sharded over data and fsdp
+BATCH_AXES = ("data", "fsdp")  # rows are sharded over these
+BATCH = PartitionSpec(BATCH_AXES)
 
 
 def partition_spec(path: str) -> PartitionSpec:
@@ -72,6 +73,15 @@ def shapes_of(tree):
     """Returns a jax.ShapeDtypeStruct with its sharding for every array of a tree."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
+    )
+
+
+def sharded_shapes(shapes, mesh: jax.sharding.Mesh):
+    """Returns the shapes of a state with the shardings of `shardings_of`."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        shapes,
+        shardings_of(shapes, mesh),
     )
 
 

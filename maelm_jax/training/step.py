@@ -87,10 +87,26 @@ def create_state(
     """
 
     def fresh():
-        params = init(keys.of_stream(seed, keys.INIT_STREAM))
-        return _initial_state(params, optimizer, ema_decay)
+        return _initial_state(init(keys.of_stream(seed, keys.INIT_STREAM)), optimizer, ema_decay)
 
-    return jax.jit(fresh, out_shardings=sharding.shardings_of(jax.eval_shape(fresh), mesh))()
+    shapes = state_shapes(init, optimizer, mesh, ema_decay)
+    return jax.jit(fresh, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))()
+
+
+def state_shapes(
+    init: collections.abc.Callable,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    ema_decay: float = 0.0,
+) -> State:
+    """Returns the shapes and shardings of a state of `create_state`. Allocates nothing.
+
+    Raises:
+        ConfigError: The mesh does not divide a parameter.
+    """
+    params = jax.eval_shape(init, keys.of_seed(0))
+    shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer, ema_decay), params)
+    return sharding.sharded_shapes(shapes, mesh)
 
 
 def _initial_state(
@@ -118,11 +134,11 @@ def _gradient_on_device(
 
     def loss_and_sums(variables, batch, row_numbers):
         sums = loss_fn(fsdp.parameters(variables, params), batch, row_numbers, key, True)
-        return sums.loss, sums
+        return sums.loss_nats, sums
 
     gradient_of = jax.grad(loss_and_sums, has_aux=True)
     # For a stacked parameter sharded over `fsdp` this is a zero array of the whole shape
-    # (fsdp.Scattered), so that its gradient is that of the whole parameter.
+    # (stack.Scattered), so that its gradient is that of the whole parameter.
     variables = fsdp.differentiable(params)
     if accumulate == 1:
         gradient, sums = gradient_of(variables, batch, row_numbers)
@@ -211,7 +227,7 @@ def make_train_step(
         gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), gradient)
         state = _updated(state, gradient, optimizer, ema_decay)
         metrics = {
-            "loss": sums.loss / count,
+            "loss": sums.loss_nats / count,
             "accuracy": sums.correct / count,
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
@@ -248,20 +264,9 @@ def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abstract
     special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
     optimizer = optimizers.create(experiment.optimizer, run.train_steps)
-
-    def fresh(key):
-        return _initial_state(init(key), optimizer, experiment.optimizer.ema_decay)
-
-    shapes = jax.eval_shape(fresh, keys.of_seed(0))
-    state = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        shapes,
-        sharding.shardings_of(shapes, mesh),
-    )
-    rows = NamedSharding(mesh, sharding.BATCH)
-    batch = jax.ShapeDtypeStruct(
-        (run.batch_size, experiment.corpus.sequence_length), jnp.int32, sharding=rows
-    )
+    state = state_shapes(init, optimizer, mesh, experiment.optimizer.ema_decay)
+    shape, rows = (run.batch_size, experiment.corpus.sequence_length), sharding.BATCH
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, rows))
     loss_fn = pretraining_loss(experiment, graph, special)
     train_step = make_train_step(
         loss_fn, optimizer, state, run.seed, run.accumulate, mesh, experiment.optimizer.ema_decay

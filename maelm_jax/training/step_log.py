@@ -136,6 +136,10 @@ class StepLog:
             )
         return numbers
 
+    def finish_and_write(self, step: int, values: dict):
+        """Finishes a step after which nothing was measured, and writes its line if one is due."""
+        self.write(step, self.finish(step, values), {})
+
     def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float | int]):
         """Writes a line if one is due.
 
@@ -162,7 +166,7 @@ class StepLog:
 
     def _speed_values(self) -> dict[str, float | None]:
         speed = self.timer.speed()
-        if speed is None:  # only the first step of this process is done, and it is not timed
+        if speed is None:  # only the first step of a phase is done: it is compiled, so not timed
             return {"tokens_per_second": None}
         values: dict[str, float | None] = {
             "tokens_per_second": speed.steps_per_second * self._work.tokens,

@@ -100,9 +100,10 @@ def _lock(file: int) -> bool:
 
 
 def _holder_in(path: pathlib.Path) -> dict:
-    """Returns the holder that run.lock names, or {} if it cannot be read."""
+    """Returns the holder that run.lock names, or {} if it names none."""
     with contextlib.suppress(OSError, ValueError):
-        if isinstance(holder := json.loads(path.read_bytes()), dict):
+        holder = json.loads(path.read_bytes())
+        if isinstance(holder, dict) and {"host", "process", "since"} <= holder.keys():
             return holder
     return {}
 

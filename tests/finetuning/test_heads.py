@@ -43,7 +43,7 @@ def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
 
     @jax.jit
     def training_loss(batch):
-        return loss_fn(params, batch, numbers, jax.random.key(0), True).loss
+        return loss_fn(params, batch, numbers, jax.random.key(0), True).loss_nats
 
     assert training_loss(batch) == training_loss(batch) != training_loss(batch._replace(seed=batch.seed + 1))
 
@@ -69,7 +69,7 @@ def test_several_labels_are_decisions_of_their_own(pretrained):
     loss_fn = heads.loss_of(graph, task_data.Head("sentence", 3))
     numbers, key = jnp.arange(4, dtype=jnp.uint32), jax.random.key(0)
     sums = loss_fn(params, batch, numbers, key, False)
-    np.testing.assert_allclose(sums.loss, -np.log(right).mean(axis=1).sum(), rtol=1e-5)
+    np.testing.assert_allclose(sums.loss_nats, -np.log(right).mean(axis=1).sum(), rtol=1e-5)
     assert float(sums.correct) == (right > 0.5).all(axis=1).sum() and float(sums.count) == 3
     as_predicted = batch._replace(targets=batch.targets.at[:3].set(jnp.asarray(scores > 0, jnp.float32)))
     assert float(loss_fn(params, as_predicted, numbers, key, False).correct) == 3

@@ -178,7 +178,7 @@ def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
         for targets in ([-1] * 6, [-1, 2, -1, -1, -1, -1], [-1, -1, 0, -1, -1, -1], [-1, 2, 0, -1, -1, -1])
     )
     assert [float(value.count) for value in (none, first, second, both)] == [0, 1, 1, 2]
-    assert float(none.loss) == 0 and float(both.loss) == pytest.approx(float(first.loss + second.loss))
+    assert float(none.loss_nats) == 0 and float(both.loss_nats) == pytest.approx(float(first.loss_nats + second.loss_nats))
     np.testing.assert_allclose(sums(6, [-1, 2, 0, -1, -1, -1], 16), both, rtol=1e-5)
 
 

@@ -79,7 +79,7 @@ def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(mo
     inputs = masking.draw(jax.random.split(jax.random.key(1), 3), jnp.asarray(ids), settings, masking.budget(settings, LENGTH), SPECIAL)
 
     def total(params):
-        return loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs).loss
+        return loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs).loss_nats
 
     value, gradient = jax.jit(jax.value_and_grad(total))(params)
     targets, weights = (np.asarray(x) for x in loss.targets(inputs))

@@ -43,7 +43,7 @@ def expected_loss_and_gradient() -> tuple[jax.Array, loss.Prediction]:
 def test_loss_and_gradients_are_those_of_the_definition(tile):
     prediction, inputs = case("float32")
     expected, wanted = expected_loss_and_gradient()
-    found, gradient = jax.jit(jax.value_and_grad(lambda p: 3.0 * loss.masked_cross_entropy(p, inputs, tile).loss))(prediction)
+    found, gradient = jax.jit(jax.value_and_grad(lambda p: 3.0 * loss.masked_cross_entropy(p, inputs, tile).loss_nats))(prediction)
     assert abs(found - 3 * expected) < 1e-5 * found
     for a, b in zip(gradient, wanted, strict=True):
         assert np.abs(a - 3 * b).max() < 1e-5 * np.abs(b).max() + 1e-6
@@ -51,14 +51,14 @@ def test_loss_and_gradients_are_those_of_the_definition(tile):
     sums, plain = loss.masked_cross_entropy(prediction, inputs, tile), np.asarray(prediction.logits.argmax(2) == loss.targets(inputs)[0])
     real = np.asarray(loss.targets(inputs)[1], bool)
     assert (float(sums.count), float(sums.correct)) == (real.sum(), plain[real].sum()) and not real.all()
-    assert abs(sums.loss - expected) < 1e-5 * expected  # without a gradient
+    assert abs(sums.loss_nats - expected) < 1e-5 * expected  # without a gradient
 
 
 def test_in_bfloat16_the_gradient_is_as_near_as_its_dtype():
     wide, inputs = case("float32")
     narrow, _ = case("bfloat16")
     expected = jax.jit(jax.grad(defined))(wide, inputs)
-    found = jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, 8).loss))(narrow)
+    found = jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, 8).loss_nats))(narrow)
     assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float32, jnp.float32]
     for a, b in zip(found, expected, strict=True):
         assert np.linalg.norm(a.astype(jnp.float32) - b) < 0.02 * np.linalg.norm(b)
@@ -66,7 +66,7 @@ def test_in_bfloat16_the_gradient_is_as_near_as_its_dtype():
 
 def test_a_tile_is_all_the_logits_there_are():
     prediction, inputs = case("float32")
-    text = lambda tile: jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, tile).loss)).lower(prediction).compile().as_text()  # noqa: E731
+    text = lambda tile: jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, tile).loss_nats)).lower(prediction).compile().as_text()  # noqa: E731
     slots = inputs.masked_slots.size
     assert f"f32[{slots},384]" in text(None)
     assert "f32[6,384]" in text(6)

@@ -111,7 +111,7 @@ def test_compact_is_full_length(delta, changes):
 
         def sums(params, graph=graph, inputs=inputs):
             total = loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs)
-            return total.loss / total.count
+            return total.loss_nats / total.count
 
         results.append(jax.jit(jax.value_and_grad(sums))(params))
     (ours, our_gradient), (theirs, their_gradient) = results
@@ -154,7 +154,7 @@ def test_gradients_are_the_same_however_they_are_computed(architecture, way):
     again, _ = maelm.create(config.Model(**(TINY | changes | way)), 100, SPECIAL)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
     gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss))(params)
+        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss_nats))(params)
         for g in (graph, again)
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
@@ -183,7 +183,7 @@ def test_in_bfloat16_every_product_is_of_bfloat16():
 
     def mean_loss(params):
         sums = loss.masked_cross_entropy(maelm.apply(half, params).predict(inputs), inputs)
-        return sums.loss / sums.count
+        return sums.loss_nats / sums.count
 
     text = jax.jit(jax.grad(mean_loss)).lower(params).as_text()
     products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]

@@ -66,7 +66,7 @@ def test_reference(path, full_length):
         model = maelm.apply(graph, parameters)
         prediction = model.predict(inputs)
         sums = loss.masked_cross_entropy(prediction, inputs)
-        return sums.loss / sums.count, (sums, prediction.logits, model.encode(inputs))
+        return sums.loss_nats / sums.count, (sums, prediction.logits, model.encode(inputs))
 
     with jax.default_matmul_precision("highest"):
         (mean, (sums, logits, hidden)), gradient = jax.jit(jax.value_and_grad(mean_loss, has_aux=True))(parameters)

@@ -29,7 +29,7 @@ def test_the_loss_has_a_gradient_for_every_parameter(name):
 
     def mean_loss(params, rows):
         sums = loss_of_rows(params, rows, jnp.arange(ROWS, dtype=jnp.uint32), jax.random.key(0), True)
-        return sums.loss / sums.count, sums.count
+        return sums.loss_nats / sums.count, sums.count
 
     (value, count), gradient = jax.jit(jax.value_and_grad(mean_loss, has_aux=True))(params, some_rows())
     assert float(count) > 0, "nothing is masked in these rows: more rows, or a higher Masking.rate"

@@ -12,7 +12,7 @@ import pytest
 from maelm_jax import config, gin_files, setting_changes, train
 from maelm_jax.encoders import origin, source
 from maelm_jax.pretraining import run, start, summary
-from maelm_jax.training import checkpoint, coordination, metrics, phases, step
+from maelm_jax.training import checkpoint, coordination, metrics, phases, sharding, step
 
 
 class Table:
@@ -80,21 +80,37 @@ def test_a_run_that_began_from_another_source_is_refused(tmp_path, monkeypatch):
 
 def test_a_run_without_checkpoint_and_source_does_not_train_fresh_weights(tmp_path):
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'"])
-    none = types.SimpleNamespace(steps=list, workdir=str(tmp_path))
     with pytest.raises(config.ConfigError, match="holds no complete checkpoint any more: give another --workdir to begin again from gone"):
-        start.starting_state("fresh", experiment, 64, None, None, none)
+        start.begun("fresh", experiment, 64, None, str(tmp_path))
 
 
-def test_a_restored_state_does_not_stand_beside_the_fresh_one(tmp_path):
+def test_a_mesh_that_does_not_divide_a_parameter_is_refused_before_rows_are_made(tmp_path, monkeypatch):
+    experiment = gin_files.load(["tiny.gin"], [f"TEXT_FILES='{tmp_path}/*.txt'", "Vocabulary.size=400"])
+    vocabulary = types.SimpleNamespace(size=400, special=config.SpecialIds.of_size(400))
+    monkeypatch.setattr(run.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
+    monkeypatch.setattr(run.run_rows, "choose_rows", None)
+    mesh = jax.make_mesh((1, 1, 3), ("data", "fsdp", "tensor"), devices=jax.devices()[:3])
+    with pytest.raises(config.ConfigError, match="Mesh.tensor=3 does not divide the 128 rows or columns of "):
+        run.set_up(run.Options(str(tmp_path), False, False, 0.0), experiment, None, mesh)
+
+
+def test_an_attention_that_cannot_be_computed_is_refused_before_rows_are_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "set_up", None)
+    with pytest.raises(config.ConfigError, match="Model.attention_backend='cudnn' cannot compute this attention: the platform is cpu"):
+        train.main(["--gin_file=tiny.gin", "--gin.Model.attention_backend=cudnn", f"--workdir={tmp_path}"])
+
+
+def test_a_resumed_run_draws_no_fresh_state(tmp_path, monkeypatch):
     """At most one state is on the devices, so that a run that fits also resumes."""
-    saved, fresh = (step.State(jnp.asarray(number), {"w": jnp.full((4, 4), number, jnp.float32)}, ()) for number in (3, 0))
+    saved = step.State(jnp.asarray(3), {"w": jnp.full((4, 4), 3, jnp.float32)}, ())
     checkpoints = checkpoint.Checkpoints(str(tmp_path))
     checkpoints.save(3, saved)
     checkpoints.wait()
-    starting = start.starting_state(fresh, gin_files.load(["tiny.gin"]), 64, None, None, checkpoints)
+    monkeypatch.setattr(step, "create_state", None)
+    setup = types.SimpleNamespace(experiment=gin_files.load(["tiny.gin"]), shapes=sharding.shapes_of(saved))
+    starting = run.load_state(setup, None, None, checkpoints, None)
     checkpoints.close()
-    assert starting.step == 3 and (np.asarray(starting.state.params["w"]) == 3).all()
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(fresh))
+    assert starting.step == 3 and (np.asarray(starting.state.params["w"]) == 3).all() and starting.has_head
 
 
 def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):

@@ -26,6 +26,18 @@ def test_a_full_disk_is_one_line_and_what_was_whole_stays_whole(tmp_path, monkey
     checkpoints.close()
 
 
+def test_a_failed_write_names_the_complete_checkpoint_before_it(tmp_path, monkeypatch):
+    def fail(folder: str):
+        raise OSError("the storage is gone")
+
+    state = step.State(step=jnp.int32(1), params={"kernel": jnp.ones(3)}, opt_state=())
+    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=1)
+    loop.save(checkpoints, 1, state, wait=True)
+    monkeypatch.setattr(checkpoint.checksums, "write", fail)
+    with pytest.raises(config.RunError, match=r"step 2: .*the storage is gone.*Complete checkpoints: \[1\]"):
+        loop.save(checkpoints, 2, state, wait=True)
+
+
 def test_the_newest_checkpoints_and_those_at_multiples_are_kept(tmp_path):
     checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4)
     for number in range(1, 8):

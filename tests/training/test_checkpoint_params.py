@@ -39,7 +39,7 @@ def test_readers_get_the_moving_average_of_a_run_that_keeps_one(tmp_path):
     for number, expected in enumerate((state.params, average)):
         jax.tree.map(np.testing.assert_array_equal, checkpoint_params.read_params(str(tmp_path), number), jax.device_get(expected))
         part = {"bias": state.params["bias"]}
-        assert np.array_equal(checkpoint_params.restore_params(str(tmp_path), part, number).state["bias"], expected["bias"])
+        assert np.array_equal(checkpoint_params.restore_params(str(tmp_path), part, number)["bias"], expected["bias"])
 
 
 @pytest.mark.parametrize("gone", ["", "default", "default/d", "default/ocdbt.process_0"])

@@ -13,7 +13,7 @@ from maelm_jax.training import metrics
 def test_the_loss_curve_names_its_lines_and_units(tmp_path):
     lines = [{"step": step, "loss": 7.0 - step / 10} | ({"eval_loss": 6.5} if step % 2 else {}) for step in range(1, 7)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = metrics.figure_of(str(tmp_path), 6.789)
+    figure = metrics.figure_of(str(tmp_path), 6.789, metrics.CurveLabels())
     [axes] = figure.axes
     trained, heldout, _ = axes.lines
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training (one batch)", "held-out", "unigram 6.79"]
@@ -26,5 +26,5 @@ def test_the_loss_curve_names_its_lines_and_units(tmp_path):
 
 def test_the_loss_curve_says_that_training_has_another_mask_rate():
     named = ("training (one batch), at mask rate 0.4", "held-out, at mask rate 0.15")
-    for binding, labels in ((None, named), ("Masking.rate=0.15", metrics.PLAIN_LABELS), ("Masking.heldout_rate=None", metrics.PLAIN_LABELS)):
+    for binding, labels in ((None, named), ("Masking.rate=0.15", metrics.CurveLabels()), ("Masking.heldout_rate=None", metrics.CurveLabels())):
         assert summary._curve_labels(gin_files.load(["tiny.gin"], [binding] if binding else [])) == labels

@@ -34,7 +34,7 @@ def test_parameters_of_an_older_workdir_are_those_of_the_model():
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), {"encoder": shapes})
 
-    restored = traverse_util.flatten_dict(checkpoint_params.restore_params(str(OLDER), like).state, sep="/")
+    restored = traverse_util.flatten_dict(checkpoint_params.restore_params(str(OLDER), like), sep="/")
     read = traverse_util.flatten_dict(checkpoint_params.read_params(str(OLDER), 10), sep="/")
     assert restored.keys() == {path for path in read if path.startswith("encoder/")}
     assert all(np.array_equal(restored[path], read[path]) for path in restored)

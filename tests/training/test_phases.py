@@ -97,5 +97,7 @@ def test_plateaus_that_make_no_sense_are_refused(plateaus, message):
 def test_a_plateau_masks_a_token_of_each_row_at_least():
     experiment = gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=50"])
     dataclasses.replace(experiment, masking=config.Masking(rate_plateaus=((0, 0.3), (0.5, 0.02))))
+    with pytest.raises(config.ConfigError, match="Masking.rate=0.01 masks less than one of the 50 tokens"):  # that of evaluations
+        dataclasses.replace(experiment, masking=config.Masking(rate=0.01, rate_plateaus=((0, 0.3), (0.5, 0.2))))
     with pytest.raises(config.ConfigError, match="rate 0.019 from 0.5 on masks less than one of the 50 tokens of a row. Use 0.02 or more"):
         dataclasses.replace(experiment, masking=config.Masking(rate_plateaus=((0, 0.3), (0.5, 0.019))))

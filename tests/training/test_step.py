@@ -160,11 +160,11 @@ def test_evaluation_draws_the_same_masks_each_time():
     evaluate = step.make_eval_step(loss_fn, state, 0, mesh)
     rows = sharding.shard_batch(batches(1)[0], mesh)
     first, second = (evaluate(state.params, rows, np.uint32(0)) for _ in range(2))
-    assert float(first.loss) == float(second.loss), "the same masks"
+    assert float(first.loss_nats) == float(second.loss_nats), "the same masks"
     model = dataclasses.replace(settings.model, dropout=0.0, attention_dropout=0.0)
     assert model != settings.model
     plain, _ = maelm.create(model, 100, SPECIAL)
     loss_without = step.pretraining_loss(dataclasses.replace(settings, model=model), plain, SPECIAL)
     without = step.make_eval_step(loss_without, state, 0, mesh)(state.params, rows, np.uint32(0))
-    assert float(without.loss) == float(first.loss), "no dropout"
-    assert float(evaluate(state.params, rows, np.uint32(ROWS)).loss) != float(first.loss), "other rows of the set have masks of their own"
+    assert float(without.loss_nats) == float(first.loss_nats), "no dropout"
+    assert float(evaluate(state.params, rows, np.uint32(ROWS)).loss_nats) != float(first.loss_nats), "other rows of the set have masks of their own"

@@ -65,9 +65,11 @@ def test_a_lock_is_given_back_when_the_run_fails(tmp_path, monkeypatch):
         with pytest.raises(config.ConfigError, match="is in use by process"), workdir_lock.held(str(tmp_path)):
             pass
         raise ZeroDivisionError
-    (tmp_path / "run.lock").write_text("[1, 2")
-    with workdir_lock.held(str(tmp_path)):
-        pass
+    for content in ("[1, 2", '{"x": 1}'):
+        (tmp_path / "run.lock").write_text(content)
+        assert workdir_lock._holder_in(tmp_path / "run.lock") == {}
+        with workdir_lock.held(str(tmp_path)):
+            pass
 
 
 def test_a_file_system_without_locks_is_named_and_does_not_stop_a_run(tmp_path, monkeypatch, caplog):
