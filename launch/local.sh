@@ -35,7 +35,7 @@ fi
 if [ ! -e .venv/installed ] || [ -n "$dry" ]; then # an installation may have been interrupted
   run "${PYTHON:-python3.11}" -m venv .venv
   if [ -n "$extra" ]; then
-    run .venv/bin/pip install -q -c requirements.txt -e ".[data,$extra]"
+    run .venv/bin/pip install -q -r requirements.txt -e ".[$extra]"
   else
     run .venv/bin/pip install -q -r requirements.txt
   fi
@@ -44,7 +44,7 @@ fi
 if [ -n "$extra" ] && [ -z "$dry" ] &&
   ! .venv/bin/python -c 'import jax; raise SystemExit(jax.default_backend() == "cpu")'; then
   echo "error: this machine has an accelerator, but JAX in .venv sees the CPU only;" \
-    "remove .venv, or install -e '.[data,$extra]' there" >&2
+    "remove .venv, or install -e '.[$extra]' there" >&2
   exit 2
 fi
 run .venv/bin/python -m maelm_jax.train "$@"

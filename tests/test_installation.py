@@ -33,7 +33,7 @@ def test_the_package_lists_its_commands(capsys):
 
 
 def test_the_pinned_versions_can_be_given_as_constraints():
-    """As the README does for GPUs and TPUs: pip takes no extras there."""
+    """As launch/Dockerfile and launch/worker.sh do: pip takes no extras there."""
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     assert all(re.match(r"(#|[\w-]+==[\w.]+( |$))", line) for line in lines) and len(lines) > 20
 

@@ -21,13 +21,14 @@ BLOCKS = [(found["mark"], found["body"]) for found in BLOCK.finditer(README)]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"python -m maelm_jax\.\w+ --[^`\n]*")  # in a block or in a table
 WITH_PLACEHOLDERS = ("...", "$")
+LINE_BREAK, RATE_OF_LOOP = re.compile(r"\\\n *"), re.compile(r"\$\{rates[^}]*\}")
 HELP = [importlib.import_module(f"maelm_jax.{path.stem}").__doc__ for path in (ROOT / "maelm_jax").glob("*.py")]
 TEXTS = [page.read_text() for page in PAGES if page.name != "results.md"]  # its commands are composed by the shell
 COMMANDS = sorted(
     {
         command
         for text in [*TEXTS, *(help_text or "" for help_text in HELP)]
-        for command in COMMAND.findall(re.sub(r"\\\n *", "", text))
+        for command in COMMAND.findall(RATE_OF_LOOP.sub("1e-3", LINE_BREAK.sub("", text)))
         if not any(sign in command for sign in WITH_PLACEHOLDERS)
     }
 )
@@ -42,6 +43,12 @@ def test_every_block_is_marked():
     for mark, body in BLOCKS:
         assert mark in ("run: ci", "run: slow", "dry-run", "shown"), f"unmarked or unknown mark {mark!r}:\n{body}"
     assert len(of("run: ci")) == len(of("run: slow")) == 1
+
+
+def test_every_installation_brings_the_text_of_tiny_gin():
+    script = (ROOT / "launch" / "local.sh").read_text()
+    commands = [line for text in (README, script) for line in text.splitlines() if "bin/pip install -q" in line]
+    assert len(commands) == 7 and all("install -q -r requirements.txt" in line for line in commands), commands
 
 
 def test_ci_runs_the_block_it_should():
