@@ -6,8 +6,8 @@ r"""Collects what finished pretraining runs logged into one JSON file for draw.p
 A run in FILE.json has its tokens, those of a step, the median seconds a step, the unigram
 cross-entropy of the held-out targets, the held-out losses and effective ranks by step, and those
 settings in which the runs of this call differ. With --scores, it also has what maelm_jax.finetune
-scored from each of them. With --add, the runs that FILE.json already has stay in it as they are.
-With --ranks, FILE.json has the ranks by layer of a report of maelm_jax.analyze.
+scored from each of them. With --ranks, FILE.json has the ranks by layer of a report of
+maelm_jax.analyze. With --add, the runs that FILE.json already has stay in it as they are.
 """
 
 import argparse
@@ -38,17 +38,18 @@ def main(argv: list[str]):
     flags.add_argument("--add", action="store_true", help="keep the runs of FILE.json")
     flags.add_argument("--output", required=True, metavar="FILE.json")
     args = flags.parse_args(argv)
-    if bool(args.ranks) == bool(args.workdirs) or (args.ranks and (args.scores or args.add)):
-        flags.error("give either WORKDIR ... [--scores ...] [--add] or --ranks")
+    if bool(args.ranks) == bool(args.workdirs) or (args.ranks and args.scores):
+        flags.error("give either WORKDIR ... [--scores ...] or --ranks")
+    before = json.loads(pathlib.Path(args.output).read_text()) if args.add else {}
     if args.ranks:
         content = ranks_by_layer(json.loads(pathlib.Path(args.ranks).read_text()))
+        content["runs"] = before.get("runs", []) + content["runs"]
     else:
         content = pretraining_runs([pathlib.Path(workdir) for workdir in args.workdirs])
         if args.scores:
             tables = [json.loads(pathlib.Path(path).read_text()) for path in args.scores]
             content = with_scores(content, tables)
-        if args.add:
-            content = json.loads(pathlib.Path(args.output).read_text()) | content
+        content = before | content
     storage.write(pathlib.Path(args.output), json.dumps(content, indent=1) + "\n")
 
 

@@ -22,6 +22,8 @@ MINILM = {
     "minilm-mae": "MAE-LM, decoder without relative positions",
     "minilm-mae-relative": "MAE-LM",
     "minilm-mlm": "MLM",
+    "minilm-mae-low": "MAE-LM, a fifth of the rates",
+    "minilm-mlm-low": "MLM, a fifth of the rates",
 }
 # The runs of pair.json, and their control.
 PAIR = {"mae": "MAE-LM", "mlm": "MLM", "random-mae": "fresh weights"}
