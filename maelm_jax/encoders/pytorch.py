@@ -31,6 +31,7 @@ LATER_FIELDS = {
     "token_types": 0, "family": None, "normalization": "post", "positions": "learned",
     "rotary_theta": 10_000.0, "local_attention": 0, "global_every": 3,
     "local_rotary_theta": 10_000.0, "feed_forward_gate": False, "biases": True,
+    "decoder_refills_mask": False, "dropout": 0.1, "attention_dropout": 0.1,
 }  # fmt: skip
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 

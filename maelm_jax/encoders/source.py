@@ -246,7 +246,7 @@ def _weight_folder(folder: pathlib.Path) -> EncoderSource:
 
 
 def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
-    fields = (*ENCODER_FIELDS, *DECODER_FIELDS)
+    fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *pytorch.FIELDS)
     settings = pytorch.settings(content, fields, str(folder / "config.json"))
     stated.check_settings(settings, str(folder))
 

@@ -1,12 +1,13 @@
 """What a run takes over from an encoder: settings that do not fit, rows that it cannot read, and a head that is left out."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
 import pytest
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, export, gin_files
 from maelm_jax.encoders import adoption, source
 from maelm_jax.model import maelm
 
@@ -57,3 +58,22 @@ def test_a_head_that_reads_another_width_is_left_out(workdirs):
         _, init = maelm.create(settings, 600, config.SpecialIds.of_size(600))
         params = jax.jit(init)(jax.random.key(0))
         assert adoption.load_params(values, params, 600, "source").fresh == fresh
+
+
+def test_an_export_for_pytorch_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
+    rates = {"Model.dropout": 0.25, "Model.attention_dropout": 0.2, "Model.decoder_refills_mask": False}
+    run = make_workdir(tmp_path / "run", rates)
+    assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0
+    encoder_source = source.find(str(tmp_path / "out"))
+    model = encoder_source.model(encoder_source.base)
+    assert (model.dropout, model.attention_dropout, model.decoder_refills_mask) == (0.25, 0.2, False)
+    before = gin_files.load(["tiny.gin"])
+    after = adoption.adopt(before, encoder_source).experiment
+    for name in ("dropout", "attention_dropout", "decoder_refills_mask"):
+        assert getattr(after.model, name) == getattr(before.model, name) != getattr(model, name), name
+    content = json.loads((tmp_path / "out" / "config.json").read_text())
+    for name in ("dropout", "attention_dropout", "decoder_refills_mask"):
+        del content["model"][name]
+    (tmp_path / "out" / "config.json").write_text(json.dumps(content))
+    older = source.find(str(tmp_path / "out")).settings
+    assert (older["dropout"], older["attention_dropout"], older["decoder_refills_mask"]) == (0.1, 0.1, False)

@@ -107,15 +107,17 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     hidden = make_workdir(tmp_path / "hidden", {})
     read = make_workdir(tmp_path / "read", {"Masking.encoder_mask_fraction": 1.0})
     random = make_workdir(tmp_path / "random", {"Masking.encoder_mask_fraction": 1.0, "Masking.random_fraction": 1.0})
-    folders = {"hidden": hidden, "read": read, "random": random}
+    kept = make_workdir(tmp_path / "kept", {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_refills_mask": False})
+    folders = {"hidden": hidden, "read": read, "random": random, "kept": kept}
     of_mlm = {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False}
     mlm = make_workdir(tmp_path / "mlm", of_mlm | {"Masking.random_fraction": 1.0})
     assert maelm_jax.load_encoder(mlm).mask_fraction == 1  # nothing else predicts
-    for name in ("hidden", "read"):
+    for name in ("hidden", "read", "kept"):
         folders[f"{name} exported"] = tmp_path / f"{name}-out"
         assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--format=pytorch", "--no-verify"]) == 0
     first = {name: maelm_jax.load_encoder(folder).fill_mask(TEXTS, top=1)[0][0][0].probability for name, folder in folders.items()}
     assert first["hidden"] == first["hidden exported"] == first["random"] != first["read"] == first["read exported"]
+    assert first["kept"] == first["kept exported"] != first["read"], "the decoder reads the encoder's states of the masks"
 
 
 def test_a_mask_fraction_that_is_no_share_is_refused(make_workdir, tmp_path):
