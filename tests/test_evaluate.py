@@ -79,11 +79,15 @@ def test_the_interval_is_that_of_a_ratio_of_sums():
     assert scoring._half_interval(losses[0, :1], counts[0, :1], means[0]) is None
 
 
-def test_the_encoder_reads_as_many_masks_as_in_pretraining(uninterrupted, other_text, tmp_path, scores):
-    """In a run and in its export: a decoder does not tell that the encoder reads no mask."""
+@pytest.mark.parametrize("before,after", [
+    ("encoder_mask_fraction = 0.0", "encoder_mask_fraction = 1.0"), ("renumber = False", "renumber = True"),
+])  # fmt: skip
+def test_the_encoder_reads_masks_as_in_pretraining(uninterrupted, other_text, tmp_path, scores, before, after):
+    """In a run and in its export: a decoder does not tell that the encoder reads no mask, nor which positions it reads."""
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")
     settings = (copy / "config.gin").read_text()
-    (copy / "config.gin").write_text(settings.replace("encoder_mask_fraction = 0.0", "encoder_mask_fraction = 1.0"))
+    assert before in settings
+    (copy / "config.gin").write_text(settings.replace(before, after))
     assert export.main([f"--workdir={copy}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0
     hidden, read, exported = scores(f"--models={uninterrupted},{copy},{tmp_path / 'out'}", f"--text={other_text}")
     assert hidden["loss"] != read["loss"] == pytest.approx(exported["loss"], rel=1e-6)

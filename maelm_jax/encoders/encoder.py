@@ -53,6 +53,8 @@ class Encoder:
             does not use them. `save_pretrained` writes them.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
             pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
+        renumber: Whether the encoder's positions counted only the tokens that it read, in
+            pretraining (`Masking.renumber`). `encode` does not use it.
     """
 
     params: dict[str, np.ndarray]
@@ -63,6 +65,7 @@ class Encoder:
     step: int | None = None
     sentence_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     mask_fraction: float = 0.0
+    renumber: bool = False
 
     def __repr__(self):
         model = self.model
@@ -95,7 +98,10 @@ class Encoder:
         fraction = encoder_source.mask_fraction
         if fraction is None:
             fraction = 0.0 if model.decoder_layers else 1.0
-        return cls(params, model, vocabulary, length, head, step, sentence_files, fraction)
+        return cls(
+            params, model, vocabulary, length, head, step, sentence_files, fraction,
+            encoder_source.renumber,
+        )  # fmt: skip
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.
@@ -117,6 +123,7 @@ class Encoder:
             self.head,
             self.sentence_files,
             self.mask_fraction,
+            self.renumber,
         )
 
     def tree(self) -> dict:
@@ -249,7 +256,7 @@ class Encoder:
         """`inference.logits_function` with the parameters of the encoder."""
         params = traverse_util.unflatten_dict(self.params, sep="/")
         function = inference.logits_function(
-            self.model, self.vocabulary, encoder_reads_masks=self.mask_fraction > 0.5
+            self.model, self.vocabulary, self.mask_fraction > 0.5, self.renumber
         )
         return functools.partial(function, jax.device_put(params))
 

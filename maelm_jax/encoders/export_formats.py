@@ -38,6 +38,7 @@ class Exported(typing.NamedTuple):
         head: The head of a fine-tuned run, or None.
         sentence_files: The modules of sentence-transformers after the encoder: {path: content}.
         mask_fraction: `EncoderSource.mask_fraction`.
+        renumber: `EncoderSource.renumber`.
     """
 
     params: dict[str, np.ndarray]
@@ -47,6 +48,7 @@ class Exported(typing.NamedTuple):
     head: FineTunedHead | None = None
     sentence_files: collections.abc.Mapping[str, bytes] = types.MappingProxyType({})
     mask_fraction: float | None = None
+    renumber: bool = False
 
 
 class Written(typing.NamedTuple):
@@ -88,7 +90,7 @@ def check_heads(format: str, exported: Exported, path: str):
 
 def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     """Writes every file of the export except the model card."""
-    params, model, vocabulary, length, head, sentence_files, mask_fraction = exported
+    params, model, vocabulary, length, head, sentence_files, mask_fraction, renumber = exported
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
         tokenizer.write(folder, vocabulary, length, families.pair_of(model))
@@ -101,7 +103,7 @@ def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
         except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)
-        return Written("maelm.MaeLm", pytorch.write(folder, weights, mask_fraction))
+        return Written("maelm.MaeLm", pytorch.write(folder, weights, mask_fraction, renumber))
     vocabulary.save(folder)
     parameters = published.write(folder / "model.pt", params, model, vocabulary.size)
     return Written("the reference's layout", parameters)

@@ -92,6 +92,7 @@ def logits(
     ids: np.ndarray,
     masked: np.ndarray,
     encoder_reads_masks: bool,
+    renumber: bool = False,
 ) -> np.ndarray:
     """Computes the logits at the masked positions with JAX.
 
@@ -102,11 +103,12 @@ def logits(
         ids: int32 [lines, length].
         masked: bool [lines, length].
         encoder_reads_masks: As in `logits_function`.
+        renumber: As in `logits_function`.
 
     Returns:
         float32 [masked positions, vocabulary].
     """
-    function = logits_function(model, vocabulary, encoder_reads_masks)
+    function = logits_function(model, vocabulary, encoder_reads_masks, renumber)
     by_line = np.asarray(function(params, ids, masked))
     return np.concatenate(
         [line[: mask.sum(), : vocabulary.size] for line, mask in zip(by_line, masked, strict=True)]
@@ -114,7 +116,10 @@ def logits(
 
 
 def logits_function(
-    model: config.Model, vocabulary: vocabularies.Vocabulary, encoder_reads_masks: bool
+    model: config.Model,
+    vocabulary: vocabularies.Vocabulary,
+    encoder_reads_masks: bool,
+    renumber: bool = False,
 ) -> typing.Callable[[dict, np.ndarray, np.ndarray], jax.Array]:
     """Returns a function that computes the logits at masked positions. Each shape is compiled once.
 
@@ -123,6 +128,7 @@ def logits_function(
         vocabulary: The vocabulary of the model.
         encoder_reads_masks: Whether the encoder reads `<mask>` at these positions (MLM) or skips
             them (MAE-LM). Without a decoder it must be True.
+        renumber: Whether the encoder's positions count only the tokens that it reads.
 
     Returns:
         A function of the parameter tree, ids [lines, length] and masked [lines, length]. It returns
@@ -139,7 +145,7 @@ def logits_function(
         visible_to_encoder = masked if encoder_reads_masks else jnp.zeros_like(masked)
         inputs = model_inputs.split(
             ids, segments, order, masked, visible_to_encoder,
-            model_inputs.Budget(ids.shape[1], positions), vocabulary.mask,
+            model_inputs.Budget(ids.shape[1], positions), vocabulary.mask, renumber,
         )  # fmt: skip
         return maelm.apply(graph, params)(inputs)
 

@@ -123,13 +123,17 @@ class Stack(nn.Module):
         )
         self.dropout = dropout
 
-    def forward(self, x: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, visible: torch.Tensor, renumber: bool = False
+    ) -> torch.Tensor:
         """Returns hidden states [batch, length, width] of embedded tokens `x` of the same shape.
 
         No position attends to a position where `visible` [batch, length] is False. The output
-        there is meaningless.
+        there is meaningless. `renumber` numbers the visible positions only.
         """
         positions = torch.arange(x.shape[1], device=x.device).expand(x.shape[:2])
+        if renumber:
+            positions = visible.cumsum(1) - visible.long()
         x = (
             functional.dropout(
                 self.norm(x + self.position_embedding(positions)), self.dropout, self.training
@@ -198,6 +202,7 @@ class MaeLm(nn.Module):
         self.refills_mask = settings.get("decoder_refills_mask", False)
         fraction = config.get("encoder_mask_fraction", float(not depth))
         self.encoder_reads_masks = fraction > 0.5
+        self.renumber = config.get("renumber", False)
         self.head = Head(settings, size)
 
     @classmethod
@@ -263,6 +268,7 @@ class MaeLm(nn.Module):
         x = self.encoder(
             self.encoder.embed(torch.where(masked, self.mask, ids)),
             present & (~masked | visible_to_encoder),
+            self.renumber,
         )
         if self.decoder is not None:
             refilled = masked if self.refills_mask else masked & ~visible_to_encoder

@@ -95,7 +95,10 @@ def check(model: config.Model):
 
 
 def write(
-    folder: pathlib.Path, weights: tables.Weights, mask_fraction: float | None = None
+    folder: pathlib.Path,
+    weights: tables.Weights,
+    mask_fraction: float | None = None,
+    renumber: bool = False,
 ) -> int:
     """Writes config.json, model.safetensors and maelm.py into `folder`.
 
@@ -103,6 +106,7 @@ def write(
         folder: An empty folder.
         weights: The parameters and what determines their layout.
         mask_fraction: `EncoderSource.mask_fraction`.
+        renumber: `EncoderSource.renumber`.
 
     Returns:
         The number of parameters written.
@@ -119,6 +123,7 @@ def write(
         "model": settings,
         "vocabulary_size": vocabulary_size,
         "special_ids": ids,
+        "renumber": renumber,
     }
     if mask_fraction is not None:
         content["encoder_mask_fraction"] = mask_fraction
@@ -161,6 +166,21 @@ def mask_fraction(content: dict, path: str) -> float | None:
     if value is not None and (type(value) not in (int, float) or not 0 <= value <= 1):
         raise config.ConfigError(
             f"{path}: encoder_mask_fraction is {json_files.shown(value)}, no number from 0 to 1. "
+            "Export the run again"
+        )
+    return value
+
+
+def renumber(content: dict, path: str) -> bool:
+    """Returns `EncoderSource.renumber` from the content of a config.json. False if absent.
+
+    Raises:
+        ConfigError: It is neither true nor false. `path` names the file in the message.
+    """
+    value = content.get("renumber", False)
+    if not isinstance(value, bool):
+        raise config.ConfigError(
+            f"{path}: renumber is {json_files.shown(value)}, neither true nor false. "
             "Export the run again"
         )
     return value

@@ -61,6 +61,7 @@ class EncoderSource:
         pad: The id of padding that a stock folder's config.json states, or None.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
             pretraining. None: 0 with a decoder (MAE-LM), 1 without (MLM).
+        renumber: `Masking.renumber` of the pretraining.
         base: Supplies the settings that the source does not determine, such as those of training.
     """
 
@@ -75,6 +76,7 @@ class EncoderSource:
     ignored_head: str | None = None
     pad: int | None = None
     mask_fraction: float | None = None
+    renumber: bool = False
     base: config.Model = dataclasses.field(default_factory=config.Model)
 
     def as_origin(self) -> origin.Origin:
@@ -227,6 +229,7 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
         step=step,
         results=results,
         mask_fraction=experiment.visible_mask_fraction,
+        renumber=experiment.masking.renumber,
         # The run may have been trained on another kind of device.
         base=dataclasses.replace(model, attention_backend="auto"),
     )
@@ -255,10 +258,11 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
     length = run_results.stated_length(folder, settings["max_positions"])
-    fraction = pytorch.mask_fraction(content, str(folder / "config.json"))
+    file = str(folder / "config.json")
     return EncoderSource(
         str(folder), "folder of ours", settings, str(folder), length, read_params,
-        mask_fraction=fraction,
+        mask_fraction=pytorch.mask_fraction(content, file),
+        renumber=pytorch.renumber(content, file),
     )  # fmt: skip
 
 

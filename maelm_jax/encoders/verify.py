@@ -251,7 +251,7 @@ def pytorch(
     with torch.no_grad():
         theirs = exported.predict(torch.tensor(ids), torch.tensor(masked)).numpy()[masked]
     ours = inference.logits(
-        params, model, vocabulary, ids, masked, exported.encoder_reads_masks
+        params, model, vocabulary, ids, masked, exported.encoder_reads_masks, exported.renumber
     )
     return [*reports, difference("logits of maelm.MaeLm", theirs, ours)]
 

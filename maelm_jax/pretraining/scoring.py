@@ -103,7 +103,8 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     params = traverse_util.unflatten_dict(loaded.params, sep="/")
     experiment = config.Experiment(
         config.Vocabulary(), config.Corpus(sequence_length=loaded.length),
-        config.Masking(encoder_mask_fraction=loaded.mask_fraction), loaded.model,
+        config.Masking(encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber),
+        loaded.model,
         config.Optimizer(), config.Mesh(), config.Run(),
     )  # fmt: skip
     checkpoints = [Checkpoint(None, lambda: params)]

@@ -87,9 +87,11 @@ def test_mlm_predicts_as_the_fill_mask_of_transformers(workdirs, tmp_path):
                 np.testing.assert_allclose([one.probability for one in ours], [one["score"] for one in expected], rtol=1e-4)
 
 
-def test_the_decoder_predicts_as_the_exported_module(workdirs, vocabulary, tmp_path, monkeypatch):
+@pytest.mark.parametrize("renumber", [False, True])
+def test_the_decoder_predicts_as_the_exported_module(make_workdir, vocabulary, tmp_path, monkeypatch, renumber):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--format=pytorch"]) == 0
+    workdir = make_workdir(tmp_path / "run", {"Masking.renumber": renumber})
+    assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--format=pytorch"]) == 0
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
     import maelm
 
@@ -97,7 +99,7 @@ def test_the_decoder_predicts_as_the_exported_module(workdirs, vocabulary, tmp_p
     with torch.no_grad():
         logits = maelm.MaeLm.from_folder(tmp_path / "out").eval().predict(ids, ids == vocabulary.mask)
     expected = torch.softmax(logits[ids == vocabulary.mask][0], -1).topk(4).values.numpy()
-    for folder in (workdirs["mpnet"], tmp_path / "out"):
+    for folder in (workdir, tmp_path / "out"):
         [[candidates]] = maelm_jax.load_encoder(folder).fill_mask(TEXTS[:1], top=4)
         np.testing.assert_allclose([one.probability for one in candidates], expected, rtol=1e-4)
 
@@ -108,24 +110,30 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     read = make_workdir(tmp_path / "read", {"Masking.encoder_mask_fraction": 1.0})
     random = make_workdir(tmp_path / "random", {"Masking.encoder_mask_fraction": 1.0, "Masking.random_fraction": 1.0})
     kept = make_workdir(tmp_path / "kept", {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_refills_mask": False})
-    folders = {"hidden": hidden, "read": read, "random": random, "kept": kept}
+    renumbered = make_workdir(tmp_path / "renumbered", {"Masking.renumber": True})
+    folders = {"hidden": hidden, "read": read, "random": random, "kept": kept, "renumbered": renumbered}
     of_mlm = {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False}
     mlm = make_workdir(tmp_path / "mlm", of_mlm | {"Masking.random_fraction": 1.0})
     assert maelm_jax.load_encoder(mlm).mask_fraction == 1  # nothing else predicts
-    for name in ("hidden", "read", "kept"):
+    for name in ("hidden", "read", "kept", "renumbered"):
         folders[f"{name} exported"] = tmp_path / f"{name}-out"
         assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--format=pytorch", "--no-verify"]) == 0
     first = {name: maelm_jax.load_encoder(folder).fill_mask(TEXTS, top=1)[0][0][0].probability for name, folder in folders.items()}
     assert first["hidden"] == first["hidden exported"] == first["random"] != first["read"] == first["read exported"]
     assert first["kept"] == first["kept exported"] != first["read"], "the decoder reads the encoder's states of the masks"
+    assert first["renumbered"] == first["renumbered exported"] != first["hidden"], "the encoder's positions skip the masks"
 
 
-def test_a_mask_fraction_that_is_no_share_is_refused(make_workdir, tmp_path):
+@pytest.mark.parametrize("change,message", [
+    ({"encoder_mask_fraction": "all"}, "encoder_mask_fraction is 'all', no number from 0 to 1. Export the run again"),
+    ({"renumber": 1}, "renumber is 1, neither true nor false. Export the run again"),
+])  # fmt: skip
+def test_masks_that_config_json_states_wrong_are_refused(make_workdir, tmp_path, change, message):
     folder = make_workdir(tmp_path / "run", {})
     assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0
     content = json.loads((tmp_path / "out" / "config.json").read_text())
-    (tmp_path / "out" / "config.json").write_text(json.dumps(content | {"encoder_mask_fraction": "all"}))
-    with pytest.raises(config.ConfigError, match="encoder_mask_fraction is 'all', no number from 0 to 1. Export the run again"):
+    (tmp_path / "out" / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(config.ConfigError, match=message):
         maelm_jax.load_encoder(tmp_path / "out")
 
 

@@ -102,7 +102,7 @@ def test_masks_let_into_the_encoder(workdirs, vocabulary, refills):
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
     wrong = dataclasses.replace(gin_files.load([str(workdirs["reference"] / "config.gin")]).model, num_buckets=64, max_distance=200)
     original = pytorch.write
-    monkeypatch.setattr(pytorch, "write", lambda folder, weights, fraction: original(folder, weights._replace(model=wrong), fraction))
+    monkeypatch.setattr(pytorch, "write", lambda folder, weights, *masks: original(folder, weights._replace(model=wrong), *masks))
     with pytest.raises(config.RunError, match="verification failed: hidden states of maelm.MaeLm differ by"):
         export.main([f"--workdir={workdirs['reference']}", f"--output={tmp_path / 'out'}", "--format=pytorch"])
     assert list(tmp_path.iterdir()) == []
