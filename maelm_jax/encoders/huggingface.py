@@ -16,12 +16,27 @@ from maelm_jax.encoders import families, weight_files
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 
-# {model_type: an entry of tokenizer_config.json, and where tokenizer.json states the same}
-_LOWER_CASE = ("do_lower_case", "normalizer", "lowercase")
-FAMILY_OPTIONS = {
-    **dict.fromkeys(("bert", "distilbert", "electra", "mpnet"), _LOWER_CASE),
-    "roberta": ("add_prefix_space", "pre_tokenizer", "add_prefix_space"),
+
+class TokenizerOption(typing.NamedTuple):
+    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
+
+    name: str
+    default: bool | None  # of the tokenizer's class, for a file without the entry
+    part: str
+    option: str
+
+
+_OF_BERT = (
+    TokenizerOption("do_lower_case", True, "normalizer", "lowercase"),
+    TokenizerOption("strip_accents", None, "normalizer", "strip_accents"),
+    TokenizerOption("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
+)
+FAMILY_OPTIONS = {  # by model_type
+    **dict.fromkeys(("bert", "distilbert", "electra", "mpnet"), _OF_BERT),
+    "roberta": (TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),),
 }
+# Classes of transformers that read tokenizer.json alone.
+GENERIC_TOKENIZERS = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
 def architecture(weights: tables.Weights, head: FineTunedHead | None = None) -> str:
@@ -116,24 +131,25 @@ def check_tokenizer(content: dict, folder: pathlib.Path):
         folder: The folder that holds both.
 
     Raises:
-        ConfigError: The files differ in lower case or in the space before a text.
+        ConfigError: The files differ in lower case, accents, Chinese characters or the space before
+            a text.
     """
-    file, family = folder / "tokenizer_config.json", FAMILY_OPTIONS.get(content["model_type"])
-    tokenizer = folder / "tokenizer.json"
-    if not (file.is_file() and tokenizer.is_file() and family):
+    file, tokenizer = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (file.is_file() and tokenizer.is_file()):
         return
     stated, stored = json_files.read_object(file), json_files.read_object(tokenizer)
-    if str(stated.get("tokenizer_class", "")).startswith("PreTrainedTokenizer"):
-        return  # the class that reads tokenizer.json alone
-    name, part, option = family
-    step = stored.get(part)
-    value = step.get(option) if isinstance(step, dict) else None
-    if name in stated and value is not None and stated[name] != value:
-        raise config.ConfigError(
-            f"{folder}: tokenizer_config.json has {name} {json_files.shown(stated[name])}, but "
-            f"tokenizer.json was made with {json_files.shown(value)}. transformers makes it anew: "
-            f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
-        )
+    if str(stated.get("tokenizer_class", "")).startswith(GENERIC_TOKENIZERS):
+        return
+    for name, default, part, option in FAMILY_OPTIONS.get(content["model_type"], ()):
+        step, value = stored.get(part), stated.get(name, default)
+        if isinstance(step, dict) and option in step and step[option] != value:
+            raise config.ConfigError(
+                f"{folder}: tokenizer_config.json has {name} {json_files.shown(value)}"
+                f"{'' if name in stated else ' (the default)'}, but tokenizer.json was made with "
+                f"{json_files.shown(step[option])}. Correct tokenizer_config.json if it is wrong. "
+                "Otherwise transformers makes tokenizer.json anew: "
+                f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+            )
 
 
 def read(

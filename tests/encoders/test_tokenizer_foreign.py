@@ -18,9 +18,9 @@ from maelm_jax.encoders.mpnet import MPNET
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
 
 
-def bert_tokenizer(words, special, unknown="[UNK]", lowercase=True):
+def bert_tokenizer(words, special, unknown="[UNK]", **normalizer):
     tokenizer = library.Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token=unknown))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(**normalizer)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(special)
     return tokenizer
@@ -41,19 +41,29 @@ def test_unk_is_the_token_that_unknown_text_gets(tmp_path):
     assert loaded.encode("a zebra") == [4, 5] and loaded.unk == 5
 
 
-@pytest.mark.parametrize("stated,stored", [(True, False), (False, True), (True, True)])
-def test_a_lower_case_that_the_files_contradict_is_refused(workdirs, tmp_path, stated, stored):
+@pytest.mark.parametrize("stated,stored,message", [
+    ({"do_lower_case": True}, {"lowercase": False}, "do_lower_case True, but tokenizer.json was made with False"),
+    ({"do_lower_case": False}, {}, "do_lower_case False, but tokenizer.json was made with True"),
+    ({}, {"lowercase": False}, r"do_lower_case True \(the default\), but tokenizer.json was made with False"),
+    ({"strip_accents": False}, {}, "strip_accents False, but tokenizer.json was made with None"),
+    ({"strip_accents": None}, {"strip_accents": False}, "strip_accents None, but tokenizer.json was made with False"),
+    ({"tokenize_chinese_chars": False}, {}, "tokenize_chinese_chars False, but tokenizer.json was made with True"),
+    ({"tokenizer_class": "TokenizersBackend"}, {"lowercase": False}, None),
+    ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}, None),
+    ({}, {}, None),
+])  # fmt: skip
+def test_a_normalization_that_the_files_contradict_is_refused(workdirs, tmp_path, stated, stored, message):
     folder = tmp_path / "out"
     assert export.main([f"--workdir={workdirs['roberta']}", f"--output={folder}", "--no-verify"]) == 0
     (folder / "sentencepiece.model").unlink()
     content = json.loads((folder / "config.json").read_text())
-    bert_tokenizer(WORDS, WORDS[:5], lowercase=stored).save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": stated}))
+    bert_tokenizer(WORDS, WORDS[:5], **stored).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | stated))
     (folder / "config.json").write_text(json.dumps(content | {"model_type": "bert", "architectures": ["BertModel"], "type_vocab_size": 1}))
-    if stated == stored:
+    if message is None:
         assert source.find(str(folder)).kind == "bert folder"
         return
-    with pytest.raises(config.ConfigError, match=f"do_lower_case {stated}, but tokenizer.json was made with {stored}"):
+    with pytest.raises(config.ConfigError, match=message):
         source.find(str(folder))
 
 
