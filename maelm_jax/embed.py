@@ -11,8 +11,8 @@ or a checkpoint of the published code. The first command takes the mean over all
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
 `<s>` line `</s>`, cut to the longest input whose positions are trained: the sequence length of the
-run (of a fine-tuned run, its MAX_LENGTH), or what the folder states.
-`--gin.Corpus.sequence_length=N` cuts at another length. PyTorch is not needed.
+run (of a fine-tuned run, its MAX_LENGTH), or what the folder states. --max_length=N cuts at N
+tokens. PyTorch is not needed.
 """
 
 import dataclasses
@@ -37,6 +37,12 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="the checkpoint's step; default the newest",
     )
+    flags.add_argument(
+        "--max_length",
+        type=cli.whole_number(3),
+        metavar="N",
+        help="tokens of a line, <s> and </s> included; default the encoder's longest input",
+    )
     args, experiment = cli.parse_encoder(flags, argv)
     lines = read_lines(args.input)
     paths.check_output_file("--output", args.output)
@@ -47,14 +53,18 @@ def main(argv: list[str]) -> int:
 
     loaded = encoder.Encoder.load(args.workdir, args.step)
     if experiment is not None:
-        free = (*setting_changes.FREE_ON_RESUME, "Model.dtype", "Corpus.sequence_length")
-        recorded = setting_changes.check_workdir(args.workdir, experiment, free)
+        free = (*setting_changes.FREE_ON_RESUME, "Model.dtype")
+        setting_changes.check_workdir(args.workdir, experiment, free)
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
-        length, sequence_length = loaded.length, experiment.corpus.sequence_length
-        named = any("sequence_length=" in flag.lower() for flag in argv)
-        if named or sequence_length != recorded.corpus.sequence_length:
-            length = min(sequence_length, model.max_positions)
-        loaded = dataclasses.replace(loaded, model=model, length=length)
+        loaded = dataclasses.replace(loaded, model=model)
+    if args.max_length is not None:
+        positions = loaded.model.max_positions
+        if args.max_length > positions:
+            raise config.ConfigError(
+                f"--max_length={args.max_length} is longer than the {positions} positions of "
+                f"{args.workdir}. Give at most {positions}"
+            )
+        loaded = dataclasses.replace(loaded, length=args.max_length)
     vectors = loaded.encode(lines, args.pooling)
     save(args.output, vectors)
     longer = sum(len(ids) > loaded.length - 2 for ids in loaded.vocabulary.encode_batch(lines))

@@ -211,14 +211,26 @@ def test_embeddings_of_a_fine_tuned_run_are_cut_at_its_length(workdirs, tmp_path
     shutil.copytree(workdirs["mpnet"], folder)
     (folder / "results.json").write_text('{"max_length": 20}')
     (tmp_path / "lines.txt").write_bytes(("\ufeff" + "\n".join([LINES[2], "one", LINES[2]])).encode())
-    argv = [f"--workdir={folder}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'v.npy'}"]
+    output = tmp_path / "sequence_length=v.npy"  # a name, which sets no length
+    argv = [f"--workdir={folder}", f"--input={tmp_path / 'lines.txt'}", f"--output={output}"]
     assert embed.main(argv) == 0 and "2 lines cut to 20 tokens" in capsys.readouterr().out
-    vectors = np.load(tmp_path / "v.npy")
+    vectors = np.load(output)
     assert np.array_equal(vectors[0], vectors[2]), "the byte-order mark is no text"
     assert np.allclose(vectors, maelm_jax.load_encoder(folder).encode([LINES[2], "one", LINES[2]], pooling="mean"), atol=1e-6)
-    assert embed.main([*argv, "--gin.Corpus.sequence_length=30"]) == 0 and "cut to 30 tokens" in capsys.readouterr().out
     with pytest.raises(config.ConfigError, match="Model.layers: 2 -> 5"):
         embed.main([*argv, "--gin.Model.layers=5"])
+
+
+def test_embeddings_are_cut_where_the_command_says(workdirs, tmp_path, capsys):
+    (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    for path in (workdirs["mpnet"], tmp_path / "out"):
+        argv = [f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}"]
+        for length in (30, 160):
+            assert embed.main([*argv, f"--output={tmp_path / 'v.npy'}", f"--max_length={length}"]) == 0
+            assert f"1 lines cut to {length} tokens" in capsys.readouterr().out
+        with pytest.raises(config.ConfigError, match=f"--max_length=161 is longer than the 160 positions of {path}. Give at most 160"):
+            embed.main([*argv, f"--output={tmp_path / 'v.npy'}", "--max_length=161"])
 
 
 def test_a_pooling_of_another_name_is_refused(workdirs):
