@@ -76,7 +76,10 @@ class Vocabulary(abc.ABC):
 
     @abc.abstractmethod
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Returns the ids of each text, without special ids around them. Uses one thread."""
+        """Returns the ids of each text, without special ids around them.
+
+        tokenizers uses all cores, but one in a process of workers.py. SentencePiece uses one.
+        """
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of one text, without special ids around them."""
@@ -188,8 +191,6 @@ class TokenizerJsonVocabulary(Vocabulary):
         import tokenizers
 
         super().__init__(content)
-        # Work is divided among processes, so tokenizers needs no threads.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self.model = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
         self.model.encode_special_tokens = True  # a literal <mask> in a text is text
         self.model.no_truncation()

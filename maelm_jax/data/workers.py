@@ -65,6 +65,8 @@ def results(
 
 def _start(more: tuple):
     _shared["more"] = more
+    # Work is divided among processes, so tokenizers needs no threads in each.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Without this thread, a worker whose parent was killed would wait for work forever.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import pickle
 
 import pytest
@@ -154,9 +155,11 @@ def refused(path) -> str:
     return said
 
 
-def test_the_file_of_these_tests_loads(content, tmp_path):
+def test_the_file_of_these_tests_loads(content, tmp_path, monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     assert vocabularies.load(tmp_path / "tokenizer.json").size == len(content["model"]["vocab"])
+    assert "TOKENIZERS_PARALLELISM" not in os.environ, "the user's own tokenizers keep their threads"
 
 
 WHOLE = {

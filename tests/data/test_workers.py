@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import itertools
+import os
 
 import pytest
 
@@ -49,6 +50,12 @@ def test_a_killed_worker_is_one_line(monkeypatch):
     with pytest.raises(config.RunError, match="a worker process was killed, .* lower Corpus.processes") as caught:
         list(workers.results(abs, [1], 2))
     assert "\n" not in str(caught.value)
+
+
+def test_tokenizers_needs_threads_in_a_process_that_is_alone_only(monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    for processes, value in ((1, None), (2, "false")):
+        assert list(workers.results(os.getenv, ["TOKENIZERS_PARALLELISM"], processes)) == [value]
 
 
 def test_one_process_for_each_core_by_default(monkeypatch):
