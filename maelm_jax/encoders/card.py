@@ -199,8 +199,18 @@ def fine_tuning(about: About) -> dict[str, str]:
             "also at the question, the separators and padding, where no answer can begin or end: "
             "training ruled these out, the class does not"
         )
+        threshold = results.get("best", {}).get("best_f1_threshold")
+        if threshold is not None:  # SQuAD 2.0
+            rows["no answer"] = (
+                "if the score of the first token minus that of the best span is above "
+                f"{threshold:.7g}. A score is the start logit plus the end logit"
+            )
     elif about.architecture.endswith("TokenClassification"):
-        rows["logits"] = "the label of a word is that of its first token by `word_ids`"
+        rows["logits"] = (
+            "the label of a word is that of its first token. Give the words as one text with a "
+            "space between two: with `is_split_into_words=True`, a byte-level tokenizer gives other "
+            "ids than in training"
+        )
     elif results.get("label_separator") is not None:
         rows["logits"] = "one for each label. A text has the labels whose logit is above 0"
     elif not results.get("labels"):

@@ -22,6 +22,7 @@ def read(workdir: str | os.PathLike) -> dict:
     if not path.is_file():
         return {}
     results = json_files.read_object(path)
+    best = results.get("best", {})
     is_valid = {
         "task": isinstance(results.get("task", ""), str),
         "labels": json_files.is_texts(results.get("labels", [])),
@@ -31,6 +32,8 @@ def read(workdir: str | os.PathLike) -> dict:
         ),
         "score": results.get("score") is None
         or json_files.is_number(results["score"], -1000.0, 1000.0),
+        "best": isinstance(best, dict)
+        and json_files.is_number(best.get("best_f1_threshold", 0.0), -1e9, 1e9),
         "main_metric": results.get("score") is None or isinstance(results.get("main_metric"), str),
     }
     faults = [

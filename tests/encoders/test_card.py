@@ -75,6 +75,21 @@ def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
     assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())
 
 
+def fine_tuned_about(architecture: str, **results):
+    return types.SimpleNamespace(results=results, step=3, architecture=architecture)
+
+
+def test_a_card_says_when_a_question_has_no_answer():
+    rows = card.fine_tuning(fine_tuned_about("MPNetForQuestionAnswering", task="squad2", best={"best_f1_threshold": -1.25}))
+    assert "minus that of the best span is above -1.25." in rows["no answer"]
+    assert "no answer" not in card.fine_tuning(fine_tuned_about("MPNetForQuestionAnswering", task="squad1", best={"f1": 50.0}))
+
+
+def test_a_card_says_how_words_become_text():
+    rows = card.fine_tuning(fine_tuned_about("RobertaForTokenClassification", task="conll"))
+    assert "Give the words as one text with a space between two" in rows["logits"]
+
+
 def test_a_card_gives_the_range_of_scores_of_ones_own():
     own = config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="b", score_range=(1, 5)))
     experiment = types.SimpleNamespace(finetune=own)

@@ -89,7 +89,7 @@ def test_a_vocabulary_of_another_size_is_refused(edited, tmp_path):
 
 @pytest.mark.parametrize("content", [
     "[]", "{", '{"labels": 3}', '{"labels": [1]}', '{"max_length": "48"}', '{"max_length": 0}', '{"max_length": 10000000000}', '{"score": "x"}',
-    '{"score": 1.0}', '{"task": []}', '{"score": 0.5, "main_metric": 3}',
+    '{"best": 3}', '{"best": {"best_f1_threshold": "x"}}', '{"score": 1.0}', '{"task": []}', '{"score": 0.5, "main_metric": 3}',
 ])  # fmt: skip
 def test_results_of_another_form_are_one_line(edited, tmp_path, content):
     run = edited("mpnet")
