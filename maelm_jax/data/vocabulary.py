@@ -54,26 +54,26 @@ def load(path: str | os.PathLike) -> Vocabulary:
         files = files_in(path)
         if not files:
             raise config.ConfigError(
-                f"Vocabulary.file: {path} holds neither "
-                f"{SentencePieceVocabulary.FILE} nor {TokenizerJsonVocabulary.FILE}")
+                f"{path} holds neither {SentencePieceVocabulary.FILE} nor "
+                f"{TokenizerJsonVocabulary.FILE}. Name a folder or a file with a vocabulary")
         path = files[0]
     if not path.is_file():
         raise config.ConfigError(
-            f"Vocabulary.file: no file {path}; name a SentencePiece .model or a "
-            "tokenizer.json, or set it to None to train one")
+            f"no vocabulary {path}. Name a SentencePiece .model or a tokenizer.json "
+            "(Vocabulary.file=None trains one)")
     kind = TokenizerJsonVocabulary if path.suffix == ".json" else SentencePieceVocabulary
     try:
         vocabulary = kind(path.read_bytes())
         _try_out(vocabulary)
         return vocabulary
-    except (config.ConfigError, KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # protobuf and sentencepiece raise their own types. tokenizers raises Exception, and its
         # panics are BaseExceptions.
         reason = " ".join(str(error).split())[:200]
         raise config.ConfigError(
-            f"Vocabulary.file: {path} cannot be read as {kind.FILE}: {reason}; name another file"
+            f"{path} cannot be read as {kind.FILE}: {reason}. Correct it, or name another one"
         ) from error
 
 

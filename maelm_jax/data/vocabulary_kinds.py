@@ -206,9 +206,7 @@ class TokenizerJsonVocabulary(Vocabulary):
         ids = [self.model.token_to_id(name) for name in NAMES[key]]
         known = [index for index in ids if index is not None]
         if not known:
-            raise config.ConfigError(
-                "Vocabulary.file: the tokenizer.json has no token "
-                f"{' or '.join(NAMES[key])}; add it to its special tokens")
+            raise ValueError(f"it has no special token {' or '.join(NAMES[key])}")
         unknown = getattr(self.model.model, "unk_token", None)
         if key == "unk" and unknown in NAMES[key]:  # the one that text gets; MPNet has both
             return self.model.token_to_id(unknown)

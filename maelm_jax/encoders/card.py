@@ -208,8 +208,8 @@ def fine_tuning(about: About) -> dict[str, str]:
     elif about.architecture.endswith("TokenClassification"):
         rows["logits"] = (
             "the label of a word is that of its first token. Give the words as one text with a "
-            "space between two: with `is_split_into_words=True`, a byte-level tokenizer gives other "
-            "ids than in training"
+            "space between two: with `is_split_into_words=True`, a byte-level tokenizer gives "
+            "other ids than in training"
         )
     elif results.get("label_separator") is not None:
         rows["logits"] = "one for each label. A text has the labels whose logit is above 0"

@@ -29,45 +29,55 @@ def resolved(output: str | os.PathLike) -> pathlib.Path:
     return pathlib.Path(os.path.realpath(os.path.expanduser(output)))
 
 
-def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool):
+def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool | None):
     """Checks that an export may write `output`.
 
     `output` must be absent or empty, or `overwrite` must be set and `output` must be written by
     export. The run `workdir` and the folders above it are never replaced.
 
+    Args:
+        output: The folder to write.
+        workdir: The run that is exported, if it is one.
+        overwrite: Whether to replace what export wrote. None: no, and the caller has no flags that
+            a message could name.
+
     Raises:
         ConfigError: The export may not write `output`.
     """
-    paths.check_output_folder("--output", str(output))
+    flag = _flag(overwrite)
+    paths.check_output_folder(flag, str(output))
     target = resolved(output)
     if workdir is not None and resolved(workdir).is_relative_to(target):
         raise ConfigError(
-            f"--output={output} is or holds the run that is exported, {workdir}. "
-            "Give another --output"
+            f"{flag}={output} is or holds the run that is exported, {workdir}. "
+            f"Give another {flag}"
         )
-    with paths.writing("--output", str(output)):
+    with paths.writing(flag, str(output)):
         if not target.exists():
             return
         names = {path.name for path in target.iterdir()} - {BYTECODE}
     if not names:
         return
     if not overwrite:
-        raise ConfigError(
-            f"--output={output} exists. Give another --output, or --overwrite to replace what "
-            "export wrote there"
-        )
+        hint = "" if overwrite is None else ", or --overwrite to replace what export wrote there"
+        raise ConfigError(f"{flag}={output} exists. Give another {flag}{hint}")
     files = _listed(target)
     if files is None:
         raise ConfigError(
-            f"--output={output} was not written by export, or by an earlier version, "
+            f"{flag}={output} was not written by export, or by an earlier version, "
             f"which left no {MARKER}. "
-            "Give another --output, or remove the folder yourself if nothing in it is needed"
+            f"Give another {flag}, or remove the folder yourself if nothing in it is needed"
         )
     if added := sorted(names - files - {MARKER}):
         raise ConfigError(
-            f"--output={output} holds {added[0]}, which export did not write. "
-            "Move it away, or give another --output"
+            f"{flag}={output} holds {added[0]}, which export did not write. "
+            f"Move it away, or give another {flag}"
         )
+
+
+def _flag(overwrite: bool | None) -> str:
+    """Returns what messages call the output."""
+    return "folder" if overwrite is None else "--output"
 
 
 def _listed(target: pathlib.Path) -> set[str] | None:
@@ -86,22 +96,24 @@ def _listed(target: pathlib.Path) -> set[str] | None:
 
 @contextlib.contextmanager
 def written(
-    output: str | os.PathLike, workdir: str | os.PathLike | None = None, overwrite: bool = False
+    output: str | os.PathLike,
+    workdir: str | os.PathLike | None = None,
+    overwrite: bool | None = None,
 ) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    If the block raises, the temporary folder is removed.
+    If the block raises, the temporary folder is removed. The arguments are those of `check`.
 
     Raises:
         ConfigError: `check` fails, at the start or at the end. The second check is needed because
             another process can write `output` in between.
     """
-    check(output, workdir, overwrite=True)
+    check(output, workdir, None if overwrite is None else True)
     target = resolved(output)
     folder, retired = (
         target.with_name(f"{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
     )
-    with paths.writing("--output", str(output)), contextlib.ExitStack() as locks:
+    with paths.writing(_flag(overwrite), str(output)), contextlib.ExitStack() as locks:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
         check(output, workdir, overwrite)

@@ -185,8 +185,8 @@ def find(path: str, step: int | None = None) -> EncoderSource:
         return _workdir(folder, step)
     if step is not None and folder.exists():
         raise config.ConfigError(
-            f"--step={step}: {path} is no workdir, so it has no checkpoints by step. "
-            "Leave --step out, or name a workdir"
+            f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
+            "Leave the step out, or name a workdir"
         )
     if folder.is_file():
         return _published_checkpoint(folder, None)

@@ -33,7 +33,7 @@ def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
     named = vocabularies.with_size_of_file(config.Vocabulary(size=32768, file=str(tmp_path)))
     assert named == config.Vocabulary(size=2000, file=str(tmp_path))
     assert vocabularies.with_size_of_file(config.Vocabulary(size=32768)).size == 32768
-    with pytest.raises(config.ConfigError, match="no file"):
+    with pytest.raises(config.ConfigError, match="no vocabulary .*missing.model. Name a SentencePiece"):
         vocabularies.with_size_of_file(config.Vocabulary(file=str(tmp_path / "missing.model")))
 
 
@@ -120,7 +120,7 @@ def test_a_tokenizer_json_has_the_same_interface(documents, tmp_path, names):
     content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != names[4]]
     del content["model"]["vocab"][names[4]]
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(config.ConfigError, match="has no token <mask>"):
+    with pytest.raises(config.ConfigError, match=r"tokenizer.json cannot be read as tokenizer.json: it has no special token <mask>"):
         vocabularies.load(tmp_path / "tokenizer.json")
 
 
@@ -151,7 +151,7 @@ def refused(path) -> str:
     with pytest.raises(config.ConfigError) as caught:
         vocabularies.load(path)
     said = str(caught.value)
-    assert "Vocabulary.file" in said and "\n" not in said and len(said) < 500
+    assert f"{path} cannot be read as " in said and "Correct it, or name another one" in said and "\n" not in said and len(said) < 500
     return said
 
 

@@ -258,7 +258,7 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
     for more, message in refused.items():
         with pytest.raises(config.ConfigError, match=message):
             run(tmp_path / "out", tmp_path / "third", more)
-    with pytest.raises(config.ConfigError, match="--step=3: .* is no workdir, so it has no checkpoints by step. Leave --step out"):
+    with pytest.raises(config.ConfigError, match="step 3: .* is no workdir, so it has no checkpoints by step. Leave the step out"):
         embed.main([f"--workdir={tmp_path / 'out'}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'c.npy'}", "--step=3"])
     assert not (tmp_path / "c.npy").exists()
 

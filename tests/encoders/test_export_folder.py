@@ -8,6 +8,7 @@ import pathlib
 
 import pytest
 
+import maelm_jax
 from maelm_jax import config, export
 from maelm_jax.encoders import export_folder as folders
 from maelm_jax.encoders import huggingface
@@ -90,6 +91,16 @@ def test_an_export_and_an_empty_folder_are_replaced(workdir, tmp_path):
     assert run("runs/mpnet", "out/", "--format=pytorch", "--overwrite") == 0
     assert (tmp_path / "out" / "maelm.py").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
+
+
+def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
+    """The message names no flag of a command."""
+    encoder = maelm_jax.load_encoder(workdir)
+    encoder.save_pretrained(tmp_path / "out")
+    (tmp_path / "file").write_text("x")
+    for name, message in (("out", "exists. Give another folder"), ("file", r"\S+file is a file; give a folder")):
+        with pytest.raises(config.ConfigError, match=f"^folder={tmp_path / name}:? {message}$"):
+            encoder.save_pretrained(tmp_path / name)
 
 
 def test_a_link_stays_a_link(workdir, tmp_path):

@@ -209,7 +209,7 @@ def test_a_norm_under_both_names_is_refused(workdirs, tmp_path):
 def test_a_step_of_what_is_no_workdir_is_refused(workdirs, tmp_path):
     folder = write(workdirs["mpnet"], tmp_path / "out")
     for path in (folder, next(CASES.glob("*.npz"))):
-        with pytest.raises(config.ConfigError, match=f"--step=3: {path} is no workdir, so it has no checkpoints by step"):
+        with pytest.raises(config.ConfigError, match=f"step 3: {path} is no workdir, so it has no checkpoints by step"):
             source.find(str(path), 3)
 
 

@@ -251,7 +251,7 @@ def test_a_folder_without_steps_refuses_a_step(pretrained, tmp_path):
     from maelm_jax import export
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
-    with pytest.raises(config.ConfigError, match=r"--step=3: \S+stock is no workdir, so it has no checkpoints by step. Leave --step out"):
+    with pytest.raises(config.ConfigError, match=r"step 3: \S+stock is no workdir, so it has no checkpoints by step. Leave the step out"):
         initial_encoder.load(str(tmp_path / "stock"), 3)
 
 
