@@ -75,13 +75,13 @@ def _export(
 
     loaded = encoder.Encoder.load(args.workdir, step)
     export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
-    verifying = _is_verifying(args.verify, args.format)
+    unverified = _why_unverified(args.verify, args.format)
     exported = loaded.exported()
     export_formats.check_heads(args.format, exported, args.workdir)
     with folders.written(output, args.workdir, args.overwrite) as folder:
         written = export_formats.write(args.format, folder, exported)
         reports = None
-        if verifying:
+        if not unverified:
             reports = export_formats.verify_folder(args.format, folder, exported)
         about = card.About(
             name=folders.resolved(output).name,
@@ -95,15 +95,18 @@ def _export(
             lines=metrics.read(args.workdir) if experiment else [],
             results=run_results.read(args.workdir) if experiment else {},
             reports=reports,
+            unverified=unverified,
             length=loaded.length,
             mask=loaded.vocabulary.pieces()[loaded.vocabulary.mask],
+            special=loaded.vocabulary.special,
+            has_tokenizer_json=(folder / "tokenizer.json").is_file(),
             has_pooler="pooler/kernel" in loaded.params and loaded.head is None,
         )
         (folder / "README.md").write_text(card.render(about), encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     size = f"{written.parameters:,} parameters"
     print(f"{output}: {written.architecture} of {origin}, {size}")
-    _print_reports(reports, args.verify)
+    _print_reports(reports, unverified)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -130,30 +133,30 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _is_verifying(verify_flag: bool | None, format: str) -> bool:
-    """Returns whether the export is compared with JAX.
+def _why_unverified(verify_flag: bool | None, format: str) -> str:
+    """Returns why the export is not compared with JAX, or "" if it is.
 
     Raises:
-        ConfigError: --verify is given, and PyTorch is not installed.
+        ConfigError: --verify is given, and a library is not installed.
     """
     from maelm_jax.encoders import torch_checkpoint, verify
 
     if format == "reference":
         torch_checkpoint.require_torch("--format=reference")
-    if verify_flag and not verify.is_installed(format):
+    if verify_flag is False:
+        return "--no-verify was given"
+    missing = verify.missing_library(format)
+    if missing and verify_flag:
         raise config.ConfigError(
-            f"--verify needs PyTorch, which is not installed here: {torch_checkpoint.INSTALL}"
+            f"--verify needs {missing}, which is not installed here: {torch_checkpoint.INSTALL}"
         )
-    return verify.is_installed(format) if verify_flag is None else verify_flag
+    return f"{missing} is not installed ({torch_checkpoint.INSTALL})" if missing else ""
 
 
-def _print_reports(reports: list[dict] | None, verify_flag: bool | None):
+def _print_reports(reports: list[dict] | None, unverified: str):
     """Prints what was compared, or why nothing was."""
-    from maelm_jax.encoders import torch_checkpoint
-
     if reports is None:
-        missing = f"PyTorch is not installed ({torch_checkpoint.INSTALL})"
-        print(f"unverified: {'--no-verify was given' if verify_flag is False else missing}")
+        print(f"unverified: {unverified}")
     for report in reports or []:
         print(
             f"verified: {report['of']}: largest difference {report['largest_difference']:.2g}, "

@@ -22,11 +22,11 @@ Use `{output}`.{pooler} `{mask}` and the other special tokens are recognised in 
 text.{training}""",
     "pytorch": """```python
 import torch
-from tokenizers import Tokenizer
+{tokenizer}
 from maelm import MaeLm  # the file in this folder
 
 model = MaeLm.from_folder("{name}").eval()
-ids = torch.tensor([Tokenizer.from_file("{name}/tokenizer.json").encode("A sentence.").ids])
+ids = torch.tensor([{ids}])
 with torch.no_grad():
     states = model(ids)
 ```
@@ -39,6 +39,16 @@ safetensors only.""",
 itself has not been run on this file.""",
 }
 
+# Of a pytorch export with tokenizer.json: the import and the ids of a sentence.
+TOKENIZER_JSON = (
+    "from tokenizers import Tokenizer",
+    'Tokenizer.from_file("{name}/tokenizer.json").encode("A sentence.").ids',
+)
+# The same of one without, whose vocabulary has no equal Hugging Face tokenizer.
+SENTENCEPIECE = (
+    "from sentencepiece import SentencePieceProcessor",
+    '[{bos}, *SentencePieceProcessor("{name}/sentencepiece.model").encode("A sentence."), {eos}]',
+)
 NO_POOLER = (
     " transformers may report that weights of a pooler are missing. This encoder has no pooler."
 )
@@ -76,13 +86,10 @@ def objective(experiment: config.Experiment) -> str:
     )
 
 
-def verification(format: str, reports: list[dict] | None) -> str:
+def verification(format: str, reports: list[dict] | None, unverified: str) -> str:
     """Returns one sentence about what the export compared after it wrote the folder."""
     if reports is None:
-        return (
-            "Not verified: PyTorch was not installed, or --no-verify was given, when this was "
-            "written."
-        )
+        return f"Not verified when this was written: {unverified}."
     if format == "reference":
         return (
             "torch.load reads the same numbers from `model.pt` as were written. "
@@ -119,8 +126,11 @@ class About:
         lines: The lines of metrics.jsonl.
         results: The results.json of a fine-tuned run; empty for a pretraining run.
         reports: The comparisons of the verification; None if there was none.
+        unverified: Why there was no verification.
         length: The longest input in tokens whose positions are trained.
         mask: The text of [MASK].
+        special: The special ids.
+        has_tokenizer_json: Whether the folder has a tokenizer.json.
         has_pooler: Whether a pooler that came with the encoder is in the folder.
     """
 
@@ -135,8 +145,11 @@ class About:
     lines: list[dict]
     results: dict
     reports: list[dict] | None
+    unverified: str
     length: int
     mask: str
+    special: config.SpecialIds
+    has_tokenizer_json: bool
     has_pooler: bool
 
 
@@ -264,8 +277,11 @@ def render(about: About) -> str:
         f"AutoModelFor{head}" if head else "AutoModel",
         heads.get(head, "last_hidden_state"),
     )
+    tokenizer, ids = TOKENIZER_JSON if about.has_tokenizer_json else SENTENCEPIECE
     loading = LOADING[about.format].format(
         name=about.name,
+        tokenizer=tokenizer,
+        ids=ids.format(name=about.name, bos=about.special.bos, eos=about.special.eos),
         auto=auto,
         output=f"output.{output}",
         mask=about.mask,
@@ -275,5 +291,5 @@ def render(about: About) -> str:
     return (
         f"{front}# {about.name}\n\nA text encoder {made} with maelm_jax.\n\n"
         f"| | |\n|---|---|\n{table}\n\n## Loading\n\n{loading}\n\n"
-        f"## Verification\n\n{verification(about.format, about.reports)}\n"
+        f"## Verification\n\n{verification(about.format, about.reports, about.unverified)}\n"
     )

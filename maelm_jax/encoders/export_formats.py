@@ -93,7 +93,12 @@ def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
     params, model, vocabulary, length, head, sentence_files, mask_fraction, renumber = exported
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
-        tokenizer.write(folder, vocabulary, length, families.pair_of(model))
+        try:
+            tokenizer.write(folder, vocabulary, length, families.pair_of(model))
+        except tokenizer.NoEqual as error:
+            raise config.ConfigError(
+                f"{error}. `export --format=pytorch` goes without tokenizer.json"
+            ) from error
         parameters = huggingface.write(folder, weights, head)
         sentence_modules.write(folder, sentence_files)
         return Written(huggingface.architecture(weights, head), parameters)

@@ -66,8 +66,7 @@ def write(
     ]
     if differing:
         raise NoEqual(
-            f"no Hugging Face tokenizer gives this vocabulary's ids ({differing[0]!r} gets "
-            "others); --format=pytorch goes without"
+            f"no Hugging Face tokenizer gives this vocabulary's ids ({differing[0]!r} gets others)"
         )
     vocabulary.save(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -169,10 +168,7 @@ def from_sentencepiece(content: bytes):
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
     kinds, spec = sentencepiece_model_pb2.ModelProto.SentencePiece, proto.trainer_spec
     if spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE:
-        raise NoEqual(
-            "of SentencePiece models only BPE has an equal Hugging Face tokenizer; "
-            "--format=pytorch goes without"
-        )
+        raise NoEqual("of SentencePiece models only BPE has an equal Hugging Face tokenizer")
     unk = next(piece.piece for piece in proto.pieces if piece.type == kinds.UNKNOWN)
     ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
     ordinary = {piece.piece: piece.score for piece in proto.pieces if piece.type == kinds.NORMAL}

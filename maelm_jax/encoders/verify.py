@@ -25,10 +25,12 @@ LONGEST_LINE = 1024
 Report = dict[str, typing.Any]
 
 
-def is_installed(format: str) -> bool:
-    """Returns whether the libraries that verify an export format are installed."""
+def missing_library(format: str) -> str:
+    """Returns a library that verifies an export format and is not installed, or ""."""
+    if not torch_checkpoint.is_installed():
+        return "PyTorch"
     has_transformers = importlib.util.find_spec("transformers") is not None
-    return torch_checkpoint.is_installed() and (format != "huggingface" or has_transformers)
+    return "" if has_transformers or format != "huggingface" else "transformers"
 
 
 def sample_lines(count: int = 60) -> list[str]:

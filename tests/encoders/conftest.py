@@ -77,5 +77,5 @@ def workdirs(tmp_path_factory, vocabulary) -> dict[str, pathlib.Path]:
 
 @pytest.fixture(scope="session")
 def make_workdir(vocabulary):
-    """(folder, settings, parameters or None) -> a workdir."""
-    return lambda folder, settings, params=None: write_workdir(folder, vocabulary, settings, params)
+    """(folder, settings, parameters or None, another vocabulary) -> a workdir."""
+    return lambda folder, settings, params=None, vocabulary=vocabulary: write_workdir(folder, vocabulary, settings, params)

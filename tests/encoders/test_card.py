@@ -1,12 +1,16 @@
 """The model card of an export."""
 
+import io
 import re
 import sys
 import types
+from pydoc_data import topics
 
 import pytest
+import sentencepiece
 
 from maelm_jax import config, export, gin_files
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import card
 
 
@@ -35,9 +39,9 @@ def test_a_card_says_that_the_weights_are_averaged():
 ])  # fmt: skip
 def test_a_card_says_read_back_of_what_was(form, present, absent):
     reports = [{"of": "hidden states", "largest_difference": 1e-7, "largest_value": 2.0}]
-    text = card.verification(form, reports)
+    text = card.verification(form, reports, "")
     assert present in text and absent not in text
-    assert card.verification(form, None).startswith("Not verified") and "ead back" not in card.verification(form, None)
+    assert card.verification(form, None, "--no-verify was given") == "Not verified when this was written: --no-verify was given."
 
 
 @pytest.mark.parametrize("file,words", [
@@ -59,14 +63,37 @@ def test_a_card_says_nothing_of_a_training_that_is_unknown(workdirs, tmp_path):
     assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm
 
 
-@pytest.mark.parametrize("form", ["pytorch", "huggingface"])
-def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
+@pytest.fixture(scope="module")
+def unigram() -> vocabularies.Vocabulary:
+    """A vocabulary without an equal tokenizer.json."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(topics.topics["for"].split("\n")), model_writer=model, vocab_size=80, bos_id=0, pad_id=1, eos_id=2, unk_id=3,
+        minloglevel=2,
+    )  # fmt: skip
+    return vocabularies.SentencePieceVocabulary(model.getvalue())
+
+
+def test_a_vocabulary_without_tokenizer_json_is_exported_for_pytorch_only(make_workdir, unigram, tmp_path, capsys):
+    workdir = make_workdir(tmp_path / "run", {}, vocabulary=unigram)
+    argv = [f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--no-verify"]
+    with pytest.raises(config.ConfigError, match="only BPE has an equal Hugging Face tokenizer. `export --format=pytorch` goes without"):
+        export.main(argv)
+    assert export.main([*argv, "--format=pytorch"]) == 0
+    printed = capsys.readouterr().out
+    assert "no tokenizer.json: of SentencePiece models only BPE" in printed and "--format=pytorch" not in printed
+    assert "tokenizer.json" not in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("form,kind", [("pytorch", "bpe"), ("pytorch", "unigram"), ("huggingface", "bpe")])
+def test_the_lines_of_a_card_run(workdirs, make_workdir, unigram, tmp_path, monkeypatch, form, kind):
     """In the folder above the export, as its reader would type them."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "maelm", raising=False)
-    assert export.main([f"--workdir={workdirs['mpnet']}", "--output=out", f"--format={form}"]) == 0
+    workdir = workdirs["mpnet"] if kind == "bpe" else make_workdir(tmp_path / "run", {}, vocabulary=unigram)
+    assert export.main([f"--workdir={workdir}", "--output=out", f"--format={form}"]) == 0
     monkeypatch.syspath_prepend(str(tmp_path / "out"))
     [lines] = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)
     names: dict = {}

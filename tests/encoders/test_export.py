@@ -101,12 +101,15 @@ def test_what_fails_half_way_leaves_the_old_folder(workdirs, tmp_path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_verification_without_pytorch_says_how_to_get_it(workdirs, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(verify, "is_installed", lambda _: False)
-    with pytest.raises(config.ConfigError, match="pip install torch"):
+@pytest.mark.parametrize("missing,named", [(("torch", "transformers"), "PyTorch"), (("transformers",), "transformers")])
+def test_verification_without_a_library_says_how_to_get_it(workdirs, tmp_path, monkeypatch, capsys, missing, named):
+    original = verify.importlib.util.find_spec
+    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name, *more: None if name in missing else original(name, *more))
+    with pytest.raises(config.ConfigError, match=f"--verify needs {named}, which is not installed here: pip install torch"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
-    assert "unverified: PyTorch is not installed" in capsys.readouterr().out
+    assert f"unverified: {named} is not installed (pip install torch" in capsys.readouterr().out
+    assert f"Not verified when this was written: {named} is not installed" in (tmp_path / "out" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("format", ["huggingface", "pytorch"])
