@@ -65,9 +65,10 @@ def main(argv: list[str]) -> int:
                 f"{args.workdir}. Give at most {positions}"
             )
         loaded = dataclasses.replace(loaded, length=args.max_length)
-    vectors = loaded.encode(lines, args.pooling)
+    encoded = loaded.vocabulary.encode_batch(lines)
+    vectors = loaded.encode_ids(encoded, args.pooling)
     save(args.output, vectors)
-    longer = sum(len(ids) > loaded.length - 2 for ids in loaded.vocabulary.encode_batch(lines))
+    longer = sum(len(ids) > loaded.length - 2 for ids in encoded)
     shortened = f"; {longer} lines cut to {loaded.length} tokens" if longer else ""
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
     print(

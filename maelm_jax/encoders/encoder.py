@@ -27,7 +27,6 @@ from maelm_jax.model import attention_choice, maelm
 
 Pooling = typing.Literal["mean", "first"]
 TOKENS = 16_384  # of a batch, with padding
-LENGTH_STEP = 16  # batches are padded to a multiple of this length, so that JAX compiles few shapes
 
 
 class Candidate(typing.NamedTuple):
@@ -130,13 +129,6 @@ class Encoder:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""
         return traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
 
-    def token_ids(self, texts: list[str]) -> list[list[int]]:
-        """Returns the ids of each text, with `<s>` and `</s>`, cut to `length`."""
-        bos, eos = self.vocabulary.bos, self.vocabulary.eos
-        return [
-            [bos, *ids[: self.length - 2], eos] for ids in self.vocabulary.encode_batch(texts)
-        ]
-
     def encode(self, texts: list[str], pooling: Pooling = "mean") -> np.ndarray:
         """Embeds texts, in batches of similar length.
 
@@ -151,9 +143,13 @@ class Encoder:
         Raises:
             ConfigError: There is no such pooling, or `texts` is no list of strings.
         """
+        return self.encode_ids(self.vocabulary.encode_batch(_checked(texts)), pooling)
+
+    def encode_ids(self, encoded: list[list[int]], pooling: Pooling = "mean") -> np.ndarray:
+        """Embeds texts as `encode`, from their ids without `<s>` and `</s>`."""
         if pooling not in typing.get_args(Pooling):
             raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
-        rows = self.token_ids(_checked(texts))
+        rows = inference.with_ends(encoded, self.vocabulary, self.length)
         vectors = np.zeros((len(rows), self.model.width), np.float32)
         # The longest texts come first: if a batch does not fit in memory, the first one fails.
         order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
@@ -163,8 +159,7 @@ class Encoder:
             total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
         ) as bar:
             while order:
-                longest = -(-len(rows[order[0]]) // LENGTH_STEP) * LENGTH_STEP
-                length = min(longest, self.length)
+                length = min(inference.rounded_length(len(rows[order[0]])), self.length)
                 # A power of two for few texts: JAX compiles one program for each shape.
                 size = min(max(TOKENS // length, 1), 1 << (len(order) - 1).bit_length())
                 chosen, order = order[:size], order[size:]
@@ -229,8 +224,8 @@ class Encoder:
 
     def _predict_masks(self, rows: list[list[int]], top: int) -> list[list[list[Candidate]]]:
         """Returns what `fill_mask` returns, for a few texts as ids."""
-        longest = -(-max(map(len, rows)) // LENGTH_STEP) * LENGTH_STEP
-        ids = inference.pad(rows, self.vocabulary.pad, min(longest, self.length))
+        length = min(inference.rounded_length(max(map(len, rows))), self.length)
+        ids = inference.pad(rows, self.vocabulary.pad, length)
         masked = ids == self.vocabulary.mask
         logits = np.asarray(self._logits(ids, masked))[:, :, : self.vocabulary.size]
         return [

@@ -1,6 +1,7 @@
 """Computes the outputs of an encoder in memory: hidden states, logits of [MASK] and of task heads.
 
-It is used to compare an export with JAX. Axes: lines, length (tokens of a line), width.
+`Encoder.fill_mask` uses it, and the comparison of an export with JAX. Axes: lines, length (tokens
+of a line), width.
 """
 
 import functools
@@ -16,7 +17,12 @@ from maelm_jax.encoders import families
 from maelm_jax.model import maelm, model_inputs, ops
 
 LINES_AT_A_TIME = 8
-LENGTH_STEP = 64  # batches are cut to a multiple of this length, so that JAX compiles few shapes
+LENGTH_STEP = 16  # the length of a batch is a multiple of it, so that JAX compiles few shapes
+
+
+def rounded_length(longest: int) -> int:
+    """Returns the length of a batch whose longest line has `longest` tokens."""
+    return -(-longest // LENGTH_STEP) * LENGTH_STEP
 
 
 def pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> np.ndarray:
@@ -27,15 +33,20 @@ def pad(rows: list[list[int]], pad_id: int, length: int | None = None) -> np.nda
     return ids
 
 
+def with_ends(
+    encoded: list[list[int]], vocabulary: vocabularies.Vocabulary, length: int
+) -> list[list[int]]:
+    """Returns `<s>` ids `</s>` for the ids of each text, cut to `length` ids."""
+    return [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
+
+
 def batch(texts: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> np.ndarray:
     """Encodes texts as `<s>` ids `</s>`, cut to `length` ids and padded on the right.
 
     Returns:
         int32 [lines, ids of the longest line].
     """
-    encoded = vocabulary.encode_batch(texts)
-    rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in encoded]
-    return pad(rows, vocabulary.pad)
+    return pad(with_ends(vocabulary.encode_batch(texts), vocabulary, length), vocabulary.pad)
 
 
 def in_parts(
@@ -43,7 +54,7 @@ def in_parts(
 ) -> np.ndarray:
     """Computes hidden states of a few lines at a time, so that little memory is needed.
 
-    Each part is cut to its longest line, rounded up to a multiple of LENGTH_STEP.
+    Each part is cut to the `rounded_length` of its longest line.
 
     Args:
         states: Maps ids [lines, length] to hidden states [lines, length, width].
@@ -57,8 +68,7 @@ def in_parts(
     result = np.zeros((*ids.shape, width), np.float32)
     for start in range(0, len(ids), LINES_AT_A_TIME):
         part = ids[start : start + LINES_AT_A_TIME]
-        longest = int((part != pad_id).sum(1).max())
-        length = -(-longest // LENGTH_STEP) * LENGTH_STEP
+        length = rounded_length(int((part != pad_id).sum(1).max()))
         result[start : start + LINES_AT_A_TIME, :length] = states(part[:, :length])
     return result
 

@@ -83,7 +83,7 @@ def test_tokens_that_were_added_to_an_export_are_read(workdirs, tmp_path):
     weight_files.write_safetensors(path, tensors)
     (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": size + 1}))
     encoder = Encoder.load(folder)
-    assert size in encoder.token_ids(["some quinine"])[0]
+    assert size in encoder.vocabulary.encode("some quinine")
     assert (encoder.params["encoder/token_embedding"][size] == 0.5).all()
 
 
