@@ -20,7 +20,7 @@ from maelm_jax.encoders import (
     inference,
     sentence_modules,
     source,
-    stated,
+    source_checks,
 )
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.model import attention_choice, maelm
@@ -204,7 +204,7 @@ class Encoder:
     def check_predicts(self, name: str = "this encoder"):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
         needed = {"head", "decoder"} if self.model.decoder_layers else {"head"}
-        if missing := " and no ".join(sorted(needed - stated.modules(self.params))):
+        if missing := " and no ".join(sorted(needed - source_checks.modules(self.params))):
             raise config.ConfigError(
                 f"{name} has no {missing}, so it predicts no tokens: load the workdir of its "
                 "pretraining, or an export with --format=pytorch"

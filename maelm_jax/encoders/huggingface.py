@@ -1,4 +1,4 @@
-"""Writes and reads encoders as stock transformers models.
+"""Writes encoders as stock transformers models, and checks the files beside those that are read.
 
 The stock class of the encoder's family (families.py) computes the same function without extra code.
 A pooler is not part of the encoder. One that came in with a BERT goes out with it again.
@@ -7,8 +7,6 @@ A pooler is not part of the encoder. One that came in with a BERT goes out with 
 import json
 import pathlib
 import typing
-
-import numpy as np
 
 from maelm_jax import config, json_files
 from maelm_jax.data import vocabulary as vocabularies
@@ -95,17 +93,8 @@ def write(
     return sum(value.size for value in tensors.values())
 
 
-def settings(content: dict, folder: str) -> dict[str, typing.Any]:
-    """Returns the fields of config.Model that the content of a stock config.json determines.
-
-    Raises:
-        ConfigError: As `families.of_config`.
-    """
-    return families.of_config(content, folder).model_settings(content)
-
-
 def ignored_head(content: dict) -> str | None:
-    """Returns the stock class that a config.json names, if it has a head that `read` leaves out."""
+    """Returns the stock class that a config.json names, if it has a head that is not read."""
     names = content.get("architectures")
     if not json_files.is_texts(names) or not names:
         return None
@@ -150,30 +139,3 @@ def check_tokenizer(content: dict, folder: pathlib.Path):
                 "Otherwise transformers makes tokenizer.json anew: "
                 f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
             )
-
-
-def read(
-    content: dict,
-    tensors: tables.Tensors,
-    model: config.Model,
-    shapes: dict[str, tuple[int, ...]],
-    folder: str,
-) -> dict[str, np.ndarray]:
-    """Reads the encoder, and the language-model head if there is one, from stock tensors.
-
-    Args:
-        content: The content of config.json.
-        tensors: {stock name: array}.
-        model: The settings of the model.
-        shapes: {parameter path: shape} of the model.
-        folder: The folder, for error messages.
-
-    Returns:
-        {parameter path: float32 array}.
-
-    Raises:
-        ConfigError: As `families.of_config` and `tensors.import_tensors`.
-    """
-    family = families.of_config(content, folder)
-    pad = (family.defaults | content)["pad_token_id"]
-    return family.import_params(tensors, model, pad, shapes, folder)

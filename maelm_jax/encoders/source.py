@@ -21,12 +21,13 @@ from flax import traverse_util
 from maelm_jax import config, gin_files, json_files, storage, workdirs
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import (
+    families,
     huggingface,
     origin,
     published,
     pytorch,
     run_results,
-    stated,
+    source_checks,
     weight_files,
 )
 from maelm_jax.encoders import tensors as tables
@@ -122,21 +123,13 @@ class EncoderSource:
         if self.step is None and base.decoder_layers and not base.has_plain_decoder:
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if "encoder/token_embedding" not in params:
-            modules = ", ".join(sorted(stated.modules(params)))
+            modules = ", ".join(sorted(source_checks.modules(params)))
             raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
         if self.vocabulary:
             vocabulary = vocabularies.load(self.vocabulary)
-            if self.pad not in (None, vocabulary.pad):
-                raise config.ConfigError(
-                    f"{self.path}: config.json has pad_token_id {self.pad}, but its tokenizer pads "
-                    f"with {vocabulary.pad}. Correct the one that the weights were not trained with"
-                )
-            size = vocabulary.size
             rows = len(params["encoder/token_embedding"])
-            if rows < size:
-                raise config.ConfigError(
-                    f"{self.path}: {rows} rows of tokens, but its vocabulary has {size} ids"
-                )
+            source_checks.check_vocabulary(vocabulary, rows, self.pad, self.path)
+            size = vocabulary.size
             params |= {path: params[path][:size] for path in tables.VOCABULARY if path in params}
         return params
 
@@ -213,16 +206,16 @@ def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     def read_params(_):
         tree = checkpoint_params.read_params(str(folder), step)
         params = traverse_util.flatten_dict(tree, sep="/")
-        shapes = stated.parameter_shapes(model, vocabularies.load(folder / "vocabulary").size)
-        stated.check_shapes(params, shapes, f"{folder}, step {step}")
+        vocabulary = vocabularies.load(folder / "vocabulary")
+        shapes = source_checks.parameter_shapes(model, vocabulary.size)
+        source_checks.check_shapes(params, shapes, f"{folder}, step {step}")
         return params
 
     fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
-    settings = {name: getattr(model, name) for name in fields}
     return EncoderSource(
         path=str(folder),
         kind="workdir",
-        settings=settings,
+        settings={name: getattr(model, name) for name in fields},
         vocabulary=str(folder / "vocabulary"),
         length=run_results.longest_input(experiment, results, origin.read(folder)),
         _read_params=read_params,
@@ -249,33 +242,35 @@ def _weight_folder(folder: pathlib.Path) -> EncoderSource:
 
 
 def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
+    file = str(folder / "config.json")
     fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *pytorch.FIELDS)
-    settings = pytorch.settings(content, fields, str(folder / "config.json"))
-    stated.check_settings(settings, str(folder))
+    settings = pytorch.settings(content, fields, file)
+    source_checks.check_settings(settings, str(folder))
 
     def read_params(model):
-        shapes = stated.parameter_shapes(model, content["vocabulary_size"])
+        shapes = source_checks.parameter_shapes(model, content["vocabulary_size"])
         return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
 
     length = run_results.stated_length(folder, settings["max_positions"])
-    file = str(folder / "config.json")
+    fraction, renumber = pytorch.mask_fraction(content, file), pytorch.renumber(content, file)
     return EncoderSource(
         str(folder), "folder of ours", settings, str(folder), length, read_params,
-        mask_fraction=pytorch.mask_fraction(content, file),
-        renumber=pytorch.renumber(content, file),
+        mask_fraction=fraction, renumber=renumber,
     )  # fmt: skip
 
 
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
-    settings = huggingface.settings(content, str(folder))
+    family = families.of_config(content, str(folder))
     huggingface.check_tokenizer(content, folder)
+    settings = family.model_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
-    stated.check_settings(settings, str(folder))
+    source_checks.check_settings(settings, str(folder))
 
     def read_params(model):
-        shapes = stated.parameter_shapes(model, content["vocab_size"])
+        shapes = source_checks.parameter_shapes(model, content["vocab_size"])
+        pad = (family.defaults | content)["pad_token_id"]
         tensors = weight_files.open_folder(folder)
-        return huggingface.read(content, tensors, model, shapes, str(folder))
+        return family.import_params(tensors, model, pad, shapes, str(folder))
 
     return EncoderSource(
         path=str(folder),
@@ -291,13 +286,13 @@ def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
 
 def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
     stored = published.read(file)
-    stated.check_settings(stored.settings, str(file))
+    source_checks.check_settings(stored.settings, str(file))
     if vocabulary is not None:
         loaded = vocabularies.load(vocabulary)
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
     def read_params(model):
-        shapes = stated.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
+        shapes = source_checks.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
         return published.import_params(stored.tensors, shapes, str(file))
 
     kind, length = "checkpoint of the reference", stored.settings["max_positions"]

@@ -1,4 +1,4 @@
-"""Checks what a source states: the settings of its model, and the shapes of its parameters."""
+"""Checks what a source states: settings of its model, shapes of its parameters, its vocabulary."""
 
 import collections.abc
 import dataclasses
@@ -9,6 +9,7 @@ import jax
 from flax import traverse_util
 
 from maelm_jax import config
+from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import fine_tuned_head
 from maelm_jax.encoders import tensors as tables
 from maelm_jax.model import keys, maelm
@@ -51,6 +52,28 @@ def check_shapes(
         raise config.ConfigError(
             f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
             f"{tables.listed(faults)}"
+        )
+
+
+def check_vocabulary(
+    vocabulary: vocabularies.Vocabulary, rows: int, pad: int | None, path: str
+):
+    """Raises ConfigError if a vocabulary contradicts the weights beside it.
+
+    Args:
+        vocabulary: The vocabulary.
+        rows: The number of rows of the token table.
+        pad: The id of padding that config.json states, or None.
+        path: The source, for error messages.
+    """
+    if pad not in (None, vocabulary.pad):
+        raise config.ConfigError(
+            f"{path}: config.json has pad_token_id {pad}, but its tokenizer pads with "
+            f"{vocabulary.pad}. Correct the one that the weights were not trained with"
+        )
+    if rows < vocabulary.size:
+        raise config.ConfigError(
+            f"{path}: {rows} rows of tokens, but its vocabulary has {vocabulary.size} ids"
         )
 
 
