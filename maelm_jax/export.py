@@ -76,13 +76,12 @@ def _export(
     loaded = encoder.Encoder.load(args.workdir, step)
     export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
     unverified = _why_unverified(args.verify, args.format)
-    exported = loaded.exported()
-    export_formats.check_heads(args.format, exported, args.workdir)
+    export_formats.check_heads(args.format, loaded, args.workdir)
     with folders.written(output, args.workdir, args.overwrite) as folder:
-        written = export_formats.write(args.format, folder, exported)
+        written = export_formats.write(args.format, folder, loaded)
         reports = None
         if not unverified:
-            reports = export_formats.verify_folder(args.format, folder, exported)
+            reports = export_formats.verify_folder(args.format, folder, loaded)
         about = card.About(
             name=folders.resolved(output).name,
             format=args.format,

@@ -29,9 +29,12 @@ LONGEST_FILE, LONGEST_CONFIG, LONGEST_FUNCTION = 300, 400, 60
 
 
 def imports(path: pathlib.Path) -> set[str]:
-    """Modules of the package that a file imports, at its top or inside a function."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Modules of the package that a file imports when it runs, at its top or inside a function."""
+    names, tree = set(), ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "typing.TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -110,20 +110,7 @@ class Encoder:
         """
         export_formats.check("huggingface", self.model, self.vocabulary.special)
         with export_folder.written(folder) as temporary:
-            export_formats.write("huggingface", temporary, self.exported())
-
-    def exported(self) -> export_formats.Exported:
-        """Returns what an export of the encoder holds."""
-        return export_formats.Exported(
-            self.params,
-            self.model,
-            self.vocabulary,
-            self.length,
-            self.head,
-            self.sentence_files,
-            self.mask_fraction,
-            self.renumber,
-        )
+            export_formats.write("huggingface", temporary, self)
 
     def tree(self) -> dict:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""

@@ -1,17 +1,13 @@
 """The formats of `maelm_jax.export`: what each can hold, its files, and its comparison with JAX."""
 
-import collections.abc
 import dataclasses
 import json
 import pathlib
-import types
 import typing
 
-import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.encoders import (
     families,
     huggingface,
@@ -21,34 +17,12 @@ from maelm_jax.encoders import (
     tokenizer,
     verify,
 )
-from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 from maelm_jax.encoders.tensors import Weights
 
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders.encoder import Encoder
+
 VERIFICATION = "verification.json"
-
-
-class Exported(typing.NamedTuple):
-    """What an export holds.
-
-    Attributes:
-        params: {parameter path: array}.
-        model: The settings of the model.
-        vocabulary: The vocabulary of the model.
-        length: The longest input in tokens, with `<s>` and `</s>`.
-        head: The head of a fine-tuned run, or None.
-        sentence_files: The modules of sentence-transformers after the encoder: {path: content}.
-        mask_fraction: `EncoderSource.mask_fraction`.
-        renumber: `EncoderSource.renumber`.
-    """
-
-    params: dict[str, np.ndarray]
-    model: config.Model
-    vocabulary: vocabularies.Vocabulary
-    length: int
-    head: FineTunedHead | None = None
-    sentence_files: collections.abc.Mapping[str, bytes] = types.MappingProxyType({})
-    mask_fraction: float | None = None
-    renumber: bool = False
 
 
 class Written(typing.NamedTuple):
@@ -69,58 +43,59 @@ def check(format: str, model: config.Model, special: config.SpecialIds):
         published.check_special_ids(special, len(special.continues_word), "the vocabulary")
 
 
-def check_heads(format: str, exported: Exported, path: str):
+def check_heads(format: str, encoder: "Encoder", path: str):
     """Raises ConfigError if the format cannot hold the heads of the encoder at `path`.
 
     All formats but huggingface hold the language-model head, and no head of a fine-tuned run.
     """
     if format == "huggingface":
         return
-    if exported.head:
+    if encoder.head:
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which --format=huggingface holds; --format={format} "
             "does not"
         )
-    if "head/bias" not in exported.params:
+    if "head/bias" not in encoder.params:
         raise config.ConfigError(
             f"{path} has no language-model head, which --format={format} must hold. Use "
             "--format=huggingface, which holds the encoder"
         )
 
 
-def write(format: str, folder: pathlib.Path, exported: Exported) -> Written:
+def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
     """Writes every file of the export except the model card."""
-    params, model, vocabulary, length, head, sentence_files, mask_fraction, renumber = exported
+    params, model, vocabulary = encoder.params, encoder.model, encoder.vocabulary
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
         try:
-            tokenizer.write(folder, vocabulary, length, families.pair_of(model))
+            tokenizer.write(folder, vocabulary, encoder.length, families.pair_of(model))
         except tokenizer.NoEqual as error:
             raise config.ConfigError(
                 f"{error}. `export --format=pytorch` goes without tokenizer.json"
             ) from error
-        parameters = huggingface.write(folder, weights, head)
-        sentence_modules.write(folder, sentence_files)
-        return Written(huggingface.architecture(weights, head), parameters)
+        parameters = huggingface.write(folder, weights, encoder.head)
+        sentence_modules.write(folder, encoder.sentence_files)
+        return Written(huggingface.architecture(weights, encoder.head), parameters)
     if format == "pytorch":
         try:
-            tokenizer.write(folder, vocabulary, length, families.pair_of(model))
+            tokenizer.write(folder, vocabulary, encoder.length, families.pair_of(model))
         except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)
-        return Written("maelm.MaeLm", pytorch.write(folder, weights, mask_fraction, renumber))
+        parameters = pytorch.write(folder, weights, encoder.mask_fraction, encoder.renumber)
+        return Written("maelm.MaeLm", parameters)
     vocabulary.save(folder)
     parameters = published.write(folder / "model.pt", params, model, vocabulary.size)
     return Written("the reference's layout", parameters)
 
 
-def verify_folder(format: str, folder: pathlib.Path, exported: Exported) -> list[verify.Report]:
+def verify_folder(format: str, folder: pathlib.Path, encoder: "Encoder") -> list[verify.Report]:
     """Reads the folder back, compares it with JAX and writes the reports into the folder.
 
     Raises:
         RunError: The folder does not compute what JAX computes.
     """
-    params, model, vocabulary = exported.params, exported.model, exported.vocabulary
+    params, model, vocabulary = encoder.params, encoder.model, encoder.vocabulary
     if format == "reference":
         reports = verify.reference(folder, params, vocabulary.size)
     else:

@@ -129,7 +129,7 @@ def test_writing_streams(tmp_path, vocabulary, format):
     assert size > 30e6
     tracemalloc.start()
     try:
-        export_formats.write(format, tmp_path, export_formats.Exported(params, experiment.model, vocabulary, 64))
+        export_formats.write(format, tmp_path, encoders.Encoder(params, experiment.model, vocabulary, 64))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -52,7 +52,7 @@ def test_an_encoder_without_a_language_model_head_is_refused_with_the_format_to_
         export.main([f"--workdir={folder}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"])
     assert [path.name for path in tmp_path.iterdir()] == ["encoder"]
     with pytest.raises(config.ConfigError, match=message.format("reference")):
-        export_formats.check_heads("reference", maelm_jax.load_encoder(folder).exported(), str(folder))
+        export_formats.check_heads("reference", maelm_jax.load_encoder(folder), str(folder))
 
 
 @pytest.mark.parametrize("format,message", [("pytorch", "only the paper's decoder"), ("reference", "one of the ablations")])

@@ -14,6 +14,7 @@ from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import adoption, export_formats, source, weight_files
 from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import maelm
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -64,8 +65,8 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
         model = dataclasses.replace(experiment.model, **encoder_source.settings)
         model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
         fraction = encoder_source.mask_fraction
-        exported = export_formats.Exported(values, model, vocabulary, experiment.corpus.sequence_length, mask_fraction=fraction)
-        export_formats.write(format, folder, exported)
+        encoder = Encoder(values, model, vocabulary, experiment.corpus.sequence_length, mask_fraction=fraction)
+        export_formats.write(format, folder, encoder)
     files = sorted(path.name for path in (tmp_path / "second").iterdir())
     assert "README.md" not in files and len(files) >= 2
     for file in set(files) - {folders.MARKER}:
