@@ -144,8 +144,7 @@ def test_a_setting_of_our_folder_that_no_model_has_is_one_line(folder, name, val
     content = json.loads(path.read_text())
     content["model"][name] = value
     path.write_text(json.dumps(content))
-    line = outcome(path.parent)
-    assert line == "read" if name == "dropout" else "not an encoder that a run can start from" in line, line
+    assert "not an encoder that a run can start from" in outcome(path.parent)
 
 
 def split(folder: pathlib.Path) -> pathlib.Path:
