@@ -18,9 +18,8 @@ def load(
 ) -> TaskData:
     """Reads and tokenises the data of "squad1" or "squad2". See tasks.load."""
     data = squad.load(name, settings, corpus)
-    if name == "squad1":
-        _check_answers(name, data.train)
-        _check_answers(name, data.dev)
+    _check_answers(name, data.train)
+    _check_answers(name, data.dev)
     train = windows.make(data.train, input_format, settings.squad, training=True).rows
     if not train.targets.any():
         raise config.ConfigError(
@@ -56,8 +55,9 @@ def _check_answers(name: str, questions: squad.Questions):
                 "SQuAD 1.1, or a run on squad2."
             )
         if not question.answers and not question.is_impossible:
+            remedy = "one, or is_impossible: true" if name == "squad2" else "one"
             raise config.ConfigError(
-                f"{location} has no right answer. Give a file in which every question has one."
+                f"{location} has no right answer. Give a file in which every question has {remedy}."
             )
 
 

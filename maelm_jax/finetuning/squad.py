@@ -193,11 +193,12 @@ def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None
     questions = []
     for record in records:
         answers = record["answers"]
-        golds = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
+        pairs = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
+        golds = tuple(GoldAnswer(*pair) for pair in pairs)
         questions.append(
             Question(
-                record["id"], record["question"], record["context"],
-                tuple(GoldAnswer(*gold) for gold in golds), record["title"],
+                record["id"], record["question"], record["context"], golds, record["title"],
+                is_impossible=task == "squad2" and not golds,
             )
         )  # fmt: skip
     return Questions(questions, source=f"TFDS dataset {TFDS[task]}")

@@ -1,4 +1,4 @@
-"""SQuAD as training sees it: no answer to train on, and ids that come twice."""
+"""SQuAD as training sees it: questions without a right answer, no answer to train on, and ids that come twice."""
 
 import json
 import pathlib
@@ -11,9 +11,10 @@ from maelm_jax.finetuning import tasks
 from maelm_jax.finetuning.input_format import InputFormat
 
 
-def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib.Path:
-    """SQuAD 1.1's files, of which `change` is made to each question of the training file."""
-    content = json.loads((data_dir / "squad" / "train-v1.1.json").read_text())
+def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change, changed="train-v1.1.json") -> pathlib.Path:
+    """SQuAD's files, of which `change` is made to each question of the file `changed`."""
+    shutil.copytree(data_dir / "squad", folder, dirs_exist_ok=True)
+    content = json.loads((folder / changed).read_text())
     for question in (
         question
         for article in content["data"]
@@ -21,8 +22,7 @@ def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change) -> pathlib
         for question in paragraph["qas"]
     ):
         change(question)
-    (folder / "train-v1.1.json").write_text(json.dumps(content))
-    shutil.copy(data_dir / "squad" / "dev-v1.1.json", folder)
+    (folder / changed).write_text(json.dumps(content))
     return folder
 
 
@@ -68,3 +68,14 @@ def test_squad1_has_an_answer_to_every_question(tmp_path, data_dir, pretrained):
     argv = ["--gin_file=finetune/squad1.gin", f"--init_from={pretrained}", f"--workdir={tmp_path / 'out'}"]
     with pytest.raises(config.ConfigError, match="train-v1.1.json: the question '.*7' has no right answer. Give a file in which"):
         finetune.main([*argv, f"--gin.DATA_DIR={squad_files(tmp_path, data_dir, change)}"])
+
+
+@pytest.mark.parametrize("changed", ["train-v2.0.json", "dev-v2.0.json"])
+def test_squad2_has_an_answer_to_every_question_or_says_that_there_is_none(tmp_path, data_dir, vocabulary, changed):
+    """Without both, a file of questions would count as unanswerable, and empty answers would have F1 100."""
+    def change(question):
+        del question["answers"], question["is_impossible"]
+
+    settings = config.Finetune(data_dir=str(squad_files(tmp_path, data_dir, change, changed)))
+    with pytest.raises(config.ConfigError, match=f"{changed}: the question 'q0' has no right answer.*every question has one, or is_impossible"):
+        tasks.load("squad2", settings, config.Corpus(), InputFormat(vocabulary, 64))

@@ -68,4 +68,5 @@ def test_tfds(tmp_path):
     tfds.folder_dataset.write_metadata(data_dir=str(folder), features=features, split_infos=splits, filename_template=template)
     train, dev = squad.load("squad2", config.Finetune(), config.Corpus(tfds_data_dir=str(tmp_path)))
     assert dev.questions[1] == squad.Question("validation1", "Q?", "un été of", (("été", 3), ("of", 7)), "T")
+    assert [question.is_impossible for question in train.questions] == [True, False]
     assert train.questions[0].answers == () and squad.answer_span(train.questions[1]) == (3, 6)
