@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import gzip
 import importlib
 import io
 import json
@@ -181,9 +182,18 @@ def fresh_model(workdir: pathlib.Path, head):
 
 
 def write_text(path: pathlib.Path, text: str):
-    """Writes text, packed if the name ends in .xz. Makes the folder."""
+    """Writes text, packed as the end of the name says. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(lzma.compress(text.encode()) if path.suffix == ".xz" else text.encode())
+    with PACK.get(path.suffix, open)(path, "wb") as file:
+        file.write(text.encode())
+
+
+def open_zstd(path: pathlib.Path, mode: str):
+    pyarrow = pytest.importorskip("pyarrow")
+    return pyarrow.CompressedOutputStream(str(path), "zstd")
+
+
+PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".zst": open_zstd}  # suffix -> how a packed file is opened
 
 
 def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):

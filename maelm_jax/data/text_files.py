@@ -16,6 +16,11 @@ PACKINGS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}  # suffix -> name
 READ_BYTES = 1 << 20  # bytes that are read or unpacked at a time
 
 
+def without_packing(path: str) -> str:
+    """Returns the path or name of a file without the suffix of its packing, if it has one."""
+    return next((path.removesuffix(end) for end in PACKINGS if path.endswith(end)), path)
+
+
 def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
     """Reads the lines of a text file.
 

@@ -1,7 +1,7 @@
 """Reads files with a line for each word, as those of CoNLL-2003.
 
 Columns stand between spaces or tabs, a blank line between sentences. Lines whose first column is
--DOCSTART- separate documents and hold no word. The file can be compressed (.xz or .gz).
+-DOCSTART- separate documents and hold no word. The file can be packed (.gz, .xz or .zst).
 """
 
 import dataclasses

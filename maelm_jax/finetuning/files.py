@@ -1,6 +1,6 @@
 """Finds files of labelled data; reads JSON files and TFDS records.
 
-Each file can be compressed (.xz or .gz).
+Each file can be packed (data/text_files.py).
 """
 
 import os
@@ -10,11 +10,9 @@ import typing
 from maelm_jax import config, json_files
 from maelm_jax.data import text_files
 
-PACKINGS = ("", ".xz", ".gz")
-
 
 def locate(data_dir: str, *names: str) -> pathlib.Path | None:
-    """Finds a file of a data set, compressed or not.
+    """Finds a file of a data set, packed or not.
 
     Args:
         data_dir: Folder to search, together with its folders glue/ and squad/.
@@ -36,7 +34,7 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
         root / folder / (name + packing)
         for name in names
         for folder in ("", "glue", "squad")
-        for packing in PACKINGS
+        for packing in ("", *text_files.PACKINGS)
     ]
     return next((path for path in candidates if os.path.isfile(path)), None)
 

@@ -7,9 +7,9 @@ import pathlib
 import typing
 
 from maelm_jax import config, paths, storage
+from maelm_jax.data import text_files
 from maelm_jax.finetuning import files, finished_run, glue, results, tasks
 
-PACKINGS = (".gz", ".xz")  # endings of packed files, before which stands that of their format
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
 SCORES = "_scores.json"  # ending of the file with the scores
 REMEDY = "Name another file with --output=FILE, or remove it."
@@ -104,9 +104,7 @@ def default_stem(task: str, input_file: str, for_submission: bool = True) -> str
 
     In a task of GLUE and with `for_submission`, it is the name that GLUE's server asks for.
     """
-    name = pathlib.Path(input_file).name
-    packing = next((ending for ending in PACKINGS if name.endswith(ending)), "")
-    stem = pathlib.Path(name.removesuffix(packing)).stem
+    stem = pathlib.Path(text_files.without_packing(input_file)).stem
     if task not in glue.TASKS or not for_submission:
         return f"predictions_{stem}"
     parts = glue.TASKS[task].parts

@@ -87,7 +87,8 @@ def _with_part(name: str, part: str) -> str:
 
 
 def _folders(task: glue.Task, settings: config.Finetune) -> str:
-    return f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, .tsv.xz or .tsv.gz)"
+    packings = "also packed as .gz, .xz or .zst"
+    return f"{settings.data_dir} ({task.folder}/, also in its glue/; .tsv, {packings})"
 
 
 def _require(task: glue.Task, by_part: dict, source: str):

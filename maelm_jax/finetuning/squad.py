@@ -98,7 +98,7 @@ def _require(task: str, train, dev, settings: config.Finetune):
     """Raises ConfigError when the dev set is missing, or the training set and no `dev_share`."""
     train_name, dev_name = FILES[task]
     source = settings.data_dir or f"TFDS dataset {TFDS[task]}"
-    folders = f"{source} (also in its squad/; .json, .json.xz or .json.gz)"
+    folders = f"{source} (also in its squad/; also packed as .gz, .xz or .zst)"
     if dev is None:
         raise config.ConfigError(f"{task}: no {dev_name} in {folders}")
     if train is None and not settings.squad.dev_share:

@@ -1,4 +1,4 @@
-"""Reads the rows of labelled tables: tab-separated, .csv and .jsonl, also as .xz and .gz."""
+"""Reads the rows of labelled tables: tab-separated, .csv and .jsonl, also packed."""
 
 import collections.abc
 import csv
@@ -76,8 +76,8 @@ def _rows(
 
 def _ending(path: str | pathlib.Path) -> str:
     """Returns the ending of a file's name, without that of its packing."""
-    suffixes = [suffix for suffix in pathlib.Path(path).suffixes if suffix not in (".xz", ".gz")]
-    return suffixes[-1].removeprefix(".").lower() if suffixes else ""
+    name = text_files.without_packing(str(path))
+    return pathlib.Path(name).suffix.removeprefix(".").lower()
 
 
 def _lines(path: str) -> typing.Iterator[str]:

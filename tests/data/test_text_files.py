@@ -6,20 +6,12 @@ import lzma
 import random
 
 import pytest
-from testing import one_line
+from testing import PACK, one_line, open_zstd
 
 from maelm_jax import config
 from maelm_jax.data import sources
 
 TEXTS = ["One paragraph.\nAnother, naïve one.", "A second document.", "Third: a < b."]
-
-
-def open_zstd(path, mode):
-    pyarrow = pytest.importorskip("pyarrow")
-    return pyarrow.CompressedOutputStream(str(path), "zstd")
-
-
-PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".zst": open_zstd}
 
 
 def read(pattern, **settings):

@@ -206,7 +206,7 @@ def test_a_metric_that_is_no_number(workdir, tmp_path):
 
 
 @pytest.mark.parametrize("name,stem", [
-    ("dev-v2.0.json", "dev-v2.0"), ("test.en.tsv", "test.en"), ("test.tsv.xz", "test"), ("new.tsv", "new"), ("new", "new"),
+    ("dev-v2.0.json", "dev-v2.0"), ("test.en.tsv", "test.en"), ("test.tsv.xz", "test"), ("test.tsv.zst", "test"), ("new.tsv", "new"), ("new", "new"),
 ])  # fmt: skip
 def test_predictions_have_the_whole_name_of_their_file(name, stem):
     assert prediction.default_stem("own", f"folder.d/{name}") == f"predictions_{stem}"

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from testing import write_text
+from testing import PACK, write_text
 
 from maelm_jax import config
 from maelm_jax.finetuning import files, glue, sentence_data, sentence_files
@@ -27,9 +27,10 @@ def test_the_real_files(name, shared_data):
         assert found.sentences[0][1].startswith('"The foodservice') and found.labels[0] == 1
 
 
-def test_cola_has_no_header_and_its_test_file_has_one(tmp_path):
+@pytest.mark.parametrize("packing", PACK)
+def test_cola_has_no_header_and_its_test_file_has_one(tmp_path, packing):
     write_text(tmp_path / "CoLA" / "train.tsv", 'gj04\t1\t\tThe "sailors\ngj04\t0\t*\tThem sleeps.\n')
-    write_text(tmp_path / "CoLA" / "dev.tsv.xz", "gj04\t1\t\tNight.\n")
+    write_text(tmp_path / "CoLA" / f"dev.tsv{packing}", "gj04\t1\t\tNight.\n")
     train, dev = sentence_data.load(glue.TASKS["cola"], settings(tmp_path), config.Corpus())
     assert train.sentences == [('The "sailors',), ("Them sleeps.",)] and train.labels.tolist() == [1, 0]
     assert dev[""].sentences == [("Night.",)]

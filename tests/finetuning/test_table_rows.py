@@ -1,13 +1,12 @@
 """Tables of labelled data as users keep them: tab-separated, .csv and .jsonl, packed or not, give the same examples."""
 
 import csv
-import gzip
 import io
 import json
-import lzma
 import pathlib
 
 import pytest
+from testing import write_text
 
 from maelm_jax import config
 from maelm_jax.finetuning import glue, sentence_files, table_rows
@@ -27,12 +26,11 @@ def write(path: pathlib.Path, rows=ROWS):
         text = "\ufeff" + file.getvalue()  # as spreadsheets write it
     else:
         text = "".join("\t".join(row) + "\n" for row in [COLUMNS, *rows])
-    pack = {".gz": gzip.compress, ".xz": lzma.compress}.get(path.suffix, bytes)
-    path.write_bytes(pack(text.encode()))
+    write_text(path, text)
     return path
 
 
-@pytest.mark.parametrize("name", ["a.tsv", "a", "a.csv", "a.CSV", "a.jsonl", "a.csv.gz", "a.jsonl.xz", "a.tsv.gz"])
+@pytest.mark.parametrize("name", ["a.tsv", "a", "a.csv", "a.CSV", "a.jsonl", "a.csv.gz", "a.jsonl.xz", "a.tsv.gz", "a.csv.zst", "a.jsonl.zst"])
 def test_every_form_gives_the_same_examples(name, tmp_path):
     examples = sentence_files.read(TASK, write(tmp_path / name), labelled=True)
     assert examples.sentences == [(question.strip(), answer.strip()) for question, _, answer in ROWS]
