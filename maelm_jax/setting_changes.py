@@ -36,6 +36,18 @@ FREE_ON_RESUME = (
 )
 
 
+def is_listed(name: str, listed: tuple[str, ...]) -> bool:
+    """Returns whether a list of settings has `name`.
+
+    Args:
+        name: Section.field.
+        listed: Whole names, and beginnings of names, which end in "." or "_".
+    """
+    return any(
+        name.startswith(one) if one.endswith((".", "_")) else name == one for one in listed
+    )
+
+
 def differences(
     old: Experiment, new: Experiment, free: tuple[str, ...] = FREE_ON_RESUME
 ) -> list[str]:
@@ -44,7 +56,7 @@ def differences(
     Args:
         old: The recorded settings.
         new: The current settings.
-        free: Beginnings of names that are left out.
+        free: Names that are left out (see `is_listed`).
     """
     lines = []
     if (old.finetune is None) != (new.finetune is None):
@@ -52,7 +64,7 @@ def differences(
         lines.append(f"finetune: {' -> '.join(words)}")
     before, after = config.values(old), config.values(new)
     for name, value in before.items():
-        if name in after and value != after[name] and not name.startswith(free):
+        if name in after and value != after[name] and not is_listed(name, free):
             lines.append(f"{name}: {value!r} -> {after[name]!r}")
     return lines
 
@@ -64,7 +76,7 @@ def check_workdir(
 
     Raises:
         ConfigError: They differ from `experiment`. The message has the differences, apart from
-            names that begin with one of `free`.
+            those of names in `free` (see `is_listed`).
     """
     saved = storage.local_path(str(workdir)) / "config.gin"
     if not saved.exists():

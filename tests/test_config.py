@@ -132,6 +132,13 @@ def test_differences():
     assert setting_changes.differences(old, gin_files.load(["tiny.gin"], ["Run.log_every=1", "Mesh.fsdp=2"])) == []
 
 
+def test_a_free_setting_frees_no_longer_name():
+    old, new = gin_files.load(["tiny.gin"]), gin_files.load(["tiny.gin"], ["Optimizer.decay_norms_and_biases=False", "Run.keep_checkpoints=5"])
+    norms, keep = "Optimizer.decay_norms_and_biases: True -> False", "Run.keep_checkpoints: 3 -> 5"
+    assert setting_changes.differences(old, new, free=("Optimizer.decay", "Run.keep")) == [norms, keep]
+    assert setting_changes.differences(old, new, free=("Optimizer.decay_", "Run.")) == []
+
+
 def test_a_wrong_setting_is_one_line_and_status_2(tmp_path):
     command = [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", "--gin.TRAIN_STEP=5", f"--workdir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -15,7 +15,7 @@ from maelm_jax.finetuning.task_data import DevSet
 # them. SQuAD's say how answers are read from the scores.
 FREE = (
     *setting_changes.FREE_ON_RESUME, "Model.dtype", "Finetune.max_length", "Squad.",
-    "CustomTask.columns", "Conll.word_column", "Conll.label_column",
+    "CustomTask.columns", "CustomTask.label", "Conll.word_column", "Conll.label_column",
 )  # fmt: skip
 # Folders of models in a grid or a table.
 MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
@@ -83,9 +83,7 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
     if recorded.finetune is None:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
     experiment = gin_files.load([str(saved)], bindings)
-    changes = setting_changes.differences(recorded, experiment, FREE)
-    # The name of a column is free. `FREE` has beginnings of names: it would free the labels too.
-    if changes := [change for change in changes if not change.startswith("CustomTask.label:")]:
+    if changes := setting_changes.differences(recorded, experiment, FREE):
         raise config.ConfigError(
             f"{flag} uses the settings of the run in --workdir, and these differ from them: "
             f"{'; '.join(changes)}. Leave them out"
