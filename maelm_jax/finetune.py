@@ -34,7 +34,7 @@ import argparse
 import logging
 import pathlib
 
-from maelm_jax import cli, config, paths, storage
+from maelm_jax import cli, config, paths, setting_changes, storage
 
 # Settings of pretraining that have no effect here, and the settings that do the same.
 REPLACED = {
@@ -47,12 +47,14 @@ REPLACED = {
     "Run.init_from": "--init_from",
     "Corpus.sequence_length": "Finetune.max_length",
 }
-# Settings of pretraining that nothing replaces.
+# Settings of pretraining that nothing replaces, except those in READ.
 UNREAD = (
-    "Optimizer.schedule", "Optimizer.decay_share", "Optimizer.freeze_encoder_steps",
-    "Optimizer.muon_learning_rate", "Run.batch_size_ramp", "Run.eval_rows", "Run.keep_checkpoints",
-    "Run.keep_every", "Corpus.text_files", "Corpus.sources",
+    "Vocabulary.", "Corpus.", "Masking.rate_plateaus", "Masking.compact", "Model.decoder_",
+    "Model.unigram_bias", "Model.logit_tile", "Optimizer.schedule", "Optimizer.decay_share",
+    "Optimizer.freeze_encoder_steps", "Optimizer.muon_learning_rate", "Run.batch_size_ramp",
+    "Run.eval_rows", "Run.keep_",
 )  # fmt: skip
+READ = ("Corpus.tfds_data_dir",)
 
 
 def main(argv: list[str]) -> int:
@@ -100,7 +102,7 @@ def _check(args: argparse.Namespace, bindings: list[str]):
             raise config.ConfigError(
                 f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
             )
-        if name in UNREAD:
+        if setting_changes.is_listed(name, UNREAD) and name not in READ:
             raise config.ConfigError(f"--gin.{binding}: fine-tuning does not read {name}")
 
 
