@@ -1,6 +1,6 @@
 """Any pretrained encoders, and the same documents for each of them, for `analyze --encoders`."""
 
-import pathlib
+import os
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
         config.Mesh(),
         config.Run(),
     )
-    name, step = pathlib.Path(path).name, encoder.step or 0
+    name, step = os.path.basename(os.path.abspath(path)), encoder.step or 0
     return TrainedRun(
         name, path, experiment, None, encoder.vocabulary, step, encoder.tree()
     )

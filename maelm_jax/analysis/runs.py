@@ -1,7 +1,9 @@
 """The trained runs that `analyze` measures: their settings, parameters and held-out rows."""
 
+import collections
 import collections.abc
 import hashlib
+import itertools
 import os
 import pathlib
 import typing
@@ -74,16 +76,20 @@ def started_from(experiment: config.Experiment) -> str | None:
 
 
 def with_unique_names(runs: list[TrainedRun]) -> list[TrainedRun]:
-    """Renames runs with equal names: the paths that tell them apart."""
-    names = [run.name for run in runs]
+    """Renames runs with equal names: the paths that tell them apart, numbered where needed."""
+    counts = collections.Counter(run.name for run in runs)
     paths = [os.path.abspath(run.workdir) for run in runs]
-    root = os.path.commonpath(paths)
-    return [
-        run._replace(name=os.path.relpath(path, root).replace("/", "-"))
-        if names.count(run.name) > 1
-        else run
-        for run, path in zip(runs, paths, strict=True)
-    ]
+    root = os.path.commonpath([os.path.dirname(path) for path in paths])
+    taken = {name for name, count in counts.items() if count == 1}
+    renamed = []
+    for run, path in zip(runs, paths, strict=True):
+        if counts[run.name] > 1:
+            label = os.path.relpath(path, root).replace("/", "-")
+            labels = itertools.chain([label], (f"{label}-{n}" for n in itertools.count(2)))
+            run = run._replace(name=next(label for label in labels if label not in taken))
+            taken.add(run.name)
+        renamed.append(run)
+    return renamed
 
 
 def heldout_rows(run: TrainedRun, tokens: int) -> np.ndarray:

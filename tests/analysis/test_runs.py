@@ -75,6 +75,15 @@ def test_runs_of_one_name_are_told_apart():
     assert [run.name for run in runs.with_unique_names([one, trained("other")])] == ["tiny", "other"]
 
 
+@pytest.mark.parametrize("paths,names", [
+    (("/x/b/a", "/x/c/a", "/x/b-a"), ["b-a-2", "c-a", "b-a"]),
+    (("/x/a", "/x/a/b/a"), ["a", "a-b-a"]),
+])  # fmt: skip
+def test_a_path_that_names_a_run_is_no_other_name(paths, names):
+    opened = [trained(path.rpartition("/")[2])._replace(workdir=path) for path in paths]
+    assert [run.name for run in runs.with_unique_names(opened)] == names
+
+
 def test_a_run_that_was_fine_tuned_from_a_folder_needs_text(tmp_path, monkeypatch):
     """Without it, base.gin's corpus would be downloaded."""
     run = trained("seed1")

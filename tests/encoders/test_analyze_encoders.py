@@ -40,6 +40,11 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
 
 
+def test_an_encoder_is_named_by_its_folder(workdirs, monkeypatch):
+    monkeypatch.chdir(workdirs["mpnet"])
+    assert [run.name for run in encoders.open_encoders([".", "../mpnet"], "text.txt")] == [workdirs["mpnet"].name] * 2
+
+
 def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
     text = " ".join(f"Sentence {number} stands in one long document." for number in range(20_000))
     (tmp_path / "long.txt").write_text(text)
