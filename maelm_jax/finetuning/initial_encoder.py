@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import posixpath
 
 import jax
 import numpy as np
@@ -53,7 +52,11 @@ class InitialEncoder:
 
 def normalised(name: str) -> str:
     """Returns one spelling of a name in --init_from: runs/tiny for ./runs/tiny/."""
-    return name if storage.in_bucket(name) else posixpath.normpath(name)
+    prefix = config.RANDOM if name.startswith(config.RANDOM) else ""
+    path = name.removeprefix(prefix)
+    if storage.in_bucket(path):
+        return name
+    return prefix + os.path.normpath(os.path.expanduser(path))
 
 
 def label_of(name: str) -> str:

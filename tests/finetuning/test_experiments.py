@@ -99,8 +99,11 @@ def test_an_encoder_keeps_the_label_that_it_has_in_the_table():
     assert labels("a-b/c", "a/b/c") == ["a-b-c", "a-b-c-2"]
 
 
-def test_two_spellings_of_a_path_are_one_encoder(tmp_path):
+def test_two_spellings_of_a_path_are_one_encoder(monkeypatch):
     """A slash at the end comes from the shell's completion."""
+    monkeypatch.setenv("HOME", "/home/me")
     assert {initial_encoder.normalised(name) for name in ("runs/tiny", "./runs/tiny/", "runs//tiny")} == {"runs/tiny"}
-    assert initial_encoder.normalised("random:runs/tiny/") == "random:runs/tiny"
-    assert initial_encoder.normalised("gs://bucket/run") == "gs://bucket/run", "refused later, by its own name"
+    assert {initial_encoder.normalised(name) for name in ("random:runs/tiny/", "random:./runs/tiny")} == {"random:runs/tiny"}
+    assert initial_encoder.normalised("~/x/") == "/home/me/x" and initial_encoder.normalised("random:~/x") == "random:/home/me/x"
+    for name in ("gs://bucket/run", "random:gs://bucket/run"):
+        assert initial_encoder.normalised(name) == name, "refused later, by its own name"
