@@ -32,7 +32,7 @@ def load(
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
         unscored["ax"] = dev_set(task, examples, input_format, "diagnostic")
     notes = [note for examples in (data.train, *dev.values()) for note in examples.notes]
-    notes += _note_on_metrics(task) + _note_on_unused(task, data.train.labels)
+    notes += _note_on_metrics(task)
     first = next(iter(dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
@@ -51,15 +51,6 @@ def _note_on_metrics(task: glue.Task) -> list[str]:
     if task.name == glue.OWN and "f1" in task.metrics:
         return [f"f1 is that of the label {task.labels[1]!r}"]
     return []
-
-
-def _note_on_unused(task: glue.Task, labels: np.ndarray) -> list[str]:
-    """Names the labels of the user's task that no training example has."""
-    if task.name != glue.OWN or not task.labels:
-        return []
-    used = labels.any(axis=0) if labels.ndim == 2 else np.isin(np.arange(len(task.labels)), labels)
-    unused = [repr(label) for label, is_used in zip(task.labels, used, strict=True) if not is_used]
-    return [f"training: no example has the label {', '.join(unused)}"] if unused else []
 
 
 def read_file(

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import numpy as np
+
 from maelm_jax import config
 from maelm_jax.finetuning import (
     glue,
@@ -71,11 +73,19 @@ def load(
         data = sentence_task.load(name, settings, corpus, input_format)
     available = len(data.train.ids)
     numbers = samples.numbers(settings.train_examples, available)
-    if numbers is None:
-        return data
-    unit = "windows" if name in squad.FILES else "examples"
-    notes = [*data.notes, f"trained on {len(numbers)} of {available} {unit}"]
-    return dataclasses.replace(data, train=data.train.select(numbers), notes=notes)
+    if numbers is not None:
+        unit = "windows" if name in squad.FILES else "examples"
+        notes = [*data.notes, f"trained on {len(numbers)} of {available} {unit}"]
+        data = dataclasses.replace(data, train=data.train.select(numbers), notes=notes)
+    return dataclasses.replace(data, notes=data.notes + _note_on_unused(data))
+
+
+def _note_on_unused(data: TaskData) -> list[str]:
+    """Names the labels that no training example has."""
+    targets, classes = data.train.targets, np.arange(len(data.labels))
+    used = np.isin(classes, targets) if data.label_separator is None else targets.any(axis=0)
+    unused = [repr(label) for label, is_used in zip(data.labels, used, strict=True) if not is_used]
+    return [f"training: no example has the label {', '.join(unused)}"] if unused else []
 
 
 def read_file(

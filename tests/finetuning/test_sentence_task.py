@@ -144,12 +144,8 @@ def test_a_field_of_labels_that_is_absent_is_named_and_in_a_file_to_predict_it_m
     assert sentence_files.read(task, tmp_path / "a.jsonl", labelled=False).sentences == [("A match.",)]
 
 
-def test_labels_are_numbers_in_json_lists_too_and_unused_ones_are_named(tmp_path):
+def test_labels_are_numbers_in_json_lists_too(tmp_path):
     write_text(tmp_path / "a.jsonl", '{"text": "A match.", "topics": [1, 3]}\n{"text": "A film.", "topics": [3]}\n')
     task = glue.task_of("own", config.CustomTask(**TOPICS | {"labels": ("1", "2", "3")}))
     labels = sentence_files.read(task, tmp_path / "a.jsonl", labelled=True).labels
     assert labels.tolist() == [[1, 0, 1], [0, 0, 1]]
-    assert sentence_task._note_on_unused(task, labels) == ["training: no example has the label '2'"]
-    single = dataclasses.replace(task, label_separator=None)
-    assert sentence_task._note_on_unused(single, np.asarray([2, 2, 0], np.int32)) == ["training: no example has the label '2'"]
-    assert sentence_task._note_on_unused(single, np.asarray([2, 1, 0], np.int32)) == []

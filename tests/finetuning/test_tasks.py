@@ -1,5 +1,6 @@
 """The tasks by name: missing data is found before anything runs."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -45,6 +46,24 @@ def test_missing_data_is_found_before_anything_runs(shared_data):
     for name in ("qnli", "squad2"):
         with pytest.raises(config.ConfigError, match=f"{name}: no train"):
             tasks.check(name, config.Finetune(data_dir=str(shared_data)))
+
+
+@pytest.mark.parametrize("separator,rest", [(None, "a\tno\n"), (",", "a\tno,maybe\nb\tmaybe\n")])
+def test_labels_that_no_training_example_has_are_named(tmp_path, vocabulary, separator, rest):
+    text = "sentence\tlabel\nfirst\tyes\n" + rest * 20
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text(text)
+    custom = config.CustomTask(train_file=str(tmp_path / "train.tsv"), dev_file=str(tmp_path / "dev.tsv"), labels=("no", "yes", "maybe"))
+    custom = dataclasses.replace(custom, label_separator=separator)
+
+    def notes(examples: int | None) -> list[str]:
+        settings = config.Finetune(custom=custom, train_examples=examples)
+        found = tasks.load("own", settings, config.Corpus(), InputFormat(vocabulary, 64)).notes
+        return [note for note in found if note.startswith("training: no example has the label")]
+
+    unused = [] if separator else ["training: no example has the label 'maybe'"]
+    of_sample = ["training: no example has the label 'yes'" + (", 'maybe'" if not separator else "")]
+    assert notes(None) == unused and notes(4) == of_sample, "the sample leaves the first example out"
 
 
 def test_a_squad_model_is_given_json(tmp_path):
