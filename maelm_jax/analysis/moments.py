@@ -6,11 +6,14 @@ float64. `ranks.py` computes the spectrum and the effective ranks from the secon
 
 Sets of tokens. None contains padding. `plain` and `real` contain <s> and </s>, unless these are
 masked:
-    plain  text without [MASK], as fine-tuning reads it
+    plain  text without [MASK]
     real   masked input as in pretraining: every token that the encoder reads, except [MASK].
            Random and kept tokens at masked positions belong to it.
     mask   masked input as in pretraining: the [MASK] tokens that the encoder reads, if any
     all    the sum of real and mask
+
+Every token has token type 0. Fine-tuning gives type 1 to the second sentence of a pair in BERT and
+ELECTRA, so these encoders read such pairs otherwise there.
 
 Axis letters: N layers (0 is the input of the first layer), B rows, T slots, D width.
 """
