@@ -72,6 +72,13 @@ def _content(path: str | os.PathLike, remedy: str) -> bytes:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
 
 
+def has_fields(value: typing.Any, fields: dict[str, typing.Any]) -> bool:
+    """Returns whether `value` is a JSON object with `fields`, {name: type or union of types}."""
+    return isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in fields.items()
+    )
+
+
 def is_text_map(value: typing.Any) -> bool:
     """Returns whether `value` is a JSON object whose values are strings."""
     return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())

@@ -45,7 +45,7 @@ def lines(path: str) -> typing.Iterator[tuple[int, bytes]]:
             raise _corrupt(path, packing, offset, error) from error
         raise file_access.unreadable(path, error) from error
     if offset == 0:
-        raise BadFile(f"{path}: the file is empty; remove it or leave it out of the glob")
+        raise BadFile(f"{path}: the file is empty; remove it, or give one with text")
 
 
 def _unpacked(

@@ -52,29 +52,6 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
     return json_files.parse(text, str(path), "check the file")
 
 
-def read_record(path: str | os.PathLike, remedy: str, **kinds: type | tuple[type, ...]) -> dict:
-    """Reads a JSON object that this program wrote.
-
-    Args:
-        path: The file.
-        remedy: What the user can do, for the error message.
-        **kinds: Types of the fields that the object must have.
-
-    Raises:
-        ConfigError: The file cannot be read or holds anything else.
-    """
-    content = read_json(path)
-    wrong = [
-        name
-        for name, kind in kinds.items()
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind)
-    ]
-    if wrong or not isinstance(content, dict):
-        fields = f"{', '.join(wrong)}: missing or of another type" if wrong else "no JSON object"
-        raise config.ConfigError(f"{path}: damaged ({fields}). {remedy}")
-    return content
-
-
 def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     """Reads all records of a split of a TFDS dataset.
 

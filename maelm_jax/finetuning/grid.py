@@ -12,8 +12,8 @@ import shutil
 
 import numpy as np
 
-from maelm_jax import config, gin_files, setting_changes
-from maelm_jax.finetuning import files, initial_encoder, results
+from maelm_jax import config, gin_files, json_files, setting_changes
+from maelm_jax.finetuning import initial_encoder, results
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
 from maelm_jax.finetuning.task_data import TaskData
@@ -183,7 +183,7 @@ def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) 
     """
     _check_settings(folder, experiment)
     if (folder / INPUTS).exists():
-        recorded = files.read_record(folder / INPUTS, f"Remove {folder} and run again.")
+        recorded = json_files.read(folder / INPUTS, _is_object, f"remove {folder} and run again")
         changed = [
             f"{name}: {recorded.get(name)} -> {value}"
             for name, value in inputs.items()
@@ -199,6 +199,10 @@ def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) 
     # The folder remains when a kill came after the results were written and before its removal.
     shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     return results.read(folder)
+
+
+def _is_object(value) -> bool:
+    return isinstance(value, dict)
 
 
 def _check_settings(folder: pathlib.Path, experiment: config.Experiment):

@@ -6,9 +6,9 @@ import os
 import pathlib
 import typing
 
-from maelm_jax import config, paths, storage
+from maelm_jax import config, json_files, paths, storage
 from maelm_jax.data import text_files
-from maelm_jax.finetuning import files, finished_run, glue, results, tasks
+from maelm_jax.finetuning import finished_run, glue, results, tasks
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
 SCORES = "_scores.json"  # ending of the file with the scores
@@ -171,7 +171,8 @@ def _earlier(target: Target, record: dict[str, str | bool]) -> list[pathlib.Path
     """
     if not os.path.isfile(target.record()):
         return []
-    recorded = files.read_record(target.record(), REMEDY, input=str, sha256=str)
+    remedy = "name another file with --output=FILE, or remove it"
+    recorded = json_files.read(target.record(), _is_record, remedy)
     if recorded["input"] != record["input"] and recorded["sha256"] != record["sha256"]:
         raise config.ConfigError(
             f"{target.paths()[0]} holds the predictions of another file, {recorded['input']}. "
@@ -181,6 +182,10 @@ def _earlier(target: Target, record: dict[str, str | bool]) -> list[pathlib.Path
     if recorded.get("scores") is True:  # earlier versions had no scores
         endings.append(SCORES)
     return target._replace(endings=tuple(endings)).paths()
+
+
+def _is_record(value) -> bool:
+    return json_files.has_fields(value, {"input": str, "sha256": str})
 
 
 def _digest(path: str) -> str:

@@ -6,12 +6,17 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config, storage
-from maelm_jax.finetuning import files
+from maelm_jax import config, json_files, storage
 from maelm_jax.finetuning.task_data import TaskData
 from maelm_jax.training import metrics
 
 NAME = "results.json"  # written last: a folder that holds it is finished
+# Types of the fields of every run, and of the others of a run that did not diverge.
+NUMBER = int | float
+FIELDS = {"task": str, "cell": dict, "seed": int}
+SCORED_FIELDS = {
+    "score": NUMBER, "best": dict, "last": dict, "evaluations": list, "predictions": list,
+}  # fmt: skip
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
 
 
@@ -27,21 +32,23 @@ def write_json(path: pathlib.Path, content):
 
 def read(folder: pathlib.Path) -> dict:
     """Reads results.json of a finished run. Raises ConfigError when it is damaged."""
-    path, remedy = folder / NAME, f"Remove {folder} and run again."
-    results = files.read_record(path, remedy, task=str, cell=dict, seed=int)
-    if "diverged" in results:
-        return files.read_record(path, remedy, diverged=str)
-    number = (int, float)
-    results = files.read_record(
-        path, remedy, score=number, best=dict, last=dict, evaluations=list, predictions=list
+    return json_files.read(folder / NAME, _is_result, f"remove {folder} and run again")
+
+
+def _is_result(content) -> bool:
+    """Whether a value from a JSON file is what a finished run or one that diverged writes."""
+    if not json_files.has_fields(content, FIELDS):
+        return False
+    if "diverged" in content:
+        return isinstance(content["diverged"], str)
+    if not json_files.has_fields(content, SCORED_FIELDS):
+        return False
+    numbers = dict.fromkeys(content["best"], NUMBER)
+    return (
+        json_files.is_texts(content.get("labels", []))
+        and json_files.has_fields(content["best"], numbers)
+        and json_files.has_fields(content["last"], numbers)
     )
-    labels = results.get("labels", [])
-    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
-        raise config.ConfigError(f"{path}: damaged, labels are not a list of names. {remedy}")
-    for name, value in results["best"].items():
-        if not isinstance(value, number) or not isinstance(results["last"].get(name), number):
-            raise config.ConfigError(f"{path}: damaged, {name} is no number. {remedy}")
-    return results
 
 
 class Evaluations(typing.NamedTuple):

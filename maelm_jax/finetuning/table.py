@@ -3,8 +3,8 @@
 import pathlib
 import typing
 
-from maelm_jax import config, storage, tables
-from maelm_jax.finetuning import differences, files, initial_encoder, results
+from maelm_jax import json_files, storage, tables
+from maelm_jax.finetuning import differences, initial_encoder, results
 
 MARKDOWN_FILE, JSON_FILE = "table.md", "table.json"
 # (column, task, metric, factor to percent), in the order of the paper's tables.
@@ -33,9 +33,8 @@ REPORT_FIELDS = {
     "task": str, "main_metric": str, "chosen": str, "seeds": int, "metrics": dict, "cells": list,
     "notes": list, "model": str | None,
 }  # fmt: skip
-NUMBER = int | float
-SPREAD_FIELDS = dict.fromkeys(("median", "least", "highest"), NUMBER)
-CELL_FIELDS = {"name": str} | dict.fromkeys(("median", "least", "highest"), NUMBER | None)
+SPREAD_FIELDS = dict.fromkeys(("median", "least", "highest"), results.NUMBER)
+CELL_FIELDS = {"name": str} | dict.fromkeys(("median", "least", "highest"), results.NUMBER | None)
 
 
 def values(reports: Reports) -> dict[str, dict[str, dict]]:
@@ -229,11 +228,9 @@ def read(folder: pathlib.Path) -> Reports:
     path = folder / JSON_FILE
     if not path.exists():
         return {}
-    remedy = f"Remove {path} and give the commands of the table again. Finished runs are skipped."
-    reports = files.read_record(path, remedy, reports=dict)["reports"]
+    remedy = f"remove {path} and give the commands of the table again (finished runs are skipped)"
+    reports = json_files.read(path, _is_table, remedy)["reports"]
     for label, by_task in reports.items():
-        if not isinstance(by_task, dict) or not all(map(_is_report, by_task.values())):
-            raise config.ConfigError(f"{path}: damaged, {label} has no results of tasks. {remedy}")
         for task, report in by_task.items():
             if report["model"] is not None:
                 report["model"] = str(folder / _model_path(label, task, report["model"]))
@@ -249,16 +246,20 @@ def labels(folder: pathlib.Path) -> dict[str, str]:
     }
 
 
-def _is_report(value) -> bool:
-    """Whether a value from a JSON file is a result of grid.summary."""
-    return (
-        _has_fields(value, REPORT_FIELDS)
-        and all(_has_fields(spread, SPREAD_FIELDS) for spread in value["metrics"].values())
-        and all(_has_fields(cell, CELL_FIELDS) for cell in value["cells"])
+def _is_table(value) -> bool:
+    """Whether a value from a JSON file is {"reports": Reports}."""
+    return json_files.has_fields(value, {"reports": dict}) and all(
+        isinstance(by_task, dict) and all(map(_is_report, by_task.values()))
+        for by_task in value["reports"].values()
     )
 
 
-def _has_fields(value, fields: dict) -> bool:
-    return isinstance(value, dict) and all(
-        name in value and isinstance(value[name], kind) for name, kind in fields.items()
+def _is_report(value) -> bool:
+    """Whether a value from a JSON file is a result of grid.summary."""
+    return (
+        json_files.has_fields(value, REPORT_FIELDS)
+        and all(
+            json_files.has_fields(spread, SPREAD_FIELDS) for spread in value["metrics"].values()
+        )
+        and all(json_files.has_fields(cell, CELL_FIELDS) for cell in value["cells"])
     )

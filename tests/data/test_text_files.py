@@ -36,7 +36,7 @@ def test_json_files_of_every_packing(tmp_path, packing):
 
 BAD = {
     "latin.txt": (b"one\n\nna\xefve", r"latin\.txt: not UTF-8 at byte 7 "),
-    "empty.txt": (b"", r"empty\.txt: the file is empty"),
+    "empty.txt": (b"", r"empty\.txt: the file is empty; remove it, or give one with text"),
     "empty.txt.gz": (gzip.compress(b""), r"the file is empty"),
     "cut.txt.gz": (gzip.compress(bytes(range(256)) * 50)[:60], r"cut\.txt\.gz: corrupt gzip data"),
     "no.txt.gz": (b"plain text", r"corrupt gzip data"),

@@ -127,7 +127,7 @@ def test_a_later_command_adds_to_the_table_and_the_table_can_be_copied(one_devic
     assert stored["reports"]["little"] == json.loads(before)["reports"]["little"] and stored["missing"] == {"cola": ["other"]}
     assert submission.models_of(str(workdir), "other") == [str(workdir / stored["reports"]["other"]["rte"]["model"])]
     (tmp_path / "table.json").write_text("[]")
-    with pytest.raises(config.ConfigError, match="table.json: damaged .* Remove .*table.json and give the commands"):
+    with pytest.raises(config.ConfigError, match="table.json: damaged: .* remove .*table.json and give the commands"):
         finetune.main([*more, f"--workdir={tmp_path}"])
 
 

@@ -87,7 +87,7 @@ def test_the_models_of_a_table_are_those_in_its_folder(stored, tmp_path, monkeyp
     ({"tiny": {"rte": "a"}}, "mlm", "has the encoders tiny. Name one of them"),
     ({"tiny": {"own": "a"}}, None, "has no model of a task of GLUE"),
     ({"tiny": {"rte": None}}, None, "has no model of a task of GLUE"),
-    ({"tiny": {"rte": 3}}, None, "table.json: damaged, tiny has no results of tasks. Remove"),
+    ({"tiny": {"rte": 3}}, None, "table.json: damaged: not what was written there; remove"),
 ])  # fmt: skip
 def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
     write_table(tmp_path, **encoders)
