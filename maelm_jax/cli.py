@@ -98,14 +98,7 @@ class Command(typing.NamedTuple):
     """A command line, and the settings of its gin files and bindings."""
 
     flags: argparse.Namespace
-    experiment: config.Experiment
-
-
-class EncoderCommand(typing.NamedTuple):
-    """The command line of a command that reads an encoder."""
-
-    flags: argparse.Namespace
-    experiment: config.Experiment | None  # None if --workdir is no workdir
+    experiment: config.Experiment | None  # None: see parse_encoder
 
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
@@ -179,7 +172,7 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
     return Command(args, experiment)
 
 
-def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> EncoderCommand:
+def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
     """Parses `argv` of a command that reads an encoder: a workdir, a folder or a checkpoint.
 
     The settings are None if --workdir is no workdir, because such an encoder has no settings of a
@@ -191,7 +184,7 @@ def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) ->
     args, bindings = arguments(flags, argv)
     path = pathlib.Path(args.workdir or "")
     if not args.workdir or not path.exists() or (path / "config.gin").is_file():
-        return EncoderCommand(*parse(flags, argv))
+        return parse(flags, argv)
     if args.gin_file:
         raise config.ConfigError(
             f"--gin_file={args.gin_file[0]} has settings of a run, and --workdir={args.workdir} is "
@@ -202,7 +195,7 @@ def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) ->
             f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "
             "workdir. Leave it out"
         )
-    return EncoderCommand(args, None)
+    return Command(args, None)
 
 
 def compilation_cache() -> pathlib.Path:
