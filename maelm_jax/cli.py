@@ -15,6 +15,11 @@ from maelm_jax import config, gin_files, huge_pages, paths, stopping, storage, w
 from maelm_jax.settings import LARGEST, closest, shown
 
 DAY = 86_400  # seconds
+# What helps a command that ran out of memory.
+TRAIN_MEMORY = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
+FINETUNE_MEMORY = "use a smaller Grid.batch_size or Finetune.eval_batch_size"
+
+Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status
 
 
 class _Parser(argparse.ArgumentParser):
@@ -233,14 +238,16 @@ class Ending(typing.NamedTuple):
     status: int
 
 
-def ending(error: BaseException) -> Ending | None:
-    """Returns the line and exit status for an error, or None for a defect of the program."""
+def ending(error: BaseException, advice: str = "") -> Ending | None:
+    """Returns the line and exit status for an error, or None for a defect of the program.
+
+    `advice` is for a lack of memory (see `run`).
+    """
     if isinstance(error, (config.ConfigError, config.RunError)):
         return Ending(str(error), error.status)
     # Of a device: a JaxRuntimeError, which commands without JAX do not import.
     if isinstance(error, MemoryError) or re.match("RESOURCE_EXH|.*Out of memory", str(error)):
-        advice = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
-        return Ending(f"this machine has too little memory; {advice}", 1)
+        return Ending("this machine has too little memory" + (advice and f"; {advice}"), 1)
     if not isinstance(error, OSError):
         return None
     line = f"{_path_of(error)}: {paths.describe(error)}"
@@ -255,14 +262,14 @@ def _path_of(error: OSError) -> str:
     return os.fsdecode(path) if isinstance(path, (str, bytes)) else "a file"
 
 
-def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: list[str]) -> int:
+def status_of(main: Main, argv: list[str], advice: str = "") -> int:
     """Calls `main(argv)` and returns the exit status. Prints a known error as one line."""
     try:
         return main(argv) or 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        how = ending(error)
+        how = ending(error, advice)
         if how is None:
             raise
         if "--verbose" in argv:
@@ -271,9 +278,7 @@ def status_of(main: collections.abc.Callable[[list[str]], int | None], argv: lis
         return how.status
 
 
-def run(
-    main: collections.abc.Callable[[list[str]], int | None], trains: bool = False
-) -> typing.NoReturn:
+def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """Runs a command and ends the process with its exit status.
 
     The status is that of `main` (0: success), that of `ending` for a known error (2: wrong input,
@@ -283,6 +288,7 @@ def run(
     Args:
         main: The command. It takes the list of arguments.
         trains: Whether the process may start again to get huge pages (huge_pages.py).
+        advice: What helps when the command runs out of memory, for the message.
     """
     if trains:
         huge_pages.use_huge_pages(sys.argv[1:])
@@ -290,4 +296,4 @@ def run(
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     # JAX's default is 1 s. Several programs of each start compile faster than that.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-    sys.exit(status_of(main, sys.argv[1:]))
+    sys.exit(status_of(main, sys.argv[1:], advice))

@@ -6,7 +6,7 @@ import typing
 from maelm_jax import cli
 
 
-def _run(name: str, **options: bool) -> typing.NoReturn:
+def _run(name: str, **options: typing.Any) -> typing.NoReturn:
     """Runs maelm_jax/NAME.py and exits with its status. `options` go to `cli.run`."""
     command = importlib.import_module(f"maelm_jax.{name}")
     cli.run(command.main, **options)
@@ -14,7 +14,7 @@ def _run(name: str, **options: bool) -> typing.NoReturn:
 
 def train():
     """Runs `maelm-train`."""
-    _run("train", trains=True)
+    _run("train", trains=True, advice=cli.TRAIN_MEMORY)
 
 
 def prepare():
@@ -24,7 +24,7 @@ def prepare():
 
 def finetune():
     """Runs `maelm-finetune`."""
-    _run("finetune", trains=True)
+    _run("finetune", trains=True, advice=cli.FINETUNE_MEMORY)
 
 
 def export():

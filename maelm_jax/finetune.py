@@ -168,4 +168,4 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, trains=True)
+    cli.run(main, trains=True, advice=cli.FINETUNE_MEMORY)

@@ -67,4 +67,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cli.run(main, trains=True)
+    cli.run(main, trains=True, advice=cli.TRAIN_MEMORY)

@@ -85,7 +85,9 @@ def test_too_little_memory_is_one_line(capsys, error):
         raise error
 
     assert cli.status_of(main, []) == 1
-    assert capsys.readouterr().err.startswith("error: this machine has too little memory; use a ")
+    assert capsys.readouterr().err == "error: this machine has too little memory\n"
+    assert cli.status_of(main, [], cli.FINETUNE_MEMORY) == 1
+    assert capsys.readouterr().err == "error: this machine has too little memory; use a smaller Grid.batch_size or Finetune.eval_batch_size\n"
 
 
 def test_a_defect_keeps_its_traceback_and_verbose_shows_every_one(capsys):

@@ -44,10 +44,11 @@ def test_an_entry_point_runs_main_as_the_module_does(target, monkeypatch):
     started = []
     monkeypatch.setattr(cli, "run", lambda main, **options: started.append((main, options)))
     getattr(commands, name)()
-    ((main, options),) = started
+    main, _ = started[0]
     assert main is sys.modules[f"maelm_jax.{name}"].main
     (call,) = re.findall(r"^    (cli\.run\(.*\))$", pathlib.Path(main.__code__.co_filename).read_text(), re.M)
-    assert call == f"cli.run({', '.join(['main', *(f'{key}={value}' for key, value in options.items())])})"
+    eval(call, {"cli": cli, "main": main})
+    assert started == [started[0]] * 2
 
 
 def test_an_entry_point_ends_with_the_status_of_wrong_input(monkeypatch, capsys):
