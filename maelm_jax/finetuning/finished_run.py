@@ -8,7 +8,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes
 from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.finetuning import batches, input_format, predictor, results, tasks
+from maelm_jax.finetuning import batches, input_format, predictor, results, table, tasks
 from maelm_jax.finetuning.task_data import DevSet
 
 # Settings that change where examples come from and how they are computed, not what is predicted of
@@ -64,9 +64,7 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
     """
     folder = pathlib.Path(workdir or "")
     if not workdir or not os.path.isfile(folder / results.NAME):
-        models = (path for pattern in MODELS for path in folder.glob(pattern))
-        inside = next(models, None) if workdir else None
-        hint = f"; this is a grid: give one of its runs, as {inside.parent}" if inside else ""
+        hint = _hint(folder) if workdir else ""
         raise config.ConfigError(
             f"{flag} needs --workdir=RUN of a finished fine-tuning run (with results.json){hint}"
         )
@@ -95,3 +93,12 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
             f"{len(columns)}: {', '.join(columns)}"
         )
     return FinishedRun(folder, content, experiment)
+
+
+def _hint(folder: pathlib.Path) -> str:
+    """Says where the models of a table or a grid are. Empty for another folder."""
+    if (folder / table.JSON_FILE).is_file():
+        return f'; this is a table: give one of its runs, which {table.JSON_FILE} names ("model")'
+    models = (path for pattern in MODELS for path in folder.glob(pattern))
+    model = next(models, None)
+    return f"; this is a grid: give one of its runs, as {model.parent}" if model else ""

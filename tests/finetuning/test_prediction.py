@@ -164,6 +164,15 @@ def test_an_output_that_cannot_be_written(workdir, tmp_path, output, message):
     assert len(str(error.value).splitlines()) == 1 and (tmp_path / "file").read_text() == "mine"
 
 
+def test_the_runs_of_a_grid_and_of_a_table_are_pointed_to(tmp_path):
+    (tmp_path / "b16" / "seed1" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(config.ConfigError, match="this is a grid: give one of its runs, as .*b16/seed1$"):
+        predict(tmp_path, pairs(tmp_path / "in.tsv", 2))
+    (tmp_path / "table.json").write_text("{}")
+    with pytest.raises(config.ConfigError, match="this is a table: give one of its runs, which table.json names"):
+        predict(tmp_path, tmp_path / "in.tsv")
+
+
 def test_output_is_predict_s_alone(pretrained):
     with pytest.raises(config.ConfigError, match="--output names the predictions of --predict"):
         finetune.main(
