@@ -7,11 +7,11 @@ import pathlib
 import typing
 
 from maelm_jax.settings import ConfigError
+from maelm_jax.settings import shown as shown
 
 # Limits of the sizes that a config.json of other programs states.
 LARGEST = 1 << 24
 MOST_LAYERS = 1000
-SHOWN = 60  # longest part of a wrong value in a message, in characters
 
 
 def parse(content: str | bytes, location: str, remedy: str) -> typing.Any:
@@ -99,12 +99,3 @@ def is_number(value: typing.Any, least: float, most: float) -> bool:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return False
     return least <= value <= most and math.isfinite(value)
-
-
-def shown(value: typing.Any) -> str:
-    """Returns `value` as at most SHOWN ASCII characters, for an error message."""
-    try:
-        text = ascii(value)
-    except (ValueError, RecursionError):  # an integer of more than 4300 digits; deep nesting
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -30,14 +30,6 @@ def test_a_missing_file_is_one_line(tmp_path):
         json_files.read_object(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize(
-    "value", [10**5000, [[[[[]]]]] * 100, "\ud800", float("nan"), "x" * 1000, None], ids=lambda value: type(value).__name__
-)
-def test_any_value_is_shown_in_one_short_line(value):
-    shown = json_files.shown(value)
-    assert len(shown) <= 60 and shown.isascii() and "\n" not in shown
-
-
 def test_numbers_are_neither_booleans_nor_infinite():
     assert json_files.is_integer(3, 1) and not json_files.is_integer(True, 0) and not json_files.is_integer(3.0, 0)
     assert json_files.is_number(0.5, 0, 1) and not json_files.is_number(float("nan"), 0, 1)

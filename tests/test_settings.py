@@ -114,3 +114,11 @@ def test_a_workdir_written_before_reads_as_it_did(tmp_path):
     (tmp_path / "config.gin").write_text("\n".join(kept))
     again = gin_files.load([str(tmp_path / "config.gin")])
     assert again == experiment
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, [[[[[]]]]] * 100, "\ud800", float("nan"), "x" * 1000, None], ids=lambda value: type(value).__name__
+)
+def test_any_value_is_shown_in_one_short_line(value):
+    shown = settings.shown(value)
+    assert len(shown) <= 110 and shown.isprintable()
