@@ -181,6 +181,14 @@ def fresh_model(workdir: pathlib.Path, head):
     return graph, init(jax.random.key(0))
 
 
+def input_format(vocabulary, length: int):
+    """How RoBERTa, MPNet and the published code read examples of at most `length` tokens."""
+    from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR
+    from maelm_jax.finetuning.input_format import InputFormat
+
+    return InputFormat(vocabulary, length, REPEATED_SEPARATOR)
+
+
 def write_text(path: pathlib.Path, text: str):
     """Writes text, packed as the end of the name says. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

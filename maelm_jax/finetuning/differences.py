@@ -10,13 +10,12 @@ WITHOUT_SPREAD = "AVG"  # a column that has a median only, and is not drawn
 Values = dict[str, dict[str, dict]]  # result of table.values
 
 
-def plot(values: Values, folder: pathlib.Path) -> pathlib.Path:
-    """Writes the figure of `figure_of` to differences.png and returns its path."""
+def plot(values: Values, folder: pathlib.Path):
+    """Writes the figure of `figure_of` to differences.png."""
     pyplot = plotting.pyplot()
-    figure, path = figure_of(values), folder / FILE
-    figure.savefig(path, dpi=120)
+    figure = figure_of(values)
+    figure.savefig(folder / FILE, dpi=120)
     pyplot.close(figure)
-    return path
 
 
 def figure_of(values: Values):

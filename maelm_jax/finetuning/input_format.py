@@ -5,7 +5,7 @@ import typing
 from maelm_jax import config
 from maelm_jax.data.vocabulary import Vocabulary
 from maelm_jax.encoders import families
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, PairFormat
+from maelm_jax.encoders.task_formats import PairFormat
 
 
 class InputFormat(typing.NamedTuple):
@@ -13,7 +13,7 @@ class InputFormat(typing.NamedTuple):
 
     vocabulary: Vocabulary
     length: int  # largest number of tokens of an example
-    pair: PairFormat = REPEATED_SEPARATOR  # of two sentences, or of question and context
+    pair: PairFormat  # of two sentences, or of question and context
 
     def prefix(self, first: list[int]) -> list[int]:
         """Returns the tokens before the second of two sentences. `first` are those of the first."""

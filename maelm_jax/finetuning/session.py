@@ -104,7 +104,7 @@ class FinetuneSession:
 
     def run(
         self, experiment: config.Experiment, encoder: InitialEncoder, workdir: str,
-        record: collections.abc.Callable[[], None] = lambda: None,
+        record: collections.abc.Callable[[], None],
     ) -> dict | None:  # fmt: skip
         """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.
 

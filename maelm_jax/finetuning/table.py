@@ -169,18 +169,13 @@ def _score_text(score: float | None) -> str:
     return "diverged" if score is None else f"{score:.4f}"
 
 
-def write(
-    reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = ()
-) -> list[pathlib.Path]:
+def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = ()):
     """Writes table.md, table.json and, for two encoders or more, differences.png.
 
     Args:
         reports: The results so far.
         folder: Folder to write to. It is made if needed.
         tasks: All planned tasks.
-
-    Returns:
-        Paths of the files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     storage.write(folder / MARKDOWN_FILE, markdown(reports, tasks))
@@ -192,12 +187,10 @@ def write(
         folder / JSON_FILE,
         {"columns": values(reports), "missing": missing(reports, tasks), "reports": stored},
     )
-    paths = [folder / MARKDOWN_FILE, folder / JSON_FILE]
     if len(reports) > 1:
-        paths.append(differences.plot(values(reports), folder))
+        differences.plot(values(reports), folder)
     else:  # the figure of a table that was removed
         (folder / differences.FILE).unlink(missing_ok=True)
-    return paths
 
 
 def _stored(label: str, task: str, report: dict) -> dict:

@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+from testing import input_format
 
 from maelm_jax import config
 from maelm_jax.finetuning import batches, features, glue, sentence_data
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 def waste(lengths: np.ndarray, sizes: list[int]) -> float:
@@ -75,9 +75,9 @@ def test_in_order_gives_each_example_once():
 @pytest.mark.parametrize("name", ["cola", "rte", "mrpc", "qqp"])
 def test_padding_is_little_on_real_tasks(name, shared_data, corpus_vocabulary):
     train, dev = sentence_data.load(glue.TASKS[name], config.Finetune(data_dir=str(shared_data)), config.Corpus())
-    ids, _, _ = features.sentences(train.sentences, InputFormat(corpus_vocabulary, 512))
+    ids, _, _ = features.sentences(train.sentences, input_format(corpus_vocabulary, 512))
     rows = features.Features(ids, train.labels, np.zeros(len(ids), np.int32))
-    other, _, _ = features.sentences(next(iter(dev.values())).sentences, InputFormat(corpus_vocabulary, 512))
+    other, _, _ = features.sentences(next(iter(dev.values())).sentences, input_format(corpus_vocabulary, 512))
     sizes = batches.padded_lengths(np.concatenate([rows.lengths, [len(row) for row in other]]), 512)
     for batch_size in (16, 32):
         assert batches.Batches(rows, sizes, batch_size, 1, 0).padding() < 0.15, (sizes, batch_size)

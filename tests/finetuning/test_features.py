@@ -2,8 +2,9 @@
 
 import itertools
 
+from testing import input_format
+
 from maelm_jax.finetuning import features
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 def cut_one_by_one(a: int, b: int, room: int) -> tuple[int, int]:
@@ -19,9 +20,9 @@ def test_the_longer_sentence_is_cut_first():
 
 
 def test_what_the_model_reads(vocabulary):
-    rows, _, cut = features.sentences([("the cat", "a dog"), ("the cat " * 20, "a dog")], InputFormat(vocabulary, 16))
+    rows, _, cut = features.sentences([("the cat", "a dog"), ("the cat " * 20, "a dog")], input_format(vocabulary, 16))
     bos, eos = vocabulary.bos, vocabulary.eos
     assert rows[0].tolist() == [bos, *vocabulary.encode("the cat"), eos, eos, *vocabulary.encode("a dog"), eos]
     assert cut == 1 and len(rows[1]) == 16 and rows[1][-1] == eos and (rows[1] == eos).sum() == 3
-    rows, _, _ = features.sentences([("the cat",), ("",)], InputFormat(vocabulary, 16))
+    rows, _, _ = features.sentences([("the cat",), ("",)], input_format(vocabulary, 16))
     assert rows[0].tolist() == [bos, *vocabulary.encode("the cat"), eos] and rows[1].tolist() == [bos, eos]

@@ -5,10 +5,10 @@ import pathlib
 import shutil
 
 import pytest
+from testing import input_format
 
 from maelm_jax import config, finetune
 from maelm_jax.finetuning import tasks
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change, changed="train-v1.1.json") -> pathlib.Path:
@@ -56,7 +56,7 @@ def test_two_questions_of_one_id_are_refused_where_answers_are_written(
     with pytest.raises(
         config.ConfigError, match="train-v1.1.json: more than one question has the id 'q'"
     ):
-        tasks.read_file("squad1", str(path), config.Finetune(), InputFormat(vocabulary, 64), {})
+        tasks.read_file("squad1", str(path), config.Finetune(), input_format(vocabulary, 64), {})
 
 
 def test_squad1_has_an_answer_to_every_question(tmp_path, data_dir, pretrained):
@@ -78,4 +78,4 @@ def test_squad2_has_an_answer_to_every_question_or_says_that_there_is_none(tmp_p
 
     settings = config.Finetune(data_dir=str(squad_files(tmp_path, data_dir, change, changed)))
     with pytest.raises(config.ConfigError, match=f"{changed}: the question 'q0' has no right answer.*every question has one, or is_impossible"):
-        tasks.load("squad2", settings, config.Corpus(), InputFormat(vocabulary, 64))
+        tasks.load("squad2", settings, config.Corpus(), input_format(vocabulary, 64))

@@ -4,10 +4,10 @@ import dataclasses
 import json
 
 import numpy as np
+from testing import input_format
 
 from maelm_jax import config, finetune
 from maelm_jax.finetuning import experiments, initial_encoder, rank_curve, tasks
-from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.training import checkpoint_params, sharding
 
 
@@ -33,7 +33,7 @@ def test_a_run_logs_ranks_before_its_first_step_at_intervals_and_after_its_last(
     # Step 0 is the encoder that the run starts from, on the text of the dev set.
     encoder = initial_encoder.load(str(pretrained))
     experiment = experiments.of_encoder(encoder, ["finetune/rte.gin"], [f"DATA_DIR={data_dir}", "MAX_LENGTH=64"])["rte"]
-    task = tasks.load("rte", experiment.finetune, experiment.corpus, InputFormat(encoder.vocabulary, 64))
+    task = tasks.load("rte", experiment.finetune, experiment.corpus, input_format(encoder.vocabulary, 64))
     monitors = rank_curve.RankMonitors(task, encoder.vocabulary, sharding.make_mesh(experiment.mesh))
     assert monitors.of(experiment)(checkpoint_params.read_params(str(pretrained), 3)) == {name: logged[0][name] for name in names}
     assert any(logged[0][name] != logged[6][name] for name in names)

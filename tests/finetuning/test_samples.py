@@ -4,17 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from testing import input_format
 
 from maelm_jax import config
 from maelm_jax.finetuning import samples, tasks, windows
-from maelm_jax.finetuning.input_format import InputFormat
 
 UNITS = {"rte": "rows", "stsb": "rows", "squad1": "questions", "squad2": "questions"}
 
 
 def load(name, data_dir, vocabulary, **settings):
     given = config.Finetune(data_dir=str(data_dir), max_length=64, **settings)
-    return tasks.load(name, given, config.Corpus(), InputFormat(vocabulary, 64))
+    return tasks.load(name, given, config.Corpus(), input_format(vocabulary, 64))
 
 
 def test_a_sample_is_random_and_always_the_same():

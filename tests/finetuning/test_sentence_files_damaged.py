@@ -10,6 +10,7 @@ import pathlib
 import hypothesis
 import pytest
 from hypothesis import strategies
+from testing import input_format
 
 from maelm_jax import config, paths
 from maelm_jax.finetuning import (
@@ -19,7 +20,6 @@ from maelm_jax.finetuning import (
     sentence_task,
     squad,
 )
-from maelm_jax.finetuning.input_format import InputFormat
 
 OWN = config.CustomTask(
     train_file="a",
@@ -126,7 +126,7 @@ def test_any_file_of_a_task_is_read_or_named(task, labelled, data, folder, vocab
     )
     found = outcome(path, lambda: sentence_files.read(task, path, labelled))
     if found is not None:
-        tokenised = sentence_task.tokenise(task, found, InputFormat(vocabulary, 32), "dev")
+        tokenised = sentence_task.tokenise(task, found, input_format(vocabulary, 32), "dev")
         assert len(tokenised.ids) == len(found.sentences) > 0
         assert not labelled or len(found.labels) == len(found.sentences)
 
@@ -199,7 +199,7 @@ def test_any_squad_file_is_read_or_named(content, data, folder, vocabulary):
             lambda: question_task.dev_set(
                 "squad2",
                 squad.Questions(found, source=str(path)),
-                InputFormat(vocabulary, 64),
+                input_format(vocabulary, 64),
                 config.Finetune(),
             ),
         )

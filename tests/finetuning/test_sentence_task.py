@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-from testing import write_text
+from testing import input_format, write_text
 
 from maelm_jax import config
 from maelm_jax.finetuning import glue, sentence_data, sentence_files, sentence_task, tasks
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
@@ -23,7 +22,7 @@ def test_own_names_the_label_of_its_f1(tmp_path, monkeypatch):
         def encode_batch(self, texts):
             return [[ord(character) for character in text] for text in texts]
 
-    found = sentence_task.load("own", settings, config.Corpus(), InputFormat(Letters(), 16))
+    found = sentence_task.load("own", settings, config.Corpus(), input_format(Letters(), 16))
     assert "f1 is that of the label 'yes'" in found.notes
 
 

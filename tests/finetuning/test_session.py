@@ -6,11 +6,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from testing import only_devices
+from testing import input_format, only_devices
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import batches, initial_encoder, predictor, session, tasks
-from maelm_jax.finetuning.input_format import InputFormat
 
 SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Model.attention_dropout=0.0"]
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "Run.rank_every=0", "MAX_LENGTH=64"]
@@ -31,10 +30,10 @@ def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretraine
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)  # one shape to compile
     experiment = experiment_of(pretrained, task, data_dir, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
     begin = initial_encoder.load(str(pretrained))
-    data = tasks.load(task, experiment.finetune, experiment.corpus, InputFormat(begin.vocabulary, 64))
+    data = tasks.load(task, experiment.finetune, experiment.corpus, input_format(begin.vocabulary, 64))
     tuner = session.FinetuneSession(experiment, data, begin.vocabulary)
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
-    results = tuner.run(experiment, begin, str(tmp_path))
+    results = tuner.run(experiment, begin, str(tmp_path), record=lambda: None)
     assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
     model, params = predictor.restore(str(tmp_path), experiment, data.head, begin.vocabulary)
@@ -49,7 +48,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)
     experiment = experiment_of(pretrained, "rte", data_dir, "EPOCHS=4", "LEARNING_RATE=5e-3")
     begin = initial_encoder.load(str(pretrained))
-    data = tasks.load("rte", experiment.finetune, experiment.corpus, InputFormat(begin.vocabulary, 64))
+    data = tasks.load("rte", experiment.finetune, experiment.corpus, input_format(begin.vocabulary, 64))
     tuner, seen, script = session.FinetuneSession(experiment, data, begin.vocabulary), [], [0.5, 0.9, 0.1, 0.9]
     outputs = tuner.predictor.outputs
 
@@ -60,7 +59,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     monkeypatch.setattr(tuner.predictor, "outputs", recorded)
     monkeypatch.setattr(tuner, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
     experiment = dataclasses.replace(experiment, run=dataclasses.replace(experiment.run, batch_size=32, seed=1))
-    results = tuner.run(experiment, begin, str(tmp_path))
+    results = tuner.run(experiment, begin, str(tmp_path), record=lambda: None)
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
     kept = predictor.restore(str(tmp_path), experiment, data.head, begin.vocabulary)[1]
     equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]

@@ -42,7 +42,8 @@ def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
         assert box.x0 >= inside.x0 and box.y0 >= inside.y0 and box.x1 <= inside.x1 and box.y1 <= inside.y1, part
     assert "MRPC" in axes.get_title(), "what is left out is named"
     pyplot.close(figure)
-    assert differences.plot(table.values(REPORTS), tmp_path).stat().st_size > 5000
+    differences.plot(table.values(REPORTS), tmp_path)
+    assert (tmp_path / "differences.png").stat().st_size > 5000
 
 
 def test_scores_of_ones_own_have_a_column():
@@ -76,7 +77,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     cell = {"name": "b32", "median": 0.6, "least": 0.5, "highest": None}
     model = str(tmp_path / "tiny" / "rte" / "b32" / "seed1")
     reports = {"tiny": {"rte": of_task(0.6, 0.5, 0.9, task="rte", model=model, cells=[cell])}, "mlm": {}}
-    assert table.write(reports, tmp_path)[-1].name == "differences.png"
+    table.write(reports, tmp_path)
+    assert (tmp_path / "differences.png").exists()
     assert json.loads((tmp_path / "table.json").read_text())["reports"]["tiny"]["rte"]["model"] == "tiny/rte/b32/seed1"
     assert table.read(tmp_path) == reports
     del reports["mlm"]

@@ -4,10 +4,10 @@ import dataclasses
 import pathlib
 
 import pytest
+from testing import input_format
 
 from maelm_jax import config
 from maelm_jax.finetuning import table_rows, tasks
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
@@ -58,7 +58,7 @@ def test_labels_that_no_training_example_has_are_named(tmp_path, vocabulary, sep
 
     def notes(examples: int | None) -> list[str]:
         settings = config.Finetune(custom=custom, train_examples=examples)
-        found = tasks.load("own", settings, config.Corpus(), InputFormat(vocabulary, 64)).notes
+        found = tasks.load("own", settings, config.Corpus(), input_format(vocabulary, 64)).notes
         return [note for note in found if note.startswith("training: no example has the label")]
 
     unused = [] if separator else ["training: no example has the label 'maybe'"]
@@ -69,4 +69,4 @@ def test_labels_that_no_training_example_has_are_named(tmp_path, vocabulary, sep
 def test_a_squad_model_is_given_json(tmp_path):
     (tmp_path / "x.tsv").write_text("index\tsentence1\tsentence2\n0\tThe cat.\tA dog.\n")
     with pytest.raises(config.ConfigError, match="x.tsv: not JSON"):
-        tasks.read_file("squad1", str(tmp_path / "x.tsv"), config.Finetune(), InputFormat(None, 64), {})
+        tasks.read_file("squad1", str(tmp_path / "x.tsv"), config.Finetune(), input_format(None, 64), {})

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import write_conll
+from testing import input_format, write_conll
 
 from maelm_jax import config, finetune
 from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.finetuning import batches, conll_files, features, heads, token_task
-from maelm_jax.finetuning.input_format import InputFormat
 from maelm_jax.finetuning.task_data import Head
 
 NAMES = ["cat", "dog", "bird"]  # the rule: these are entities, and "old" before one begins it
@@ -65,7 +64,7 @@ class Halves:
 
 def test_a_label_stands_at_the_first_token_of_its_word():
     sentences = conll_files.Sentences([["Peter", "x", "runs"]], [["B-PER", "O", "unknown"]])
-    rows = token_task.tokenise(sentences, ("B-PER", "O"), InputFormat(Halves(), 32), "dev")
+    rows = token_task.tokenise(sentences, ("B-PER", "O"), input_format(Halves(), 32), "dev")
     assert rows.features.ids[0].tolist() == [0, 5, 5, 5, 5, 5, 5, 2]
     assert rows.features.targets.tolist() == [[-1, 0, -1, -1, 1, -1, -1, -1]]
     assert rows.slots[0].tolist() == [1, 4, 5] and sentences.notes == []
@@ -74,7 +73,7 @@ def test_a_label_stands_at_the_first_token_of_its_word():
 def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     sentences = conll_files.Sentences([["abcd", "efgh", "ij"], ["a"]], [["B-X", "I-X", "O"], ["O"]])
     labels = ("B-X", "I-X", "O")
-    dev = token_task.dev_set(sentences, labels, InputFormat(Halves(), 5), "dev")
+    dev = token_task.dev_set(sentences, labels, input_format(Halves(), 5), "dev")
     assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
     assert dev.notes == [
         "dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no token in their row"
@@ -87,7 +86,7 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
 
 def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
     sentences = conll_files.Sentences([["abcd", "ef", "gh"]], [["NN", "AA", "O"]])
-    dev = token_task.dev_set(sentences, ("AA", "NN", "O"), InputFormat(Halves(), 4), "dev")
+    dev = token_task.dev_set(sentences, ("AA", "NN", "O"), input_format(Halves(), 4), "dev")
     outputs = np.asarray([[9, 1, 9, 9]])
     assert dev.score(outputs) == {"accuracy": pytest.approx(1 / 3)}
     assert dev.write(outputs, tmp_path, "p").read_text() == "abcd NN\nef _\ngh _\n"
@@ -95,7 +94,7 @@ def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
 
 def test_a_word_without_a_token_is_in_no_entity():
     sentences = conll_files.Sentences([["abcd", "ef"]], [["B-A", "B-A"]])
-    dev = token_task.dev_set(sentences, ("B-A", "I-A"), InputFormat(Halves(), 4), "dev")
+    dev = token_task.dev_set(sentences, ("B-A", "I-A"), input_format(Halves(), 4), "dev")
     assert dev.score(np.asarray([[9, 0, 9, 9]]))["recall"] == 0.5
 
 
@@ -220,7 +219,7 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(
 
 
 def load(files, vocabulary, **more):
-    return token_task.load(settings(files, **more), InputFormat(vocabulary, 64))
+    return token_task.load(settings(files, **more), input_format(vocabulary, 64))
 
 
 def test_labels_come_from_the_training_file(tmp_path, vocabulary):
@@ -261,5 +260,5 @@ def test_other_answers_and_other_names_of_labels_are_other_data(pretrained, voca
     for train, dev in (("a", "a"), ("b", "b"), ("a", "b")):
         files = config.Conll(train_file=str(tmp_path / f"{train}.txt"), dev_file=str(tmp_path / f"{dev}.txt"))
         settings = config.Finetune(tasks="conll", conll=files)
-        found.append(token_task.load(settings, InputFormat(vocabulary, 32)).fingerprint)
+        found.append(token_task.load(settings, input_format(vocabulary, 32)).fingerprint)
     assert len({one["data"] for one in found[:2]}) == 1 and len({one["answers"] for one in found}) == 3

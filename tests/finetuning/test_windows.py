@@ -6,10 +6,10 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies
+from testing import input_format
 
 from maelm_jax import config
 from maelm_jax.finetuning import metrics, squad, windows
-from maelm_jax.finetuning.input_format import InputFormat
 
 
 class Words:
@@ -58,7 +58,7 @@ def given_answers(
     found: squad.Questions, settings: config.Squad, length: int
 ) -> list[tuple[str, str]]:
     """(gold answer, answer given) of each question that has a window which holds its answer."""
-    made = windows.make(found, InputFormat(Words(), length), settings, training=True)
+    made = windows.make(found, input_format(Words(), length), settings, training=True)
     held = np.zeros(len(found.questions), bool)
     np.logical_or.at(held, made.question, made.rows.targets.any(axis=1))
     given = windows.answers(found, made, certain_model(made), settings.answer_length)
@@ -130,7 +130,7 @@ def test_a_start_whose_best_window_does_not_hold_the_end_is_answered_from_one_th
     """Windows of 8 tokens that begin at 0, 4, 8: w4 has more context on both sides in the first, and only the second holds w4 to w11."""
     found = questions_of(16, 0, [(4, 11)])
     settings = config.Squad(stride=4)
-    made = windows.make(found, InputFormat(Words(), 12), settings, training=True)
+    made = windows.make(found, input_format(Words(), 12), settings, training=True)
     assert made.start.tolist() == [0, 4, 8]
     assert given_answers(found, settings, 12) == [
         ("w4 w5 w6 w7 w8 w9 w10 w11", "w4 w5 w6 w7 w8 w9 w10 w11")
@@ -140,7 +140,7 @@ def test_a_start_whose_best_window_does_not_hold_the_end_is_answered_from_one_th
 def test_of_two_windows_that_hold_a_token_the_one_with_less_context_is_not_heard():
     """A lure: the second window scores its first token highest, which the first window holds with more context."""
     found = questions_of(16, 0, [(1, 1)])
-    made = windows.make(found, InputFormat(Words(), 12), config.Squad(stride=4), training=True)
+    made = windows.make(found, input_format(Words(), 12), config.Squad(stride=4), training=True)
     spans = certain_model(made)
     for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
         scores[1, 0], slots[1, 0] = 99.0, made.rows.context[1]
@@ -169,7 +169,7 @@ def perfect(cut: windows.Windows) -> windows.Spans:
 
 def test_windows_hold_the_question_and_all_of_the_context(vocabulary):
     found = one()
-    cut = windows.make(found, InputFormat(vocabulary, 48), config.Squad(stride=20), training=True)
+    cut = windows.make(found, input_format(vocabulary, 48), config.Squad(stride=20), training=True)
     asked, tokens = vocabulary.encode(found.questions[0].text), vocabulary.encode(LONG)
     prefix = [vocabulary.bos, *asked, vocabulary.eos, vocabulary.eos]
     covered = np.zeros(len(tokens), int)
@@ -183,7 +183,7 @@ def test_windows_hold_the_question_and_all_of_the_context(vocabulary):
 
 
 def test_targets_are_the_answer_where_it_is_and_0_elsewhere(vocabulary):
-    cut = windows.make(one(), InputFormat(vocabulary, 48), config.Squad(stride=20), training=True)
+    cut = windows.make(one(), input_format(vocabulary, 48), config.Squad(stride=20), training=True)
     inside = [(row, target) for row, target in zip(cut.rows.ids, cut.rows.targets, strict=True) if target.any()]
     assert 1 <= len(inside) < len(cut.rows.ids)
     for row, (first, last) in inside:
@@ -192,7 +192,7 @@ def test_targets_are_the_answer_where_it_is_and_0_elsewhere(vocabulary):
 
 def test_an_answer_of_a_window_with_more_context_wins(vocabulary):
     found = one()
-    cut = windows.make(found, InputFormat(vocabulary, 48), config.Squad(stride=20), training=True)
+    cut = windows.make(found, input_format(vocabulary, 48), config.Squad(stride=20), training=True)
     assert windows.answers(found, cut, perfect(cut), 30)[0].text == "green bird"
     homes = []
     for window in np.flatnonzero(cut.rows.targets.any(axis=1)):
@@ -205,7 +205,7 @@ def test_an_answer_of_a_window_with_more_context_wins(vocabulary):
 def test_what_is_no_answer_is_never_given(vocabulary):
     """Question tokens, ends before starts and long spans score highest, and are passed over."""
     found = one(context="The cat sees a dog and a bird.", text="dog")
-    cut = windows.make(found, InputFormat(vocabulary, 48), config.Squad(), training=True)
+    cut = windows.make(found, input_format(vocabulary, 48), config.Squad(), training=True)
     first, (start, end) = int(cut.rows.context[0]), cut.rows.targets[0]
     spans = perfect(cut)
     spans.start[:], spans.end[:] = -1e9, -1e9
@@ -222,11 +222,11 @@ def test_what_is_no_answer_is_never_given(vocabulary):
 
 def test_the_null_margin_is_against_the_smallest_null_score(vocabulary):
     found = one()
-    cut = windows.make(found, InputFormat(vocabulary, 48), config.Squad(stride=20), training=True)
+    cut = windows.make(found, input_format(vocabulary, 48), config.Squad(stride=20), training=True)
     spans = perfect(cut)
     assert windows.answers(found, cut, spans, 30)[0].null_margin == pytest.approx(0.0 - 18.0)
     unanswerable = one(answers=())
-    cut = windows.make(unanswerable, InputFormat(vocabulary, 48), config.Squad(stride=20), training=True)
+    cut = windows.make(unanswerable, input_format(vocabulary, 48), config.Squad(stride=20), training=True)
     assert not cut.rows.targets.any()
     assert windows.answers(unanswerable, cut, perfect(cut), 30)[0].null_margin > 0
 
@@ -235,14 +235,14 @@ def test_answers_out_of_place_are_found_or_counted(vocabulary):
     assert squad.answer_span(one("one two one", answers=(("one", 7),)).questions[0]) == (8, 11)
     assert squad.answer_span(one("one two one", answers=(("one", -1),)).questions[0]) == (0, 3)
     lost = one("one two one", answers=(("three", 0),))
-    cut = windows.make(lost, InputFormat(vocabulary, 48), config.Squad(), training=True)
+    cut = windows.make(lost, input_format(vocabulary, 48), config.Squad(), training=True)
     assert len(cut.rows.ids) == 0 and lost.notes == ["training: 1 questions left out: the answer is not in the context"]
-    assert len(windows.make(lost, InputFormat(vocabulary, 48), config.Squad(), training=False).rows.ids) == 1
+    assert len(windows.make(lost, input_format(vocabulary, 48), config.Squad(), training=False).rows.ids) == 1
 
 
 def test_a_long_question_is_cut_and_counted(vocabulary):
     found = one(question="what " * 100)
-    cut = windows.make(found, InputFormat(vocabulary, 48), config.Squad(question_length=10), training=True)
+    cut = windows.make(found, input_format(vocabulary, 48), config.Squad(question_length=10), training=True)
     assert (cut.rows.context == 13).all() and "training: 1 questions cut to their first tokens" in found.notes
 
 
@@ -252,7 +252,7 @@ def test_perfect_scores_give_the_gold_answers_of_the_real_dev_sets(name, shared_
     assert len(questions) == {"1": 10570, "2": 11873}[name[5]]
     assert sum(not question.answers for question in questions) == {"1": 0, "2": 5945}[name[5]]
     found = squad.Questions(random.Random(0).sample(questions, 400))
-    cut = windows.make(found, InputFormat(corpus_vocabulary, 128), config.Squad(), training=True)
+    cut = windows.make(found, input_format(corpus_vocabulary, 128), config.Squad(), training=True)
     assert len(cut.rows.ids) > 500
     given = [
         metrics.Answered(tuple(t for t, _ in q.answers), *a)
