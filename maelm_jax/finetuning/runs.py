@@ -152,8 +152,8 @@ def describe_data(current: session.FinetuneSession, planned: experiments.Planned
         for name, dev in data.dev.items()
     )
     sizes = ", ".join(map(str, current.sizes))
-    rows = f"{len(data.train.ids):,} training rows, {dev} dev rows"
-    lines = [f"{rows} of at most {length} tokens, padded to {sizes}"]
+    counts = f"{len(data.train.ids):,} training {data.unit}, {dev} dev {data.unit}"
+    lines = [f"{counts} of at most {length} tokens, padded to {sizes}"]
     if length < experiment.finetune.max_length:
         lines.append(
             f"the encoder has {length} positions, MAX_LENGTH is {experiment.finetune.max_length}"

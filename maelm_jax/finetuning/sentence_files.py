@@ -29,7 +29,7 @@ class Examples:
         numbers = samples.numbers(count, len(self.sentences))
         if numbers is None:
             return self
-        note = samples.dev_note(len(numbers), len(self.sentences), "rows", which)
+        note = samples.dev_note(len(numbers), len(self.sentences), "examples", which)
         chosen = [self.sentences[number] for number in numbers]
         labels = None if self.labels is None else self.labels[numbers]
         return Examples(chosen, labels, [*self.notes, note], numbers)
@@ -44,7 +44,7 @@ def read(
         task: The task.
         path: The file.
         labelled: Whether to read labels. If not, the label column can be missing.
-        skip_broken_rows: Whether a row with too few columns is left out, and noted.
+        skip_broken_rows: Whether a line with too few columns is left out, and noted.
 
     Raises:
         ConfigError: The file belongs to another task, has no example, or a line does not match the
@@ -143,7 +143,7 @@ class _Reader:
         labels = label_array(self.task, self.labels) if self.labelled else None
         examples = Examples(self.sentences, labels)
         if self.broken:
-            examples.notes.append(f"{self.path}: {self.broken} rows with missing columns left out")
+            examples.notes.append(f"{self.path}: {self.broken} lines with missing columns left out")
         return note_empty(examples, str(self.path))
 
 

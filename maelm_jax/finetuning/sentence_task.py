@@ -19,7 +19,7 @@ def load(
     """Reads and tokenises the data of a sentence task. See tasks.load."""
     task = glue.task_of(name, settings.custom)
     data = sentence_data.load(task, settings, corpus)
-    train = tokenise(task, data.train, input_format, "training")
+    train = encode(task, data.train, input_format, "training")
     dev = {
         part: examples.sample(settings.dev_examples, part or "dev")
         for part, examples in data.dev.items()
@@ -65,10 +65,10 @@ def read_file(
     return dev_set(task, examples, input_format, path)
 
 
-def tokenise(
+def encode(
     task: glue.Task, examples: Examples, input_format: InputFormat, which: str
 ) -> features.Features:
-    """Tokenises examples, and adds a note to them that says how many were cut.
+    """Encodes examples, and adds a note to them that says how many were cut.
 
     `which` names them in the note. Scores become numbers from 0 to 1. Missing labels are class 0.
     """
@@ -87,14 +87,14 @@ def dev_set(
     task: glue.Task, examples: Examples, input_format: InputFormat, which: str
 ) -> DevSet:
     """Examples to predict. `which` names them in notes."""
-    tokenised = tokenise(task, examples, input_format, which)
+    encoded = encode(task, examples, input_format, which)
     return DevSet(
-        tokenised,
-        functools.partial(metrics.glue, task.metrics, tokenised.targets),
+        encoded,
+        functools.partial(metrics.glue, task.metrics, encoded.targets),
         functools.partial(_write, task, examples.numbers),
         (".tsv", "_probabilities.tsv") if task.labels else (".tsv",),
         examples.notes,
-        f"{len(tokenised.ids):,} rows",
+        f"{len(encoded.ids):,} examples",
     )
 
 

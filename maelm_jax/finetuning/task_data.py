@@ -61,6 +61,11 @@ class TaskData:
     selected_by: tuple[str, ...] = ()
     label_separator: str | None = None  # between the labels of a text; None: each text has one
 
+    @property
+    def unit(self) -> str:
+        """What the examples of `train` are, in words."""
+        return "windows" if self.head == SPAN else "examples"
+
     def selection_score(self, values: dict[str, float]) -> np.float32:
         """The value by which the best evaluation is selected, from the metrics of an evaluation."""
         return np.float32(np.mean([values[name] for name in self.selected_by or (self.main,)]))

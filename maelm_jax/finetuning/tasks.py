@@ -74,8 +74,7 @@ def load(
     available = len(data.train.ids)
     numbers = samples.numbers(settings.train_examples, available)
     if numbers is not None:
-        unit = "windows" if name in squad.FILES else "examples"
-        notes = [*data.notes, f"trained on {len(numbers)} of {available} {unit}"]
+        notes = [*data.notes, f"trained on {len(numbers)} of {available} {data.unit}"]
         data = dataclasses.replace(data, train=data.train.select(numbers), notes=notes)
     return dataclasses.replace(data, notes=data.notes + _note_on_unused(data))
 

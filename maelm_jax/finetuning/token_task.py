@@ -33,7 +33,7 @@ def load(settings: config.Finetune, input_format: InputFormat) -> TaskData:
             f"{train_path}: every word has the label {labels[0]!r}. "
             "Give a file with two labels or more, or correct Conll.label_column."
         )
-    rows = tokenise(train, labels, input_format, "training")
+    rows = encode(train, labels, input_format, "training")
     entities = all(map(metrics.is_of_entity, labels))
     _check_labels(dev, labels, dev_path, "dev")
     dev_sets = {"": dev_set(dev, labels, input_format, "dev")}
@@ -93,7 +93,7 @@ class WordRows:
     slots: list[np.ndarray]  # of each sentence, int [words]: slot of a word's first token, or -1
 
 
-def tokenise(
+def encode(
     sentences: Sentences, labels: tuple[str, ...], input_format: InputFormat, which: str
 ) -> WordRows:
     """Encodes each sentence as `<s> words </s>`, and notes how many sentences were cut.
@@ -121,7 +121,7 @@ def tokenise(
         sentences.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
     if lost:
         words = sum(map(len, sentences.words))
-        sentences.notes.append(f"{which}: {lost} of {words} words have no token in their row")
+        sentences.notes.append(f"{which}: {lost} of {words} words have no encoded token")
     targets = np.full((len(ids), max(map(len, ids))), features.NO_LABEL, np.int32)
     for row, of_words, in_row in zip(targets, sentences.labels, slots, strict=True):
         for label, slot in zip(of_words, in_row, strict=False):  # no labels in a file to predict
@@ -168,7 +168,7 @@ def dev_set(
     sentences: Sentences, labels: tuple[str, ...], input_format: InputFormat, which: str
 ) -> DevSet:
     """Sentences to predict. `which` names them in notes."""
-    rows = tokenise(sentences, labels, input_format, which)
+    rows = encode(sentences, labels, input_format, which)
     labelling = _Labelling(sentences, rows.slots, labels)
     return DevSet(
         rows.features,

@@ -149,7 +149,7 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
     argv = arguments(data_dir, pretrained, tmp_path / "out", "--gin_file=finetune/rte.gin")
     assert finetune.main(argv) == 0
     said = capsys.readouterr().out
-    assert "rte: 32 training rows, 32 dev rows" in said and "predictions.tsv" in said
+    assert "rte: 32 training examples, 32 dev examples" in said and "predictions.tsv" in said
     assert "attention: xla in encoder (the platform is cpu)" in said
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]

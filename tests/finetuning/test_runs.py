@@ -38,7 +38,7 @@ def test_other_grids_have_the_model_of_their_encoder(tmp_path):
 def described(*settings: str, step: int | None = 3) -> list[str]:
     """The lines about a task with three examples of two tokens."""
     rows = features.Features([np.zeros(2, np.int32)] * 3, np.zeros(3, np.int32), np.zeros(3, np.int32))
-    dev = {name: DevSet(rows, None, None, (".tsv",), [], "3 rows") for name in ("matched", "mismatched")}
+    dev = {name: DevSet(rows, None, None, (".tsv",), [], "3 examples") for name in ("matched", "mismatched")}
     task = TaskData("mnli", Head("sentence", 3), (), "accuracy", rows, dev, {}, ["a note"])
     experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli", *settings])
     of_rows = experiments.Planned("mnli", types.SimpleNamespace(step=step, length=64), "little", experiment)
@@ -47,7 +47,7 @@ def described(*settings: str, step: int | None = 3) -> list[str]:
 
 def test_sizes_and_notes_are_printed():
     first, *_, last = described()
-    assert first == "mnli: 3 training rows, 3 matched, 3 mismatched dev rows of at most 128 tokens, padded to 8, 16"
+    assert first == "mnli: 3 training examples, 3 matched, 3 mismatched dev examples of at most 128 tokens, padded to 8, 16"
     assert last == "mnli: a note"
 
 

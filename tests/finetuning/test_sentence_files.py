@@ -38,7 +38,7 @@ def test_empty_sentences_and_broken_rows_are_counted(tmp_path):
     write_text(tmp_path / "QQP" / "dev.tsv", header + last)
     found = sentence_data.load(glue.TASKS["qqp"], config.Finetune(data_dir=str(tmp_path)), config.Corpus()).train
     assert found.sentences == [("Why?", ""), ("How?", "How so?")] and found.labels.tolist() == [0, 1]
-    assert any("1 rows with missing columns left out" in note for note in found.notes)
+    assert any("1 lines with missing columns left out" in note for note in found.notes)
     assert any("1 examples with an empty sentence, kept" in note for note in found.notes)
 
 

@@ -126,8 +126,8 @@ def test_any_file_of_a_task_is_read_or_named(task, labelled, data, folder, vocab
     )
     found = outcome(path, lambda: sentence_files.read(task, path, labelled))
     if found is not None:
-        tokenised = sentence_task.tokenise(task, found, input_format(vocabulary, 32), "dev")
-        assert len(tokenised.ids) == len(found.sentences) > 0
+        encoded = sentence_task.encode(task, found, input_format(vocabulary, 32), "dev")
+        assert len(encoded.ids) == len(found.sentences) > 0
         assert not labelled or len(found.labels) == len(found.sentences)
 
 

@@ -64,7 +64,7 @@ class Halves:
 
 def test_a_label_stands_at_the_first_token_of_its_word():
     sentences = conll_files.Sentences([["Peter", "x", "runs"]], [["B-PER", "O", "unknown"]])
-    rows = token_task.tokenise(sentences, ("B-PER", "O"), input_format(Halves(), 32), "dev")
+    rows = token_task.encode(sentences, ("B-PER", "O"), input_format(Halves(), 32), "dev")
     assert rows.features.ids[0].tolist() == [0, 5, 5, 5, 5, 5, 5, 2]
     assert rows.features.targets.tolist() == [[-1, 0, -1, -1, 1, -1, -1, -1]]
     assert rows.slots[0].tolist() == [1, 4, 5] and sentences.notes == []
@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     dev = token_task.dev_set(sentences, labels, input_format(Halves(), 5), "dev")
     assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
     assert dev.notes == [
-        "dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no token in their row"
+        "dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"
     ]  # fmt: skip
     outputs = np.asarray([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
     assert dev.score(outputs) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
