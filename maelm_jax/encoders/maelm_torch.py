@@ -10,7 +10,8 @@ and a `model.safetensors`:
 
 `states` are the last hidden states of the encoder. `logits` are useful at the masked positions.
 `ids` are `<s> text </s>`, padded on the right. To get them, load `tokenizer.json` as a
-tokenizers.Tokenizer and set `encode_special_tokens = True`.
+tokenizers.Tokenizer and set `encode_special_tokens = True`. Without a `tokenizer.json`, the README
+of the folder shows how `sentencepiece.model` gives them.
 
 Paper: Representation Deficiency in Masked Language Modeling, arXiv 2302.02060.
 """
