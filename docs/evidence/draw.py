@@ -190,7 +190,7 @@ def draw_pair(runs: dict):
 def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
     """The loss by tokens of MiniLM's continued pretraining, and the rank by layer after it."""
     pyplot = plotting.pyplot()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4.6), layout="constrained")
     for (name, words), style in zip(
         page_tables.MINILM.items(), plotting.line_styles(), strict=False
     ):
@@ -208,16 +208,18 @@ def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
             unigram = run["unigram"]
     left.axhline(unigram, color=plotting.REFERENCE, linewidth=1, label="unigram cross-entropy")
     label = "held-out loss (nats a token, at mask rate 0.15)"
-    title = "MAE-LM needs relative positions beside MiniLM"
+    title = "MAE-LM's fresh decoder learns slowly at low rates"
     left.set(title=title, xlabel="million tokens read", ylabel=label)
     right.set(
-        title="Rank without [MASK] in the input falls", xlabel="layer (0 is the input)",
+        title="The last layer's rank falls least with MLM at low rates",
+        xlabel="layer (0 is the input)",
         ylabel="effective rank (width 384)",
     )  # fmt: skip
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+    lines = {line.get_label(): line for line in (*right.lines, left.lines[-1])}
+    figure.legend(lines.values(), lines.keys(), fontsize=8, ncols=4, loc="outside lower center")
     figure.savefig(FIGURES / "minilm.png", dpi=130)
 
 

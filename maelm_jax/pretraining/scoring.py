@@ -261,11 +261,10 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
         if not masked:
             raise config.ConfigError(
                 f"{name}: no token of the {len(rows)} rows is masked: give more text")
-        mean = losses.sum() / masked
-        half, accuracy = _half_interval(losses, counts, mean), float(correct.sum() / masked)
+        mean, accuracy = losses.sum() / masked, float(correct.sum() / masked)
         scores.append(Score(
-            model.path, number, experiment.masking.rate, tokens, int(masked), float(mean), half,
-            accuracy, unigram_loss,
+            model.path, number, experiment.masking.rate, tokens, int(masked), float(mean),
+            _half_interval(losses, counts, mean), accuracy, unigram_loss,
         ))  # fmt: skip
     return scores
 
