@@ -24,7 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config, gin_files, tables
 from maelm_jax.finetuning import batches, features, heads, initial_encoder, task_data
-from maelm_jax.training import optimizer, sharding, step
+from maelm_jax.training import optimizers, sharding, step
 
 CLASSES = 3
 
@@ -75,12 +75,12 @@ def make_ways(args: argparse.Namespace) -> list[Way]:
     mesh = sharding.make_mesh(experiment.mesh)
     head = task_data.Head("sentence", CLASSES)
     graph, init = heads.create(experiment.model, size, pad, head)
-    updates = optimizer.create_adjustable(experiment.optimizer)
+    updates = optimizers.create_adjustable(experiment.optimizer)
 
     def fresh_states() -> list[step.State]:
         states = [step.create_state(init, updates, seed, mesh) for seed in range(args.seeds)]
         return [
-            state._replace(opt_state=optimizer.with_schedule(state.opt_state, 3e-5, 10, 1000))
+            state._replace(opt_state=optimizers.with_schedule(state.opt_state, 3e-5, 10, 1000))
             for state in states
         ]
 

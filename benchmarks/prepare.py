@@ -36,13 +36,13 @@ def main(argv: list[str]):
     flags.add_argument("--rounds", type=int, default=3)
     args, experiment = cli.parse(flags, argv)
 
-    from maelm_jax.data import rows, sources, vocabulary
+    from maelm_jax.data import rows, sources, vocabularies
 
     corpus = dataclasses.replace(
         experiment.corpus, processes=experiment.corpus.processes or os.cpu_count()
     )
     words = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
-    if not isinstance(words, vocabulary.SentencePieceVocabulary):
+    if not isinstance(words, vocabularies.SentencePieceVocabulary):
         raise config.ConfigError(
             "this compares with SentencePiece: Vocabulary.file must be one of its models, or None"
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.model import maelm
-from maelm_jax.training import optimizer, sharding, step
+from maelm_jax.training import optimizers, sharding, step
 
 
 class TrainingSetup(typing.NamedTuple):
@@ -33,7 +33,7 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     size, run = experiment.vocabulary.size, experiment.run
     special = config.SpecialIds.of_size(size)
     graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizer.create(experiment.optimizer, run.train_steps)
+    updates = optimizers.create(experiment.optimizer, run.train_steps)
     decay = experiment.optimizer.ema_decay
     state = step.create_state(init, updates, run.seed, mesh, decay)
     loss = step.pretraining_loss(experiment, graph, special)

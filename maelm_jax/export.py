@@ -20,7 +20,7 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 import argparse
 
 from maelm_jax import cli, config, setting_changes
-from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders import export_folder
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
             f"--step and --all_steps need a workdir. --workdir={args.workdir} has one checkpoint"
         )
     if not args.all_steps:
-        folders.check(args.output, args.workdir, args.overwrite)
+        export_folder.check(args.output, args.workdir, args.overwrite)
 
     import jax
 
@@ -59,7 +59,7 @@ def _outputs(args: argparse.Namespace) -> dict[int | None, str]:
     steps = checkpoint_params.all_steps(args.workdir)
     outputs: dict[int | None, str] = {step: f"{args.output}/step-{step}" for step in steps}
     for output in outputs.values():
-        folders.check(output, args.workdir, args.overwrite)
+        export_folder.check(output, args.workdir, args.overwrite)
     return outputs
 
 
@@ -77,13 +77,13 @@ def _export(
     export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
     unverified = _why_unverified(args.verify, args.format)
     export_formats.check_heads(args.format, loaded, args.workdir)
-    with folders.written(output, args.workdir, args.overwrite) as folder:
+    with export_folder.written(output, args.workdir, args.overwrite) as folder:
         written = export_formats.write(args.format, folder, loaded)
         reports = None
         if not unverified:
             reports = export_formats.verify_folder(args.format, folder, loaded)
         about = card.About(
-            name=folders.resolved(output).name,
+            name=export_folder.resolved(output).name,
             format=args.format,
             architecture=written.architecture,
             parameters=written.parameters,

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     print(target.title, flush=True)
 
     # These import JAX, which `target.devices` configures.
-    from maelm_jax.data import vocabulary
+    from maelm_jax.data import vocabularies
     from maelm_jax.encoders import adoption, source
     from maelm_jax.planning import estimate, report, search
     from maelm_jax.training import flops, phases
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     if experiment.run.init_from:
         encoder_source = source.find(experiment.run.init_from)
         experiment = adoption.adopt(experiment, encoder_source).experiment
-    sized = vocabulary.with_size_of_file(experiment.vocabulary)
+    sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     run_phases = phases.of_run(experiment)
     size = experiment.vocabulary.size

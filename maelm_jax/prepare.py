@@ -26,9 +26,9 @@ from maelm_jax.data import (
     cleaning,
     rows,
     store_manifest,
+    vocabularies,
     vocabulary_training,
 )
-from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.store import Rows
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")

@@ -16,7 +16,7 @@ class SpecialIds:
 
     @classmethod
     def of_size(cls, size: int) -> "SpecialIds":
-        """Returns the ids of a vocabulary trained by data/vocabulary.py, every id a whole word."""
+        """Returns the ids of a vocabulary trained by this project, every id a whole word."""
         return cls(0, 1, 2, 3, size - 1, (False,) * size)
 
     @property

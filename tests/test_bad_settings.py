@@ -41,7 +41,7 @@ WORK = {
     "finetune": "maelm_jax.finetuning.tasks.check",
     "export": "maelm_jax.encoders.source.find",
     "embed": "maelm_jax.embed.read_lines",
-    "analyze": "maelm_jax.data.vocabulary.load",
+    "analyze": "maelm_jax.data.vocabularies.load",
     "evaluate": "maelm_jax.encoders.source.find",
 }
 

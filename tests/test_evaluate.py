@@ -9,8 +9,7 @@ import pytest
 from testing import STEPS, call, metrics
 
 from maelm_jax import evaluate, export
-from maelm_jax.data import packing
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import packing, vocabularies
 from maelm_jax.pretraining import scoring
 
 

@@ -6,7 +6,7 @@ import pytest
 from testing import call
 
 from maelm_jax import config, gin_files, prepare
-from maelm_jax.data import vocabulary
+from maelm_jax.data import vocabularies
 
 PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
 
@@ -44,7 +44,7 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
 def test_rows_of_a_continued_run_have_the_ids_of_its_encoder(text, tmp_path, capsys):
     argv = ["--gin_file=continue.gin", f"--gin.TEXT_FILES={text}/*.txt", f"--gin.Corpus.rows_dir={tmp_path}", "--gin.Corpus.processes=1"]
     assert prepare.main([*argv, f"--gin.Run.init_from={PRETRAINED}"]) == 0
-    assert vocabulary.load(PRETRAINED).fingerprint[:12] in capsys.readouterr().out
+    assert vocabularies.load(PRETRAINED).fingerprint[:12] in capsys.readouterr().out
 
 
 def test_rows_for_a_run_have_the_ids_of_its_vocabulary(text, tmp_path, capsys):
@@ -54,7 +54,7 @@ def test_rows_for_a_run_have_the_ids_of_its_vocabulary(text, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(sorted(text.glob("*.txt"))[0].read_text().split("\n\n")[:40]))
     experiment = gin_files.load(["tiny.gin"], [f"TEXT_FILES='{tmp_path}/*.txt'", f"Corpus.rows_dir='{tmp_path}/rows'", "Corpus.processes=1"])
     (run / "config.gin").write_text(gin_files.render(experiment))
-    trained = vocabulary.load(next(text.glob("**/vocabulary-*/sentencepiece.model")))
+    trained = vocabularies.load(next(text.glob("**/vocabulary-*/sentencepiece.model")))
     trained.save(run / "vocabulary")
     assert prepare.main([f"--workdir={run}"]) == 0
     assert trained.fingerprint[:12] in capsys.readouterr().out

@@ -267,8 +267,7 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     import torch
     import transformers
 
-    from maelm_jax.encoders import families
-    from maelm_jax.encoders import tokenizer as tokenizers
+    from maelm_jax.encoders import families, tokenizer_files
 
     torch.manual_seed(0)
     settings = stock_config(name, vocabulary.size)
@@ -276,7 +275,7 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     for parameter in stock.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1) * 0.5, std=0.2)
     stock.save_pretrained(folder)
-    tokenizers.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
+    tokenizer_files.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
     (folder / "sentencepiece.model").unlink()
     return folder
 

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import tqdm
 
-from maelm_jax.analysis import curves, moments, ranks
-from maelm_jax.analysis import runs as trained_runs
+from maelm_jax.analysis import curves, moments, ranks, runs
 from maelm_jax.model import attention_choice, keys, maelm
 from maelm_jax.training import checkpoint_params
 
@@ -17,7 +16,7 @@ MOST_SETS = 100  # more sets take more batches and narrow the intervals little
 
 
 def measure(
-    run: trained_runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+    run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
 ) -> dict:
     """Measures one run.
 
@@ -34,7 +33,7 @@ def measure(
     experiment, training, curve = run.experiment, run.training, curves.NO_CURVE
     if training:
         curve = curves.heldout_curve(run.workdir, training, run.step)
-    unmasked = trained_runs.unmasked_tokens(run, rows)
+    unmasked = runs.unmasked_tokens(run, rows)
     possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
@@ -45,7 +44,7 @@ def measure(
         "name": run.name,
         "workdir": run.workdir,
         "step": run.step,
-        "started_from": trained_runs.started_from(experiment),
+        "started_from": runs.started_from(experiment),
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -74,7 +73,7 @@ def number_of_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
 
 
 def ranks_by_step(
-    run: trained_runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+    run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
 ) -> list[dict]:
     """Measures the ranks of the last layer at every checkpoint of a run.
 
@@ -91,14 +90,14 @@ def ranks_by_step(
     measure_batch = _compiled(run, rows.shape[1], layers=(run.experiment.model.layers,))
     result = []
     for step in checkpoint_params.all_steps(run.workdir):
-        checkpoint = trained_runs.at_step(run, step)
+        checkpoint = runs.at_step(run, step)
         moments_by_set = _moments_of_sets(checkpoint, measure_batch, rows, sets, seed)
         result.append({"step": step} | ranks.without_spectra(moments_by_set, 0, tau))
     return result
 
 
 def _compiled(
-    run: trained_runs.TrainedRun, length: int, layers: tuple[int, ...] | None = None
+    run: runs.TrainedRun, length: int, layers: tuple[int, ...] | None = None
 ) -> collections.abc.Callable:
     """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
@@ -116,7 +115,7 @@ def _compiled(
 
 
 def _moments_of_sets(
-    run: trained_runs.TrainedRun,
+    run: runs.TrainedRun,
     measure_batch: collections.abc.Callable,
     rows: np.ndarray,
     sets: int,

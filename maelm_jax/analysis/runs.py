@@ -13,8 +13,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes, storage, workdirs
 from maelm_jax.analysis import ranks
-from maelm_jax.data import batches, rows, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import batches, rows, sources, vocabularies
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint_params, run_rows
 

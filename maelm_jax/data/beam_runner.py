@@ -16,8 +16,7 @@ import time
 import typing
 
 from maelm_jax import config
-from maelm_jax.data import blocks, prepared_folders, rows, rows_dir, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import blocks, prepared_folders, rows, rows_dir, sources, vocabularies
 
 QUIET = ("--default_sdk_harness_log_level=WARNING",)  # a worker else logs each of its connections
 # The last line of a traceback, in which Beam reports an error of a worker.

@@ -18,8 +18,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax import storage
-from maelm_jax.data import block_files, cleaning, packing, sources, workers
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import block_files, cleaning, packing, sources, vocabularies, workers
 from maelm_jax.data.documents import BadFile, is_heldout
 
 BLOCK_CHARACTERS = 4_000_000  # a block ends at the first document that reaches this

@@ -11,7 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.data.documents import sentences
 
 MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row

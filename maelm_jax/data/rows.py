@@ -26,9 +26,9 @@ from maelm_jax.data import (
     sources,
     store,
     store_manifest,
+    vocabularies,
     waiting,
 )
-from maelm_jax.data import vocabulary as vocabularies
 
 SHARD_ROWS = 4096  # rows in one file of the store
 log = logging.getLogger(__name__)

@@ -4,8 +4,7 @@ import hashlib
 import typing
 
 from maelm_jax import config
-from maelm_jax.data import documents, seqio_tasks, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import documents, seqio_tasks, sources, vocabularies
 
 
 def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):

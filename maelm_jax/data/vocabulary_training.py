@@ -19,7 +19,7 @@ from maelm_jax.data import (
     prepared_folders,
     rows_dir,
     sources,
-    vocabulary,
+    vocabularies,
     vocabulary_sample,
 )
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def train(
     texts: typing.Iterable[str], settings: config.Vocabulary
-) -> vocabulary.SentencePieceVocabulary:
+) -> vocabularies.SentencePieceVocabulary:
     """Trains a SentencePiece BPE on a sample of documents.
 
     The same documents in any order give the same model, byte for byte.
@@ -78,7 +78,7 @@ def train(
         )
     except (RuntimeError, ValueError) as error:
         raise config.ConfigError(_reason(" ".join(str(error).split()), settings.size)) from error
-    return vocabulary.SentencePieceVocabulary(_without_machine(model.getvalue()))
+    return vocabularies.SentencePieceVocabulary(_without_machine(model.getvalue()))
 
 
 def _without_machine(content: bytes) -> bytes:
@@ -113,7 +113,7 @@ def _request(settings: config.Vocabulary) -> str:
         [settings.size, settings.cased, settings.sample_megabytes, sentencepiece.__version__])
 
 
-def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabulary.Vocabulary:
+def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
     """Returns the vocabulary of `settings.file`, or one trained on the corpus.
 
     A trained vocabulary is kept under `rows_dir`. Training samples the sources by their rates and
@@ -127,19 +127,19 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
         ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
     """
     if settings.file:
-        return vocabulary.load(settings.file)
+        return vocabularies.load(settings.file)
     rates = sources.rates(corpus)
     request = [
         FORMAT_VERSION, _request(settings), sorted(rates.items()),
         prepared_folders.text_fields(corpus), corpus.heldout_fraction, *cleaning.request(corpus)]
-    file = vocabulary.SentencePieceVocabulary.FILE
+    file = vocabularies.SentencePieceVocabulary.FILE
     folder = prepared_folders.find(
         corpus, prepared_folders.prefix("vocabulary", request), list(rates), file)
     if not (folder / file).is_file():
         prepared_folders.require_local(corpus, "vocabulary")
         with rows_dir.writing(corpus):
             _train_in(folder, settings, corpus, rates)
-    return vocabulary.load(folder)
+    return vocabularies.load(folder)
 
 
 def _train_in(
@@ -151,7 +151,7 @@ def _train_in(
     # An unusable folder fails here and not after minutes of training.
     folder.mkdir(parents=True, exist_ok=True)
     prepared_folders.log_changes(
-        folder, rates, corpus, vocabulary.SentencePieceVocabulary.FILE)
+        folder, rates, corpus, vocabularies.SentencePieceVocabulary.FILE)
     text_before = prepared_folders.text_to_read(folder, rates, corpus)
     samples = (
         vocabulary_sample.of_source(source, corpus, settings.sample_megabytes * rate)

@@ -8,8 +8,8 @@ import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import layouts
 from maelm_jax.encoders.source import (
     DECODER_FIELDS,
     DECODER_KIND,
@@ -142,7 +142,7 @@ def _fault_of(
     """Returns why the value of a parameter of `shape` cannot be loaded, in words, or ""."""
     if path not in values:
         return "is missing"
-    if path in tables.VOCABULARY:
+    if path in layouts.VOCABULARY:
         shape = (vocabulary_size, *shape[1:])
     stored = values[path].shape
     return "" if stored == shape else f"has shape {stored}, expected {shape}"

@@ -3,10 +3,10 @@
 import typing
 
 from maelm_jax import config
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import layouts
 from maelm_jax.encoders.family import FIXED_EPSILON, Family
+from maelm_jax.encoders.layouts import TensorMapping
 from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
-from maelm_jax.encoders.tensors import TensorMapping
 
 
 class Bert(Family):
@@ -43,7 +43,7 @@ class Bert(Family):
         return {"type_vocab_size": model.token_types}
 
     def pooler_mappings(self, prefix: str) -> list[TensorMapping]:
-        return tables.linear(f"{prefix}pooler.dense", "pooler")
+        return layouts.linear(f"{prefix}pooler.dense", "pooler")
 
 
 class Electra(Bert):
@@ -85,7 +85,7 @@ class DistilBert(Family):
 
     model_type = "distilbert"
     class_name = "DistilBert"
-    part_names: typing.ClassVar = tables.part_names(
+    part_names: typing.ClassVar = layouts.part_names(
         "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
         "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm",
     )  # fmt: skip

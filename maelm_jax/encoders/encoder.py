@@ -13,7 +13,7 @@ import tqdm
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     export_folder,
     export_formats,

@@ -14,10 +14,10 @@ from maelm_jax.encoders import (
     published,
     pytorch,
     sentence_modules,
-    tokenizer,
+    tokenizer_files,
     verify,
 )
-from maelm_jax.encoders.tensors import Weights
+from maelm_jax.encoders.layouts import Weights
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
@@ -68,8 +68,8 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
     weights = Weights(params, model, vocabulary.size, vocabulary.special)
     if format == "huggingface":
         try:
-            tokenizer.write(folder, vocabulary, encoder.length, families.pair_of(model))
-        except tokenizer.NoEqual as error:
+            tokenizer_files.write(folder, vocabulary, encoder.length, families.pair_of(model))
+        except tokenizer_files.NoEqual as error:
             raise config.ConfigError(
                 f"{error}. `export --format=pytorch` goes without tokenizer.json"
             ) from error
@@ -78,8 +78,8 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
         return Written(huggingface.architecture(weights, encoder.head), parameters)
     if format == "pytorch":
         try:
-            tokenizer.write(folder, vocabulary, encoder.length, families.pair_of(model))
-        except tokenizer.NoEqual as error:  # the format holds the weights without a tokenizer.json
+            tokenizer_files.write(folder, vocabulary, encoder.length, families.pair_of(model))
+        except tokenizer_files.NoEqual as error:  # the format goes without tokenizer.json
             print(f"no tokenizer.json: {error}")
             vocabulary.save(folder)
         parameters = pytorch.write(folder, weights, encoder.mask_fraction, encoder.renumber)

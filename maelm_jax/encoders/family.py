@@ -10,15 +10,14 @@ import typing
 import numpy as np
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders import fine_tuned_head
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import fine_tuned_head, layouts
+from maelm_jax.encoders.layouts import TensorMapping
 from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
-from maelm_jax.encoders.tensors import TensorMapping
 
 POSITIONS = "max_position_embeddings"
 FIXED_EPSILON = 1e-12  # of stock classes that have no setting for it
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
-BERT_PARTS = tables.part_names(
+BERT_PARTS = layouts.part_names(
     "attention.self.query", "attention.self.key", "attention.self.value",
     "attention.output.dense", "attention.output.LayerNorm",
     "intermediate.dense", "output.dense", "output.LayerNorm",
@@ -142,7 +141,7 @@ class Family(abc.ABC):
         offset = self.unused_positions(entries["pad_token_id"])
         return {
             "family": self.model_type,
-            **tables.BERT_LAYERS,
+            **layouts.BERT_LAYERS,
             **{field: entries[entry] for field, entry in self.sizes.items()},
             **{field: entries[name] for field, name in self.dropouts.items() if name in entries},
             "max_positions": entries[POSITIONS] - offset,
@@ -193,8 +192,8 @@ class Family(abc.ABC):
                 "encoder/position_embedding",
                 offset=self.unused_positions(pad),
             ),
-            *tables.norm(f"{embeddings}LayerNorm", "encoder/norm"),
-            *tables.blocks(prefix + self.layers_name, "encoder", model.layers, self.part_names),
+            *layouts.norm(f"{embeddings}LayerNorm", "encoder/norm"),
+            *layouts.blocks(prefix + self.layers_name, "encoder", model.layers, self.part_names),
         ]
         if model.token_types:
             name = f"{embeddings}token_type_embeddings.weight"
@@ -208,21 +207,21 @@ class Family(abc.ABC):
     def language_model_mappings(self) -> list[TensorMapping]:
         """Returns the mappings of the language-model head."""
         return [
-            *tables.linear(self.language_head.dense, "head/dense"),
-            *tables.norm(self.language_head.norm, "head/norm"),
+            *layouts.linear(self.language_head.dense, "head/dense"),
+            *layouts.norm(self.language_head.norm, "head/norm"),
             TensorMapping(self.language_head.bias, "head/bias"),
         ]
 
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
         """Returns the mappings of the head of a fine-tuned model."""
         if task_class == fine_tuned_head.QUESTION_ANSWERING:
-            return tables.linear("qa_outputs", "span")
+            return layouts.linear("qa_outputs", "span")
         if task_class == fine_tuned_head.TOKEN_CLASSIFICATION:
-            return tables.linear("classifier", "token/out")
+            return layouts.linear("classifier", "token/out")
         return [
             mapping
             for part, name in self.classifier_names.items()
-            for mapping in tables.linear(self._full_name(name, self.prefix), f"classifier/{part}")
+            for mapping in layouts.linear(self._full_name(name, self.prefix), f"classifier/{part}")
         ]
 
     def added_tensors(self, model: config.Model, prefix: str) -> dict[str, np.ndarray]:
@@ -236,7 +235,7 @@ class Family(abc.ABC):
 
     def import_params(
         self,
-        tensors: tables.Tensors,
+        tensors: layouts.Tensors,
         model: config.Model,
         pad: int,
         shapes: dict[str, tuple[int, ...]],
@@ -273,7 +272,7 @@ class Family(abc.ABC):
             tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
             tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
         tensors = _without_left_out(tensors, mappings, left_out)
-        return tables.import_tensors(tensors, mappings, shapes, folder, tied)
+        return layouts.import_tensors(tensors, mappings, shapes, folder, tied)
 
     @staticmethod
     def _full_name(name: str, prefix: str) -> str:
@@ -282,7 +281,7 @@ class Family(abc.ABC):
 
 
 def _has_language_head(
-    tensors: tables.Tensors, head: list[TensorMapping], left_out: tuple[str, ...]
+    tensors: layouts.Tensors, head: list[TensorMapping], left_out: tuple[str, ...]
 ) -> bool:
     """Returns whether tensors of a language-model head are there that no other head has."""
     return any(
@@ -291,7 +290,7 @@ def _has_language_head(
 
 
 def _without_left_out(
-    tensors: tables.Tensors, mappings: list[TensorMapping], left_out: tuple[str, ...]
+    tensors: layouts.Tensors, mappings: list[TensorMapping], left_out: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     """Returns the tensors without those that start with `left_out` and have no mapping."""
     mapped = {mapping.name for mapping in mappings}

@@ -9,9 +9,8 @@ import pathlib
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import families, weight_files
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import families, layouts, weight_files
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
 
 
@@ -37,7 +36,7 @@ FAMILY_OPTIONS = {  # by model_type
 GENERIC_TOKENIZERS = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
-def architecture(weights: tables.Weights, head: FineTunedHead | None = None) -> str:
+def architecture(weights: layouts.Weights, head: FineTunedHead | None = None) -> str:
     """Returns the name of the stock class that loads the export of a model.
 
     The class has the head of a fine-tuned run, the language-model head of an MLM run, or no head.
@@ -54,7 +53,7 @@ def architecture(weights: tables.Weights, head: FineTunedHead | None = None) -> 
 
 
 def write(
-    folder: pathlib.Path, weights: tables.Weights, head: FineTunedHead | None = None
+    folder: pathlib.Path, weights: layouts.Weights, head: FineTunedHead | None = None
 ) -> int:
     """Writes config.json and model.safetensors into `folder`.
 
@@ -69,7 +68,7 @@ def write(
     params, model, vocabulary_size, special = weights
     family, stock_class = families.of_model(model, special), architecture(weights, head)
     prefix = "" if stock_class.endswith("Model") else family.prefix
-    tensors = tables.export_tensors(
+    tensors = layouts.export_tensors(
         params, family.encoder_mappings(model, special.pad, prefix), vocabulary_size
     )
     tensors |= family.added_tensors(model, prefix)
@@ -80,7 +79,7 @@ def write(
         mappings = family.language_model_mappings()
     if "pooler/kernel" in params and not head:
         mappings += family.pooler_mappings(prefix)
-    tensors |= tables.export_tensors(params, mappings, vocabulary_size)
+    tensors |= layouts.export_tensors(params, mappings, vocabulary_size)
     content = {
         "architectures": [stock_class],
         **family.config_entries(model, special, vocabulary_size),

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
 from maelm_jax.model import maelm, model_inputs, ops
 

@@ -8,11 +8,10 @@ the last layer.
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders import fine_tuned_head
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import fine_tuned_head, layouts
 from maelm_jax.encoders.family import POSITIONS, Family
+from maelm_jax.encoders.layouts import TensorMapping
 from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
-from maelm_jax.encoders.tensors import TensorMapping
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 WINDOW, GLOBAL_EVERY = 128, 3  # of the stock class, if config.json has no such entry
@@ -143,7 +142,7 @@ class ModernBert(Family):
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
         """Returns the mappings of the head of a fine-tuned model."""
         module = MODULES[task_class]
-        return [*_transform_mappings(module), *tables.linear("classifier", f"{module}/out")]
+        return [*_transform_mappings(module), *layouts.linear("classifier", f"{module}/out")]
 
 
 def _types(layers: int, period: int) -> list[str]:

@@ -3,10 +3,10 @@
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import layouts
 from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.layouts import TensorMapping
 from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
-from maelm_jax.encoders.tensors import TensorMapping
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance
 PAD = 1  # the stock class numbers positions from the padding id 1, whatever config.json says
@@ -17,7 +17,7 @@ class Mpnet(Family):
 
     model_type = "mpnet"
     class_name = "MPNet"
-    part_names: typing.ClassVar = tables.part_names(
+    part_names: typing.ClassVar = layouts.part_names(
         "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o",
         "attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
     )  # fmt: skip

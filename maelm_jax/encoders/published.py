@@ -10,11 +10,10 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.encoders import tensors as tables
-from maelm_jax.encoders import torch_checkpoint
-from maelm_jax.encoders.tensors import TensorMapping
+from maelm_jax.encoders import layouts, torch_checkpoint
+from maelm_jax.encoders.layouts import TensorMapping
 
-_LAYER = tables.part_names(
+_LAYER = layouts.part_names(
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
     "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
 )  # fmt: skip
@@ -35,7 +34,7 @@ class StoredModel(typing.NamedTuple):
     """A checkpoint or a test case of the reference implementation."""
 
     settings: dict[str, typing.Any]  # the fields of config.Model that it determines
-    tensors: tables.Tensors  # {reference name: array}
+    tensors: layouts.Tensors  # {reference name: array}
 
 
 def _mappings(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
@@ -50,8 +49,8 @@ def _mappings(layers: int, decoder_layers: int, relative: bool) -> list[TensorMa
     head = _head(decoder_layers)
     return [
         *mappings,
-        *tables.linear(head + "dense", "head/dense"),
-        *tables.norm(head + "layer_norm", "head/norm"),
+        *layouts.linear(head + "dense", "head/dense"),
+        *layouts.norm(head + "layer_norm", "head/norm"),
         TensorMapping(head + "bias", "head/bias"),
     ]
 
@@ -60,8 +59,8 @@ def _stack(prefix: str, module: str, layers: int) -> list[TensorMapping]:
     """Returns the mappings of the encoder or the decoder, without the token table."""
     return [
         TensorMapping(prefix + "embed_positions.weight", f"{module}/position_embedding"),
-        *tables.norm(prefix + "emb_layer_norm", f"{module}/norm"),
-        *tables.blocks(f"{prefix}layers.", module, layers, _LAYER),
+        *layouts.norm(prefix + "emb_layer_norm", f"{module}/norm"),
+        *layouts.blocks(f"{prefix}layers.", module, layers, _LAYER),
     ]
 
 
@@ -83,11 +82,11 @@ def to_reference(params: dict[str, np.ndarray], vocabulary_size: int) -> dict[st
     Tied copies and the padding rows of tables over the vocabulary are left out.
     """
     mappings = _mappings(
-        tables.depth(params, "encoder"),
-        tables.depth(params, "decoder"),
+        layouts.depth(params, "encoder"),
+        layouts.depth(params, "decoder"),
         "encoder/relative_bias/table" in params,
     )
-    return tables.export_tensors(params, mappings, vocabulary_size)
+    return layouts.export_tensors(params, mappings, vocabulary_size)
 
 
 def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
@@ -214,7 +213,7 @@ def _read_case(path: str | os.PathLike) -> StoredModel:
         ) from error
 
 
-def settings_of(tensors: tables.Tensors, path: str) -> dict[str, typing.Any]:
+def settings_of(tensors: layouts.Tensors, path: str) -> dict[str, typing.Any]:
     """Returns the fields of config.Model that the names and shapes of the tensors determine.
 
     Raises:
@@ -229,7 +228,7 @@ def settings_of(tensors: tables.Tensors, path: str) -> dict[str, typing.Any]:
             f"{path}: no checkpoint of the reference implementation: {', '.join(absent)} missing "
             f"or no matrix; it holds {summary(tensors)}"
         )
-    settings = tables.BERT_LAYERS | {
+    settings = layouts.BERT_LAYERS | {
         "layers": _count_layers(tensors, _ENCODER),
         "decoder_layers": _count_layers(tensors, _DECODER),
         "decoder_relative_bias": False,
@@ -245,13 +244,13 @@ def settings_of(tensors: tables.Tensors, path: str) -> dict[str, typing.Any]:
     return settings
 
 
-def _count_layers(tensors: tables.Tensors, prefix: str) -> int:
+def _count_layers(tensors: layouts.Tensors, prefix: str) -> int:
     """Returns the number of different layers among names such as PREFIX.layers.0.fc1.weight."""
     names = [name for name in tensors if name.startswith(prefix + "layers.")]
     return len({name.split(".")[3] for name in names})
 
 
-def summary(tensors: tables.Tensors) -> str:
+def summary(tensors: layouts.Tensors) -> str:
     """Returns the first names of the tensors, for an error message."""
     names = sorted(tensors)
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -259,7 +258,7 @@ def summary(tensors: tables.Tensors) -> str:
 
 
 def import_params(
-    tensors: tables.Tensors, shapes: dict[str, tuple[int, ...]], path: str
+    tensors: layouts.Tensors, shapes: dict[str, tuple[int, ...]], path: str
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a checkpoint to {parameter path: float32 array}.
 
@@ -275,4 +274,4 @@ def import_params(
         decoder_layers,
         "encoder/relative_bias/table" in shapes,
     )
-    return tables.import_tensors(tensors, mappings, shapes, path, _tied(decoder_layers))
+    return layouts.import_tensors(tensors, mappings, shapes, path, _tied(decoder_layers))

@@ -12,12 +12,11 @@ import typing
 import numpy as np
 
 from maelm_jax import config, json_files
-from maelm_jax.encoders import tensors as tables
-from maelm_jax.encoders import weight_files
-from maelm_jax.encoders.tensors import TensorMapping
+from maelm_jax.encoders import layouts, weight_files
+from maelm_jax.encoders.layouts import TensorMapping
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
-_PARTS = tables.part_names(
+_PARTS = layouts.part_names(
     "query", "key", "value", "out", "attention_norm", "up", "down", "output_norm"
 )
 # The fields of config.Model that maelm_torch.py needs, and the family. Others matter in training.
@@ -48,8 +47,8 @@ def _mappings(model: typing.Mapping[str, typing.Any]) -> list[TensorMapping]:
         mappings += _stack("decoder", model["decoder_layers"], model["decoder_relative_bias"])
     return [
         *mappings,
-        *tables.linear("head.dense", "head/dense"),
-        *tables.norm("head.norm", "head/norm"),
+        *layouts.linear("head.dense", "head/dense"),
+        *layouts.norm("head.norm", "head/norm"),
         TensorMapping("head.bias", "head/bias"),
     ]
 
@@ -58,8 +57,8 @@ def _stack(module: str, layers: int, relative: bool) -> list[TensorMapping]:
     """Returns the mappings of the encoder or the decoder, without the token table."""
     mappings = [
         TensorMapping(f"{module}.position_embedding.weight", f"{module}/position_embedding"),
-        *tables.norm(f"{module}.norm", f"{module}/norm"),
-        *tables.blocks(f"{module}.blocks.", module, layers, _PARTS),
+        *layouts.norm(f"{module}.norm", f"{module}/norm"),
+        *layouts.blocks(f"{module}.blocks.", module, layers, _PARTS),
     ]
     if relative:
         name, path = f"{module}.relative_bias.weight", f"{module}/relative_bias/table"
@@ -72,7 +71,7 @@ def state_dict(
 ) -> dict[str, np.ndarray]:
     """Returns the parameters {path: array} as the state dict of maelm_torch.MaeLm."""
     mappings = _mappings({name: getattr(model, name) for name in FIELDS})
-    return tables.export_tensors(params, mappings, vocabulary_size)
+    return layouts.export_tensors(params, mappings, vocabulary_size)
 
 
 def check(model: config.Model):
@@ -96,7 +95,7 @@ def check(model: config.Model):
 
 def write(
     folder: pathlib.Path,
-    weights: tables.Weights,
+    weights: layouts.Weights,
     mask_fraction: float | None = None,
     renumber: bool = False,
 ) -> int:
@@ -187,7 +186,7 @@ def renumber(content: dict, path: str) -> bool:
 
 
 def read(
-    content: dict, tensors: tables.Tensors, shapes: dict[str, tuple[int, ...]], folder: str
+    content: dict, tensors: layouts.Tensors, shapes: dict[str, tuple[int, ...]], folder: str
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a folder to {parameter path: float32 array}.
 
@@ -201,4 +200,4 @@ def read(
         ConfigError: As `tensors.import_tensors`.
     """
     mappings = _mappings(LATER_FIELDS | content["model"])
-    return tables.import_tensors(tensors, mappings, shapes, folder)
+    return layouts.import_tensors(tensors, mappings, shapes, folder)

@@ -19,10 +19,11 @@ import numpy as np
 from flax import traverse_util
 
 from maelm_jax import config, gin_files, json_files, storage, workdirs
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     families,
     huggingface,
+    layouts,
     origin,
     published,
     pytorch,
@@ -30,7 +31,6 @@ from maelm_jax.encoders import (
     source_checks,
     weight_files,
 )
-from maelm_jax.encoders import tensors as tables
 from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
@@ -54,7 +54,7 @@ class EncoderSource:
         kind: What it is, in words.
         settings: The fields of config.Model that the source determines. A stock encoder has no
             decoder: its `decoder_layers` is 0.
-        vocabulary: The path for data.vocabulary.load; None if the source has no vocabulary.
+        vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
         step: The step of a workdir's checkpoint; None for every other source.
         results: The results.json of a fine-tuned run; {} for every other source.
@@ -130,7 +130,7 @@ class EncoderSource:
             rows = len(params["encoder/token_embedding"])
             source_checks.check_vocabulary(vocabulary, rows, self.pad, self.path)
             size = vocabulary.size
-            params |= {path: params[path][:size] for path in tables.VOCABULARY if path in params}
+            params |= {path: params[path][:size] for path in layouts.VOCABULARY if path in params}
         return params
 
     def load_vocabulary(self) -> vocabularies.Vocabulary:

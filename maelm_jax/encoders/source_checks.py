@@ -9,9 +9,8 @@ import jax
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import fine_tuned_head
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import fine_tuned_head, layouts
 from maelm_jax.model import keys, maelm
 
 
@@ -51,7 +50,7 @@ def check_shapes(
     if faults:
         raise config.ConfigError(
             f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
-            f"{tables.listed(faults)}"
+            f"{layouts.listed(faults)}"
         )
 
 

@@ -13,9 +13,8 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import inference, published, torch_checkpoint
-from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import inference, published, tokenizer_files, torch_checkpoint
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
@@ -49,7 +48,7 @@ def sample_lines(count: int = 60) -> list[str]:
     text = " ".join(lines)
     starts = range(0, len(text), len(text) // count)
     growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
-    return [SENTENCE, *tokenizers.ODD_LINES, *growing, text[:40_000], text[50_000:90_000]]
+    return [SENTENCE, *tokenizer_files.ODD_LINES, *growing, text[:40_000], text[50_000:90_000]]
 
 
 def _sample_ids(model: config.Model, vocabulary: vocabularies.Vocabulary) -> np.ndarray:

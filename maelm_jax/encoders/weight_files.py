@@ -12,7 +12,7 @@ import numpy as np
 from maelm_jax import json_files
 from maelm_jax.config import ConfigError
 from maelm_jax.encoders import torch_checkpoint
-from maelm_jax.encoders.tensors import Tensors
+from maelm_jax.encoders.layouts import Tensors
 
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors

@@ -7,7 +7,7 @@ import typing
 import numpy as np
 import tqdm
 
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.finetuning.input_format import InputFormat
 
 NO_LABEL = -1  # target of a slot that is not predicted

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from maelm_jax import config, gin_files, setting_changes
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.finetuning import batches, input_format, predictor, results, table, tasks
 from maelm_jax.finetuning.task_data import DevSet
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from maelm_jax import config, storage
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import adoption, families, source
 
 # The settings of an encoder that is not a workdir. The encoder itself gives only its shape.

@@ -3,7 +3,7 @@
 import typing
 
 from maelm_jax import config
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
 from maelm_jax.encoders.task_formats import PairFormat
 

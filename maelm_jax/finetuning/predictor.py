@@ -8,7 +8,7 @@ import tqdm
 from jax.sharding import NamedSharding
 
 from maelm_jax import config
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.finetuning import batches, heads
 from maelm_jax.finetuning.task_data import DevSet, Head
 from maelm_jax.model import keys

@@ -7,7 +7,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.analysis import monitor
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.finetuning.task_data import TaskData
 
 MASK_SEED = 0  # of the masks of rank_real_* and rank_all_*: the same for all seeds of a task

@@ -4,7 +4,7 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.finetuning.batches import Batches
-from maelm_jax.training import optimizer
+from maelm_jax.training import optimizers
 
 
 class Schedule:
@@ -27,7 +27,7 @@ class Schedule:
         """The learning rate of every step, float32."""
         steps = np.arange(self.total_steps, dtype=np.float32)
         ends = map(np.float32, (self.learning_rate, self.warmup_steps, self.total_steps))
-        return np.asarray(optimizer.Schedule(steps, *ends).rate())
+        return np.asarray(optimizers.Schedule(steps, *ends).rate())
 
     def flops_per_step(self, model: config.Model) -> float:
         """Mean model FLOPs of a step, without padding. See training.flops.flops_terms."""

@@ -13,15 +13,23 @@ import numpy as np
 import optax
 
 from maelm_jax import config
-from maelm_jax.data.vocabulary import Vocabulary
-from maelm_jax.finetuning import heads, input_format, rank_curve, results
-from maelm_jax.finetuning import predictor as predictors
+from maelm_jax.data.vocabularies import Vocabulary
+from maelm_jax.finetuning import heads, input_format, predictor, rank_curve, results
 from maelm_jax.finetuning.batches import Batch, Batches, padded_lengths
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.schedule import Schedule
 from maelm_jax.finetuning.task_data import DevSet, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, flops, loop, metrics, optimizer, sharding, step, step_log
+from maelm_jax.training import (
+    checkpoint,
+    flops,
+    loop,
+    metrics,
+    optimizers,
+    sharding,
+    step,
+    step_log,
+)
 
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 
@@ -46,7 +54,7 @@ class FinetuneSession:
         self.graph, self.init = heads.create(
             experiment.model, vocabulary.size, vocabulary.pad, task.head
         )
-        self.optimizer = optimizer.create_adjustable(experiment.optimizer)
+        self.optimizer = optimizers.create_adjustable(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.of_seed(0))
         moments = jax.eval_shape(self.optimizer.init, shapes)
         self.fresh_params = jax.jit(
@@ -58,7 +66,7 @@ class FinetuneSession:
         replicated = jax.NamedSharding(self.mesh, jax.P())
         self.zero = jax.device_put(jnp.zeros((), jnp.int32), replicated)
         self.sizes = self._padded_lengths(input_format.length_of(experiment))
-        self.predictor = predictors.Predictor(
+        self.predictor = predictor.Predictor(
             self.graph,
             self.init,
             task.head,
@@ -125,7 +133,7 @@ class FinetuneSession:
         schedule = self._schedule(experiment)
         state = self.fresh_state(encoder, experiment.run.seed)
         state = state._replace(
-            opt_state=optimizer.with_schedule(
+            opt_state=optimizers.with_schedule(
                 state.opt_state, schedule.learning_rate, schedule.warmup_steps, schedule.total_steps
             )
         )
@@ -187,7 +195,7 @@ class FinetuneSession:
         work = step_log.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
 
         def batch(number: int) -> Batch:
-            return predictors.shard(schedule.batches.batch(number), self.mesh)
+            return predictor.shard(schedule.batches.batch(number), self.mesh)
 
         return loop.Job(
             run=dataclasses.replace(

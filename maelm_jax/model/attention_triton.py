@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from maelm_jax.model import attention_triton_kernels as kernels
+from maelm_jax.model import attention_triton_kernels
 from maelm_jax.model.attention_fused import Kernels, Operands, Settings
 
 HEAD_SIZES = (16, 32, 64, 128)
@@ -68,7 +68,7 @@ def _call(
     """Returns the Pallas call of a kernel that divides `length` slots of each row into blocks."""
     return pl.pallas_call(
         functools.partial(kernel, settings),
-        grid=(pl.cdiv(length, kernels.BLOCK), settings.heads, q.shape[0]),
+        grid=(pl.cdiv(length, attention_triton_kernels.BLOCK), settings.heads, q.shape[0]),
         in_specs=in_specs,
         out_specs=out_specs,
         out_shape=shapes,
@@ -84,7 +84,7 @@ def run_forward_kernel(settings, q, k, v, bias, operands):
     specs = _specs(settings, q, k, bias, operands)
     vector = jax.ShapeDtypeStruct((q.shape[0], settings.heads, q.shape[1]), jnp.float32)
     out, *statistics = _call(
-        kernels.forward,
+        attention_triton_kernels.forward,
         WARPS,
         settings,
         q,
@@ -108,7 +108,7 @@ def run_backward_kernels(settings, q, k, v, bias, d_carrier, operands, out, stat
         *(specs.vector, specs.vector, specs.vector, specs.queries),
     )
     [dq] = _call(
-        kernels.backward_of_queries,
+        attention_triton_kernels.backward_of_queries,
         WARPS,
         settings,
         q,
@@ -124,7 +124,7 @@ def run_backward_kernels(settings, q, k, v, bias, d_carrier, operands, out, stat
         by_head = (len(q), settings.heads, *bias.shape[2:])
         d_bias_shape = jax.ShapeDtypeStruct(by_head, jnp.float32)
     dk, dv, d_bias = _call(
-        kernels.backward_of_keys,
+        attention_triton_kernels.backward_of_keys,
         WARPS_OF_KEYS,
         settings,
         q,

@@ -8,7 +8,7 @@ import dataclasses
 import jax
 
 from maelm_jax import config, storage, tables
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.model import masking
 from maelm_jax.pretraining import mask_rate
 from maelm_jax.training import attention_report, flops, phases, resume, sharding, step

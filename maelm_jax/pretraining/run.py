@@ -10,8 +10,7 @@ import optax
 
 from maelm_jax import config, setting_changes, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.data import batches, vocabulary_training
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import batches, vocabularies, vocabulary_training
 from maelm_jax.encoders import origin, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
@@ -21,7 +20,7 @@ from maelm_jax.training import (
     coordination,
     loop,
     metrics,
-    optimizer,
+    optimizers,
     phases,
     resume,
     row_record,
@@ -148,7 +147,7 @@ def set_up(
     special = vocabulary.special
     graph, init = maelm.create(experiment.model, vocabulary.size, special)
     loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
-    updates = optimizer.create(experiment.optimizer, experiment.run.train_steps)
+    updates = optimizers.create(experiment.optimizer, experiment.run.train_steps)
     # Before the rows, which can take hours: the mesh may not divide a parameter.
     shapes = step.state_shapes(init, updates, mesh, experiment.optimizer.ema_decay)
     chosen_rows = run_rows.choose_rows(
@@ -225,7 +224,7 @@ def make_job(
 ) -> loop.Job:
     """Assembles the loop's job: compiled steps, batches, evaluation, measurement of ranks."""
     experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
-    schedule = optimizer.schedule(experiment.optimizer, run.train_steps)
+    schedule = optimizers.schedule(experiment.optimizer, run.train_steps)
     loss = setup.loss_of(experiment.evaluated)
     return loop.Job(
         run=run,

@@ -14,8 +14,7 @@ import tqdm
 from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.data import batches, packing, sources
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import batches, packing, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention_choice, keys, maelm

@@ -13,7 +13,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import workers
-from maelm_jax.training import optimizer, phases
+from maelm_jax.training import optimizers, phases
 
 HISTORY = "changes.txt"
 
@@ -93,7 +93,7 @@ def effects(before: Before, now: config.Experiment, step: int) -> list[str]:
 
 def learning_rate(run: config.Run, settings: config.Optimizer, step: int) -> float:
     """Returns the learning rate of the first step after `step`."""
-    return float(np.asarray(optimizer.schedule(settings, run.train_steps)(step)))
+    return float(np.asarray(optimizers.schedule(settings, run.train_steps)(step)))
 
 
 def record(workdir: str, step: int, lines: list[str]):

@@ -12,7 +12,7 @@ import jax
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import workers
-from maelm_jax.data.vocabulary import Vocabulary
+from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.training import coordination, metrics
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")

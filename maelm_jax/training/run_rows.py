@@ -19,8 +19,8 @@ from maelm_jax.data import (
     sources,
     store,
     store_manifest,
+    vocabularies,
 )
-from maelm_jax.data import vocabulary as vocabularies
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.training import coordination, row_record
 from maelm_jax.training.row_record import RunRows

@@ -15,8 +15,7 @@ from jaxtyping import Array, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.model import keys, loss, maelm, masking
-from maelm_jax.training import fsdp, sharding
-from maelm_jax.training import optimizer as optimizers
+from maelm_jax.training import fsdp, optimizers, sharding
 
 # (params, batch, row_numbers, key, train) -> sums over the batch
 LossFn = collections.abc.Callable[..., loss.Sums]

@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, time
 from maelm_jax import config, storage
-from maelm_jax.data import blocks, rows, vocabulary
+from maelm_jax.data import blocks, rows, vocabularies
 if __name__ == "__main__":
     blocks.BLOCK_CHARACTERS = 4_000
     write, count = blocks._write_block, 0
@@ -35,7 +35,7 @@ if __name__ == "__main__":
         return write(*args)
     blocks._write_block = three_blocks
     corpus = config.Corpus(text_files=sys.argv[1], sequence_length=128, heldout_fraction=0.1, rows_dir=sys.argv[2], processes=1)
-    rows.prepare(corpus, vocabulary.load(sys.argv[3]))
+    rows.prepare(corpus, vocabularies.load(sys.argv[3]))
 """
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.data import vocabulary_training
+from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 

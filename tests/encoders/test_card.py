@@ -10,7 +10,7 @@ import pytest
 import sentencepiece
 
 from maelm_jax import config, export, gin_files
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders import card
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import maelm_jax
 from maelm_jax import config, export
-from maelm_jax.encoders import export_folder as folders
-from maelm_jax.encoders import huggingface
+from maelm_jax.encoders import export_folder, huggingface
 
 
 def run(workdir, output, *more) -> int:
@@ -44,7 +43,7 @@ def test_a_run_and_what_holds_it_are_never_replaced(workdir, tmp_path, output):
     (tmp_path / "link").symlink_to("runs")
     (tmp_path / "above").symlink_to(".")
     for place in (workdir, tmp_path / "runs", tmp_path):  # not even with the marker in it
-        (place / folders.MARKER).write_text(json.dumps({"files": []}))
+        (place / export_folder.MARKER).write_text(json.dumps({"files": []}))
     before = sorted(path.name for path in workdir.iterdir())
     assert "holds the run that is exported" in refused("runs/mpnet", output, "--overwrite")
     assert sorted(path.name for path in workdir.iterdir()) == before
@@ -69,7 +68,7 @@ def test_what_was_added_to_an_export_is_not_lost(workdir, tmp_path):
 
 def test_an_export_of_an_earlier_version_is_removed_by_hand_only(workdir, tmp_path):
     assert run("runs/mpnet", "out") == 0
-    (tmp_path / "out" / folders.MARKER).unlink()
+    (tmp_path / "out" / export_folder.MARKER).unlink()
     assert "earlier version" in refused("runs/mpnet", "out", "--overwrite")
     assert (tmp_path / "out" / "model.safetensors").exists()
 
@@ -79,7 +78,7 @@ def test_an_export_of_an_earlier_version_is_removed_by_hand_only(workdir, tmp_pa
 )
 def test_a_marker_that_is_no_marker(workdir, tmp_path, content):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / folders.MARKER).write_bytes(content)
+    (tmp_path / "out" / export_folder.MARKER).write_bytes(content)
     assert "was not written by export" in refused("runs/mpnet", "out", "--overwrite")
 
 
@@ -117,7 +116,7 @@ def test_what_a_kill_leaves_is_removed_by_the_next_export(workdir, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text("half")
     for name in ("out.123.tmp", "out.124.old", "other.9.tmp"):
-        (tmp_path / name / folders.MARKER).write_text(json.dumps({"files": []}))
+        (tmp_path / name / export_folder.MARKER).write_text(json.dumps({"files": []}))
     (tmp_path / "out").mkdir()
     assert run("runs/mpnet", "out", "--overwrite") == 0
     left = sorted(path.name for path in tmp_path.iterdir())
@@ -128,7 +127,7 @@ def test_what_a_kill_leaves_is_removed_by_the_next_export(workdir, tmp_path):
 
 def test_a_folder_that_another_export_is_writing_stays(workdir, tmp_path):
     (tmp_path / "out.123.tmp").mkdir()
-    with (tmp_path / "out.123.tmp" / folders.MARKER).open("w") as file:
+    with (tmp_path / "out.123.tmp" / export_folder.MARKER).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert run("runs/mpnet", "out") == 0
     assert (tmp_path / "out.123.tmp").is_dir()

@@ -21,14 +21,14 @@ from maelm_jax.encoders import (  # noqa: E402
     fine_tuned_head,
     huggingface,
     inference,
+    layouts,
     mpnet,
     source,
+    tokenizer_files,
     verify,
 )
-from maelm_jax.encoders import tensors as tables  # noqa: E402
-from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
+from maelm_jax.encoders.layouts import Weights  # noqa: E402
 from maelm_jax.encoders.mpnet import MPNET  # noqa: E402
-from maelm_jax.encoders.tensors import Weights  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -66,7 +66,7 @@ def test_every_tensor_is_known_to_the_stock_class(exported, name):
 
 def test_the_stock_tokenizer(exported, vocabulary):
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported["mpnet"])
-    for line in tokenizers.ODD_LINES:
+    for line in tokenizer_files.ODD_LINES:
         assert tokenizer(line, split_special_tokens=True)["input_ids"] == [vocabulary.bos, *vocabulary.encode(line), vocabulary.eos], ascii(line)
     assert (tokenizer.mask_token_id, tokenizer.pad_token_id, tokenizer.model_max_length, tokenizer.padding_side) == (599, 1, 48, "right")
     assert tokenizer("a", "b")["input_ids"] == [0, *vocabulary.encode("a"), 2, 2, *vocabulary.encode("b"), 2]
@@ -105,7 +105,7 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
     their_loss.backward()
     assert abs(their_loss.item() - float(value)) < 1e-5 * float(value)
     mappings = mpnet.MPNET.encoder_mappings(model, vocabulary.pad, "")
-    expected = tables.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, mappings, vocabulary.size)
+    expected = layouts.export_tensors({path: np.asarray(value) for path, value in gradient.items()}, mappings, vocabulary.size)
     for name, ours in expected.items():
         theirs = stock.get_parameter(name).grad.numpy()
         if name.endswith(".k.bias"):  # analytically zero
@@ -113,7 +113,7 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
         else:
             assert np.abs(theirs - ours).max() < 1e-4 * np.abs(ours).max(), name
     their_optimiser.step()
-    for name, ours in tables.export_tensors(stepped, mappings, vocabulary.size).items():
+    for name, ours in layouts.export_tensors(stepped, mappings, vocabulary.size).items():
         theirs = stock.get_parameter(name).detach().numpy()
         # Adam divides by the gradient's size: where that is noise about 0, so is the step.
         settled = np.abs(expected[name]) > 1e-5 * np.abs(expected[name]).max()
@@ -137,7 +137,7 @@ def test_fine_tuned_heads(workdirs, vocabulary, tmp_path, name):
     classifier = {"classifier/dense/kernel": array(32, 32), "classifier/dense/bias": array(32), "classifier/out/kernel": array(32, 3)}
     classifier |= {"classifier/out/bias": array(3)}
     tuned = fine_tuned_head.FineTunedHead.of(params | classifier, {"labels": ["no", "maybe", "yes"]})
-    tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
+    tokenizer_files.write(tmp_path, vocabulary, 48, MPNET.pair)
     huggingface.write(tmp_path, weights(params | classifier), tuned)
     stock, info = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and stock.config.id2label == {0: "no", 1: "maybe", 2: "yes"}
@@ -202,7 +202,7 @@ def test_stock_folders_come_in_as_transformers_computes_them(workdirs, tmp_path,
     for name, stock in models.items():
         folder = tmp_path / name
         stock.eval().save_pretrained(folder)
-        tokenizers.write(folder, vocabulary, 48, MPNET.pair)
+        tokenizer_files.write(folder, vocabulary, 48, MPNET.pair)
         for older in (False, True):
             if older:  # as folders were saved before there was safetensors
                 (folder / "model.safetensors").unlink()

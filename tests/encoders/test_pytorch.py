@@ -20,7 +20,7 @@ from maelm_jax.encoders import (  # noqa: E402
     source,
     verify,
 )
-from maelm_jax.encoders.tensors import Weights  # noqa: E402
+from maelm_jax.encoders.layouts import Weights  # noqa: E402
 from maelm_jax.model import maelm, model_inputs  # noqa: E402
 
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"

@@ -12,8 +12,7 @@ from testing import call
 
 from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import adoption, export_formats, source, weight_files
-from maelm_jax.encoders import export_folder as folders
+from maelm_jax.encoders import adoption, export_folder, export_formats, source, weight_files
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import maelm
 
@@ -61,7 +60,7 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
         ).layers
         == 2
     )
-    with folders.written(tmp_path / "second") as folder:
+    with export_folder.written(tmp_path / "second") as folder:
         model = dataclasses.replace(experiment.model, **encoder_source.settings)
         model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
         fraction = encoder_source.mask_fraction
@@ -69,7 +68,7 @@ def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, 
         export_formats.write(format, folder, encoder)
     files = sorted(path.name for path in (tmp_path / "second").iterdir())
     assert "README.md" not in files and len(files) >= 2
-    for file in set(files) - {folders.MARKER}:
+    for file in set(files) - {export_folder.MARKER}:
         assert (first / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
 
 

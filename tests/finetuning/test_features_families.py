@@ -11,10 +11,16 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 from maelm_jax import config  # noqa: E402
-from maelm_jax.data import vocabulary as vocabularies  # noqa: E402
-from maelm_jax.encoders import families, fine_tuned_head, huggingface, source, weight_files  # noqa: E402
-from maelm_jax.encoders import tokenizer as tokenizers  # noqa: E402
-from maelm_jax.encoders.tensors import Weights  # noqa: E402
+from maelm_jax.data import vocabularies  # noqa: E402
+from maelm_jax.encoders import (  # noqa: E402
+    families,
+    fine_tuned_head,
+    huggingface,
+    source,
+    tokenizer_files,
+    weight_files,
+)
+from maelm_jax.encoders.layouts import Weights  # noqa: E402
 from maelm_jax.finetuning import batches, features, heads, initial_encoder  # noqa: E402
 from maelm_jax.finetuning.input_format import InputFormat  # noqa: E402
 from maelm_jax.finetuning.task_data import SPAN, Head  # noqa: E402
@@ -52,7 +58,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
     stock_head = fine_tuned_head.FineTunedHead.of(flat, {"labels": ["a", "b", "c"]})
     (tmp_path / "out").mkdir()
-    tokenizers.write(tmp_path / "out", vocabulary, 48, family.pair)
+    tokenizer_files.write(tmp_path / "out", vocabulary, 48, family.pair)
     huggingface.write(tmp_path / "out", Weights(flat, model, vocabulary.size, vocabulary.special), stock_head)
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)

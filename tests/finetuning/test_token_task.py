@@ -12,7 +12,7 @@ import pytest
 from testing import input_format, write_conll
 
 from maelm_jax import config, finetune
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.finetuning import batches, conll_files, features, heads, token_task
 from maelm_jax.finetuning.task_data import Head
 

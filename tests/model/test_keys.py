@@ -9,7 +9,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.model import keys, maelm
-from maelm_jax.training import optimizer, sharding, step
+from maelm_jax.training import optimizers, sharding, step
 
 PACKAGE = pathlib.Path(keys.__file__).parent.parent
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
@@ -24,7 +24,7 @@ def losses() -> list[float]:
     )  # fmt: skip
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     graph, init = maelm.create(MODEL, 100, SPECIAL)
-    updates = optimizer.create(settings.optimizer, 10)
+    updates = optimizers.create(settings.optimizer, 10)
     state = step.create_state(init, updates, 7, mesh)
     train_step = step.make_train_step(step.pretraining_loss(settings, graph, SPECIAL), updates, state, 7, 1, mesh)
     rows = sharding.shard_batch(np.random.default_rng(0).integers(4, 99, (4, 16)).astype(np.int32), mesh)

@@ -14,8 +14,7 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.encoders import published
-from maelm_jax.encoders import tensors as tables
+from maelm_jax.encoders import layouts, published
 from maelm_jax.model import loss, maelm, model_inputs
 
 FOLDERS = [pathlib.Path(__file__).parents[1] / "data" / "reference"] + [pathlib.Path(d) for d in [os.environ.get("MAELM_REFERENCE_DIR")] if d]
@@ -49,7 +48,7 @@ def test_reference(path, full_length):
     ours = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/")
     weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
     taken = published.import_params(weights, {path: value.shape for path, value in ours.items()}, path.name)
-    padded = {name: fill_up(value, ours[name].shape[0]) if name in tables.VOCABULARY else value for name, value in taken.items()}
+    padded = {name: fill_up(value, ours[name].shape[0]) if name in layouts.VOCABULARY else value for name, value in taken.items()}
     parameters = traverse_util.unflatten_dict(padded, sep="/")
 
     ids, masked, padding = (jnp.asarray(data[f"batch/{name}"]) for name in ("tokens", "masked", "padding"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files, setting_changes, train
-from maelm_jax.training import optimizer, resume
+from maelm_jax.training import optimizers, resume
 
 
 def settings(*bindings: str) -> config.Experiment:
@@ -96,7 +96,7 @@ def test_a_run_is_made_longer_and_goes_on_in_microbatches(command, tmp_path, cap
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6] and not any(name.startswith("rank") for line in lines for name in line)
     now = gin_files.load([str(folder / "config.gin")])
     assert (now.run.train_steps, now.run.accumulate) == (6, 2)
-    rates = optimizer.schedule(now.optimizer, 6)(np.arange(6))
+    rates = optimizers.schedule(now.optimizer, 6)(np.arange(6))
     assert [line["learning_rate"] for line in lines[4:]] == pytest.approx(np.asarray(rates)[4:].tolist())
     kept = (folder / resume.HISTORY).read_text()
     assert "after step 4: Run.train_steps: 4 -> 6\n" in kept and "after step 4: Run.accumulate: 1 -> 2\n" in kept

@@ -102,10 +102,10 @@ def test_each_start_has_a_block_in_environment_txt(text, finished):
 
 def test_packages_that_changed_are_listed_again(tmp_path, finished, monkeypatch):
     from maelm_jax import gin_files
-    from maelm_jax.data import vocabulary
+    from maelm_jax.data import vocabularies
     from maelm_jax.training import run_record
 
-    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabulary.load(finished / "vocabulary")
+    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabularies.load(finished / "vocabulary")
     (tmp_path / "environment.txt").write_text("commit abc\ncommand train\n0: cpu\njax==0.1\n")  # as it was written before
     for _ in range(2):
         run_record.write(tmp_path, experiment, words)
@@ -117,10 +117,10 @@ def test_packages_that_changed_are_listed_again(tmp_path, finished, monkeypatch)
 def test_a_start_without_git_is_recorded_too(tmp_path, finished, monkeypatch):
     """As in a container."""
     from maelm_jax import gin_files
-    from maelm_jax.data import vocabulary
+    from maelm_jax.data import vocabularies
     from maelm_jax.training import run_record
 
-    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabulary.load(finished / "vocabulary")
+    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabularies.load(finished / "vocabulary")
     monkeypatch.setenv("PATH", str(tmp_path))
     run_record.write(tmp_path / "run", experiment, words)
     assert "\ncommit unknown\n" in (tmp_path / "run" / "environment.txt").read_text()

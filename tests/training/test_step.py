@@ -8,7 +8,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.model import maelm
-from maelm_jax.training import optimizer, sharding, step
+from maelm_jax.training import optimizers, sharding, step
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH, ROWS = 32, 16
@@ -38,7 +38,7 @@ def run(settings: config.Experiment, steps=3, states=None):
     mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
     sharding.check_mesh(settings, mesh)
     graph, init = maelm.create(settings.model, 100, SPECIAL)
-    updates = optimizer.create(settings.optimizer, settings.run.train_steps)
+    updates = optimizers.create(settings.optimizer, settings.run.train_steps)
     decay = settings.optimizer.ema_decay
     state = step.create_state(init, updates, 0, mesh, decay)
     loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
@@ -154,7 +154,7 @@ def test_evaluation_draws_the_same_masks_each_time():
     settings = experiment()
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     graph, init = maelm.create(settings.model, 100, SPECIAL)
-    updates = optimizer.create(settings.optimizer, 10)
+    updates = optimizers.create(settings.optimizer, 10)
     state = step.create_state(init, updates, 0, mesh)
     loss_fn = step.pretraining_loss(settings, graph, SPECIAL)
     evaluate = step.make_eval_step(loss_fn, state, 0, mesh)

@@ -10,8 +10,7 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.data import vocabulary_training
+from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.data.documents import sentences
 
 

@@ -18,7 +18,7 @@ import pathlib
 from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders.task_formats import PairFormat
 
 SPACE = "▁"  # SentencePiece writes a space as this character

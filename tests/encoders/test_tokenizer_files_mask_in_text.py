@@ -7,15 +7,15 @@ import pytest
 import tokenizers as library
 
 from maelm_jax import export
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import tokenizer_files
 from maelm_jax.encoders.mpnet import MPNET
 
 
 @pytest.fixture(scope="module")
 def written(vocabulary, tmp_path_factory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizers.write(folder, vocabulary, 48, MPNET.pair)
+    tokenizer_files.write(folder, vocabulary, 48, MPNET.pair)
     return folder
 
 
@@ -53,7 +53,7 @@ def test_a_taken_over_tokenizer_keeps_its_own_mask(written, tmp_path):
     for token in content["added_tokens"]:
         token["lstrip"] = False
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    tokenizer = tokenizers.build(vocabularies.load(tmp_path / "tokenizer.json"), MPNET.pair)
+    tokenizer = tokenizer_files.build(vocabularies.load(tmp_path / "tokenizer.json"), MPNET.pair)
     kept = {token.content: token.lstrip for token in tokenizer.get_added_tokens_decoder().values()}
     assert kept["<mask>"] is False
 

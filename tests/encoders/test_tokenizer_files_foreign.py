@@ -9,9 +9,8 @@ import tokenizers as library
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, embed, export
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.encoders import source, weight_files
-from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders import source, tokenizer_files, weight_files
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.mpnet import MPNET
 
@@ -99,7 +98,7 @@ def test_offsets_leave_out_the_space_before_a_word_as_before(tmp_path, processor
     tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     tokenizer.post_processor = processor
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    built = tokenizers.build(vocabularies.load(tmp_path), MPNET.pair)
+    built = tokenizer_files.build(vocabularies.load(tmp_path), MPNET.pair)
     given = [offset for offset in tokenizer.encode("b a c").offsets if offset != (0, 0)]
     assert [offset for offset in built.encode("b a c").offsets if offset != (0, 0)] == given
 

@@ -8,11 +8,11 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.model import maelm
-from maelm_jax.training import checkpoint, optimizer, sharding, step
+from maelm_jax.training import checkpoint, optimizers, sharding, step
 
 
 def rates(steps, train_steps: int, **settings) -> list[float]:
-    rate = optimizer.schedule(config.Optimizer(learning_rate=2.0, **settings), train_steps)
+    rate = optimizers.schedule(config.Optimizer(learning_rate=2.0, **settings), train_steps)
     with jax.numpy_dtype_promotion("standard"):
         return [round(float(rate(step)), 6) for step in steps]
 
@@ -37,7 +37,7 @@ def test_a_longer_wsd_run_repeats_the_steps_before_the_decay_of_a_shorter_one():
     assert rates((400, 450), 500, **settings) == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("create", [lambda settings: optimizer.create(settings, 10**9), optimizer.create_adjustable])
+@pytest.mark.parametrize("create", [lambda settings: optimizers.create(settings, 10**9), optimizers.create_adjustable])
 @pytest.mark.parametrize("everything", [True, False])
 def test_weight_decay_can_leave_out_biases_and_scales(create, everything):
     """The gradient is 0, so a parameter changes by the decay alone."""
@@ -45,8 +45,8 @@ def test_weight_decay_can_leave_out_biases_and_scales(create, everything):
     updates = create(settings)
     params = {"blocks": {"norm": {"scale": jnp.ones((2, 3)), "bias": jnp.ones((2, 3))}, "query": {"kernel": jnp.ones((2, 3, 3))}}}
     state = updates.init(params)
-    if create is optimizer.create_adjustable:
-        state = optimizer.with_schedule(state, 1.0, 0, 10**9)
+    if create is optimizers.create_adjustable:
+        state = optimizers.with_schedule(state, 1.0, 0, 10**9)
     change, _ = updates.update(jax.tree.map(jnp.zeros_like, params), state, params)
     expected = {"kernel": -0.5, "scale": -0.5 * everything, "bias": -0.5 * everything}
     for keys, value in jax.tree_util.tree_leaves_with_path(change):
@@ -54,13 +54,13 @@ def test_weight_decay_can_leave_out_biases_and_scales(create, everything):
 
 
 def test_decay_is_decoupled_from_the_gradient():
-    updates = optimizer.create(config.Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0.5), 10**9)
+    updates = optimizers.create(config.Optimizer(learning_rate=1.0, warmup_steps=0, weight_decay=0.5), 10**9)
     params = {"w": jnp.asarray([10.0])}
     change, _ = updates.update({"w": jnp.asarray([0.0])}, updates.init(params), params)
     np.testing.assert_allclose(change["w"], [-5.0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("create", [lambda settings: optimizer.create(settings, 10**9), optimizer.create_adjustable])
+@pytest.mark.parametrize("create", [lambda settings: optimizers.create(settings, 10**9), optimizers.create_adjustable])
 @pytest.mark.parametrize("clip_norm,share", [(2.0, 0.2), (10.0, 1.0), (0.0, 1.0)])
 def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(create, clip_norm, share):
     updates = create(config.Optimizer(clip_norm=clip_norm, b1=0.9))
@@ -74,7 +74,7 @@ def test_the_gradient_is_clipped_by_its_norm_over_all_parameters(create, clip_no
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_encoder_stays_as_it_is_in_its_frozen_steps_only(kind):
     settings = config.Optimizer(kind=kind, warmup_steps=0, weight_decay=0.5, freeze_encoder_steps=2)
-    updates = optimizer.create(settings, 10)
+    updates = optimizers.create(settings, 10)
     part = {"blocks": {"query": {"kernel": jnp.ones((1, 2, 2))}}, "norm": {"scale": jnp.ones(2)}}
     params = {"encoder": part, "decoder": part}
     state = updates.init(params)
@@ -89,7 +89,7 @@ def test_the_moving_average_weighs_steps_by_the_decay_and_forgets_how_it_began()
     for decay in (0.5, 0.9, 0.9999):
         average = {"scale": jnp.full(3, 10.0)}  # what it holds before the first step has no weight
         for number, value in enumerate(values, start=1):
-            average = optimizer.moving_average(average, {"scale": jnp.asarray(value)}, decay, jnp.int32(number))
+            average = optimizers.moving_average(average, {"scale": jnp.asarray(value)}, decay, jnp.int32(number))
             weights = decay ** np.arange(number - 1, -1, -1.0)
             np.testing.assert_allclose(average["scale"], weights @ values[:number] / weights.sum(), atol=1e-5)
 
@@ -104,7 +104,7 @@ def flat(tree) -> dict[str, jax.Array]:
 def test_muon_updates_every_matrix_of_the_layers_and_nothing_else():
     model = config.Model(layers=2, width=16, heads=2, feed_forward=32, feed_forward_gate=True, decoder_attention="self+cross", max_positions=16)
     params = jax.eval_shape(maelm.create(model, 100, config.SpecialIds.of_size(100)).init, jax.random.key(0))
-    state = jax.eval_shape(optimizer.create(MUON, 10).init, params)
+    state = jax.eval_shape(optimizers.create(MUON, 10).init, params)
     groups = state[1].inner_states
     by_muon, by_adam = (flat(groups[rule]).keys() - {""} for rule in ("muon", "adamw"))
     matrices = {path for path in flat(params) if "/blocks/" in path and len(flat(params)[path].shape) == 3}
@@ -116,7 +116,7 @@ def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_resto
     keys = jax.random.split(jax.random.key(0), 4)
     kernel = jax.random.normal(keys[0], (2, 8, 16)) * jnp.asarray([1.0, 100.0])[:, None, None]
     params = {"encoder": {"blocks": {"attention": {"query": {"kernel": kernel}}}, "norm": {"scale": jnp.ones(8)}}}
-    updates = optimizer.create(MUON, 10**9)
+    updates = optimizers.create(MUON, 10**9)
     change, opt_state = updates.update(params, updates.init(params), params)
     matrices = np.asarray(change["encoder"]["blocks"]["attention"]["query"]["kernel"])
     for matrix in matrices:
@@ -135,15 +135,15 @@ def test_muon_s_update_of_each_layer_is_nearly_orthogonal_and_its_state_is_resto
 
 def test_the_adjustable_optimiser_is_the_other_one():
     settings = config.Optimizer(learning_rate=3e-3, warmup_steps=4, clip_norm=0.5)
-    one, other = optimizer.create(settings, 20), optimizer.create_adjustable(settings)
+    one, other = optimizers.create(settings, 20), optimizers.create_adjustable(settings)
     params = {"encoder": jnp.asarray([1.0, -2.0, 3.0])}
-    a, b = one.init(params), optimizer.with_schedule(other.init(params), 3e-3, 4, 20)
+    a, b = one.init(params), optimizers.with_schedule(other.init(params), 3e-3, 4, 20)
     ours = theirs = params
     for number in range(20):
         gradient = {"encoder": jnp.sin(jnp.arange(3.0) + number)}
         updates, a = one.update(gradient, a, theirs)
         theirs = optax.apply_updates(theirs, updates)
-        assert float(b[1].rate()) == pytest.approx(float(optimizer.schedule(settings, 20)(number)), rel=1e-5)
+        assert float(b[1].rate()) == pytest.approx(float(optimizers.schedule(settings, 20)(number)), rel=1e-5)
         updates, b = other.update(gradient, b, ours)
         ours = optax.apply_updates(ours, updates)
         np.testing.assert_allclose(ours["encoder"], theirs["encoder"], rtol=1e-5)

@@ -8,15 +8,14 @@ import pytest
 import sentencepiece
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary as vocabularies
-from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import tokenizer as tokenizers
+from maelm_jax.data import vocabularies, vocabulary_training
+from maelm_jax.encoders import tokenizer_files
 from maelm_jax.encoders.mpnet import MPNET
 
 
 @pytest.fixture(scope="module")
 def tokenizer(vocabulary):
-    return tokenizers.build(vocabulary, MPNET.pair)
+    return tokenizer_files.build(vocabulary, MPNET.pair)
 
 
 def differing(tokenizer, vocabulary, lines) -> list[str]:
@@ -25,7 +24,7 @@ def differing(tokenizer, vocabulary, lines) -> list[str]:
     return [line for line, a, b in zip(lines, ours, theirs, strict=True) if [vocabulary.bos, *a, vocabulary.eos] != b]
 
 
-@pytest.mark.parametrize("line", tokenizers.ODD_LINES, ids=ascii)
+@pytest.mark.parametrize("line", tokenizer_files.ODD_LINES, ids=ascii)
 def test_odd_lines(tokenizer, vocabulary, line):
     assert differing(tokenizer, vocabulary, [line]) == []
 
@@ -67,7 +66,7 @@ def test_real_text(corpus_file):
         content = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8")
         lines += sorted({cell for line in content.split("\n") for cell in line.split("\t")})
     assert len(lines) > 30_000
-    assert differing(tokenizers.build(vocabulary, MPNET.pair), vocabulary, lines) == []
+    assert differing(tokenizer_files.build(vocabulary, MPNET.pair), vocabulary, lines) == []
 
 
 def test_other_bpe_models():
@@ -81,7 +80,7 @@ def test_other_bpe_models():
             minloglevel=2, **options,
         )  # fmt: skip
         other = vocabularies.SentencePieceVocabulary(model.getvalue())
-        assert differing(tokenizers.build(other, MPNET.pair), other, [*lines[:500], *tokenizers.ODD_LINES]) == [], options
+        assert differing(tokenizer_files.build(other, MPNET.pair), other, [*lines[:500], *tokenizer_files.ODD_LINES]) == [], options
 
 
 def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
@@ -92,13 +91,13 @@ def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
         sentence_iterator=iter(topics.topics["if"].split("\n")), model_writer=model, vocab_size=60, hard_vocab_limit=False, model_type="char",
         bos_id=0, pad_id=1, eos_id=2, unk_id=3, minloglevel=2,
     )  # fmt: skip
-    with pytest.raises(tokenizers.NoEqual, match="only BPE has an equal Hugging Face tokenizer$"):
-        tokenizers.write(tmp_path, vocabularies.SentencePieceVocabulary(model.getvalue()), 48, MPNET.pair)
+    with pytest.raises(tokenizer_files.NoEqual, match="only BPE has an equal Hugging Face tokenizer$"):
+        tokenizer_files.write(tmp_path, vocabularies.SentencePieceVocabulary(model.getvalue()), 48, MPNET.pair)
 
 
 def test_a_tokenizer_json_keeps_its_ids(tmp_path, vocabulary):
-    tokenizers.write(tmp_path, vocabulary, 48, MPNET.pair)
+    tokenizer_files.write(tmp_path, vocabulary, 48, MPNET.pair)
     taken = vocabularies.load(tmp_path / "tokenizer.json")
-    lines = list(tokenizers.ODD_LINES)
+    lines = list(tokenizer_files.ODD_LINES)
     assert taken.encode_batch(lines) == vocabulary.encode_batch(lines)
-    assert differing(tokenizers.build(taken, MPNET.pair), taken, lines) == []
+    assert differing(tokenizer_files.build(taken, MPNET.pair), taken, lines) == []
