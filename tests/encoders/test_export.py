@@ -103,8 +103,9 @@ def test_what_fails_half_way_leaves_the_old_folder(workdirs, tmp_path, monkeypat
 
 @pytest.mark.parametrize("missing,named", [(("torch", "transformers"), "PyTorch"), (("transformers",), "transformers")])
 def test_verification_without_a_library_says_how_to_get_it(workdirs, tmp_path, monkeypatch, capsys, missing, named):
-    original = verify.importlib.util.find_spec
-    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name, *more: None if name in missing else original(name, *more))
+    original, libraries = verify.importlib.util.find_spec, ("torch", "transformers")
+    found = {name: None if name in missing else object() for name in libraries}  # whatever is installed here
+    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name, *more: found[name] if name in found else original(name, *more))
     with pytest.raises(config.ConfigError, match=f"--verify needs {named}, which is not installed here: pip install torch"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0

@@ -7,8 +7,8 @@ from maelm_jax import config
 from maelm_jax.training import distributed
 
 
-def join(coordinator=None, processes=None, process=None, timeout=60):
-    with distributed.joined(coordinator, processes, process, timeout):
+def join(coordinator=None, processes=None, process=None):
+    with distributed.joined(coordinator, processes, process, timeout=60):
         pytest.fail("it joined")
 
 
@@ -16,12 +16,11 @@ def join(coordinator=None, processes=None, process=None, timeout=60):
     ("a:b", 2, 0), ("localhost:99999999", 2, 0), ("localhost:0", 2, 0), (":8476", 2, 0), ("localhost:²", 2, 0), ("localhost", 2, 0),
     ("localhost:8476", -1, 0), ("localhost:8476", 2, 2), ("localhost:8476", 2, -1), ("localhost:8476", None, None),
     ("auto", -1, None), ("auto", 0, None), ("auto", None, -1), ("auto", 2, 5),
-    ("localhost:8476", 2, 0, -5), ("localhost:8476", 2, 0, 0), ("auto", None, None, 10**12),
 ], ids=str)  # fmt: skip
 def test_flags_that_cannot_be_are_refused(monkeypatch, given):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("JAX was asked"))
     monkeypatch.setattr(distributed.process_exit, "set_abort_message", lambda text: None)
-    with pytest.raises(config.ConfigError, match=r"expected (HOST:PORT, the number of processes|seconds from 1 to 86400)"):
+    with pytest.raises(config.ConfigError, match="expected HOST:PORT, the number of processes"):
         join(*given)
 
 
