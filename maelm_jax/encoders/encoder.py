@@ -109,7 +109,7 @@ class Encoder:
             ConfigError: The folder exists, or no stock model computes the encoder.
         """
         export_formats.check("huggingface", self.model, self.vocabulary.special)
-        with export_folder.written(folder) as temporary:
+        with export_folder.written(folder, name="folder") as temporary:
             export_formats.write("huggingface", temporary, self)
 
     def tree(self) -> dict:

@@ -19,6 +19,7 @@ import typing
 from maelm_jax import paths
 from maelm_jax.config import ConfigError
 
+FLAG = "--output"  # of the command export
 MARKER = "maelm_jax_export.json"  # lists the files that export wrote
 BYTECODE = "__pycache__"  # Python makes it where maelm.py is imported
 EMPTY_SECONDS = 60  # an empty temporary folder older than this is a leftover, not a new one
@@ -29,7 +30,9 @@ def resolved(output: str | os.PathLike) -> pathlib.Path:
     return pathlib.Path(os.path.realpath(os.path.expanduser(output)))
 
 
-def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool | None):
+def check(
+    output: str | os.PathLike, workdir: str | os.PathLike | None, overwrite: bool, name: str = FLAG
+):
     """Checks that an export may write `output`.
 
     `output` must be absent or empty, or `overwrite` must be set and `output` must be written by
@@ -38,46 +41,40 @@ def check(output: str | os.PathLike, workdir: str | os.PathLike | None, overwrit
     Args:
         output: The folder to write.
         workdir: The run that is exported, if it is one.
-        overwrite: Whether to replace what export wrote. None: no, and the caller has no flags that
-            a message could name.
+        overwrite: Whether to replace what export wrote.
+        name: What messages call the output.
 
     Raises:
         ConfigError: The export may not write `output`.
     """
-    flag = _flag(overwrite)
-    paths.check_output_folder(flag, str(output))
+    paths.check_output_folder(name, str(output))
     target = resolved(output)
     if workdir is not None and resolved(workdir).is_relative_to(target):
         raise ConfigError(
-            f"{flag}={output} is or holds the run that is exported, {workdir}. "
-            f"Give another {flag}"
+            f"{name}={output} is or holds the run that is exported, {workdir}. "
+            f"Give another {name}"
         )
-    with paths.writing(flag, str(output)):
+    with paths.writing(name, str(output)):
         if not target.exists():
             return
-        names = {path.name for path in target.iterdir()} - {BYTECODE}
-    if not names:
+        present = {path.name for path in target.iterdir()} - {BYTECODE}
+    if not present:
         return
     if not overwrite:
-        hint = "" if overwrite is None else ", or --overwrite to replace what export wrote there"
-        raise ConfigError(f"{flag}={output} exists. Give another {flag}{hint}")
+        hint = ", or --overwrite to replace what export wrote there" if name == FLAG else ""
+        raise ConfigError(f"{name}={output} exists. Give another {name}{hint}")
     files = _listed(target)
     if files is None:
         raise ConfigError(
-            f"{flag}={output} was not written by export, or by an earlier version, "
+            f"{name}={output} was not written by export, or by an earlier version, "
             f"which left no {MARKER}. "
-            f"Give another {flag}, or remove the folder yourself if nothing in it is needed"
+            f"Give another {name}, or remove the folder yourself if nothing in it is needed"
         )
-    if added := sorted(names - files - {MARKER}):
+    if added := sorted(present - files - {MARKER}):
         raise ConfigError(
-            f"{flag}={output} holds {added[0]}, which export did not write. "
-            f"Move it away, or give another {flag}"
+            f"{name}={output} holds {added[0]}, which export did not write. "
+            f"Move it away, or give another {name}"
         )
-
-
-def _flag(overwrite: bool | None) -> str:
-    """Returns what messages call the output."""
-    return "folder" if overwrite is None else "--output"
 
 
 def _listed(target: pathlib.Path) -> set[str] | None:
@@ -98,7 +95,8 @@ def _listed(target: pathlib.Path) -> set[str] | None:
 def written(
     output: str | os.PathLike,
     workdir: str | os.PathLike | None = None,
-    overwrite: bool | None = None,
+    overwrite: bool = False,
+    name: str = FLAG,
 ) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
@@ -108,15 +106,15 @@ def written(
         ConfigError: `check` fails, at the start or at the end. The second check is needed because
             another process can write `output` in between.
     """
-    check(output, workdir, None if overwrite is None else True)
+    check(output, workdir, True, name)
     target = resolved(output)
     folder, retired = (
         target.with_name(f"{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old")
     )
-    with paths.writing(_flag(overwrite), str(output)), contextlib.ExitStack() as locks:
+    with paths.writing(name, str(output)), contextlib.ExitStack() as locks:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(target)
-        check(output, workdir, overwrite)
+        check(output, workdir, overwrite, name)
         folder.mkdir()
         try:
             marker = locks.enter_context((folder / MARKER).open("w", encoding="utf-8"))
@@ -134,7 +132,7 @@ def written(
                 + "\n"
             )
             marker.flush()
-            check(output, workdir, overwrite)
+            check(output, workdir, overwrite, name)
             if (target / MARKER).exists():
                 _lock(locks.enter_context((target / MARKER).open()))
                 target.rename(retired)

@@ -123,12 +123,13 @@ def check_tokenizer(content: dict, folder: pathlib.Path):
             a text.
     """
     file, tokenizer = folder / "tokenizer_config.json", folder / "tokenizer.json"
-    if not (file.is_file() and tokenizer.is_file()):
+    options = FAMILY_OPTIONS.get(content["model_type"])
+    if not (options and file.is_file() and tokenizer.is_file()):
         return
     stated, stored = json_files.read_object(file), json_files.read_object(tokenizer)
     if str(stated.get("tokenizer_class", "")).startswith(GENERIC_TOKENIZERS):
         return
-    for name, default, part, option in FAMILY_OPTIONS.get(content["model_type"], ()):
+    for name, default, part, option in options:
         step, value = stored.get(part), stated.get(name, default)
         if isinstance(step, dict) and option in step and step[option] != value:
             raise config.ConfigError(
