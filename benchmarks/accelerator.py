@@ -226,10 +226,13 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
     peak = flops.peak_flops(experiment.model.dtype).flops_per_second
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     return Measurement(
-        name, experiment.model.attention_backend, median, tokens / median,
+        name,
+        experiment.model.attention_backend,
+        median,
+        tokens / median,
         step_flops / median / peak if peak else None,
         memory.argument_size_in_bytes + memory.temp_size_in_bytes,
-    )  # fmt: skip
+    )
 
 
 def against_torch(rows: int, end: float) -> list[str]:
@@ -262,11 +265,12 @@ def write(
 
     device = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
     content = {
-        "device": device, "jax": jax.__version__,
+        "device": device,
+        "jax": jax.__version__,
         "checks": [check._asdict() for check in checks],
         "measurements": [measurement._asdict() for measurement in measurements],
         "torch": torch,
-    }  # fmt: skip
+    }
     checked = tables.markdown(
         ("backend", "case", "largest relative error", "agrees with xla in float32"),
         [
@@ -291,9 +295,13 @@ def _row(measurement: Measurement) -> tuple[str, ...]:
         return name, backend, measurement.problem, "", "", ""
     mfu = f"{measurement.mfu:.1%}" if measurement.mfu else "peak unknown"
     return (
-        name, backend, f"{1e3 * measurement.seconds:.1f}", f"{measurement.tokens:,.0f}", mfu,
+        name,
+        backend,
+        f"{1e3 * measurement.seconds:.1f}",
+        f"{measurement.tokens:,.0f}",
+        mfu,
         f"{measurement.memory / 2**30:.2f}",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

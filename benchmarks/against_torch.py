@@ -60,10 +60,12 @@ def main(argv: list[str]):
     if experiment.optimizer.kind != "adamw" or experiment.optimizer.ema_decay:
         raise config.ConfigError(
             "PyTorch's steps have AdamW and no average: give --gin.Optimizer.kind=adamw "
-            "--gin.Optimizer.ema_decay=0.0")
+            "--gin.Optimizer.ema_decay=0.0"
+        )
     if jax.device_count() > 1:
         raise config.ConfigError(
-            f"PyTorch's steps take one device, and there are {jax.device_count()}: hide the others")
+            f"PyTorch's steps take one device, and there are {jax.device_count()}: hide the others"
+        )
     torch.manual_seed(0)
     setup = training_setup.set_up(experiment)
     device = "cuda" if torch.cuda.is_available() and jax.default_backend() == "gpu" else "cpu"

@@ -123,18 +123,24 @@ def check_workdir(args: argparse.Namespace):
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and json.loads(path.read_text()) != settings:
         raise config.ConfigError(
-            f"{args.workdir} has runs of other settings ({path}): give another --workdir")
+            f"{args.workdir} has runs of other settings ({path}): give another --workdir"
+        )
     storage.write(path, json.dumps(settings, indent=1) + "\n")
 
 
 def bindings_of(args: argparse.Namespace) -> list[str]:
     """The settings that both programs train with, as gin text."""
     settings = {
-        "DATA_DIR": args.data_dir, "EPOCHS": args.epochs, "LEARNING_RATE": args.learning_rate,
-        "BATCH_SIZE": args.batch_size, "MAX_LENGTH": args.length, "TRAIN_EXAMPLES": args.examples,
-        "Finetune.evaluations": 1, "Optimizer.decay_norms_and_biases": False,
+        "DATA_DIR": args.data_dir,
+        "EPOCHS": args.epochs,
+        "LEARNING_RATE": args.learning_rate,
+        "BATCH_SIZE": args.batch_size,
+        "MAX_LENGTH": args.length,
+        "TRAIN_EXAMPLES": args.examples,
+        "Finetune.evaluations": 1,
+        "Optimizer.decay_norms_and_biases": False,
         "Run.rank_every": 0,
-    }  # fmt: skip
+    }
     return [f"{name}={value!r}" for name, value in settings.items()]
 
 
@@ -161,10 +167,14 @@ def run_ours(args: argparse.Namespace, name: str) -> list[float]:
 
 def finetuned(args: argparse.Namespace, name: str, folder: pathlib.Path, bindings: list[str]):
     """Fine-tunes with this project. `bindings` come after those of `bindings_of`."""
-    status = finetune.main([
-        f"--gin_file=finetune/{name}.gin", f"--init_from={args.encoder}", f"--workdir={folder}",
-        *(f"--gin.{binding}" for binding in (*bindings_of(args), *bindings)),
-    ])  # fmt: skip
+    status = finetune.main(
+        [
+            f"--gin_file=finetune/{name}.gin",
+            f"--init_from={args.encoder}",
+            f"--workdir={folder}",
+            *(f"--gin.{binding}" for binding in (*bindings_of(args), *bindings)),
+        ]
+    )
     if status:
         raise SystemExit(status)
 
@@ -199,9 +209,11 @@ def agreement(args: argparse.Namespace, name: str) -> Agreement:
     logits = [program.predict(batches_of_dev).predictions for program in (ours, theirs)]
     labels = [values.argmax(axis=1) for values in logits]
     return Agreement(
-        len(task.train_batches(1)), float(np.abs(logits[0] - logits[1]).max()),
-        float(logits[0].std()), 100 * float((labels[0] == labels[1]).mean()),
-    )  # fmt: skip
+        len(task.train_batches(1)),
+        float(np.abs(logits[0] - logits[1]).max()),
+        float(logits[0].std()),
+        100 * float((labels[0] == labels[1]).mean()),
+    )
 
 
 def difference(ours: list[float], theirs: list[float]) -> Difference:
@@ -217,10 +229,15 @@ def table(scores: dict[str, dict[str, list[float]]]) -> str:
     for name, by_program in scores.items():
         ours, theirs = by_program[OURS], by_program[THEIRS]
         mean, low, high = difference(ours, theirs)
-        rows.append((
-            name, f"{np.mean(ours):.2f}", f"{np.mean(theirs):.2f}", f"{mean:+.2f}",
-            f"{low:+.2f} to {high:+.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                f"{np.mean(ours):.2f}",
+                f"{np.mean(theirs):.2f}",
+                f"{mean:+.2f}",
+                f"{low:+.2f} to {high:+.2f}",
+            )
+        )
     return tables.plain(("task", OURS, THEIRS, "difference", f"{CONFIDENCE:.0%} interval"), rows)
 
 

@@ -38,7 +38,10 @@ def main(argv: list[str]):
         for name, splits in rows.prepare(experiment.corpus, vocabulary).items()
     }
     train = batches.Batches(
-        stores, sources.rates(experiment.corpus), experiment.run.batch_size, experiment.run.seed,
+        stores,
+        sources.rates(experiment.corpus),
+        experiment.run.batch_size,
+        experiment.run.seed,
         shuffle_shards=experiment.corpus.shuffle_shards,
     )
     times = []

@@ -30,8 +30,11 @@ class Corpus:
     def flags(self) -> list[str]:
         """Returns the flags of `prepare` for this corpus."""
         return [
-            "--gin_file=base.gin", f"--gin.TEXT_FILES={self.folder}/text/*",
-            f"--gin.Vocabulary.file={self.folder}/vocabulary", "--gin.Corpus.deduplicate=False"]
+            "--gin_file=base.gin",
+            f"--gin.TEXT_FILES={self.folder}/text/*",
+            f"--gin.Vocabulary.file={self.folder}/vocabulary",
+            "--gin.Corpus.deduplicate=False",
+        ]
 
     def packed_megabytes(self) -> float:
         """Returns the size of the files."""
@@ -56,7 +59,8 @@ class Corpus:
                 size += len(part[-1].encode())
             writers[number % len(writers)](self.folder / "text" / f"{number:04d}", part)
         sample = vocabulary_sample.of_source(
-            f"files:{self.folder}/text/*", settings, SAMPLE_MEGABYTES)
+            f"files:{self.folder}/text/*", settings, SAMPLE_MEGABYTES
+        )
         trained = vocabulary_training.train(sample, config.Vocabulary(size=self.ids))
         trained.save(self.folder / "vocabulary")
         done.write_text(request)
@@ -66,7 +70,8 @@ def write_parquet(path: pathlib.Path, documents: list[str]):
     """Writes a .parquet file with the column `text`."""
     pyarrow = table_files.import_pyarrow()
     pyarrow.parquet.write_table(
-        pyarrow.table({"text": documents}), path.with_suffix(".parquet"), row_group_size=1000)
+        pyarrow.table({"text": documents}), path.with_suffix(".parquet"), row_group_size=1000
+    )
 
 
 def write_jsonl_zst(path: pathlib.Path, documents: list[str]):

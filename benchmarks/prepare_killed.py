@@ -38,7 +38,8 @@ NOT_COMPARED = "file_hashes.json"  # its keys have the times of the files
 HEADER = (
     f"{'':<20}{'kills of':>8}{'of one':>9}\n"
     f"{'driver':<20}{'all':>8}{'worker':>9}{'seconds':>9}{'MB/s':>8}{'MB, worker':>11}"
-    f"{'MB, command':>12}")
+    f"{'MB, command':>12}"
+)
 WORKER_MARKS = (b"spawn_main", b"sdk_worker_main")  # in the command lines of worker processes
 
 
@@ -49,8 +50,13 @@ class Processes:
         self.argv, self.log = argv, log
         with open(log, "ab") as file:
             self.leader = subprocess.Popen(
-                argv, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=file,
-                stderr=file, start_new_session=True)
+                argv,
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
         self.killed = False
 
     def workers(self) -> list[int]:
@@ -145,7 +151,8 @@ class Run:
                     self._kill(running)
                     kill_at = now + (self.gaps.pop(0) if self.gaps else float("inf"))
                 running = [
-                    again for process in running if (again := process.started_again()) is not None]
+                    again for process in running if (again := process.started_again()) is not None
+                ]
         self.seconds = time.monotonic() - began
 
     def _measure(self, running: list[Processes]):
@@ -170,7 +177,8 @@ class Run:
         return (
             f"{self.name:<20}{self.groups_killed:>8}{self.workers_killed:>9}{self.seconds:>9.0f}"
             f"{megabytes / self.seconds:>8.2f}{self.worker_peak / 1e6:>11.0f}"
-            f"{self.command_peak / 1e6:>12.0f}")
+            f"{self.command_peak / 1e6:>12.0f}"
+        )
 
 
 def phases_of(driver: str, flags: list[str], processes: int, beam: str) -> list[list[list[str]]]:
@@ -179,14 +187,18 @@ def phases_of(driver: str, flags: list[str], processes: int, beam: str) -> list[
     if driver in ("undisturbed", "local"):
         return [[[*prepare, f"--gin.Corpus.processes={processes}"]]]
     if driver == "beam":
-        options = ("runner=DirectRunner", "direct_running_mode=multi_processing",
-                   f"direct_num_workers={processes}")
+        options = (
+            "runner=DirectRunner",
+            "direct_running_mode=multi_processing",
+            f"direct_num_workers={processes}",
+        )
         beam_flags = [f"--beam_{option}" for option in options]
         return [[[beam, *prepare[1:], "--runner=beam", *beam_flags]]]
     shards = 2 * processes  # as many as there are processes run at a time
     parts = [
         [*prepare, "--gin.Corpus.processes=1", f"--shard={shard}", f"--shards={shards}"]
-        for shard in range(shards)]
+        for shard in range(shards)
+    ]
     return [parts[:processes], parts[processes:], [[*prepare, "--join"]]]
 
 
@@ -220,7 +232,8 @@ def compare(rows: pathlib.Path, expected: dict[str, str]):
 def main():
     """Prepares the corpus by all drivers and prints a table."""
     flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("--text", required=True, help="glob of the text that is repeated")
     flags.add_argument("--workdir", type=pathlib.Path, required=True)
     flags.add_argument("--gigabytes", type=float, default=0.1, help="text of the corpus, 10**9 B")

@@ -105,9 +105,10 @@ class Gathered(torch.nn.Module):
                 for name in ("query", "key", "value")
             )
             y = functional.scaled_dot_product_attention(
-                *(part.transpose(1, 2) for part in (q, k, v)), attn_mask=bias.to(q.dtype),
+                *(part.transpose(1, 2) for part in (q, k, v)),
+                attn_mask=bias.to(q.dtype),
                 dropout_p=attention_rate if self.training else 0.0,
-            )  # fmt: skip
+            )
             y = _linear(y.transpose(1, 2).reshape(batch, length, width), p["attention"]["out"])
             x = _norm(x + drop(y), p["attention_norm"])
             y = functional.gelu(_linear(x, p["feed_forward"]["up"]))
@@ -142,11 +143,15 @@ class Hidden(torch.nn.Module):
         super().__init__()
         self.special = special
         shape = {
-            "vocab_size": size, "hidden_size": settings.width,
-            "num_attention_heads": settings.heads, "intermediate_size": settings.feed_forward,
-            "max_position_embeddings": length + 2, "type_vocab_size": 1,
-            "layer_norm_eps": LAYER_NORM_EPSILON, "attn_implementation": "sdpa",
-        }  # fmt: skip
+            "vocab_size": size,
+            "hidden_size": settings.width,
+            "num_attention_heads": settings.heads,
+            "intermediate_size": settings.feed_forward,
+            "max_position_embeddings": length + 2,
+            "type_vocab_size": 1,
+            "layer_norm_eps": LAYER_NORM_EPSILON,
+            "attn_implementation": "sdpa",
+        }
         encoder = transformers.RobertaConfig(
             num_hidden_layers=settings.layers,
             hidden_dropout_prob=settings.dropout,

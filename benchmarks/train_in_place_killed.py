@@ -92,7 +92,8 @@ def train(command: list[str], workdir: pathlib.Path, kills: list[tuple[int, floa
 def main():
     """Trains the run twice, prints a table, and ends with status 1 if a number differs."""
     flags = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     flags.add_argument("--rows", type=pathlib.Path, required=True, help="folder made by prepare")
     flags.add_argument("--workdir", type=pathlib.Path, required=True)
     flags.add_argument("--cache_gb", type=float, default=0.5)
@@ -113,14 +114,20 @@ def main():
         row_folders = {"disk": (args.rows.resolve(), 0), "bucket": in_bucket}
         for name, (rows, cache_gb) in row_folders.items():
             command = [
-                sys.executable, "-m", "maelm_jax.train", *train_flags,
-                f"--workdir={folder / name}", f"--gin.Corpus.rows_dir={rows}",
-                f"--gin.Corpus.cache_gb={cache_gb}"]
+                sys.executable,
+                "-m",
+                "maelm_jax.train",
+                *train_flags,
+                f"--workdir={folder / name}",
+                f"--gin.Corpus.rows_dir={rows}",
+                f"--gin.Corpus.cache_gb={cache_gb}",
+            ]
             measured = train(command, folder / name, kills)
             print(
                 f"{name:<10}{measured.kills:>6}{measured.seconds:>9.0f}"
                 f"{measured.memory / 1e6:>12.0f}{files_fetched(folder / 'emulator.log'):>15}",
-                flush=True)
+                flush=True,
+            )
             results.append(numbers(folder / name))
             steps = sorted(chance.choices([line[0] for line in results[0][:-1]], k=args.kills))
             kills = [(step, chance.uniform(0, MOST_DELAY)) for step in steps]

@@ -36,10 +36,13 @@ class Task(typing.NamedTuple):
         return [
             batches.pack(
                 dev.features.select(np.arange(first, min(first + EVALUATION_ROWS, count))),
-                size, EVALUATION_ROWS, self.pad, 0,
+                size,
+                EVALUATION_ROWS,
+                self.pad,
+                0,
             )
             for first in range(0, count, EVALUATION_ROWS)
-        ]  # fmt: skip
+        ]
 
     def score(self, logits: np.ndarray) -> float:
         """The main metric of the scores of the dev set [examples, classes]."""
@@ -70,17 +73,27 @@ def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: b
     return transformers.Trainer(
         transformers.AutoModelForSequenceClassification.from_pretrained(encoder, config=settings),
         transformers.TrainingArguments(
-            str(folder), seed=seed, max_steps=len(train), learning_rate=grid.learning_rate,
-            warmup_steps=round(grid.warmup * len(train)), weight_decay=updates.weight_decay,
-            adam_beta1=updates.b1, adam_beta2=updates.b2, adam_epsilon=updates.eps,
-            max_grad_norm=0.0, save_strategy="no", report_to=[], remove_unused_columns=False,
+            str(folder),
+            seed=seed,
+            max_steps=len(train),
+            learning_rate=grid.learning_rate,
+            warmup_steps=round(grid.warmup * len(train)),
+            weight_decay=updates.weight_decay,
+            adam_beta1=updates.b1,
+            adam_beta2=updates.b2,
+            adam_epsilon=updates.eps,
+            max_grad_norm=0.0,
+            save_strategy="no",
+            report_to=[],
+            remove_unused_columns=False,
             # An item of the datasets is a whole batch.
-            per_device_train_batch_size=1, per_device_eval_batch_size=1,
+            per_device_train_batch_size=1,
+            per_device_eval_batch_size=1,
             train_sampling_strategy="sequential",
         ),
         data_collator=functools.partial(inputs_of, task.experiment.model.token_types > 1),
         train_dataset=train,
-    )  # fmt: skip
+    )
 
 
 def inputs_of(has_types: bool, items: list[batches.Batch]) -> dict:

@@ -64,9 +64,13 @@ def main(argv: list[str]) -> int:
         for run, run_rows in zip(trained, rows, strict=True)
     ]
     results = {
-        "tau": args.tau, "seed": args.seed, "tokens_requested": args.tokens, "text": args.text,
-        "notes": notes, "runs": measured,
-    }  # fmt: skip
+        "tau": args.tau,
+        "seed": args.seed,
+        "tokens_requested": args.tokens,
+        "text": args.text,
+        "notes": notes,
+        "runs": measured,
+    }
     summary = report.write(results, args.workdir)
     if args.all_steps:
         for result, run, run_rows in zip(measured, trained, rows, strict=True):

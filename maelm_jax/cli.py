@@ -41,13 +41,17 @@ def parser(description: str) -> argparse.ArgumentParser:
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
     result.add_argument(
-        "--gin_file", action="append", default=[], metavar="FILE",
+        "--gin_file",
+        action="append",
+        default=[],
+        metavar="FILE",
         help="settings; repeatable, later files win; found here or in configs/",
-    )  # fmt: skip
+    )
     result.add_argument(
-        "--workdir", metavar="DIR",
+        "--workdir",
+        metavar="DIR",
         help="the run to write or to work on; default runs/<stem of the first gin file>",
-    )  # fmt: skip
+    )
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     result.epilog = (
         "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
@@ -79,17 +83,21 @@ def add_process_flags(flags: argparse.ArgumentParser):
         "several processes", "Slurm and Open MPI give each process its number; docs/gpus.md"
     )
     group.add_argument(
-        "--coordinator", metavar="HOST:PORT",
+        "--coordinator",
+        metavar="HOST:PORT",
         help='where process 0 listens; "auto" asks a TPU slice, Slurm, Open MPI or Kubernetes',
-    )  # fmt: skip
+    )
     group.add_argument("--processes", type=whole_number(1), metavar="N", help="how many there are")
     group.add_argument(
         "--process", type=whole_number(0), metavar="I", help="the number of this one, from 0"
     )
     group.add_argument(
-        "--peer_timeout", type=whole_number(1, DAY), default=120, metavar="SECONDS",
+        "--peer_timeout",
+        type=whole_number(1, DAY),
+        default=120,
+        metavar="SECONDS",
         help="how long to wait for another process to join or answer",
-    )  # fmt: skip
+    )
 
 
 class Arguments(typing.NamedTuple):

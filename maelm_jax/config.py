@@ -46,14 +46,23 @@ class Vocabulary(Settings):
     """How text becomes ids."""
 
     file: Text | None = setting(
-        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus.")
+        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus."
+    )
     size: int = setting(
-        32768, "Ids, special tokens included. Not read with `file`.", "ids",
-        ge=LEAST_VOCABULARY, le=2**24)
+        32768,
+        "Ids, special tokens included. Not read with `file`.",
+        "ids",
+        ge=LEAST_VOCABULARY,
+        le=2**24,
+    )
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
-        64.0, "Text to train the vocabulary on, picked by document hash from 8 times as much.",
-        "MB", gt=0, le=1e6)
+        64.0,
+        "Text to train the vocabulary on, picked by document hash from 8 times as much.",
+        "MB",
+        gt=0,
+        le=1e6,
+    )
 
 
 @declare
@@ -61,32 +70,44 @@ class Corpus(Settings):
     """Where text comes from and how it is cut into rows. A row is one packed training sequence."""
 
     sources: dict[Text, Rate] = setting(
-        lambda: {"installed_docs": 1.0}, "Rate of each source in the mixture. A source is "
-        "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.")
+        lambda: {"installed_docs": 1.0},
+        "Rate of each source in the mixture. A source is "
+        "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
+    )
     text_files: Text | None = setting(
-        None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`.")
+        None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`."
+    )
     json_field: Text = setting("text", "Field of a .jsonl record that holds the document.")
     text_column: Text = setting(
-        "text", "Column of .parquet and .arrow files, feature of TFRecord and ArrayRecord files.")
+        "text", "Column of .parquet and .arrow files, feature of TFRecord and ArrayRecord files."
+    )
     task_modules: tuple[Text, ...] = setting(
-        (), "Python modules to import, so that `seqio:` names are registered.")
+        (), "Python modules to import, so that `seqio:` names are registered."
+    )
     tfds_data_dir: Text | None = setting(None, "Folder of TFDS datasets. None is TFDS's own.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8, le=2**20)
     heldout_fraction: float = setting(
-        0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5)
+        0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
+    )
     minimum_characters: int = setting(
-        0, "Shorter documents are left out.", "characters", ge=0, le=10**9)
+        0, "Shorter documents are left out.", "characters", ge=0, le=10**9
+    )
     document_filter: Text | None = setting(
-        None, "Python function `module:function`. Leaves out documents for which it is False.")
+        None, "Python function `module:function`. Leaves out documents for which it is False."
+    )
     deduplicate: bool = setting(
-        False, "True leaves out a document whose exact text came before in its source.")
+        False, "True leaves out a document whose exact text came before in its source."
+    )
     skip_bad_files: bool = setting(
-        False, "True leaves out files that cannot be read. False ends the command.")
+        False, "True leaves out files that cannot be read. False ends the command."
+    )
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.")
     shuffle_shards: int = setting(
-        0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0, le=10**6)
+        0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0, le=10**6
+    )
     cache_gb: float = setting(
-        0.0, "Memory for rows read in place. 0 copies those in a bucket.", "GB", ge=0, le=1e5)
+        0.0, "Memory for rows read in place. 0 copies those in a bucket.", "GB", ge=0, le=1e5
+    )
     processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, le=4096)
 
     def check(self):
@@ -100,7 +121,8 @@ class Corpus(Settings):
         module, _, function = (self.document_filter or "module:function").partition(":")
         self.require(
             all(part.isidentifier() for part in (*module.split("."), function)),
-            f"document_filter must be module:function, got {self.document_filter!r}")
+            f"document_filter must be module:function, got {self.document_filter!r}",
+        )
 
     @property
     def rates(self) -> dict[str, float]:
@@ -115,42 +137,57 @@ class Masking(Settings):
     """Which positions are masked, and what the encoder sees of them (paper, sections 3, 4.3)."""
 
     rate: float = setting(
-        0.15,
-        "Masked share of a row's tokens. `<s>` and `</s>` count.",
-        gt=0, lt=1)
+        0.15, "Masked share of a row's tokens. `<s>` and `</s>` count.", gt=0, lt=1
+    )
     rate_plateaus: tuple[tuple[ShareBelowOne, ShareInside], ...] = setting(
-        (), "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
-        "Evaluations keep `heldout_rate`.")
+        (),
+        "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
+        "Evaluations keep `heldout_rate`.",
+    )
     heldout_rate: float | None = setting(
-        None, "Rate in evaluations and rank measurements, for comparison with runs that train at "
-        "other rates. None: `rate`.", gt=0, lt=1)
+        None,
+        "Rate in evaluations and rank measurements, for comparison with runs that train at "
+        "other rates. None: `rate`.",
+        gt=0,
+        lt=1,
+    )
     unit: typing.Literal["token", "word", "span"] = setting(
-        "token", "What is masked as a whole. A span is 4.5 tokens long on average.")
+        "token", "What is masked as a whole. A span is 4.5 tokens long on average."
+    )
     encoder_mask_fraction: Share = setting(
-        0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM.")
+        0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM."
+    )
     random_fraction: Share = setting(
-        0.0, "Of the masked positions that the encoder reads, the share that gets a random token "
-        "instead of [MASK] (BERT: 0.1).")
+        0.0,
+        "Of the masked positions that the encoder reads, the share that gets a random token "
+        "instead of [MASK] (BERT: 0.1).",
+    )
     keep_fraction: Share = setting(
-        0.0, "Of the masked positions that the encoder reads, the share that keeps its token "
-        "(BERT: 0.1).")
+        0.0,
+        "Of the masked positions that the encoder reads, the share that keeps its token "
+        "(BERT: 0.1).",
+    )
     renumber: bool = setting(
-        False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only.")
+        False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only."
+    )
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
     compact: bool = setting(
-        True, "False hides dropped positions by attention mask. Same function, slower: a check.")
+        True, "False hides dropped positions by attention mask. Same function, slower: a check."
+    )
 
     def check(self):
         starts = [start for start, _ in self.rate_plateaus]
         self.require(
             starts == sorted(set(starts)) and starts[:1] in ([], [0]),
-            f"rate_plateaus must begin at 0 and ascend, got {self.rate_plateaus}")
+            f"rate_plateaus must begin at 0 and ascend, got {self.rate_plateaus}",
+        )
         both = "random_fraction and keep_fraction"
         shares = self.random_fraction + self.keep_fraction
         self.require(shares <= 1, f"{both} must not exceed 1 together, got {shares}")
         self.require(
             shares == 0 or self.encoder_mask_fraction > 0,
-            f"{both} say what enters the encoder: set encoder_mask_fraction above 0")
+            f"{both} say what enters the encoder: set encoder_mask_fraction above 0",
+        )
 
     @property
     def named_rates(self) -> list[tuple[str, float]]:
@@ -171,7 +208,8 @@ class Mesh(Settings):
     """How devices are divided. The product is the number of devices."""
 
     data: Axis = setting(
-        -1, "Data parallelism. One axis can be -1: it takes the devices that are left.", "devices")
+        -1, "Data parallelism. One axis can be -1: it takes the devices that are left.", "devices"
+    )
     fsdp: Axis = setting(1, "Data parallelism with sharded parameters and moments.", "devices")
     tensor: Axis = setting(1, "Tensor parallelism.", "devices")
 
@@ -200,37 +238,42 @@ class Experiment:
             if length > positions:
                 raise ConfigError(
                     f"Corpus.sequence_length {length} is longer than the position table: lower it "
-                    f"to {positions}, or set Model.max_positions to {length} or more")
+                    f"to {positions}, or set Model.max_positions to {length} or more"
+                )
         if self.model.decoder_layers == 0 and self.masking.encoder_mask_fraction < 1:
             raise ConfigError(
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a "
                 "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
-                "or decoder_layers above 0")
+                "or decoder_layers above 0"
+            )
         drops = self.masking.compact and self.masking.encoder_mask_fraction < 1
         if self.model.local_attention and self.finetune is None and drops:
             raise ConfigError(
                 "Model.local_attention is for encoders that read whole rows, and the compact "
-                "encoder drops positions: set Masking.compact to False")
+                "encoder drops positions: set Masking.compact to False"
+            )
         for name, rate in self.masking.named_rates:
             if rate * length < 1:
                 raise ConfigError(
                     f"{name} masks less than one of the {length} tokens of a row. "
-                    f"Use {1 / length:.2g} or more")
+                    f"Use {1 / length:.2g} or more"
+                )
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError(
                 "Optimizer.kind = 'muon' works in pretraining only. Set 'adamw' to fine-tune, or "
-                "leave the finetune files out to pretrain")
+                "leave the finetune files out to pretrain"
+            )
         if self.finetune is not None and self.optimizer.ema_decay:
             raise ConfigError(
-                "Optimizer.ema_decay works in pretraining only. Set it to 0 to fine-tune")
+                "Optimizer.ema_decay works in pretraining only. Set it to 0 to fine-tune"
+            )
         self._check_accumulation()
 
     @property
     def evaluated(self) -> typing.Self:
         """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
         rate = self.masking.heldout_rate or self.masking.rate
-        masking = dataclasses.replace(
-            self.masking, rate=rate, rate_plateaus=(), heldout_rate=None)
+        masking = dataclasses.replace(self.masking, rate=rate, rate_plateaus=(), heldout_rate=None)
         return dataclasses.replace(self, masking=masking)
 
     @property
@@ -251,7 +294,8 @@ class Experiment:
         for name, size in sizes:
             if size % self.run.accumulate != 0:
                 raise ConfigError(
-                    f"{name} {size} is not divisible by Run.accumulate {self.run.accumulate}")
+                    f"{name} {size} is not divisible by Run.accumulate {self.run.accumulate}"
+                )
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)

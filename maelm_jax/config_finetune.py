@@ -19,7 +19,18 @@ from maelm_jax.settings import (
 )
 
 Task = typing.Literal[
-    "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "squad1", "squad2", "own",
+    "cola",
+    "sst2",
+    "mrpc",
+    "stsb",
+    "qqp",
+    "mnli",
+    "qnli",
+    "rte",
+    "wnli",
+    "squad1",
+    "squad2",
+    "own",
     "conll",
 ]
 # Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
@@ -51,9 +62,11 @@ class Grid(Settings):
     learning_rate: LearningRate | tuple[LearningRate, ...] = setting(3e-5, "Its peak.")
     epochs: Positive | tuple[Positive, ...] = setting(3, "Passes over the data.", "epochs")
     small_task_epochs: Positive | tuple[Positive, ...] = setting(
-        (), "Tried as well below 10,000 training examples.", "epochs")
+        (), "Tried as well below 10,000 training examples.", "epochs"
+    )
     warmup: ShareBelowOne | tuple[ShareBelowOne, ...] = setting(
-        0.06, "Share of all steps until the peak.")
+        0.06, "Share of all steps until the peak."
+    )
 
     def check(self):
         for name in ("seeds", "batch_size", "learning_rate", "epochs", "warmup"):
@@ -68,10 +81,12 @@ class Squad(Settings):
 
     question_length: Positive = setting(64, "Longest question, cut off there.", "tokens")
     stride: Positive = setting(
-        128, "Distance of two windows' starts, at most half a window.", "tokens")
+        128, "Distance of two windows' starts, at most half a window.", "tokens"
+    )
     answer_length: Positive = setting(30, "Longest answer.", "tokens")
     dev_share: ShareBelowOne = setting(
-        0.0, "Without a training file: share of the dev file's articles that is evaluated.")
+        0.0, "Without a training file: share of the dev file's articles that is evaluated."
+    )
 
 
 @declare
@@ -79,15 +94,18 @@ class CustomTask(FileSettings):
     """The task `own`: one or two columns of text, and labels or a score, in your own files."""
 
     train_file: Text | None = setting(
-        None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.")
+        None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson."
+    )
     dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
     columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
     label: Text = setting("label", "Column of the label, labels or score.")
     labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
     label_separator: Text | None = setting(
-        None, "Separator of the labels in a cell. Set it if a text can have several, or none.")
+        None, "Separator of the labels in a cell. Set it if a text can have several, or none."
+    )
     score_range: tuple[float, ...] = setting(
-        (), "In a regression: the lowest score that can occur, and the highest.")
+        (), "In a regression: the lowest score that can occur, and the highest."
+    )
 
     def check_complete(self):
         """Raises ConfigError when a setting that the task `own` needs is missing."""
@@ -96,32 +114,39 @@ class CustomTask(FileSettings):
         self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
         self.require(
             len({*self.columns, self.label}) == count + 1,
-            f"columns and label must be different columns, got {self.columns} and {self.label!r}")
+            f"columns and label must be different columns, got {self.columns} and {self.label!r}",
+        )
         if self.score_range:
             self.require(
-                not self.labels, "labels and score_range are both given. Leave one of them out")
+                not self.labels, "labels and score_range are both given. Leave one of them out"
+            )
             self.require(
                 self.label_separator is None,
-                "label_separator and score_range are both given. Leave one of them out")
+                "label_separator and score_range are both given. Leave one of them out",
+            )
             low, high = self.score_range if len(self.score_range) == 2 else (0.0, 0.0)
             self.require(
                 0 < high - low < math.inf,
-                f"score_range must be the lowest and the highest score, got {self.score_range}")
+                f"score_range must be the lowest and the highest score, got {self.score_range}",
+            )
             return
         self.require(
             len(set(self.labels)) == len(self.labels) > 1,
             f"labels must name two classes or more, each once, got {self.labels}. "
-            "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead")
+            "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead",
+        )
         if self.label_separator is not None:
             self.require(
                 self.label_separator == " " or not self.label_separator.isspace(),
                 f"label_separator={self.label_separator!r} separates cells or lines. "
-                "Choose another separator, as ','")
+                "Choose another separator, as ','",
+            )
             unclear = [label for label in self.labels if self.label_separator in label]
             self.require(
                 not unclear,
                 f"labels: {unclear} contain the label_separator {self.label_separator!r}. "
-                "Choose another separator")
+                "Choose another separator",
+            )
 
 
 @declare
@@ -129,7 +154,8 @@ class Conll(FileSettings):
     """The task `conll`: a label for each word, in your own files with a line for each word."""
 
     train_file: Text | None = setting(
-        None, "Columns between spaces or tabs, a blank line between sentences. It has all labels.")
+        None, "Columns between spaces or tabs, a blank line between sentences. It has all labels."
+    )
     dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.")
     word_column: Column = setting(0, "Column of the word, from 0. -1 is the last.")
     label_column: Column = setting(-1, "Column of the label, from 0. -1 is the last.")
@@ -146,16 +172,21 @@ class Finetune(Settings):
     tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
     data_dir: Text | None = setting(
-        None, "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.")
+        None, "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS."
+    )
     evaluations: Positive = setting(
-        2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations")
+        2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations"
+    )
     eval_batch_size: Rows = setting(64, "Examples of an evaluation step.", "examples")
     max_length: int = setting(
-        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20)
+        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
+    )
     train_examples: Positive | None = setting(
-        None, "Size of the sample to train on, the same for every seed. None is all.", "examples")
+        None, "Size of the sample to train on, the same for every seed. None is all.", "examples"
+    )
     dev_examples: Positive | None = setting(
-        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples")
+        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
+    )
     grid: Grid = section(Grid)
     squad: Squad = section(Squad)
     custom: CustomTask = section(CustomTask)

@@ -27,9 +27,15 @@ import os
 from maelm_jax import cli, config, gin_files, paths, storage, tables
 
 HEADER = (
-    "model", "step", "mask rate", "masked tokens", "loss (nats)", "95% interval", "accuracy",
+    "model",
+    "step",
+    "mask rate",
+    "masked tokens",
+    "loss (nats)",
+    "95% interval",
+    "accuracy",
     "below unigram",
-)  # fmt: skip
+)
 OF_TEXT = ("Corpus.json_field", "Corpus.text_column")  # settings that --text may need
 
 
@@ -95,8 +101,10 @@ def _cells(score) -> list:
 
 def _write(args: argparse.Namespace, scores: list):
     content = {
-        "text": args.text, "seed": args.seed, "scores": [score._asdict() for score in scores]
-    }  # fmt: skip
+        "text": args.text,
+        "seed": args.seed,
+        "scores": [score._asdict() for score in scores],
+    }
     with paths.writing("--output", args.output):
         storage.write(args.output, json.dumps(content, indent=1) + "\n")
 

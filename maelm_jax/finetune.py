@@ -49,11 +49,21 @@ REPLACED = {
 }
 # Settings of pretraining that nothing replaces, except those in READ.
 UNREAD = (
-    "Vocabulary.", "Corpus.", "Masking.rate_plateaus", "Masking.compact", "Model.decoder_",
-    "Model.unigram_bias", "Model.logit_tile", "Optimizer.schedule", "Optimizer.decay_share",
-    "Optimizer.freeze_encoder_steps", "Optimizer.muon_learning_rate", "Run.batch_size_ramp",
-    "Run.eval_rows", "Run.keep_",
-)  # fmt: skip
+    "Vocabulary.",
+    "Corpus.",
+    "Masking.rate_plateaus",
+    "Masking.compact",
+    "Model.decoder_",
+    "Model.unigram_bias",
+    "Model.logit_tile",
+    "Optimizer.schedule",
+    "Optimizer.decay_share",
+    "Optimizer.freeze_encoder_steps",
+    "Optimizer.muon_learning_rate",
+    "Run.batch_size_ramp",
+    "Run.eval_rows",
+    "Run.keep_",
+)
 READ = ("Corpus.tfds_data_dir",)
 
 
@@ -109,32 +119,39 @@ def _check(args: argparse.Namespace, bindings: list[str]):
 def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
     flags.add_argument(
-        "--init_from", metavar="RUN[,RUN...]",
+        "--init_from",
+        metavar="RUN[,RUN...]",
         help="pretrained workdirs, exported or stock folders; "
         "random:RUN: RUN's model with fresh weights",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--step", type=cli.whole_number(0), metavar="N",
+        "--step",
+        type=cli.whole_number(0),
+        metavar="N",
         help="step of the pretrained workdirs' checkpoint; default the newest",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--predict", metavar="FILE",
+        "--predict",
+        metavar="FILE",
         help="label this file with the fine-tuned model in --workdir, and stop",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--output", metavar="FILE",
+        "--output",
+        metavar="FILE",
         help="with --predict: the predictions; default in --workdir, named as GLUE asks for, "
         "or predictions_STEM.tsv (.json, .txt)",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--score", action="store_true",
+        "--score",
+        action="store_true",
         help="with --predict: compare with the labels in the file, and write _scores.json",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--submission", metavar="FILE.zip",
+        "--submission",
+        metavar="FILE.zip",
         help="label GLUE's test sets with the finished models in --workdir, and stop; "
         "--init_from names the encoder in a table of several",
-    )  # fmt: skip
+    )
     return flags
 
 

@@ -23,8 +23,16 @@ NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 # The exceptions of the Python and gin parsers for text that is not a literal.
 UNREADABLE = (
-    SyntaxError, tokenize.TokenError, ValueError, TypeError, RecursionError, MemoryError,
-    AttributeError, IndexError, KeyError, StopIteration,
+    SyntaxError,
+    tokenize.TokenError,
+    ValueError,
+    TypeError,
+    RecursionError,
+    MemoryError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    StopIteration,
 )
 
 

@@ -32,9 +32,10 @@ def use_huge_pages(argv: typing.Sequence[str]):
         return
     if "[madvise]" in choice and platform.libc_ver()[0] == "glibc":
         os.execve(
-            sys.executable, [sys.executable, *sys.orig_argv[1:]],
+            sys.executable,
+            [sys.executable, *sys.orig_argv[1:]],
             os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-        )  # fmt: skip
+        )
 
 
 def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
@@ -53,5 +54,6 @@ def _is_debugged() -> bool:
     except OSError:
         status = ""
     traced = any(
-        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines())
+        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines()
+    )
     return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules

@@ -66,7 +66,8 @@ def check_folder(flag: str, path: str | os.PathLike):
         except (FileNotFoundError, NotADirectoryError):
             if os.path.islink(part):
                 raise ConfigError(
-                    f"{flag}={path}: {part} is a link to nothing; give a folder") from None
+                    f"{flag}={path}: {part} is a link to nothing; give a folder"
+                ) from None
             continue
         except OSError as error:
             raise ConfigError(f"{flag}={shown(str(path))}: {describe(error)}") from error
@@ -143,7 +144,8 @@ def _check_access(flag: str, path: str):
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(
             f"{flag}={path}: cannot be written to ({folder} is read-only or another user's); "
-            "name another path")
+            "name another path"
+        )
 
 
 def make_folder(flag: str, path: str | os.PathLike):
@@ -173,7 +175,8 @@ def writing(flag: str, path: str | os.PathLike) -> typing.Iterator[None]:
         file = "" if error.filename is None else f": {error.filename}"
         raise ConfigError(
             f"{flag}={path}: cannot be written to ({os.strerror(error.errno)}{file}); "
-            "name another path") from error
+            "name another path"
+        ) from error
 
 
 def _concerns(error: OSError, path: str) -> bool:
@@ -181,4 +184,5 @@ def _concerns(error: OSError, path: str) -> bool:
     names = [name for name in (error.filename, error.filename2) if isinstance(name, str)]
     return not names or any(
         name.startswith(path) or pathlib.Path(path).is_relative_to(name)
-        for name in map(os.path.abspath, names))
+        for name in map(os.path.abspath, names)
+    )

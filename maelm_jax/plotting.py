@@ -26,6 +26,9 @@ def line_styles() -> typing.Iterator[dict]:
     styles = zip(*map(itertools.cycle, (COLOURS, MARKERS, DASHES)), strict=False)
     for colour, marker, dashes in styles:
         yield {
-            "color": colour, "marker": marker, "linestyle": dashes,
-            "markersize": 4.5, "linewidth": 1.3,
-        }  # fmt: skip
+            "color": colour,
+            "marker": marker,
+            "linestyle": dashes,
+            "markersize": 4.5,
+            "linewidth": 1.3,
+        }

@@ -76,28 +76,39 @@ def main(argv: list[str]) -> int:
 def _flags() -> argparse.ArgumentParser:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "--host", type=cli.whole_number(0), default=0, metavar="I",
-        help="number of this machine, from 0"
+        "--host",
+        type=cli.whole_number(0),
+        default=0,
+        metavar="I",
+        help="number of this machine, from 0",
     )
     parser.add_argument(
-        "--hosts", type=cli.whole_number(1, 10_000), default=1, metavar="N",
-        help="machines that share the work"
+        "--hosts",
+        type=cli.whole_number(1, 10_000),
+        default=1,
+        metavar="N",
+        help="machines that share the work",
     )
     parser.add_argument(
-        "--shard", type=cli.whole_number(0), metavar="I",
-        help="tokenise one part only, from 0; needs --shards"
+        "--shard",
+        type=cli.whole_number(0),
+        metavar="I",
+        help="tokenise one part only, from 0; needs --shards",
     )
     parser.add_argument(
         "--shards", type=cli.whole_number(1, 10_000), metavar="N", help="number of parts"
     )
     parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
     parser.add_argument(
-        "--skip_bad_files", action="store_true",
-        help="leave out files that cannot be read: Corpus.skip_bad_files=True"
+        "--skip_bad_files",
+        action="store_true",
+        help="leave out files that cannot be read: Corpus.skip_bad_files=True",
     )
     parser.add_argument(
-        "--runner", choices=("local", "beam"), default="local",
-        help="beam: one pipeline of Apache Beam; --beam_NAME=VALUE gives its options"
+        "--runner",
+        choices=("local", "beam"),
+        default="local",
+        help="beam: one pipeline of Apache Beam; --beam_NAME=VALUE gives its options",
     )
     return parser
 

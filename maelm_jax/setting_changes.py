@@ -43,9 +43,7 @@ def is_listed(name: str, listed: tuple[str, ...]) -> bool:
         name: Section.field.
         listed: Whole names, and beginnings of names, which end in "." or "_".
     """
-    return any(
-        name.startswith(one) if one.endswith((".", "_")) else name == one for one in listed
-    )
+    return any(name.startswith(one) if one.endswith((".", "_")) else name == one for one in listed)
 
 
 def differences(
@@ -89,5 +87,6 @@ def check_workdir(
         remedy = "it has no checkpoint yet: remove it, or " if is_empty else ""
         raise config.ConfigError(
             f"{workdir} holds a run with other settings ({'; '.join(changes)}): {remedy}"
-            "give another --workdir, or the same settings")
+            "give another --workdir, or the same settings"
+        )
     return recorded

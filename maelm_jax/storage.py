@@ -74,7 +74,8 @@ def try_lock(file: typing.BinaryIO | int) -> bool:
             raise
         log.warning(
             "this file system has no locks: "
-            "make sure that no other process works on the same folder")
+            "make sure that no other process works on the same folder"
+        )
     return True
 
 
@@ -155,7 +156,8 @@ def unreachable(path: str, error: Exception) -> settings.RunError:
     """Returns the error for a bucket that refuses or does not answer."""
     return settings.RunError(
         f"{path}: the bucket cannot be reached now ({settings.described(error)}); check its name "
-        "and your permissions, then give the same command again")
+        "and your permissions, then give the same command again"
+    )
 
 
 @reaching

@@ -25,13 +25,15 @@ def main(argv: list[str]) -> int:
     began = time.perf_counter()
     flags = cli.parser(__doc__)
     flags.add_argument(
-        "--dry_run", action="store_true",
+        "--dry_run",
+        action="store_true",
         help="print parameters, FLOPs, memory and mesh, then stop; reads no data",
-    )  # fmt: skip
+    )
     flags.add_argument(
-        "--accept_new_data", action="store_true",
+        "--accept_new_data",
+        action="store_true",
         help="go on with other rows than the run began with, and record that (rows.json)",
-    )  # fmt: skip
+    )
     cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
@@ -43,10 +45,12 @@ def main(argv: list[str]) -> int:
     if args.workdir.startswith("s3://"):
         raise settings.ConfigError(
             f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
-            "give gs://..., or a folder on a disk that all processes share")
+            "give gs://..., or a folder on a disk that all processes share"
+        )
     if experiment.finetune:
         raise settings.ConfigError(
-            "train pretrains: give the finetune files to python -m maelm_jax.finetune")
+            "train pretrains: give the finetune files to python -m maelm_jax.finetune"
+        )
     experiment, encoder_source = start.resolve_source(experiment, args.workdir)
     if not args.dry_run:
         setting_changes.check_workdir(args.workdir, experiment)

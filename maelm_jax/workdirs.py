@@ -7,9 +7,14 @@ from maelm_jax import storage
 
 # Files that a resumed run reads at its start.
 RECORDS = (
-    "config.gin", "environment.txt", "changes.txt", "rows.json", "origin.json",
-    "vocabulary/sentencepiece.model", "vocabulary/tokenizer.json",
-)  # fmt: skip
+    "config.gin",
+    "environment.txt",
+    "changes.txt",
+    "rows.json",
+    "origin.json",
+    "vocabulary/sentencepiece.model",
+    "vocabulary/tokenizer.json",
+)
 # A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
 # or a checkpoint of the published code.
 RUN_FILES = ("config.gin", "config.json", "model.pt")

@@ -11,9 +11,16 @@ LENGTH, ROWS, SIZE = 32, 4, 100
 # Ids below 50 begin a word, those from 50 on continue one.
 SPECIAL = config.SpecialIds(0, 1, 2, 3, SIZE - 1, tuple(50 <= i < SIZE - 1 for i in range(SIZE)))
 SMALL = (
-    "TRAIN_STEPS=4", f"BATCH_SIZE={ROWS}", f"SEQUENCE_LENGTH={LENGTH}", f"Model.max_positions={LENGTH}", "Model.layers=1", "Model.width=64",
-    "Model.heads=1", "Model.feed_forward=128", "Model.init_std=0.2",
-)  # fmt: skip
+    "TRAIN_STEPS=4",
+    f"BATCH_SIZE={ROWS}",
+    f"SEQUENCE_LENGTH={LENGTH}",
+    f"Model.max_positions={LENGTH}",
+    "Model.layers=1",
+    "Model.width=64",
+    "Model.heads=1",
+    "Model.feed_forward=128",
+    "Model.init_std=0.2",
+)
 
 
 def load(name: str, *more: str) -> config.Experiment:

@@ -57,10 +57,7 @@ def main() -> int:
 def check(program: Program, text: str) -> list[str]:
     """What is wrong with a plan."""
     problems = []
-    launches = {
-        kind: int(count.replace(",", ""))
-        for kind, count in re.findall(r"^(cuDNN|Pallas|all)\b.*?([\d,]+) +[\d.]+$", text, re.MULTILINE)
-    }
+    launches = {kind: int(count.replace(",", "")) for kind, count in re.findall(r"^(cuDNN|Pallas|all)\b.*?([\d,]+) +[\d.]+$", text, re.MULTILINE)}
     attention = {kind: count for kind, count in launches.items() if kind != "all"}
     if attention != program.attention_launches:
         problems.append(f"attention takes the launches {attention} instead of {program.attention_launches}")

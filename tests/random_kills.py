@@ -57,10 +57,17 @@ def cases(text: pathlib.Path, pretrained: pathlib.Path) -> list[Case]:
 
     def finetune(folder):
         settings = {
-            "TRAIN_FILE": text / "train.tsv", "DEV_FILE": text / "dev.tsv", "CustomTask.columns": "('text',)",
-            "CustomTask.label": "long", "CustomTask.labels": "('no', 'yes')", "Finetune.max_length": 32,
-            "EPOCHS": 4, "BATCH_SIZE": 16, "LEARNING_RATE": 1e-3, "Run.checkpoint_every": 5,
-        }  # fmt: skip
+            "TRAIN_FILE": text / "train.tsv",
+            "DEV_FILE": text / "dev.tsv",
+            "CustomTask.columns": "('text',)",
+            "CustomTask.label": "long",
+            "CustomTask.labels": "('no', 'yes')",
+            "Finetune.max_length": 32,
+            "EPOCHS": 4,
+            "BATCH_SIZE": 16,
+            "LEARNING_RATE": 1e-3,
+            "Run.checkpoint_every": 5,
+        }
         flags = [f"--gin.{name}={value}" for name, value in settings.items()]
         start = [f"--init_from={pretrained}", f"--workdir={folder / 'tuned'}"]
         return ["finetune", "--gin_file=finetune/own.gin", *start, *flags]

@@ -33,9 +33,18 @@ def text(tmp_path_factory) -> pathlib.Path:
 def workdir(text: pathlib.Path, path: pathlib.Path, *more: str, keep=("encoder", "decoder", "head"), seed=0) -> str:
     """A run's folder as maelm_jax.train leaves it, but for the training; `keep` names the top-level modules in its checkpoint."""
     settings = [
-        "BATCH_SIZE=8", "SEQUENCE_LENGTH=32", f"TEXT_FILES={text}/*.txt", "Vocabulary.size=400", f"Corpus.rows_dir={text}/rows",
-        "Corpus.processes=1", "Corpus.heldout_fraction=0.2", f"Model.width={WIDTH}", "Model.heads=2", "Model.feed_forward=32", "Model.layers=2",
-    ]  # fmt: skip
+        "BATCH_SIZE=8",
+        "SEQUENCE_LENGTH=32",
+        f"TEXT_FILES={text}/*.txt",
+        "Vocabulary.size=400",
+        f"Corpus.rows_dir={text}/rows",
+        "Corpus.processes=1",
+        "Corpus.heldout_fraction=0.2",
+        f"Model.width={WIDTH}",
+        "Model.heads=2",
+        "Model.feed_forward=32",
+        "Model.layers=2",
+    ]
     files = [name.removeprefix("--gin_file=") for name in more if name.startswith("--gin_file=")]
     experiment = gin_files.load(["tiny.gin", *files], [*settings, *(name for name in more if not name.startswith("--"))])
     vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
@@ -185,10 +194,7 @@ def test_masks_of_the_command_line_are_those_of_the_measurement_only(runs, tmp_p
     (mae,) = results["runs"]
     assert mae["tokens"]["mask"] / mae["tokens"]["plain"] == pytest.approx(0.3, abs=0.01), "these masks are measured"
     (note,) = results["notes"]
-    assert note == (
-        "the ranks of mae are measured with other masks than the run has "
-        "(rate: 0.15 -> 0.3; encoder_mask_fraction: 0.0 -> 1.0)"
-    )
+    assert note == ("the ranks of mae are measured with other masks than the run has (rate: 0.15 -> 0.3; encoder_mask_fraction: 0.0 -> 1.0)")
     assert note in (tmp_path / "report.md").read_text()
 
 
@@ -242,12 +248,23 @@ def test_a_fine_tuned_run_is_called_by_its_start_and_task():
     assert name("seed1", "random:runs/tiny") == "random-tiny on rte"
 
 
-@pytest.mark.parametrize("flag,message", [
-    ("--seed=-1", "--seed: must be"), (f"--seed={2**32}", "--seed: must be"), (f"--seed={10**400}", "--seed: must be"),
-    ("--sets=0", "--sets: must be"), ("--tokens=-1", "--tokens: must be"), ("--tau=nan", "is not a share in"),
-    ("--tau=inf", "is not a share in"), ("--tau=-1", "is not a share in"), ("--workdir=", "is empty"),
-    ("--workdir=gs://bucket/report", "know buckets"), ("--workdir=/proc/version/report", "is a file"), ("--workdir=/proc/version", "is a file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flag,message",
+    [
+        ("--seed=-1", "--seed: must be"),
+        (f"--seed={2**32}", "--seed: must be"),
+        (f"--seed={10**400}", "--seed: must be"),
+        ("--sets=0", "--sets: must be"),
+        ("--tokens=-1", "--tokens: must be"),
+        ("--tau=nan", "is not a share in"),
+        ("--tau=inf", "is not a share in"),
+        ("--tau=-1", "is not a share in"),
+        ("--workdir=", "is empty"),
+        ("--workdir=gs://bucket/report", "know buckets"),
+        ("--workdir=/proc/version/report", "is a file"),
+        ("--workdir=/proc/version", "is a file"),
+    ],
+)
 def test_a_flag_out_of_range_is_one_line(flag, message):
     with pytest.raises(config.ConfigError, match=message) as error:
         analyze.main(["--runs=nowhere", flag])

@@ -79,9 +79,12 @@ def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_pat
     sections = [section() for section in config.SECTIONS]
     model = config.Model(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
     tiny = dataclasses.replace(
-        config.Experiment(*sections), corpus=config.Corpus(sequence_length=16), vocabulary=config.Vocabulary(size=300),
-        model=model, run=config.Run(batch_size=2),
-    )  # fmt: skip
+        config.Experiment(*sections),
+        corpus=config.Corpus(sequence_length=16),
+        vocabulary=config.Vocabulary(size=300),
+        model=model,
+        run=config.Run(batch_size=2),
+    )
     measurements = accelerator.measure_all({"tiny": tiny}, steps=1, end=float("inf"), interpret=True)
     assert [(one.model, one.backend, one.problem) for one in measurements] == [("tiny", name, "") for name in ("xla", "pallas_tpu", "pallas_gpu")]
     late = accelerator.measure_all({"tiny": tiny}, steps=1, end=0.0, interpret=False)
@@ -110,8 +113,12 @@ def test_accelerator_goes_on_when_one_backend_fails_on_the_device(accelerator, m
 
     monkeypatch.setattr(accelerator, "results", failing)
     assert accelerator.check("cudnn", "bias", accelerator.Shape(1, 8, 2, 64), {}) == (
-        "cudnn", "bias", {}, False, "failed: the device has no such instruction",
-    )  # fmt: skip
+        "cudnn",
+        "bias",
+        {},
+        False,
+        "failed: the device has no such instruction",
+    )
 
 
 @pytest.mark.parametrize("name,layers", [("base", 12), ("large", 24)])

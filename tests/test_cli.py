@@ -44,12 +44,26 @@ def test_deterministic_operations_are_asked_for_before_a_device_is_there():
     assert words == ["--xla_gpu_deterministic_ops=true", "False", "3.0"]
 
 
-@pytest.mark.parametrize("number,status", [
-    (errno.ENOENT, 2), (errno.ENOTDIR, 2), (errno.EISDIR, 2), (errno.EACCES, 2), (errno.EPERM, 2),
-    (errno.EROFS, 2), (errno.ENAMETOOLONG, 2), (errno.ELOOP, 2), (errno.EEXIST, 2),
-    (errno.ENOTEMPTY, 2), (errno.EIO, 1), (errno.ENOSPC, 1), (errno.EDQUOT, 1),
-    (errno.ESTALE, 1), (errno.EMFILE, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "number,status",
+    [
+        (errno.ENOENT, 2),
+        (errno.ENOTDIR, 2),
+        (errno.EISDIR, 2),
+        (errno.EACCES, 2),
+        (errno.EPERM, 2),
+        (errno.EROFS, 2),
+        (errno.ENAMETOOLONG, 2),
+        (errno.ELOOP, 2),
+        (errno.EEXIST, 2),
+        (errno.ENOTEMPTY, 2),
+        (errno.EIO, 1),
+        (errno.ENOSPC, 1),
+        (errno.EDQUOT, 1),
+        (errno.ESTALE, 1),
+        (errno.EMFILE, 1),
+    ],
+)
 def test_a_path_that_fails_is_one_line(number, status, capsys):
     def main(argv):
         raise OSError(number, os.strerror(number), "some/path")
@@ -76,10 +90,14 @@ def test_a_full_disk_without_a_path_is_one_line(capsys):
     assert line.startswith("error: a file: No space left on device; free some space")
 
 
-@pytest.mark.parametrize("error", [
-    MemoryError(), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes."),
-    jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 4294967296 bytes."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes."),
+        jax.errors.JaxRuntimeError("INTERNAL: Error dispatching computation: Out of memory allocating 4294967296 bytes."),
+    ],
+)
 def test_too_little_memory_is_one_line(capsys, error):
     def main(argv):
         raise error

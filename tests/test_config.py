@@ -77,36 +77,41 @@ def test_the_published_settings_differ_from_the_presets_in_buckets_and_masks_onl
     assert (published.model.num_buckets, published.model.max_distance) == buckets
     assert published.model.relative_buckets == "reference" and published.masking.mask_special_tokens
     assert {line.partition(":")[0] for line in setting_changes.differences(preset, published)} == {
-        "Model.relative_buckets", "Masking.mask_special_tokens",
-        *(["Model.num_buckets"] if buckets[0] != 32 else []), *(["Model.max_distance"] if buckets[1] != 128 else []),
-    }  # fmt: skip
+        "Model.relative_buckets",
+        "Masking.mask_special_tokens",
+        *(["Model.num_buckets"] if buckets[0] != 32 else []),
+        *(["Model.max_distance"] if buckets[1] != 128 else []),
+    }
 
 
-@pytest.mark.parametrize("bindings,message", [
-    (["TRAIN_STEP=5"], "--gin.TRAIN_STEP: no macro of this name in tiny.gin; did you mean TRAIN_STEPS?"),
-    (["TRAIN_STEPS=many"], "Run.train_steps must be an integer from 1 to 100000000, got 'many'"),
-    (["TRAIN_STEPS=1.5"], "Run.train_steps must be an integer from 1 to 100000000, got 1.5"),
-    (["Model.layer=3"], "layer"),
-    (["Modle.layers=3"], "Modle"),
-    (["SEED"], "expected --gin.NAME=VALUE"),
-    (["Model.positions=rotary"], "Model.positions = 'rotary' needs relative_buckets = 'none', got 't5'"),
-    (["Model.positions=rotary", "Model.relative_buckets=none"], "positions = 'rotary' needs decoder_relative_bias = False"),
-    (["Model.positions=rotary", "Model.relative_buckets=none", "Model.decoder_relative_bias=False", "Model.heads=128"], "heads of an even size"),
-    (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
-    (["Model.local_attention=8"], "local_attention needs positions = 'rotary'"),
-    (["SEQUENCE_LENGTH=256"], "longer than the position table: lower it to 128, or set Model.max_positions to 256"),
-    (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),
-    (["Model.heads=3"], "not divisible by heads"),
-    (["Masking.random_fraction=0.5"], "set encoder_mask_fraction above 0"),
-    (["Masking.encoder_mask_fraction=1", "Masking.random_fraction=0.7", "Masking.keep_fraction=0.6"], "must not exceed 1 together"),
-    (["Masking.unit=nothing"], "Masking.unit must be one of 'token', 'word', 'span', got 'nothing'"),
-    (["Model.decoder_slots=masked"], "needs decoder_attention with 'cross'"),
-    (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
-    (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
-    (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "needs the defaults of decoder_width"),
-    (["Run.rank_every=-1"], "Run.rank_every must be an integer from 0 to 2147483647, got -1"),
-    (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bindings,message",
+    [
+        (["TRAIN_STEP=5"], "--gin.TRAIN_STEP: no macro of this name in tiny.gin; did you mean TRAIN_STEPS?"),
+        (["TRAIN_STEPS=many"], "Run.train_steps must be an integer from 1 to 100000000, got 'many'"),
+        (["TRAIN_STEPS=1.5"], "Run.train_steps must be an integer from 1 to 100000000, got 1.5"),
+        (["Model.layer=3"], "layer"),
+        (["Modle.layers=3"], "Modle"),
+        (["SEED"], "expected --gin.NAME=VALUE"),
+        (["Model.positions=rotary"], "Model.positions = 'rotary' needs relative_buckets = 'none', got 't5'"),
+        (["Model.positions=rotary", "Model.relative_buckets=none"], "positions = 'rotary' needs decoder_relative_bias = False"),
+        (["Model.positions=rotary", "Model.relative_buckets=none", "Model.decoder_relative_bias=False", "Model.heads=128"], "heads of an even size"),
+        (["Model.relative_buckets=t6"], "Model.relative_buckets must be one of 't5', 'reference', 'none', got 't6'"),
+        (["Model.local_attention=8"], "local_attention needs positions = 'rotary'"),
+        (["SEQUENCE_LENGTH=256"], "longer than the position table: lower it to 128, or set Model.max_positions to 256"),
+        (["Model.decoder_layers=0"], "encoder_mask_fraction = 1"),
+        (["Model.heads=3"], "not divisible by heads"),
+        (["Masking.random_fraction=0.5"], "set encoder_mask_fraction above 0"),
+        (["Masking.encoder_mask_fraction=1", "Masking.random_fraction=0.7", "Masking.keep_fraction=0.6"], "must not exceed 1 together"),
+        (["Masking.unit=nothing"], "Masking.unit must be one of 'token', 'word', 'span', got 'nothing'"),
+        (["Model.decoder_slots=masked"], "needs decoder_attention with 'cross'"),
+        (["Model.decoder_attention=cross", "Model.decoder_causal=True"], "decoder_causal needs decoder_attention with 'self'"),
+        (["Model.decoder_width=100"], "decoder_width 100 is not a multiple of the encoder's head size 32"),
+        (["Model.decoder_layers=0", "Masking.encoder_mask_fraction=1", "Model.decoder_causal=True"], "needs the defaults of decoder_width"),
+        (["Run.rank_every=-1"], "Run.rank_every must be an integer from 0 to 2147483647, got -1"),
+        (["Corpus.sources={'wikipedia': 1.0}"], "is none of installed_docs, files:GLOB"),
+    ],
+)
 def test_wrong_settings(bindings, message):
     with pytest.raises(config.ConfigError) as error:
         gin_files.load(["tiny.gin"], bindings)

@@ -78,9 +78,13 @@ def test_the_interval_is_that_of_a_ratio_of_sums():
     assert scoring._half_interval(losses[0, :1], counts[0, :1], means[0]) is None
 
 
-@pytest.mark.parametrize("before,after", [
-    ("encoder_mask_fraction = 0.0", "encoder_mask_fraction = 1.0"), ("renumber = False", "renumber = True"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "before,after",
+    [
+        ("encoder_mask_fraction = 0.0", "encoder_mask_fraction = 1.0"),
+        ("renumber = False", "renumber = True"),
+    ],
+)
 def test_the_encoder_reads_masks_as_in_pretraining(uninterrupted, other_text, tmp_path, scores, before, after):
     """In a run and in its export: a decoder does not tell that the encoder reads no mask, nor which positions it reads."""
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")

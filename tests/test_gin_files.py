@@ -10,13 +10,16 @@ from maelm_jax import cli, config, config_files, gin_files
 DATA = pathlib.Path(__file__).parent / "data"
 
 
-@pytest.mark.parametrize("binding,of", [
-    ("Run.batch_size=8", lambda e: e.run.batch_size == 8),
-    ("Run.train_steps=8", lambda e: e.run.train_steps == 8),
-    ("Run.seed=8", lambda e: e.run.seed == 8),
-    ("Corpus.sequence_length=8", lambda e: e.corpus.sequence_length == 8),
-    ("Corpus.text_files=a.txt", lambda e: e.corpus.text_files == "a.txt"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "binding,of",
+    [
+        ("Run.batch_size=8", lambda e: e.run.batch_size == 8),
+        ("Run.train_steps=8", lambda e: e.run.train_steps == 8),
+        ("Run.seed=8", lambda e: e.run.seed == 8),
+        ("Corpus.sequence_length=8", lambda e: e.corpus.sequence_length == 8),
+        ("Corpus.text_files=a.txt", lambda e: e.corpus.text_files == "a.txt"),
+    ],
+)
 def test_a_field_can_be_bound_although_a_macro_stands_for_it(binding, of):
     assert of(gin_files.load(["tiny.gin"], [binding]))
 
@@ -35,9 +38,7 @@ def test_the_older_names_of_settings_of_fine_tuning_mean_the_same():
     finetune = gin_files.load([str(DATA / "finetuned_workdir_of_2026_11_22.gin")]).finetune
     assert finetune.grid == config.Grid(3, 16, 1e-3, 4, 10, 0.1)
     assert finetune.squad == config.Squad(32, 64, 20, 0.25)
-    assert finetune.custom == config.CustomTask(
-        "train.tsv", "dev.tsv", ("a", "b"), "good", ("no", "yes")
-    )
+    assert finetune.custom == config.CustomTask("train.tsv", "dev.tsv", ("a", "b"), "good", ("no", "yes"))
     assert (finetune.tasks, finetune.init_from) == ("own", "runs/tiny")
     files = ["base.gin", "finetune/base.gin", "finetune/rte.gin"]
     later = gin_files.load(files, ["Grid.epochs=2", "Finetune.epochs=5"])
@@ -58,9 +59,13 @@ def test_a_file_can_bind_a_field_although_a_macro_stands_for_it(tmp_path):
     assert gin_files.load([str(tmp_path / "mine.gin")]).run.batch_size == 8
 
 
-@pytest.mark.parametrize("bindings", [
-    ["BATCH_SIZE=16", "Run.batch_size=8"], ["Run.batch_size=8", "BATCH_SIZE=16"],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bindings",
+    [
+        ["BATCH_SIZE=16", "Run.batch_size=8"],
+        ["Run.batch_size=8", "BATCH_SIZE=16"],
+    ],
+)
 def test_a_macro_and_its_field_together_are_refused(bindings):
     message = "--gin.BATCH_SIZE has no effect, because Run.batch_size is bound directly"
     with pytest.raises(config.ConfigError, match=message):
@@ -71,33 +76,36 @@ def test_a_macro_of_a_macro():
     assert gin_files.load(["tiny.gin"], ["TRAIN_STEPS=%SEED", "SEED=7"]).run.train_steps == 7
 
 
-@pytest.mark.parametrize("text,message", [
-    ("Run.seed == 3", "line 1"),
-    ("\n\nRun.seed 3", "line 3"),
-    ("Run.seed = ", "line 1"),
-    ("Run.seed = (1,\n", "line"),
-    ("Run.seed = '", "line 1"),
-    ("Run.seed = " + "(" * 5000, "line"),
-    ("Run.seed = " + "9" * 5000, "line 1"),
-    ("Run.seed = [1, 2", "line"),
-    ("Run.seed = {[]: 1}", "line 1"),
-    ("  Run.seed = 1\n Run.seed = 2", "line"),
-    ("Run.sed = 3", "line 1: Run.sed: there is no such setting; did you mean seed?"),
-    ("SEED = 1\nRnu.seed = 3", "line 2: Rnu.seed: there is no section 'Rnu'; did you mean Run?"),
-    ("\n\nRun.seed = @Model()", "line 3: @Model: a value is a Python literal or a %MACRO"),
-    ("Run.seed = %SEDE", "%SEDE: no macro of this name is defined"),
-    ("A = %B\nB = %A\nRun.seed = %A", "in a circle"),
-    ("train/Run.seed = 3", "scope 'train' is not used here"),
-    ("import no_such_module", "line 1: No module named 'no_such_module'"),
-    ("import failing_module", "line 1: import failing_module: NameError: name 'nothing' is not defined; correct the module"),
-    ("include 'nowhere.gin'", "no gin file 'nowhere.gin'"),
-    ("include 3", "line 1"),
-    ("include 'mine.gin'", "mine.gin includes itself"),
-    ("include 'other.gin'", "mine.gin includes itself"),
-    ("Run:\n  sed = 3", "there is no such setting"),
-    ("\x00", "line 1"),
-    ("{", "line"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("Run.seed == 3", "line 1"),
+        ("\n\nRun.seed 3", "line 3"),
+        ("Run.seed = ", "line 1"),
+        ("Run.seed = (1,\n", "line"),
+        ("Run.seed = '", "line 1"),
+        ("Run.seed = " + "(" * 5000, "line"),
+        ("Run.seed = " + "9" * 5000, "line 1"),
+        ("Run.seed = [1, 2", "line"),
+        ("Run.seed = {[]: 1}", "line 1"),
+        ("  Run.seed = 1\n Run.seed = 2", "line"),
+        ("Run.sed = 3", "line 1: Run.sed: there is no such setting; did you mean seed?"),
+        ("SEED = 1\nRnu.seed = 3", "line 2: Rnu.seed: there is no section 'Rnu'; did you mean Run?"),
+        ("\n\nRun.seed = @Model()", "line 3: @Model: a value is a Python literal or a %MACRO"),
+        ("Run.seed = %SEDE", "%SEDE: no macro of this name is defined"),
+        ("A = %B\nB = %A\nRun.seed = %A", "in a circle"),
+        ("train/Run.seed = 3", "scope 'train' is not used here"),
+        ("import no_such_module", "line 1: No module named 'no_such_module'"),
+        ("import failing_module", "line 1: import failing_module: NameError: name 'nothing' is not defined; correct the module"),
+        ("include 'nowhere.gin'", "no gin file 'nowhere.gin'"),
+        ("include 3", "line 1"),
+        ("include 'mine.gin'", "mine.gin includes itself"),
+        ("include 'other.gin'", "mine.gin includes itself"),
+        ("Run:\n  sed = 3", "there is no such setting"),
+        ("\x00", "line 1"),
+        ("{", "line"),
+    ],
+)
 def test_a_text_that_is_no_gin_file(text, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.gin").write_text(text)
@@ -119,10 +127,13 @@ def test_a_block_of_bindings(tmp_path):
 def test_a_file_that_cannot_be_read(tmp_path):
     (tmp_path / "binary.gin").write_bytes(b"Run.seed = \xff\xfe")
     for name, message in (
-        (tmp_path, "is a folder"), (tmp_path / "binary.gin", "byte 11: not UTF-8 text"),
-        ("", "no gin file ''"), ("x" * 300, "File name too long"), ("a\0b", "no gin file"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "binary.gin", "byte 11: not UTF-8 text"),
+        ("", "no gin file ''"),
+        ("x" * 300, "File name too long"),
+        ("a\0b", "no gin file"),
         ("/dev/null", "no gin file '/dev/null'"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(config.ConfigError) as error:
             gin_files.load([str(name)])
         assert message in str(error.value) and "\n" not in str(error.value)
@@ -183,11 +194,14 @@ def test_an_ablation_without_a_size_is_refused(bindings):
         gin_files.load(["ablations/spans.gin"], bindings)
 
 
-@pytest.mark.parametrize("name,hint", [
-    ("spans.gin", "no gin file 'spans.gin'; did you mean ablations/spans.gin?"),
-    ("ablations/span.gin", "did you mean ablations/spans.gin?"),
-    ("nothing-like-it", "configs/ holds base.gin, base_plus.gin"),
-])
+@pytest.mark.parametrize(
+    "name,hint",
+    [
+        ("spans.gin", "no gin file 'spans.gin'; did you mean ablations/spans.gin?"),
+        ("ablations/span.gin", "did you mean ablations/spans.gin?"),
+        ("nothing-like-it", "configs/ holds base.gin, base_plus.gin"),
+    ],
+)
 def test_a_gin_file_that_does_not_exist_brings_a_hint(name, hint):
     with pytest.raises(config.ConfigError, match=re.escape(hint)):
         config_files.find(name)

@@ -56,10 +56,16 @@ def test_what_does_not_train_stays_as_it_is(restarted, flag):
     assert not restarted([*TRAINING, flag])
 
 
-@pytest.mark.parametrize("name,value,expected", [
-    ("MAELM_HUGE_PAGES", "0", False), ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0", False), ("JAX_PLATFORMS", "cuda,cpu", False),
-    ("JAX_PLATFORMS", "tpu", False), ("JAX_PLATFORMS", "cpu", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,value,expected",
+    [
+        ("MAELM_HUGE_PAGES", "0", False),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0", False),
+        ("JAX_PLATFORMS", "cuda,cpu", False),
+        ("JAX_PLATFORMS", "tpu", False),
+        ("JAX_PLATFORMS", "cpu", True),
+    ],
+)
 def test_the_environment_decides(restarted, monkeypatch, name, value, expected):
     monkeypatch.setenv(name, value)
     assert restarted(TRAINING) == expected

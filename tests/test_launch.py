@@ -50,10 +50,14 @@ def test_local():
     assert commands[-1] == [".venv/bin/python", "-m", "maelm_jax.train", *ARGUMENTS]
 
 
-@pytest.mark.parametrize("names,message", [
-    ({"VARIANTS": "mae-lm mml"}, "VARIANTS: there is no variant mml"), ({"TASKS": "rte mprc"}, "TASKS: no data of mprc in"),
-    ({"TASKS": "rte cola"}, "TASKS: no data of cola in"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "names,message",
+    [
+        ({"VARIANTS": "mae-lm mml"}, "VARIANTS: there is no variant mml"),
+        ({"TASKS": "rte mprc"}, "TASKS: no data of mprc in"),
+        ({"TASKS": "rte cola"}, "TASKS: no data of cola in"),
+    ],
+)
 def test_a_name_that_miniature_does_not_know_is_refused_before_anything_runs(tmp_path, names, message):
     (tmp_path / "glue" / "RTE").mkdir(parents=True)
     line = ["bash", str(ROOT / "launch/miniature.sh"), "*.txt", str(tmp_path / "out"), str(tmp_path / "glue")]
@@ -80,8 +84,15 @@ def test_tpu_pod_shows_the_whole_sequence():
     commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine")
     assert all(command[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] or command[0] == "git" for command in commands)
     assert [command[4] if command[0] == "gcloud" else "git" for command in commands] == [
-        "describe", "create", "ssh", "git", "scp", "ssh", "ssh", "ssh"
-    ]  # fmt: skip
+        "describe",
+        "create",
+        "ssh",
+        "git",
+        "scp",
+        "ssh",
+        "ssh",
+        "ssh",
+    ]
     assert all("--zone=us-west4-a" in command for command in commands if command[0] == "gcloud")
     assert {"--accelerator-type=v5litepod-256", "--spot", "--network=mine"} <= set(commands[1])
     install, start, watch = (command[-1].removeprefix("--command=") for command in commands[-3:])
@@ -124,9 +135,14 @@ def test_a_relative_destination_of_rows_is_that_of_the_caller():
 def test_jobset():
     text = (ROOT / "launch" / "jobset.yaml").read_text()
     values = {
-        "IMAGE": "registry/image", "ACCELERATOR": "tpu-v5-lite-podslice", "TOPOLOGY": "4x4", "HOSTS": "4", "CHIPS": "4", "GIN_FILE": "base.gin",
+        "IMAGE": "registry/image",
+        "ACCELERATOR": "tpu-v5-lite-podslice",
+        "TOPOLOGY": "4x4",
+        "HOSTS": "4",
+        "CHIPS": "4",
+        "GIN_FILE": "base.gin",
         "BUCKET": "gs://bucket",
-    }  # fmt: skip
+    }
     assert set(re.findall(r"\$\{(\w+)\}", text)) - {"..."} == set(values)
     for name, value in values.items():
         text = text.replace(f"${{{name}}}", value)

@@ -10,11 +10,18 @@ from maelm_jax import config, embed, paths
 from maelm_jax.analysis import figures, report
 
 
-@pytest.mark.parametrize("path,message", [
-    ("", "is empty"), ("file/out", "is a file"), ("file/deep/out", "is a file"),
-    ("a" * 300, "too long"), ("out\udcff", "UTF-8"), ("loop/out", "symbolic links"),
-    ("nowhere/out", "link to nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path,message",
+    [
+        ("", "is empty"),
+        ("file/out", "is a file"),
+        ("file/deep/out", "is a file"),
+        ("a" * 300, "too long"),
+        ("out\udcff", "UTF-8"),
+        ("loop/out", "symbolic links"),
+        ("nowhere/out", "link to nothing"),
+    ],
+)
 @pytest.mark.parametrize("check", [paths.check_output_file, paths.check_output_folder])
 def test_a_path_that_cannot_be_is_one_line(tmp_path, monkeypatch, check, path, message):
     monkeypatch.chdir(tmp_path)

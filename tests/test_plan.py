@@ -27,10 +27,7 @@ def run(*more: str) -> subprocess.CompletedProcess:
 def test_a_sweep_ends_with_1_when_nothing_fits(fits, status, recommended, monkeypatch):
     experiment = gin_files.load(["tiny.gin"])
     compute = target.Compute(1.0, "")
-    plans = [
-        estimate.Plan(experiment, sharding.MeshSizes(8, 1, 1), 4, {}, 1.0, one, model_flops=1.0, compute=compute, sending=0.0)
-        for one in fits
-    ]
+    plans = [estimate.Plan(experiment, sharding.MeshSizes(8, 1, 1), 4, {}, 1.0, one, model_flops=1.0, compute=compute, sending=0.0) for one in fits]
     printed = []
 
     def sweep(*_):
@@ -70,11 +67,18 @@ def test_the_tpu_compiler():
     assert done.returncode == 1 and "does not fit: the compiler needs" in done.stdout
 
 
-@pytest.mark.parametrize("command,flags,message", [
-    (plan, ["--topology=cpu:1", "--sweep", "--no_largest"], "--no_largest: --sweep does not look for"),
-    (plan, ["--topology=cpu:1", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"], "leave the finetune files out"),
-    (train, ["--dry_run", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"], "give the finetune files to python -m maelm_jax.finetune"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "command,flags,message",
+    [
+        (plan, ["--topology=cpu:1", "--sweep", "--no_largest"], "--no_largest: --sweep does not look for"),
+        (plan, ["--topology=cpu:1", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"], "leave the finetune files out"),
+        (
+            train,
+            ["--dry_run", "--gin_file=finetune/base.gin", "--gin_file=finetune/rte.gin"],
+            "give the finetune files to python -m maelm_jax.finetune",
+        ),
+    ],
+)
 def test_what_a_command_would_not_read_is_refused(command, flags, message):
     with pytest.raises(config.ConfigError, match=message):
         command.main(["--gin_file=base.gin", *flags])

@@ -11,12 +11,18 @@ from maelm_jax.data import vocabularies
 PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
 
 
-@pytest.mark.parametrize("flags,message", [
-    (["--host=2", "--hosts=2"], "host must lie between 0 and hosts - 1"), (["--shard=1"], "give both, or neither"),
-    (["--shards=4"], "give both, or neither"), (["--shard=4", "--shards=4"], "shard must lie between"),
-    (["--shard=0", "--shards=4", "--join"], "give one of them"), (["--hosts=2", "--join"], "give one of them"),
-    (["--shard=²", "--shards=4"], "--shard: must be an integer from 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        (["--host=2", "--hosts=2"], "host must lie between 0 and hosts - 1"),
+        (["--shard=1"], "give both, or neither"),
+        (["--shards=4"], "give both, or neither"),
+        (["--shard=4", "--shards=4"], "shard must lie between"),
+        (["--shard=0", "--shards=4", "--join"], "give one of them"),
+        (["--hosts=2", "--join"], "give one of them"),
+        (["--shard=²", "--shards=4"], "--shard: must be an integer from 0"),
+    ],
+)
 def test_flags_that_do_not_fit_together_are_one_line(flags, message):
     with pytest.raises(config.ConfigError, match=message) as caught:
         prepare.main(["--gin_file=tiny.gin", *flags])
@@ -29,9 +35,12 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
         (tmp_path / "text" / name).write_text(content)
     (tmp_path / "text" / "c.jsonl").write_text("{")
     argv = [
-        "--gin_file=tiny.gin", f"--gin.TEXT_FILES={tmp_path}/text/*", f"--gin.Corpus.rows_dir={tmp_path}/rows", "--gin.Corpus.processes=1",
+        "--gin_file=tiny.gin",
+        f"--gin.TEXT_FILES={tmp_path}/text/*",
+        f"--gin.Corpus.rows_dir={tmp_path}/rows",
+        "--gin.Corpus.processes=1",
         f"--gin.Vocabulary.file={next(text.glob('**/vocabulary-*/sentencepiece.model'))}",
-    ]  # fmt: skip
+    ]
     assert "c.jsonl:1: not JSON" in call("prepare", *argv).stderr
     for shard in (0, 1):
         done = call("prepare", *argv, f"--shard={shard}", "--shards=2", "--skip_bad_files")

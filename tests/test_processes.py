@@ -103,14 +103,19 @@ def test_four_processes_on_any_mesh_are_the_run_of_one(text, uninterrupted, tmp_
     agree(metrics(tmp_path / "four"), metrics(uninterrupted), 1e-5)
 
 
-@pytest.mark.parametrize("theirs,message", [
-    (["--gin.SEED=1"], r"has another start than process 0 on \S+ \(Run.seed: 0 -> 1\)"),
-    (["--workdir={other}"], r"has another start than process 0 on \S+ \(workdir: \S+/run -> \S+/elsewhere\)"),
-    pytest.param(
-        ["--gin.Corpus.rows_dir={other}"], r"has another view of the row store than .*; put it on storage that all of them share",
-        marks=pytest.mark.slow,
-    ),
-], ids=["settings", "workdir", "rows"])  # fmt: skip
+@pytest.mark.parametrize(
+    "theirs,message",
+    [
+        (["--gin.SEED=1"], r"has another start than process 0 on \S+ \(Run.seed: 0 -> 1\)"),
+        (["--workdir={other}"], r"has another start than process 0 on \S+ \(workdir: \S+/run -> \S+/elsewhere\)"),
+        pytest.param(
+            ["--gin.Corpus.rows_dir={other}"],
+            r"has another view of the row store than .*; put it on storage that all of them share",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["settings", "workdir", "rows"],
+)
 def test_hosts_that_differ_are_named(text, tmp_path, theirs, message):
     theirs = [value.format(other=tmp_path / "elsewhere") for value in theirs]
     two = Processes(text, tmp_path / "run", 2, f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", only={1: theirs})

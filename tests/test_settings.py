@@ -44,12 +44,17 @@ def test_text_that_cannot_be_a_path_is_refused():
 
 def test_a_wrong_value_in_a_list_is_refused():
     for cls, name, value in (
-        (config.Grid, "seeds", [1, -1]), (config.Grid, "seeds", [1, 2**32]),
-        (config.Grid, "batch_size", [8, 0]), (config.Grid, "epochs", [1, 2.5]),
-        (config.Grid, "learning_rate", [1e-3, 0.0]), (config.Grid, "warmup", [0.1, 1.0]),
-        (config.Grid, "small_task_epochs", [True]), (config.Finetune, "tasks", ["rte", "rta"]),
-        (config.CustomTask, "columns", [1]), (config.CustomTask, "labels", "no"),
-    ):  # fmt: skip
+        (config.Grid, "seeds", [1, -1]),
+        (config.Grid, "seeds", [1, 2**32]),
+        (config.Grid, "batch_size", [8, 0]),
+        (config.Grid, "epochs", [1, 2.5]),
+        (config.Grid, "learning_rate", [1e-3, 0.0]),
+        (config.Grid, "warmup", [0.1, 1.0]),
+        (config.Grid, "small_task_epochs", [True]),
+        (config.Finetune, "tasks", ["rte", "rta"]),
+        (config.CustomTask, "columns", [1]),
+        (config.CustomTask, "labels", "no"),
+    ):
         with pytest.raises(config.ConfigError, match=f"^{cls.__name__}.{name} must be"):
             cls(**{name: value})
 
@@ -116,9 +121,7 @@ def test_a_workdir_written_before_reads_as_it_did(tmp_path):
     assert again == experiment
 
 
-@pytest.mark.parametrize(
-    "value", [10**5000, [[[[[]]]]] * 100, "\ud800", float("nan"), "x" * 1000, None], ids=lambda value: type(value).__name__
-)
+@pytest.mark.parametrize("value", [10**5000, [[[[[]]]]] * 100, "\ud800", float("nan"), "x" * 1000, None], ids=lambda value: type(value).__name__)
 def test_any_value_is_shown_in_one_short_line(value):
     shown = settings.shown(value)
     assert len(shown) <= 110 and shown.isprintable()

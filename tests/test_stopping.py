@@ -75,9 +75,14 @@ def test_the_loop_looks_after_its_own_signal():
     assert (status, said, errors) == (143, "ready\nsaved\n", "")
 
 
-@pytest.mark.parametrize("error,status", [
-    (config.ConfigError("a wrong input"), 2), (config.RunError("a disk that is full"), 1), (step_log.Diverged("step 5: loss nan"), 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error,status",
+    [
+        (config.ConfigError("a wrong input"), 2),
+        (config.RunError("a disk that is full"), 1),
+        (step_log.Diverged("step 5: loss nan"), 3),
+    ],
+)
 def test_each_error_has_its_exit_status_and_one_line(monkeypatch, capsys, error, status):
     def main(argv):
         raise error

@@ -208,9 +208,12 @@ def test_a_bucket_that_refuses_is_one_line(tmp_path, monkeypatch, code):
     corpus = config.Corpus(text_files="gs://refusing/*.txt", rows_dir=str(tmp_path / "rows"))
     in_bucket = config.Corpus(text_files="*.txt", rows_dir="gs://refusing/rows")
     calls = (
-        lambda: list(sources.documents_of(f"files:{corpus.text_files}", corpus)), lambda: rows_dir.fetch(in_bucket, "*", "store.json"),
-        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]), lambda: storage.remove("gs://refusing/run", "origin.json"), lambda: start._has_checkpoint("gs://refusing/run"),
-    )  # fmt: skip
+        lambda: list(sources.documents_of(f"files:{corpus.text_files}", corpus)),
+        lambda: rows_dir.fetch(in_bucket, "*", "store.json"),
+        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]),
+        lambda: storage.remove("gs://refusing/run", "origin.json"),
+        lambda: start._has_checkpoint("gs://refusing/run"),
+    )
     for call in calls:
         with pytest.raises(config.RunError, match="gs://refusing/.*: the bucket cannot be reached now .*the same command again"):
             call()

@@ -15,10 +15,22 @@ from maelm_jax.training import workdir_lock
 def test_a_run_leaves_what_it_promises(uninterrupted):
     assert [line["step"] for line in metrics(uninterrupted)] == list(range(1, STEPS + 1))
     assert set(metrics(uninterrupted)[-1]) >= {
-        "step", "loss", "accuracy", "learning_rate", "grad_norm", "tokens_per_second", "eval_loss", "eval_accuracy", "unigram",
-        "rank_plain_middle", "rank_plain_last", "rank_real_middle", "rank_real_last",
-        "rank_all_middle", "rank_all_last",
-    }  # fmt: skip
+        "step",
+        "loss",
+        "accuracy",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
+        "eval_loss",
+        "eval_accuracy",
+        "unigram",
+        "rank_plain_middle",
+        "rank_plain_last",
+        "rank_real_middle",
+        "rank_real_last",
+        "rank_all_middle",
+        "rank_all_last",
+    }
     assert [line["step"] for line in metrics(uninterrupted) if "rank_plain_last" in line] == [30, STEPS], "every 30 steps, and after the last"
     first, last = metrics(uninterrupted)[0], metrics(uninterrupted)[-1]
     assert 1 < last["rank_plain_last"] <= 32
@@ -135,11 +147,14 @@ def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
     assert all(math.isfinite(line["loss"]) for line in metrics(tmp_path)) and (tmp_path / "checkpoints" / str(good)).is_dir()
 
 
-@pytest.mark.parametrize("more,message", [
-    (["--gin.TEXT_FILES=nowhere/*.txt"], "nowhere/*.txt"),
-    (["--gin.Vocabulary.size=60000"], "Vocabulary.size"),
-    (["--gin.Mesh.fsdp=3"], "does not equal the 1 devices"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more,message",
+    [
+        (["--gin.TEXT_FILES=nowhere/*.txt"], "nowhere/*.txt"),
+        (["--gin.Vocabulary.size=60000"], "Vocabulary.size"),
+        (["--gin.Mesh.fsdp=3"], "does not equal the 1 devices"),
+    ],
+)
 def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
     done = call("train", *training(text, tmp_path, *more))
     assert done.status == 2, done.stderr
@@ -159,9 +174,13 @@ def test_small_configs_take_a_step(text, tmp_path, files, more):
     assert (line["eval_loss"] < line["unigram"] + 0.4) == bool(more)
 
 
-@pytest.mark.parametrize("name", [
-    "modern_tiny.gin", *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "small", "base", "large_plus")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modern_tiny.gin",
+        *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "small", "base", "large_plus")),
+    ],
+)
 def test_dry_run(name, tmp_path):
     done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")
     assert done.status == 0, done.stderr

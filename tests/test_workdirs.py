@@ -28,10 +28,16 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("run,message", [
-    ("runs/tinny", "did you mean runs/tiny?"), ("runs/qqqqqq", "runs holds the runs books, tiny"),
-    ("runs", "books, tiny"), ("runs/notes", "runs/notes"), ("nowhere/tiny", "nowhere/tiny"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "run,message",
+    [
+        ("runs/tinny", "did you mean runs/tiny?"),
+        ("runs/qqqqqq", "runs holds the runs books, tiny"),
+        ("runs", "books, tiny"),
+        ("runs/notes", "runs/notes"),
+        ("nowhere/tiny", "nowhere/tiny"),
+    ],
+)
 def test_a_run_that_is_not_there(runs, tmp_path, command, run, message):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(config.ConfigError) as error:

@@ -112,10 +112,22 @@ def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
 def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
     (tmp_path / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
     settings = {
-        "TRAIN_STEPS": 40, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": tmp_path / "*.txt", "Vocabulary.size": 400, "Corpus.processes": 1,
-        "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64, "Run.log_every": 1,
-        "Run.eval_every": 20, "Run.eval_rows": 24, "Run.checkpoint_every": 5,
-    }  # fmt: skip
+        "TRAIN_STEPS": 40,
+        "BATCH_SIZE": 8,
+        "SEQUENCE_LENGTH": 32,
+        "TEXT_FILES": tmp_path / "*.txt",
+        "Vocabulary.size": 400,
+        "Corpus.processes": 1,
+        "Corpus.heldout_fraction": 0.1,
+        "Model.layers": 1,
+        "Model.width": 32,
+        "Model.heads": 2,
+        "Model.feed_forward": 64,
+        "Run.log_every": 1,
+        "Run.eval_every": 20,
+        "Run.eval_rows": 24,
+        "Run.checkpoint_every": 5,
+    }
     bindings = ["--gin_file=tiny.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
     python = [sys.executable, "-m"]
 

@@ -145,11 +145,26 @@ def once(factory: pytest.TempPathFactory, name: str, make: typing.Callable[[path
 def training(text: pathlib.Path, workdir: pathlib.Path, *more: str) -> list[str]:
     """The arguments of `train` for a small run on the `text` fixture."""
     settings = {
-        "TRAIN_STEPS": STEPS, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": text / "*.txt", "Vocabulary.size": 400,
-        "Corpus.rows_dir": text / "rows", "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32,
-        "Model.heads": 2, "Model.feed_forward": 64, "Model.dropout": 0.1, "Model.attention_dropout": 0.1, "Run.log_every": 1, "Run.eval_every": 20,
-        "Run.eval_rows": 40, "Run.checkpoint_every": 5, "Run.rank_every": 30,
-    }  # fmt: skip
+        "TRAIN_STEPS": STEPS,
+        "BATCH_SIZE": 8,
+        "SEQUENCE_LENGTH": 32,
+        "TEXT_FILES": text / "*.txt",
+        "Vocabulary.size": 400,
+        "Corpus.rows_dir": text / "rows",
+        "Corpus.processes": 1,
+        "Corpus.heldout_fraction": 0.1,
+        "Model.layers": 1,
+        "Model.width": 32,
+        "Model.heads": 2,
+        "Model.feed_forward": 64,
+        "Model.dropout": 0.1,
+        "Model.attention_dropout": 0.1,
+        "Run.log_every": 1,
+        "Run.eval_every": 20,
+        "Run.eval_rows": 40,
+        "Run.checkpoint_every": 5,
+        "Run.rank_every": 30,
+    }
     return ["--gin_file=tiny.gin", *(f"--gin.{name}={value}" for name, value in settings.items()), f"--workdir={workdir}", *more]
 
 
@@ -240,9 +255,14 @@ def stock_config(name: str, vocabulary_size: int):
     import transformers
 
     sizes = {
-        "vocab_size": vocabulary_size, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
-        "max_position_embeddings": 50, "pad_token_id": 1,
-    }  # fmt: skip
+        "vocab_size": vocabulary_size,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 50,
+        "pad_token_id": 1,
+    }
     rotary = {"bos_token_id": 0, "eos_token_id": 2, "cls_token_id": 0, "sep_token_id": 2}
     theta = {"full_attention": {"rope_type": "default", "rope_theta": 1000.0}, "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}
     makers = {

@@ -84,7 +84,7 @@ def draw_tuning(compared: list[page_tables.Comparison]):
         xlabel="maelm_jax minus transformers (points of the score; mean and 95% interval)",
         title="Fine-tuning MiniLM-L6: no difference between the programs shows",
         ylim=(0.5 - len(compared), 0.5),
-    )  # fmt: skip
+    )
     figure.savefig(FIGURES / "finetuning.png", dpi=130)
 
 
@@ -97,17 +97,20 @@ def draw_encoders(content: dict):
         1, len(runs), figsize=size, layout="constrained", squeeze=False
     )
     kinds = {
-        "plain": "no [MASK] in the input", "real": "real tokens beside [MASK]", "mask": "[MASK]",
+        "plain": "no [MASK] in the input",
+        "real": "real tokens beside [MASK]",
+        "mask": "[MASK]",
         "all": "all tokens of masked input",
-    }  # fmt: skip
+    }
     for axes, run in zip(panels[0], runs, strict=True):
         for (kind, label), style in zip(kinds.items(), plotting.line_styles(), strict=False):
             points = [(layer["layer"], layer[kind]) for layer in run["layers"] if layer[kind]]
             axes.plot(*zip(*points, strict=True), **style, label=label)
         axes.set(
-            title=f"{run['name']}, width {run['width']}", xlabel="layer (0 is the input)",
+            title=f"{run['name']}, width {run['width']}",
+            xlabel="layer (0 is the input)",
             ylabel="effective rank (dimensions)",
-        )  # fmt: skip
+        )
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.suptitle("With [MASK] in the input, the rank of all tokens is not higher")
@@ -134,9 +137,12 @@ def draw_delta(runs: dict):
     label, colour = "median; lowest to highest of 3 seeds", plotting.COLOURS[0]
     right.errorbar(deltas, middle, errors, fmt="o", color=colour, capsize=3, label=label)
     right.axhspan(
-        min(fresh), max(fresh), color=plotting.REFERENCE, alpha=0.25,
+        min(fresh),
+        max(fresh),
+        color=plotting.REFERENCE,
+        alpha=0.25,
         label="fresh weights, lowest to highest",
-    )  # fmt: skip
+    )
     right.set(title="SST-2 has no order", ylabel="accuracy (percent)")
     for axes in (left, right):
         axes.set_xlabel("delta: share of [MASK]s that the encoder reads")
@@ -161,11 +167,14 @@ def draw_pair(runs: dict):
             if masked:
                 label = f"{words}, all tokens of masked input"
                 axes.plot(tokens, masked[1], **style | {"linestyle": ":"}, label=label)
-        gains = np.asarray([
-            page_tables.finetune_vs_transformers.difference(
-                run["scores"][task], runs["random-mae"]["scores"][task])
-            for task in tasks
-        ])  # fmt: skip
+        gains = np.asarray(
+            [
+                page_tables.finetune_vs_transformers.difference(
+                    run["scores"][task], runs["random-mae"]["scores"][task]
+                )
+                for task in tasks
+            ]
+        )
         rows = -np.arange(len(tasks)) - (0.15 if name == "mlm" else -0.15)
         errors = [gains[:, 0] - gains[:, 1], gains[:, 2] - gains[:, 0]]
         marks = {"color": style["color"], "marker": style["marker"], "linestyle": "none"}
@@ -178,9 +187,11 @@ def draw_pair(runs: dict):
         axes.set_xlabel("million tokens read")
     right.axvline(0.0, color=plotting.REFERENCE, linewidth=1)
     right.set(
-        title="What pretraining gains over fresh weights", yticks=-np.arange(len(tasks)),
-        yticklabels=tasks, xlabel="points of the score (mean and 95% interval, 3 seeds)",
-    )  # fmt: skip
+        title="What pretraining gains over fresh weights",
+        yticks=-np.arange(len(tasks)),
+        yticklabels=tasks,
+        xlabel="points of the score (mean and 95% interval, 3 seeds)",
+    )
     for axes in (left, middle, right):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -214,7 +225,7 @@ def draw_minilm(runs: dict, ranks: dict[str, list[dict]]):
         title="The last layer's rank falls least with MLM at low rates",
         xlabel="layer (0 is the input)",
         ylabel="effective rank (width 384)",
-    )  # fmt: skip
+    )
     right.set_ylim(bottom=0)
     for axes in (left, right):
         axes.grid(alpha=0.3)

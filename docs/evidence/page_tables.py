@@ -13,9 +13,10 @@ from maelm_jax.analysis import ranks
 HERE = pathlib.Path(__file__).resolve().parent
 OBJECTIVES = {"mae": "MAE-LM", "mlm": "MLM"}
 RECIPES = {
-    "adamw": "AdamW, mask rate 0.15", "muon": "Muon, mask rate 0.15",
+    "adamw": "AdamW, mask rate 0.15",
+    "muon": "Muon, mask rate 0.15",
     "muon40": "Muon, mask rate 0.40",
-}  # fmt: skip
+}
 MINILM = {
     "MiniLM": "as it is",
     "MiniLM-fresh-pooler": "as it is, fresh pooler",
@@ -77,14 +78,24 @@ def screening_table(runs: dict, has_times: bool = True) -> str:
         steps, loss = run["losses"][-1]
         seconds = run["seconds_a_step"]
         times = (f"{1000 * seconds:.0f}", f"{steps * seconds / 60:.1f}") if has_times else ()
-        rows.append((
-            name, f"{run['tokens'] / MILLION:.1f}", f"{loss:.3f}", f"{run['unigram'] - loss:.2f}",
-            *times, run["ranks"][-1][1],
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                f"{run['tokens'] / MILLION:.1f}",
+                f"{loss:.3f}",
+                f"{run['unigram'] - loss:.2f}",
+                *times,
+                run["ranks"][-1][1],
+            )
+        )
     header = (
-        "run", "million tokens", "held-out loss", "below unigram",
-        *(("ms a step", "minutes") if has_times else ()), "rank of the last layer",
-    )  # fmt: skip
+        "run",
+        "million tokens",
+        "held-out loss",
+        "below unigram",
+        *(("ms a step", "minutes") if has_times else ()),
+        "rank of the last layer",
+    )
     return tables.markdown(header, rows)
 
 
@@ -109,15 +120,26 @@ def recipe_table(runs: dict, timed: dict) -> str:
     for (recipe, objective), seeds in groups(runs).items():
         gains = [run["unigram"] - run["losses"][-1][1] for run in seeds]
         last = [run["ranks"][-1] for run in seeds]
-        rows.append((
-            OBJECTIVES[objective], RECIPES[recipe], len(seeds), mean_and_interval(gains),
-            f"{1000 * timed[f'{recipe}-{objective}']['seconds_a_step']:.0f}",
-            ", ".join(str(rank[1]) for rank in last), ", ".join(str(rank[2]) for rank in last),
-        ))  # fmt: skip
+        rows.append(
+            (
+                OBJECTIVES[objective],
+                RECIPES[recipe],
+                len(seeds),
+                mean_and_interval(gains),
+                f"{1000 * timed[f'{recipe}-{objective}']['seconds_a_step']:.0f}",
+                ", ".join(str(rank[1]) for rank in last),
+                ", ".join(str(rank[2]) for rank in last),
+            )
+        )
     header = (
-        "objective", "recipe", "seeds", "nats below unigram", "ms a step",
-        "rank without [MASK], each seed", "rank of real tokens beside [MASK], each seed",
-    )  # fmt: skip
+        "objective",
+        "recipe",
+        "seeds",
+        "nats below unigram",
+        "ms a step",
+        "rank without [MASK], each seed",
+        "rank of real tokens beside [MASK], each seed",
+    )
     return tables.markdown(header, rows, left=2)
 
 
@@ -152,14 +174,22 @@ def comparisons() -> list[Comparison]:
 def exact_table(content: dict) -> str:
     """One row a task: how far the logits of two trainings without randomness are apart."""
     rows = [
-        (task, values["steps"], f"{values['difference']:.1e}", f"{values['deviation']:.2f}",
-         f"{values['same_labels']:.1f}%")
+        (
+            task,
+            values["steps"],
+            f"{values['difference']:.1e}",
+            f"{values['deviation']:.2f}",
+            f"{values['same_labels']:.1f}%",
+        )
         for task, values in content["agreements"].items()
-    ]  # fmt: skip
+    ]
     header = (
-        "task", "steps", "largest difference of a logit", "standard deviation of the logits",
+        "task",
+        "steps",
+        "largest difference of a logit",
+        "standard deviation of the logits",
         "same label",
-    )  # fmt: skip
+    )
     return tables.markdown(header, rows)
 
 
@@ -169,14 +199,25 @@ def tuning_table(compared: list[Comparison]) -> str:
     for one in compared:
         mean, low, high = one.difference
         means = (f"{np.mean(x):.2f} (sd {np.std(x, ddof=1):.2f})" for x in (one.ours, one.theirs))
-        rows.append((
-            one.task, f"{one.examples:,}", *means, len(one.ours), f"{mean:+.2f}",
-            f"{low:+.2f} to {high:+.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                one.task,
+                f"{one.examples:,}",
+                *means,
+                len(one.ours),
+                f"{mean:+.2f}",
+                f"{low:+.2f} to {high:+.2f}",
+            )
+        )
     header = (
-        "task", "training examples", "maelm_jax", "transformers", "seeds", "difference",
+        "task",
+        "training examples",
+        "maelm_jax",
+        "transformers",
+        "seeds",
+        "difference",
         "95% interval",
-    )  # fmt: skip
+    )
     return tables.markdown(header, rows)
 
 
@@ -185,14 +226,24 @@ def encoders_table(content: dict) -> str:
     rows = []
     for run in content["runs"]:
         last = run["layers"][-1]
-        rows.append((
-            run["name"], run["width"], last["plain"], last["real"], last["all"],
-            f"{run['layers'][1]['mask']} -> {last['mask']}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                run["name"],
+                run["width"],
+                last["plain"],
+                last["real"],
+                last["all"],
+                f"{run['layers'][1]['mask']} -> {last['mask']}",
+            )
+        )
     header = (
-        "encoder", "width", "without [MASK]", "real tokens beside [MASK]",
-        "all tokens of masked input", "[MASK], layer 1 -> last layer",
-    )  # fmt: skip
+        "encoder",
+        "width",
+        "without [MASK]",
+        "real tokens beside [MASK]",
+        "all tokens of masked input",
+        "[MASK], layer 1 -> last layer",
+    )
     return tables.markdown(header, rows)
 
 
@@ -216,9 +267,12 @@ def delta_table(runs: dict) -> str:
     (fresh,) = (run["scores"] for run in runs.values() if "losses" not in run)
     rows.append(("fresh weights", "", "", "", *map(spread, fresh.values())))
     header = (
-        "delta", "nats below unigram", "rank without [MASK]", "rank of real tokens beside [MASK]",
+        "delta",
+        "nats below unigram",
+        "rank without [MASK]",
+        "rank of real tokens beside [MASK]",
         *(f"{task}, median of {len(scores)} seeds" for task, scores in fresh.items()),
-    )  # fmt: skip
+    )
     return tables.markdown(header, rows)
 
 
@@ -228,17 +282,23 @@ def longer_table(runs: dict) -> str:
     (fresh,) = (runs[name] for name in runs if name.startswith("random-"))
     steps, loss = run["losses"][-1]
     logged = (
-        f"{run['tokens'] / MILLION:.1f}", f"{steps * run['seconds_a_step'] / 60:.0f}",
-        f"{run['unigram'] - loss:.2f}", run["ranks"][-1][1],
-    )  # fmt: skip
+        f"{run['tokens'] / MILLION:.1f}",
+        f"{steps * run['seconds_a_step'] / 60:.0f}",
+        f"{run['unigram'] - loss:.2f}",
+        run["ranks"][-1][1],
+    )
     rows = [
         ("pretrained", *logged, *map(spread, run["scores"].values())),
         ("fresh weights", *[""] * len(logged), *map(spread, fresh["scores"].values())),
     ]
     header = (
-        "encoder", "million tokens", "minutes of one core", "nats below unigram",
-        "rank without [MASK]", "sst2, median of 3 seeds",
-    )  # fmt: skip
+        "encoder",
+        "million tokens",
+        "minutes of one core",
+        "nats below unigram",
+        "rank without [MASK]",
+        "sst2, median of 3 seeds",
+    )
     return tables.markdown(header, rows)
 
 
@@ -248,15 +308,24 @@ def pair_table(runs: dict) -> str:
     for name, words in PAIR.items():
         if "losses" in (run := runs[name]):
             steps, loss = run["losses"][-1]
-            rows.append((
-                words, f"{run['tokens'] / MILLION:.1f}",
-                f"{steps * run['seconds_a_step'] / 60:.0f}", f"{run['unigram'] - loss:.2f}",
-                *run["ranks"][-1][1:],
-            ))  # fmt: skip
+            rows.append(
+                (
+                    words,
+                    f"{run['tokens'] / MILLION:.1f}",
+                    f"{steps * run['seconds_a_step'] / 60:.0f}",
+                    f"{run['unigram'] - loss:.2f}",
+                    *run["ranks"][-1][1:],
+                )
+            )
     header = (
-        "objective", "million tokens", "minutes of one core", "nats below unigram",
-        "rank without [MASK]", "rank of real tokens beside [MASK]", "of all tokens of masked input",
-    )  # fmt: skip
+        "objective",
+        "million tokens",
+        "minutes of one core",
+        "nats below unigram",
+        "rank without [MASK]",
+        "rank of real tokens beside [MASK]",
+        "of all tokens of masked input",
+    )
     return tables.markdown(header, rows)
 
 
@@ -271,10 +340,13 @@ def scores_table(runs: dict) -> str:
     scores = {words: runs[name]["scores"] for name, words in PAIR.items()}
     fresh = scores["fresh weights"]
     rows = [
-        (task, *(spread(of_tasks[task]) for of_tasks in scores.values()),
-         *(gain(scores[words][task], control) for words in OBJECTIVES.values()))
+        (
+            task,
+            *(spread(of_tasks[task]) for of_tasks in scores.values()),
+            *(gain(scores[words][task], control) for words in OBJECTIVES.values()),
+        )
         for task, control in fresh.items()
-    ]  # fmt: skip
+    ]
     header = ("task", *scores, *(f"{words} gains" for words in OBJECTIVES.values()))
     return tables.markdown(header, rows)
 
@@ -297,8 +369,12 @@ def minilm_table(runs: dict, ranks: dict[str, list[dict]]) -> str:
         scores = map(spread, run["scores"].values())
         rows.append((words, *logged, *measured, *scores))
     header = (
-        "MiniLM", "million tokens", "nats below unigram", "rank without [MASK]",
-        "real tokens beside [MASK]", "all tokens of masked input",
+        "MiniLM",
+        "million tokens",
+        "nats below unigram",
+        "rank without [MASK]",
+        "real tokens beside [MASK]",
+        "all tokens of masked input",
         *(f"{task}, median of {len(x)} seeds" for task, x in runs["MiniLM"]["scores"].items()),
-    )  # fmt: skip
+    )
     return tables.markdown(header, rows)

@@ -71,8 +71,9 @@ def main():
     """Draws the figure."""
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     titles = (
-        "MLM (BERT, RoBERTa): the encoder reads [MASK]", "MAE-LM: the encoder reads no [MASK]",
-    )  # fmt: skip
+        "MLM (BERT, RoBERTa): the encoder reads [MASK]",
+        "MAE-LM: the encoder reads no [MASK]",
+    )
     for axes, draw, title in zip(panels, (mlm, mae_lm), titles, strict=True):
         draw(axes)
         axes.text(1.3 * STEP, 5.3, "predicted:", ha="right", va="center", fontsize=9)

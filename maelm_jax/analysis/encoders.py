@@ -44,9 +44,7 @@ def _as_run(path: str, encoder: Encoder, text: str, length: int) -> TrainedRun:
         config.Run(),
     )
     name, step = os.path.basename(os.path.abspath(path)), encoder.step or 0
-    return TrainedRun(
-        name, path, experiment, None, encoder.vocabulary, step, encoder.tree()
-    )
+    return TrainedRun(name, path, experiment, None, encoder.vocabulary, step, encoder.tree())
 
 
 def rows_of_text(encoders: list[TrainedRun], tokens: int) -> list[np.ndarray]:

@@ -163,9 +163,12 @@ def add_legend(canvas, panels: list):
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     canvas.legend(
-        handles.values(), handles.keys(), loc="outside right center", fontsize="small",
+        handles.values(),
+        handles.keys(),
+        loc="outside right center",
+        fontsize="small",
         handlelength=3.5,
-    )  # fmt: skip
+    )
 
 
 def by_layer(axes, lines: collections.abc.Iterable[Line]):
@@ -289,7 +292,10 @@ def losses(axes, runs: list[dict], style: dict[str, dict]):
     # Runs with different seeds may have different unigram cross-entropies.
     for unigram, dashes in zip(sorted(unigrams), itertools.cycle(plotting.DASHES), strict=False):
         axes.axhline(
-            unigram, color=plotting.REFERENCE, linewidth=0.8, linestyle=dashes,
+            unigram,
+            color=plotting.REFERENCE,
+            linewidth=0.8,
+            linestyle=dashes,
             label=f"unigram {unigram:g}",
-        )  # fmt: skip
+        )
     axes.set(xlabel="step", ylabel="held-out loss (nats per predicted token)")

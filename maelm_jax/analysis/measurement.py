@@ -15,9 +15,7 @@ from maelm_jax.training import checkpoint_params
 MOST_SETS = 100  # more sets take more batches and narrow the intervals little
 
 
-def measure(
-    run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
-) -> dict:
+def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
     """Measures one run.
 
     Args:
@@ -126,8 +124,13 @@ def _moments_of_sets(
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(
-                measure_batch, run.params, rows[start:end], int(start), key, run.vocabulary.pad,
+                measure_batch,
+                run.params,
+                rows[start:end],
+                int(start),
+                key,
+                run.vocabulary.pad,
                 progress=bar.update,
             )
             for start, end in itertools.pairwise(bounds)
-        ]  # fmt: skip
+        ]

@@ -73,9 +73,15 @@ class RankMonitor:
         """
         began = time.perf_counter()
         moments_of_set = moments.accumulate(
-            self._measure, params["encoder"], self._rows, 0, self._key, self._pad,
-            size=self._size, shard=self._shard,
-        )  # fmt: skip
+            self._measure,
+            params["encoder"],
+            self._rows,
+            0,
+            self._key,
+            self._pad,
+            size=self._size,
+            shard=self._shard,
+        )
         moments_of_set["all"] = moments_of_set["real"] + moments_of_set["mask"]
         result = {}
         for name in ("plain", "real", "all"):

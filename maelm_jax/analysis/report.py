@@ -52,23 +52,35 @@ def runs_table(results: dict) -> str:
     trained = [run for run in results["runs"] if run["curve"]["hours"]]
     equal_hours = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
     header = (
-        "run", "encoder", "decoder", "delta", "training rate", "rate here", "step",
-        "tokens measured", "held-out loss", "hours", f"loss at {equal_hours:.2f} h", "unigram",
-    )  # fmt: skip
+        "run",
+        "encoder",
+        "decoder",
+        "delta",
+        "training rate",
+        "rate here",
+        "step",
+        "tokens measured",
+        "held-out loss",
+        "hours",
+        f"loss at {equal_hours:.2f} h",
+        "unigram",
+    )
     rows = []
     for run in results["runs"]:
         masking, model = run["masking"], run["model"]
-        rows.append((
-            run["name"],
-            f"{model['layers']} x {model['width']}",
-            model["decoder_layers"],
-            _delta(masking) if masking else "-",
-            _rates(masking) if masking else "-",
-            f"{run['measured_masking']['rate']:g}",
-            run["step"],
-            f"{run['tokens']['plain']:,}",
-            *_losses(run["curve"], equal_hours),
-        ))  # fmt: skip
+        rows.append(
+            (
+                run["name"],
+                f"{model['layers']} x {model['width']}",
+                model["decoder_layers"],
+                _delta(masking) if masking else "-",
+                _rates(masking) if masking else "-",
+                f"{run['measured_masking']['rate']:g}",
+                run["step"],
+                f"{run['tokens']['plain']:,}",
+                *_losses(run["curve"], equal_hours),
+            )
+        )
     return tables.markdown(header, rows)
 
 
@@ -82,7 +94,8 @@ def check_folder(workdir: str, runs: list[str]):
     if sorted(earlier) != sorted(runs):
         raise config.ConfigError(
             f"{workdir} holds the report of other runs ({', '.join(earlier)}): give another "
-            "--workdir")
+            "--workdir"
+        )
 
 
 def _names_runs(value: typing.Any) -> bool:
@@ -166,18 +179,24 @@ def mask_table(results: dict) -> str | None:
         if measured:
             first, last = measured[0], measured[-1]
             alone = last["mask_alone"]
-            rows.append((
-                run["name"],
-                f"{first['mask']['rank']} -> {last['mask']['rank']}",
-                alone["dimensions"],
-                f"{alone['share_outside']:.1%}",
-                f"{_real_tokens_outside(last):.1%}",
-                f"{alone['variance_outside']:.1%}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    run["name"],
+                    f"{first['mask']['rank']} -> {last['mask']['rank']}",
+                    alone["dimensions"],
+                    f"{alone['share_outside']:.1%}",
+                    f"{_real_tokens_outside(last):.1%}",
+                    f"{alone['variance_outside']:.1%}",
+                )
+            )
     header = (
-        "[MASK] in the last layer", "rank, first -> last", "dimensions of its own",
-        "length outside", "real tokens' own", "variance outside",
-    )  # fmt: skip
+        "[MASK] in the last layer",
+        "rank, first -> last",
+        "dimensions of its own",
+        "length outside",
+        "real tokens' own",
+        "variance outside",
+    )
     return tables.markdown(header, rows) if rows else None
 
 
@@ -222,7 +241,7 @@ def _note_on_kept_tokens(results: dict) -> str | None:
         )
     if measured:
         sentences.append(
-            f"{', '.join(measured)}: the \"real tokens of masked input\" are all but [MASK], also "
+            f'{", ".join(measured)}: the "real tokens of masked input" are all but [MASK], also '
             "these kept and random tokens."
         )
     return " ".join(sentences) or None

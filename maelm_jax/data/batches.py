@@ -150,8 +150,14 @@ class Batches:
     """
 
     def __init__(
-        self, stores: dict[str, Rows], rates: dict[str, float], batch_size: int, seed: int,
-        row_indices: np.ndarray | None = None, shuffle_shards: int = 0, first_example: int = 0
+        self,
+        stores: dict[str, Rows],
+        rates: dict[str, float],
+        batch_size: int,
+        seed: int,
+        row_indices: np.ndarray | None = None,
+        shuffle_shards: int = 0,
+        first_example: int = 0,
     ):
         self.stores = [stores[source] for source in rates]
         self.schedule = schedule(list(rates.values()))
@@ -179,7 +185,8 @@ class Batches:
             keys = self._permutation_keys(index, epoch[of_task])
             if self.shuffle_shards:
                 row[of_task] = permute_in_windows(
-                    positions, keys, len(store), store.shard_rows, self.shuffle_shards)
+                    positions, keys, len(store), store.shard_rows, self.shuffle_shards
+                )
             else:
                 row[of_task] = permute(positions, keys, len(store))
         return Location(task, epoch, row)
@@ -203,12 +210,11 @@ class Batches:
 
     def _rows_of(self, step: int) -> list[TaskRows]:
         """Finds this host's rows of one step."""
-        task, _, row = self.locate(
-            self.first_example + step * self.batch_size + self.row_indices)
+        task, _, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
         masks = [task == index for index in range(len(self.stores))]
         return [
-            TaskRows(store, mask, row[mask])
-            for store, mask in zip(self.stores, masks, strict=True)]
+            TaskRows(store, mask, row[mask]) for store, mask in zip(self.stores, masks, strict=True)
+        ]
 
     def _fetch_ahead(self, step: int):
         """Requests the rows of the next STEPS_AHEAD steps, as far as the cache has space."""
@@ -220,9 +226,7 @@ class Batches:
             self._step_ahead += 1
 
 
-def heldout(
-    stores: dict[str, Rows], rates: dict[str, float], count: int
-) -> np.ndarray:
+def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
     """Reads the rows of every evaluation, the same each time.
 
     The tasks take turns in the order of the training schedule. Each gives its rows from the first

@@ -26,7 +26,8 @@ WORKER_THREAD = "run_worker"  # name of the DirectRunner's threads, each of whic
 PATIENCE = 10.0  # seconds in which a pipeline can end by itself after one of its workers has ended
 KILLED = (
     "a worker process of Beam was killed, often because memory was full; use fewer workers and "
-    "give the same command again: it goes on where it stopped")
+    "give the same command again: it goes on where it stopped"
+)
 
 
 def import_beam():
@@ -37,13 +38,12 @@ def import_beam():
     except ImportError as error:
         raise config.ConfigError(
             f"--runner=beam needs Apache Beam ({error}); pip install -r requirements-beam.txt "
-            "in an environment of its own") from error
+            "in an environment of its own"
+        ) from error
     return apache_beam
 
 
-def prepare(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, options: list[str]
-):
+def prepare(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, options: list[str]):
     """Makes the stores of all sources: tokenises with Beam, then joins the blocks here.
 
     Args:

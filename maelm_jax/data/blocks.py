@@ -43,8 +43,13 @@ class Job:
 
 
 def write(
-    folder: pathlib.Path, shards: list[sources.Shard], vocabulary: vocabularies.Vocabulary,
-    length: int, host: int = 0, hosts: int = 1, duplicates: list[np.ndarray] | None = None
+    folder: pathlib.Path,
+    shards: list[sources.Shard],
+    vocabulary: vocabularies.Vocabulary,
+    length: int,
+    host: int = 0,
+    hosts: int = 1,
+    duplicates: list[np.ndarray] | None = None,
 ):
     """Writes this host's share of the missing blocks. Shows a progress bar.
 
@@ -118,7 +123,8 @@ def _blocks(job: Job) -> typing.Iterator[Job]:
             if (job.number + block) % hosts == index and not path.is_file():
                 # A worker process gets the job. The documents are without duplicates by now.
                 yield dataclasses.replace(
-                    job, block=block, documents=documents, duplicates=NO_DUPLICATES)
+                    job, block=block, documents=documents, duplicates=NO_DUPLICATES
+                )
     except BadFile as error:
         if not job.shard.corpus.skip_bad_files:
             raise
@@ -155,16 +161,17 @@ def _write_block(job: Job, vocabulary: vocabularies.Vocabulary) -> dict[str, int
     corpus = job.shard.corpus
     chosen: dict[str, list[str]] = {split: [] for split in block_files.SPLITS}
     for text in job.documents or []:
-        chosen["heldout" if is_heldout(text, corpus.heldout_fraction) else "train"].append(
-            text
-        )
+        chosen["heldout" if is_heldout(text, corpus.heldout_fraction) else "train"].append(text)
     arrays, counts = {}, {}
     for split, documents in chosen.items():
         rows, segments = packing.pack(documents, vocabulary, job.length)
         arrays[split] = rows.astype(dtype(vocabulary))
         values = (
-            len(documents), sum(len(text.encode()) for text in documents), len(rows), segments,
-            int((rows != vocabulary.pad).sum())
+            len(documents),
+            sum(len(text.encode()) for text in documents),
+            len(rows),
+            segments,
+            int((rows != vocabulary.pad).sum()),
         )
         counts[split] = dict(zip(block_files.COUNTS, values, strict=True))
     with storage.atomic_file(block_files.block_path(job.folder, job.number, job.block)) as file:

@@ -67,11 +67,13 @@ def load_filter(name: str) -> typing.Callable[[str], bool]:
     except (ImportError, AttributeError) as error:
         raise Unavailable(
             f"Corpus.document_filter: {name!r} cannot be imported ({error}); "
-            "install its module or set PYTHONPATH") from error
+            "install its module or set PYTHONPATH"
+        ) from error
     except Exception as error:
         raise config.ConfigError(
             f"Corpus.document_filter: {name!r} cannot be imported ({described(error)}); "
-            "correct its module") from error
+            "correct its module"
+        ) from error
 
 
 def reason_to_drop(text: str, corpus: config.Corpus) -> str | None:

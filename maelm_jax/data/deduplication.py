@@ -31,8 +31,12 @@ def hashes_path(folder: pathlib.Path, shard: int) -> pathlib.Path:
 
 
 def find(
-    source: str, folder: pathlib.Path, shards: list[sources.Shard], host: int, hosts: int,
-    is_complete: typing.Callable[[], bool]
+    source: str,
+    folder: pathlib.Path,
+    shards: list[sources.Shard],
+    host: int,
+    hosts: int,
+    is_complete: typing.Callable[[], bool],
 ) -> list[np.ndarray] | None:
     """Finds the duplicates of each shard, together with the other hosts.
 
@@ -53,15 +57,14 @@ def find(
     return None if is_complete() else duplicates(folder, len(shards))
 
 
-def write_hashes(
-    folder: pathlib.Path, shards: list[sources.Shard], host: int = 0, hosts: int = 1
-):
+def write_hashes(folder: pathlib.Path, shards: list[sources.Shard], host: int = 0, hosts: int = 1):
     """Writes this host's share of the missing hashes."""
     folder.mkdir(parents=True, exist_ok=True)
     jobs = [
         HashJob(hashes_path(folder, number), shards[number])
         for number in range(host, len(shards), hosts)
-        if not hashes_path(folder, number).is_file()]
+        if not hashes_path(folder, number).is_file()
+    ]
     if jobs:
         processes = min(workers.count(shards[0].corpus), len(jobs))
         for _ in workers.results(_write_hashes_of, jobs, processes):
@@ -97,7 +100,8 @@ def duplicates(folder: pathlib.Path, shards: int) -> list[np.ndarray]:
     repeated = positions_repeated(np.concatenate(hashes))
     return [
         repeated[np.searchsorted(repeated, start) : np.searchsorted(repeated, end)] - start
-        for start, end in itertools.pairwise(starts)]
+        for start, end in itertools.pairwise(starts)
+    ]
 
 
 def _read(path: pathlib.Path) -> np.ndarray:
@@ -106,7 +110,8 @@ def _read(path: pathlib.Path) -> np.ndarray:
     except (OSError, ValueError, EOFError) as error:
         raise config.ConfigError(
             f"{path}: damaged ({' '.join(str(error).split())[:200]}); "
-            "remove it and start prepare again") from error
+            "remove it and start prepare again"
+        ) from error
 
 
 def positions_repeated(hashes: np.ndarray) -> np.ndarray:

@@ -59,7 +59,8 @@ def _bounded(sentence: str) -> typing.Iterator[str]:
 def text_hash(text: str) -> int:
     """Returns a number in [0, 2**64) that depends on the text alone."""
     return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
 
 
 def is_heldout(text: str, fraction: float) -> bool:

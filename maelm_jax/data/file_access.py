@@ -19,10 +19,24 @@ CHECKSUMS = ("md5Hash", "crc32c", "ETag", "etag")
 # the file.
 PASSING = (TimeoutError, ConnectionError)
 PASSING_NUMBERS = (
-    errno.EAGAIN, errno.EBUSY, errno.ECOMM, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,
-    errno.EIO, errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOBUFS,
-    errno.ENOLINK, errno.ENOMEM, errno.ENOTCONN, errno.EREMOTEIO, errno.ESTALE,
-)  # fmt: skip
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ECOMM,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.EINTR,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENFILE,
+    errno.ENOBUFS,
+    errno.ENOLINK,
+    errno.ENOMEM,
+    errno.ENOTCONN,
+    errno.EREMOTEIO,
+    errno.ESTALE,
+)
 
 
 @storage.reaching
@@ -43,7 +57,8 @@ def expand(pattern: str) -> list[str]:
     return sorted(
         str(files.unstrip_protocol(name))
         for name, entry in files.glob(root, detail=True).items()
-        if entry["type"] == "file")
+        if entry["type"] == "file"
+    )
 
 
 def _check_folders(pattern: str):
@@ -158,5 +173,6 @@ def unreadable(path: str, error: OSError) -> BadFile | config.RunError:
     if is_refusal or isinstance(error, PASSING) or error.errno in PASSING_NUMBERS:
         return config.RunError(
             f"{path}: could not be read now ({reason}); give the same command again: it goes on "
-            "where it stopped")
+            "where it stopped"
+        )
     return BadFile(f"{path}: cannot be read ({reason}); check its permissions or leave it out")

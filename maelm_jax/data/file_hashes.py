@@ -47,9 +47,11 @@ def of_files(files: list[str], corpus: config.Corpus) -> dict[str, str]:
     finally:
         pool.shutdown(cancel_futures=True)  # after an error, files that wait are not read
     return {
-        path: UNREADABLE if path in failed
+        path: UNREADABLE
+        if path in failed
         else versions[path].content_hash or known[versions[path].key]
-        for path in files}
+        for path in files
+    }
 
 
 def _kept(record: pathlib.Path) -> dict[str, str]:
@@ -83,7 +85,8 @@ def _unread(versions: dict[str, file_access.Version], known: dict[str, str]) -> 
     return {
         path: version.key
         for path, version in versions.items()
-        if version.content_hash is None and version.key not in known}
+        if version.content_hash is None and version.key not in known
+    }
 
 
 @contextlib.contextmanager
@@ -97,8 +100,11 @@ def _alone(record: pathlib.Path) -> typing.Iterator[None]:
 
 
 def _read(
-    keys: dict[str, str], known: dict[str, str], record: pathlib.Path,
-    pool: concurrent.futures.ThreadPoolExecutor, corpus: config.Corpus
+    keys: dict[str, str],
+    known: dict[str, str],
+    record: pathlib.Path,
+    pool: concurrent.futures.ThreadPoolExecutor,
+    corpus: config.Corpus,
 ) -> set[str]:
     """Computes hashes, adds them to `known` and keeps them. Returns the files that failed.
 
@@ -111,8 +117,12 @@ def _read(
     """
     failed, kept_at = set(), time.monotonic()
     with tqdm.tqdm(
-        desc="checksums", total=len(keys), unit="file", disable=None, leave=False,
-        delay=BAR_AFTER_SECONDS
+        desc="checksums",
+        total=len(keys),
+        unit="file",
+        disable=None,
+        leave=False,
+        delay=BAR_AFTER_SECONDS,
     ) as bar:
         try:
             for path, outcome in zip(keys, pool.map(_hash, keys), strict=True):

@@ -29,7 +29,8 @@ RECORD_READERS = {
 SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 KNOWN_FORMATS = (
     ".txt, .jsonl or .json file (each also .gz, .xz or .zst), nor a .parquet, .arrow, .tfrecord "
-    "or .array_record file")
+    "or .array_record file"
+)
 
 
 def matching(source: str) -> list[str]:
@@ -50,15 +51,16 @@ def matching(source: str) -> list[str]:
     elif datasets := [path for path in folders if table_files.is_dataset(path)]:
         raise config.ConfigError(
             f"{datasets[0]}: a folder of Hugging Face datasets beside files; narrow the glob "
-            f"{pattern!r} to the one or the other, or to the .arrow files of the folder")
+            f"{pattern!r} to the one or the other, or to the .arrow files of the folder"
+        )
     if not files:
         raise documents.Unavailable(
             f"no text file matches {pattern!r} (in {os.getcwd()}); "
-            "give a glob of .txt, .jsonl or .parquet files")
+            "give a glob of .txt, .jsonl or .parquet files"
+        )
     for path in files:
         if _format(path) is None:
-            raise config.ConfigError(
-                f"{path}: not a {KNOWN_FORMATS}; narrow the glob {pattern!r}")
+            raise config.ConfigError(f"{path}: not a {KNOWN_FORMATS}; narrow the glob {pattern!r}")
     return files
 
 

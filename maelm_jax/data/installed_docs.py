@@ -29,15 +29,40 @@ VERSION = 1  # version of the rules below; the name of the kept file depends on 
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
 # them, so that other installed packages do not change the text.
 DISTRIBUTIONS = (
-    "array_record", "beartype", "flax", "fsspec", "gin-config", "jax", "jaxtyping", "matplotlib",
-    "numpy", "optax", "orbax-checkpoint", "pytest", "scikit-learn", "scipy", "sentencepiece",
-    "seqio", "tensorboardX", "tensorflow", "tensorflow-datasets", "tensorflow-text", "tensorstore",
-    "tokenizers", "tqdm"
-)  # fmt: skip
+    "array_record",
+    "beartype",
+    "flax",
+    "fsspec",
+    "gin-config",
+    "jax",
+    "jaxtyping",
+    "matplotlib",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "pytest",
+    "scikit-learn",
+    "scipy",
+    "sentencepiece",
+    "seqio",
+    "tensorboardX",
+    "tensorflow",
+    "tensorflow-datasets",
+    "tensorflow-text",
+    "tensorstore",
+    "tokenizers",
+    "tqdm",
+)
 MINIMUM_WORDS = 10
 STDLIB_LEFT_OUT = {
-    "site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__",
-}  # fmt: skip
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+}
 CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
 ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
 WORD = re.compile(r"[A-Za-z][a-z']*\b")
@@ -90,8 +115,11 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
         storage.write(path, content)
         digest = hashlib.sha256(content).hexdigest()
         log.info(
-            "installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s", len(documents),
-            len(content) / 1e6, digest, path
+            "installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s",
+            len(documents),
+            len(content) / 1e6,
+            digest,
+            path,
         )
     return path
 

@@ -106,9 +106,7 @@ def tokenise(
     return [[list(itertools.islice(ids, len(line))) for line in lines] for lines in cut]
 
 
-def pack(
-    documents: list[str], vocabulary: vocabularies.Vocabulary, length: int
-) -> Packed:
+def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> Packed:
     """Packs documents into rows.
 
     Args:

@@ -58,8 +58,11 @@ def find(
         if newest is not None:
             states = f", the newest of {len(written)} states of the text"
             log.warning(
-                "%s; taking what was prepared before: %s%s", error, parent / newest,
-                states if len(written) > 1 else "")
+                "%s; taking what was prepared before: %s%s",
+                error,
+                parent / newest,
+                states if len(written) > 1 else "",
+            )
     is_changed = newest is not None and any_text and chosen not in written
     if is_changed:
         chosen = newest
@@ -67,14 +70,14 @@ def find(
         rows_dir.fetch(corpus, chosen, main_file)
     if is_changed:
         log.warning(
-            "taking %s, although the text has changed since: %s", parent / chosen,
-            changed_text(parent / chosen, names, corpus))
+            "taking %s, although the text has changed since: %s",
+            parent / chosen,
+            changed_text(parent / chosen, names, corpus),
+        )
     return parent / chosen
 
 
-def _content_hash(
-    names: typing.Iterable[str], corpus: config.Corpus, partial: bool = False
-) -> str:
+def _content_hash(names: typing.Iterable[str], corpus: config.Corpus, partial: bool = False) -> str:
     """Returns the end of the names of folders of the present text."""
     content = "".join(sources.identity(name, corpus, partial) for name in names)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
@@ -103,7 +106,8 @@ def text_to_read(
     if not is_of_present_text(folder, names, corpus):
         raise config.ConfigError(
             f"{', '.join(names)}: the text changed after the command began; "
-            "give the same command again when nothing writes to these files")
+            "give the same command again when nothing writes to these files"
+        )
     return before
 
 
@@ -113,9 +117,7 @@ def record_text(folder: pathlib.Path, names: typing.Iterable[str], corpus: confi
     storage.write(folder / TEXT_FILE, json.dumps(present_text(names, corpus), indent=1))
 
 
-def present_text(
-    names: typing.Iterable[str], corpus: config.Corpus
-) -> dict[str, dict[str, str]]:
+def present_text(names: typing.Iterable[str], corpus: config.Corpus) -> dict[str, dict[str, str]]:
     """Returns what the text of sources is made of now, {source: {part: version or hash}}."""
     return {name: sources.parts(name, corpus) for name in names}
 
@@ -126,7 +128,8 @@ def check_unchanged(before: dict[str, dict[str, str]], corpus: config.Corpus):
     if now != before:
         raise config.ConfigError(
             f"the text changed while it was read ({sources.differences(before, now)}); "
-            "give the same command again when nothing writes to these files")
+            "give the same command again when nothing writes to these files"
+        )
 
 
 def text_of(folder: pathlib.Path) -> dict[str, dict[str, str]]:
@@ -164,8 +167,11 @@ def log_changes(
     if written:
         newest = max(written, key=written.__getitem__)
         log.warning(
-            "making %s: the text has changed since %s: %s", folder, newest,
-            changed_text(folder.with_name(newest), names, corpus))
+            "making %s: the text has changed since %s: %s",
+            folder,
+            newest,
+            changed_text(folder.with_name(newest), names, corpus),
+        )
 
 
 def require_local(corpus: config.Corpus, content: str):
@@ -178,4 +184,5 @@ def require_local(corpus: config.Corpus, content: str):
     if storage.in_bucket(corpus.rows_dir):
         raise config.ConfigError(
             f"{corpus.rows_dir} holds no {content} for these settings; "
-            "launch/prepare_data.sh makes it and copies it there")
+            "launch/prepare_data.sh makes it and copies it there"
+        )

@@ -62,13 +62,11 @@ def _text(path: str, record: bytes, feature: str) -> str:
         raise BadFile(f"{path}: no feature {feature!r} (it has {known}); set Corpus.text_column")
     values = features[feature].bytes_list.value
     if len(values) != 1:
-        raise BadFile(
-            f"{path}: feature {feature!r} does not hold one text; set Corpus.text_column")
+        raise BadFile(f"{path}: feature {feature!r} does not hold one text; set Corpus.text_column")
     try:
         return values[0].decode("utf-8")
     except UnicodeDecodeError as error:
-        raise BadFile(
-            f"{path}: feature {feature!r} is not UTF-8 text; convert the file") from error
+        raise BadFile(f"{path}: feature {feature!r} is not UTF-8 text; convert the file") from error
 
 
 def _empty(path: str) -> BadFile:

@@ -35,8 +35,11 @@ log = logging.getLogger(__name__)
 
 
 def prepare(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, host: int = 0, hosts: int = 1,
-    any_text: bool = False
+    corpus: config.Corpus,
+    vocabulary: vocabularies.Vocabulary,
+    host: int = 0,
+    hosts: int = 1,
+    any_text: bool = False,
 ) -> dict[str, dict[str, store.Rows]]:
     """Opens the rows of each source of the corpus. Makes those that do not exist yet.
 
@@ -68,7 +71,8 @@ def prepare(
     for source, splits in stores.items():
         if not len(splits["train"]):
             raise config.ConfigError(
-                f"{source}: no text left to train on; {_why_empty(store_folders[source])}")
+                f"{source}: no text left to train on; {_why_empty(store_folders[source])}"
+            )
     return stores
 
 
@@ -104,16 +108,23 @@ def folders(
     """
     return {
         source: prepared_folders.find(
-            corpus, prefix(source, corpus, vocabulary), [source], store_manifest.FILE, any_text)
-        for source in sources.rates(corpus)}
+            corpus, prefix(source, corpus, vocabulary), [source], store_manifest.FILE, any_text
+        )
+        for source in sources.rates(corpus)
+    }
 
 
 def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
     """Returns the start of the names of a source's stores, the same for every state of its text."""
     request = [
-        store_manifest.VERSION, source, prepared_folders.text_fields(corpus),
-        vocabulary.fingerprint, corpus.sequence_length, corpus.heldout_fraction,
-        *cleaning.request(corpus)]
+        store_manifest.VERSION,
+        source,
+        prepared_folders.text_fields(corpus),
+        vocabulary.fingerprint,
+        corpus.sequence_length,
+        corpus.heldout_fraction,
+        *cleaning.request(corpus),
+    ]
     name = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
     return prepared_folders.prefix(name, request)
 
@@ -124,12 +135,11 @@ def check_parts(corpus: config.Corpus):
         raise config.ConfigError(
             "Corpus.deduplicate compares all documents, and a part of an array job or pipeline "
             "has only its own; start prepare with --host=I --hosts=N instead, on all machines at "
-            "the same time")
+            "the same time"
+        )
 
 
-def write_part(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, part: int, parts: int
-):
+def write_part(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, part: int, parts: int):
     """Tokenises one part of the text, as one task of an array job. `join` makes the stores.
 
     Args:
@@ -173,11 +183,13 @@ def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
         unfinished = [
             shard.path or f"{source}, part {number}"
             for number, shard in enumerate(shards)
-            if block_files.missing(blocks_path, number)]
+            if block_files.missing(blocks_path, number)
+        ]
         if unfinished:
             raise config.ConfigError(
                 f"{blocks_path}: {len(unfinished)} of {len(shards)} files are not finished, the "
-                f"first is {unfinished[0]}; run prepare with every --shard first")
+                f"first is {unfinished[0]}; run prepare with every --shard first"
+            )
         with rows_dir.writing(corpus), _only_process(blocks_path, 0):
             if not is_complete(folder):
                 _join(folder, blocks_path, source, len(shards), corpus, vocabulary)
@@ -190,8 +202,12 @@ def blocks_folder(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _make(
-    folder: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary,
-    host: int, hosts: int
+    folder: pathlib.Path,
+    source: str,
+    corpus: config.Corpus,
+    vocabulary: vocabularies.Vocabulary,
+    host: int,
+    hosts: int,
 ):
     """Makes the store of a source, together with the other hosts."""
     prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
@@ -206,12 +222,14 @@ def _make(
             duplicates = None
             if corpus.deduplicate:
                 duplicates = deduplication.find(
-                    source, parts, shards, host, hosts, lambda: is_complete(folder))
+                    source, parts, shards, host, hosts, lambda: is_complete(folder)
+                )
             if not is_complete(folder):  # host 0 may have joined the blocks already
                 _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
             if host == 0:
                 waiting.for_hosts(
-                    source, parts, lambda: block_files.all_written(parts, len(shards)))
+                    source, parts, lambda: block_files.all_written(parts, len(shards))
+                )
                 check_unchanged(text_before, parts, corpus)
                 _join(folder, parts, source, len(shards), corpus, vocabulary)
             else:
@@ -219,8 +237,12 @@ def _make(
     splits = store_manifest.read(folder)["splits"]
     megabytes = sum(splits[split]["bytes"] for split in block_files.SPLITS) / 1e6
     log.info(
-        "%s: %.1f MB of text in %.0f s, kept in %s", source, megabytes, time.monotonic() - started,
-        folder)
+        "%s: %.1f MB of text in %.0f s, kept in %s",
+        source,
+        megabytes,
+        time.monotonic() - started,
+        folder,
+    )
 
 
 def _take_over_blocks(
@@ -245,9 +267,7 @@ def _take_over_blocks(
             log.info("%s: going on from the blocks of %s", source, earlier.name)
 
 
-def check_unchanged(
-    before: dict[str, dict[str, str]], parts: pathlib.Path, corpus: config.Corpus
-):
+def check_unchanged(before: dict[str, dict[str, str]], parts: pathlib.Path, corpus: config.Corpus):
     """Removes the blocks and raises ConfigError if the text changed while it was read."""
     try:
         prepared_folders.check_unchanged(before, corpus)
@@ -265,14 +285,18 @@ def _only_process(parts: pathlib.Path, host: int) -> contextlib.AbstractContextM
 
 
 def _write_blocks(
-    folder: pathlib.Path, parts: pathlib.Path, shards: list[sources.Shard], corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary, host: int, hosts: int,
-    duplicates: list[np.ndarray] | None
+    folder: pathlib.Path,
+    parts: pathlib.Path,
+    shards: list[sources.Shard],
+    corpus: config.Corpus,
+    vocabulary: vocabularies.Vocabulary,
+    host: int,
+    hosts: int,
+    duplicates: list[np.ndarray] | None,
 ):
     try:
         with waiting.beating(parts, host):
-            blocks.write(
-                parts, shards, vocabulary, corpus.sequence_length, host, hosts, duplicates)
+            blocks.write(parts, shards, vocabulary, corpus.sequence_length, host, hosts, duplicates)
     except FileNotFoundError:
         # Host 0 may have joined all blocks and removed the folder while this host was reading.
         if not is_complete(folder):
@@ -280,8 +304,12 @@ def _write_blocks(
 
 
 def _join(
-    folder: pathlib.Path, parts: pathlib.Path, source: str, shards: int, corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary
+    folder: pathlib.Path,
+    parts: pathlib.Path,
+    source: str,
+    shards: int,
+    corpus: config.Corpus,
+    vocabulary: vocabularies.Vocabulary,
 ):
     """Joins all blocks into the store."""
     prepared_folders.record_text(folder, [source], corpus)
@@ -290,5 +318,12 @@ def _join(
         left_out = block_files.left_out(parts, shards)
     with waiting.beating(parts, host=0):
         store.write(
-            folder, block_files.finished(parts, shards), source, vocabulary.fingerprint,
-            corpus.sequence_length, blocks.dtype(vocabulary), SHARD_ROWS, left_out)
+            folder,
+            block_files.finished(parts, shards),
+            source,
+            vocabulary.fingerprint,
+            corpus.sequence_length,
+            blocks.dtype(vocabulary),
+            SHARD_ROWS,
+            left_out,
+        )

@@ -62,8 +62,7 @@ def fetch(corpus: config.Corpus, pattern: str, main_file: str):
     """
     if storage.in_bucket(corpus.rows_dir):
         depth = SMALL_FILES_DEPTH if corpus.cache_gb else None
-        storage.fetch_folders(
-            corpus.rows_dir, pattern, main_file, prepared_folder(corpus), depth)
+        storage.fetch_folders(corpus.rows_dir, pattern, main_file, prepared_folder(corpus), depth)
 
 
 def writing(corpus: config.Corpus) -> contextlib.AbstractContextManager[None]:

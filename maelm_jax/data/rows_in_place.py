@@ -38,12 +38,17 @@ class RowsInPlace(store.Rows):
     fetches = True
 
     def __init__(
-        self, folder: pathlib.Path, split: str, manifest: dict, location: str,
-        cache: shard_cache.ShardCache
+        self,
+        folder: pathlib.Path,
+        split: str,
+        manifest: dict,
+        location: str,
+        cache: shard_cache.ShardCache,
     ):
         if "files" not in manifest:
             raise config.ConfigError(
-                f"{location}: made before checksums were kept; set Corpus.cache_gb=0 to copy it")
+                f"{location}: made before checksums were kept; set Corpus.cache_gb=0 to copy it"
+            )
         super().__init__(folder, split, store.open_array(folder, split, manifest), manifest)
         self._files, self._root = storage.file_system(location)
         self._location, self._cache = location, cache
@@ -56,7 +61,8 @@ class RowsInPlace(store.Rows):
         """Begins to fetch the files of rows. Returns False if the cache has no space for all."""
         return all(
             self._cache.fetch(self._path(shard), self.shard_bytes, self._loader(shard))
-            for shard in np.unique(numbers // self.shard_rows).tolist())
+            for shard in np.unique(numbers // self.shard_rows).tolist()
+        )
 
     def _read(self, numbers: np.ndarray) -> np.ndarray:
         self.fetch(numbers)
@@ -84,7 +90,8 @@ class RowsInPlace(store.Rows):
         except Exception as error:  # each kind of bucket has its own
             raise config.RunError(
                 f"{self._location}/{name}: cannot be read ({' '.join(str(error).split())[:200]}); "
-                "start the run again when the storage answers") from error
+                "start the run again when the storage answers"
+            ) from error
         if hashlib.sha256(content).hexdigest() != self._checksums[name]:
             raise store_manifest.damaged(self._location, name)
         return self._decoder.decode(shard, content)
@@ -139,7 +146,8 @@ def open_stores(
             location = f"{corpus.rows_dir.rstrip('/')}/{folder.name}"
         result[source] = {
             split: RowsInPlace(folder, split, manifest, location, cache)
-            for split in block_files.SPLITS}
+            for split in block_files.SPLITS
+        }
     _warn_if_small(cache.limit, [splits["train"] for splits in result.values()], corpus)
     return result
 
@@ -155,5 +163,8 @@ def _warn_if_small(limit: int, stores: list[RowsInPlace], corpus: config.Corpus)
     if needed > limit:
         log.warning(
             "Corpus.cache_gb=%g is too small for the %.2g GB of rows that are shuffled together, "
-            "so files are fetched many times; %s", corpus.cache_gb, needed / 1e9,
-            remedy.format(needed / 1e9 * 1.05))
+            "so files are fetched many times; %s",
+            corpus.cache_gb,
+            needed / 1e9,
+            remedy.format(needed / 1e9 * 1.05),
+        )

@@ -36,7 +36,8 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
         def _encode_tf(self, s):
             def encode(value):
                 return tensorflow.constant(
-                    vocabulary.encode(value.numpy().decode("utf-8")), tensorflow.int32)
+                    vocabulary.encode(value.numpy().decode("utf-8")), tensorflow.int32
+                )
 
             ids = tensorflow.py_function(encode, [s], tensorflow.int32)
             ids.set_shape([None])
@@ -44,7 +45,8 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
 
         def _decode_tf(self, ids):
             return tensorflow.py_function(
-                lambda row: vocabulary.decode(row.numpy().tolist()), [ids], tensorflow.string)
+                lambda row: vocabulary.decode(row.numpy().tolist()), [ids], tensorflow.string
+            )
 
         def decode_tf(self, ids):
             return self._decode_tf(ids)
@@ -82,7 +84,8 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
         if getattr(corpus, setting):
             raise config.ConfigError(
                 f"Corpus.{setting} works on whole files and corpora, a seqio Task gives one "
-                "document after the other: set it to False")
+                "document after the other: set it to False"
+            )
     rates = sources.rates(corpus)
     key = hashlib.sha256(f"{vocabulary.fingerprint} {corpus}".encode()).hexdigest()[:12]
     names = []
@@ -94,7 +97,8 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
             seqio.TaskRegistry.add(
                 name,
                 source=seqio.FunctionDataSource(
-                    _dataset_function(source, corpus), splits=[seqio_tasks.SPLIT]),
+                    _dataset_function(source, corpus), splits=[seqio_tasks.SPLIT]
+                ),
                 preprocessors=[seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()],
                 output_features={
                     "targets": seqio.Feature(seqio_vocabulary(vocabulary), add_eos=False)

@@ -33,7 +33,8 @@ def import_tensorflow():
     except ImportError as error:
         raise Unavailable(
             f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
-            "pip install 'maelm_jax[data]'") from error
+            "pip install 'maelm_jax[data]'"
+        ) from error
     return tensorflow
 
 
@@ -45,7 +46,8 @@ def import_seqio():
     except ImportError as error:
         raise Unavailable(
             f"tfds: and seqio: sources need seqio and TensorFlow ({error}); "
-            "pip install 'maelm_jax[data]'") from error
+            "pip install 'maelm_jax[data]'"
+        ) from error
     return seqio
 
 
@@ -65,7 +67,8 @@ def _task(source: str, corpus: config.Corpus):
         modules = ", ".join(corpus.task_modules) or "none"
         raise config.ConfigError(
             f"seqio knows no Task or Mixture {name!r} (modules imported: {modules}); "
-            "name its module in Corpus.task_modules")
+            "name its module in Corpus.task_modules"
+        )
     return seqio.get_mixture_or_task(name)
 
 
@@ -95,7 +98,8 @@ def _builder(source: str, corpus: config.Corpus, instead: str = OWN_TEXT):
     missing = f"TFDS dataset {name!r} is not in {data_dir} and cannot be downloaded"
     remedy = (
         f"or where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, and "
-        "set Corpus.tfds_data_dir")
+        "set Corpus.tfds_data_dir"
+    )
     try:
         builder = tensorflow_datasets.builder(name, data_dir=corpus.tfds_data_dir)
         if builder.is_prepared() or _download(builder):
@@ -134,7 +138,8 @@ def _info_of_training_text(source: str, corpus: config.Corpus):
     if SPLIT not in info.splits:
         raise config.ConfigError(
             f"TFDS dataset {info.full_name!r} has no split {SPLIT!r}, only "
-            f"{', '.join(info.splits)}. Name another dataset in Corpus.sources")
+            f"{', '.join(info.splits)}. Name another dataset in Corpus.sources"
+        )
     return info
 
 
@@ -142,7 +147,8 @@ def _tfds_source(source: str, corpus: config.Corpus):
     """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
     name, version = _info_of_training_text(source, corpus).full_name.rsplit("/", 1)
     return import_seqio().TfdsDataSource(
-        f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True)
+        f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True
+    )
 
 
 def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None:
@@ -169,7 +175,8 @@ def shard_count(source: str, corpus: config.Corpus) -> int:
     task = _task(source, corpus)
     if SPLIT not in task.splits:
         raise config.ConfigError(
-            f"seqio Task {task.name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}")
+            f"seqio Task {task.name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}"
+        )
     return max(len(task.source.list_shards(SPLIT)), 1)
 
 
@@ -183,11 +190,13 @@ def identity(source: str, corpus: config.Corpus) -> str:
         info = _info_of_training_text(source, corpus)
         return (
             f"{info.full_name} {info.splits[SPLIT].num_examples} "
-            f"{info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}")
+            f"{info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}"
+        )
     task = _task(source, corpus)
     return (
         f"{task.name} {task.num_input_examples(SPLIT)} "
-        f"{[os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]}")
+        f"{[os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]}"
+    )
 
 
 def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.Iterator[str]:
@@ -210,16 +219,19 @@ def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.
     else:
         task = _task(source, corpus)
         dataset = task.get_dataset(
-            sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1)
+            sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1
+        )
         decoder, fields = task.output_features.get("targets"), FIELDS
     field = next((field for field in fields if field in dataset.element_spec), None)
     if field is None:
         raise config.ConfigError(
             f"{source}: no text field among {', '.join(dataset.element_spec)}; "
-            f"one of {', '.join(fields)} is needed")
+            f"one of {', '.join(fields)} is needed"
+        )
     for example in dataset.as_numpy_iterator():
         value = example[field]
         yield (
             value.decode("utf-8", "replace")
             if isinstance(value, bytes)
-            else decoder.vocabulary.decode([int(i) for i in value]))
+            else decoder.vocabulary.decode([int(i) for i in value])
+        )

@@ -39,9 +39,7 @@ class Shard:
     index: int = 0
     count: int = 1
 
-    def documents(
-        self, dropped: collections.Counter[str] | None = None
-    ) -> typing.Iterator[str]:
+    def documents(self, dropped: collections.Counter[str] | None = None) -> typing.Iterator[str]:
         """Reads the documents, in a fixed order, without short and refused ones.
 
         Args:
@@ -118,7 +116,8 @@ def first_texts(corpus: config.Corpus, tokens: int) -> list[str]:
             break
     if not texts:
         raise config.ConfigError(
-            f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files")
+            f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files"
+        )
     return texts
 
 
@@ -148,8 +147,8 @@ def _members(source: str, corpus: config.Corpus) -> dict[str, float]:
         if not record.is_file():
             raise
         return json_files.read(
-            record, _are_rates,
-            f"remove {record}; prepare writes it again where seqio is installed")
+            record, _are_rates, f"remove {record}; prepare writes it again where seqio is installed"
+        )
     rows_dir.remember(record, members)
     return members
 

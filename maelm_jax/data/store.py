@@ -44,7 +44,8 @@ class Rows:
         self._checksums = {
             name: entry["sha256"]
             for name, entry in manifest.get("files", {}).items()
-            if name.startswith(f"{split}/c/")}
+            if name.startswith(f"{split}/c/")
+        }
         self._verified: set[str] = set()  # names of files
 
     @classmethod
@@ -113,7 +114,8 @@ class Rows:
             with concurrent.futures.ThreadPoolExecutor(min(VERIFY_THREADS, len(due))) as pool:
                 checks = [
                     pool.submit(store_manifest.check_content, self.folder, name, due[name])
-                    for name in due]
+                    for name in due
+                ]
             for check in checks:
                 check.result()
         self._verified.update(due)
@@ -123,13 +125,20 @@ def open_splits(folder: pathlib.Path) -> dict[str, Rows]:
     """{split: Rows} of a store. Raises ConfigError like `Rows.open`."""
     if "files" not in store_manifest.read(folder):
         log.warning(
-            "%s: made before checksums were kept; only the sizes of its files are checked", folder)
+            "%s: made before checksums were kept; only the sizes of its files are checked", folder
+        )
     return {split: Rows.open(folder, split) for split in block_files.SPLITS}
 
 
 def write(
-    folder: pathlib.Path, files: list[pathlib.Path], source: str, vocabulary: str, length: int,
-    dtype: np.dtype, shard_rows: int, left_out: block_files.LeftOut | None = None
+    folder: pathlib.Path,
+    files: list[pathlib.Path],
+    source: str,
+    vocabulary: str,
+    length: int,
+    dtype: np.dtype,
+    shard_rows: int,
+    left_out: block_files.LeftOut | None = None,
 ):
     """Joins blocks into a store.
 
@@ -158,13 +167,18 @@ def write(
             reason = " ".join(str(error).split())[:300]
             raise config.RunError(
                 f"{folder}: the rows could not be written ({reason}); free some space or check the "
-                "disk, then give the same command again: it joins the finished blocks") from error
+                "disk, then give the same command again: it joins the finished blocks"
+            ) from error
     store_manifest.write(folder, source, vocabulary, length, splits, left_out)
 
 
 def _write_array(
-    path: pathlib.Path, files: list[pathlib.Path], split: str, shape: tuple[int, int], dtype,
-    shard_rows: int
+    path: pathlib.Path,
+    files: list[pathlib.Path],
+    split: str,
+    shape: tuple[int, int],
+    dtype,
+    shard_rows: int,
 ):
     spec = _spec(path) | {"metadata": _metadata(shape, dtype, shard_rows)}
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
@@ -200,14 +214,16 @@ def _shard_sizes(array: tensorstore.TensorStore, split: str) -> dict[str, int]:
     """Returns {file: bytes} of an array: its chunks, and an index of 16 bytes a chunk and 4."""
     shard, chunk = (
         layout.shape[0]
-        for layout in (array.chunk_layout.write_chunk, array.chunk_layout.read_chunk))
+        for layout in (array.chunk_layout.write_chunk, array.chunk_layout.read_chunk)
+    )
     count, length = array.shape
     sizes = {}
     for start in range(0, count, shard):
         chunks = -(-min(shard, count - start) // chunk)
         index = shard // chunk * 16 + 4
         sizes[shard_name(split, start // shard)] = (
-            chunks * chunk * length * array.dtype.numpy_dtype.itemsize + index)
+            chunks * chunk * length * array.dtype.numpy_dtype.itemsize + index
+        )
     return sizes
 
 
@@ -228,8 +244,11 @@ def open_array(folder: pathlib.Path, split: str, manifest: dict) -> tensorstore.
     shape = (manifest["splits"][split]["rows"], manifest["length"])
     if array.shape != shape:
         raise store_manifest.wrong(
-            folder, name, f"the array is {array.shape[0]} x {array.shape[1]}, "
-            f"not {shape[0]} x {shape[1]} as in {store_manifest.FILE}")
+            folder,
+            name,
+            f"the array is {array.shape[0]} x {array.shape[1]}, "
+            f"not {shape[0]} x {shape[1]} as in {store_manifest.FILE}",
+        )
     return array
 
 

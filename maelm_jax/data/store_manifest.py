@@ -28,13 +28,18 @@ def read(folder: str | os.PathLike) -> dict:
     path = pathlib.Path(folder) / FILE
     if not path.is_file():
         raise config.ConfigError(
-            f"{folder}: no whole store of rows here (no {FILE}); run python -m maelm_jax.prepare")
+            f"{folder}: no whole store of rows here (no {FILE}); run python -m maelm_jax.prepare"
+        )
     return json_files.read(path, _is_manifest, remedy(path.parent))
 
 
 def write(
-    folder: pathlib.Path, source: str, vocabulary: str, length: int, splits: dict[str, dict],
-    left_out: block_files.LeftOut | None = None
+    folder: pathlib.Path,
+    source: str,
+    vocabulary: str,
+    length: int,
+    splits: dict[str, dict],
+    left_out: block_files.LeftOut | None = None,
 ):
     """Writes `store.json`, with the checksums of the arrays that are in the folder.
 
@@ -50,7 +55,8 @@ def write(
         path
         for split in block_files.SPLITS
         for path in (folder / split).rglob("*")
-        if path.is_file())
+        if path.is_file()
+    )
     content = {
         "version": VERSION,
         "source": source,

@@ -25,7 +25,8 @@ def import_pyarrow():
     except ImportError as error:
         raise config.ConfigError(
             f".parquet, .arrow and .zst files need pyarrow ({error}); "
-            "pip install 'maelm_jax[files]'") from error
+            "pip install 'maelm_jax[files]'"
+        ) from error
     return pyarrow
 
 
@@ -44,16 +45,19 @@ def files_of_dataset(folder: str) -> list[str]:
     if (path / SPLITS_FILE).is_file():
         splits = ", ".join(sorted(item.name for item in path.iterdir() if item.is_dir()))
         raise config.ConfigError(
-            f"{folder}: a dataset with several splits; name the folder of one ({splits})")
+            f"{folder}: a dataset with several splits; name the folder of one ({splits})"
+        )
     if not (path / STATE_FILE).is_file():
         raise config.ConfigError(
             f"{folder}: a folder without {STATE_FILE}, so not one of Hugging Face datasets; "
-            "give a glob of files")
+            "give a glob of files"
+        )
     remedy = "save the dataset again with save_to_disk"
     state = json_files.read(path / STATE_FILE, _is_state, remedy)
     if state.get("_indices_data_files") or state.get("_indices_files"):
         raise config.ConfigError(
-            f"{folder}: its rows are selected by an index; save dataset.flatten_indices() instead")
+            f"{folder}: its rows are selected by an index; save dataset.flatten_indices() instead"
+        )
     return [str(path / entry["filename"]) for entry in state["_data_files"]]
 
 
@@ -62,7 +66,8 @@ def _is_state(value: typing.Any) -> bool:
         return False
     return all(
         json_files.is_text_map(entry) and os.path.basename(entry.get("filename", "/")) != ""
-        for entry in value["_data_files"])
+        for entry in value["_data_files"]
+    )
 
 
 def parquet_documents(path: str, column: str) -> typing.Iterator[str]:

@@ -110,7 +110,8 @@ class _XzStreams(io.RawIOBase):
 def _corrupt(path: str, packing: str | None, offset: int, error: Exception) -> BadFile:
     return BadFile(
         f"{path}: corrupt {packing} data after {offset} bytes of text ({error}); "
-        "fetch or pack the file again")
+        "fetch or pack the file again"
+    )
 
 
 def decode(line: bytes, path: str, offset: int) -> str:
@@ -129,7 +130,8 @@ def decode(line: bytes, path: str, offset: int) -> str:
     except UnicodeDecodeError as error:
         raise BadFile(
             f"{path}: not UTF-8 at byte {offset + error.start} of the (unpacked) text; "
-            "convert the file, e.g. with iconv -t UTF-8") from error
+            "convert the file, e.g. with iconv -t UTF-8"
+        ) from error
 
 
 def paragraph_documents(path: str) -> typing.Iterator[str]:
@@ -154,13 +156,15 @@ def json_documents(path: str, field: str) -> typing.Iterator[str]:
             continue
         try:
             record = json_files.parse(
-                text, f"{path}:{number}", "a .jsonl file holds one record a line")
+                text, f"{path}:{number}", "a .jsonl file holds one record a line"
+            )
         except ConfigError as error:
             raise BadFile(str(error)) from error
         if not isinstance(record, dict) or not isinstance(record.get(field), str):
             raise BadFile(
                 f"{path}:{number}: no text field {field!r} in the record ({_fields_of(record)}); "
-                "set Corpus.json_field")
+                "set Corpus.json_field"
+            )
         # JSON can hold a lone surrogate, which is not valid text.
         yield record[field].encode("utf-8", "replace").decode("utf-8")
 
@@ -171,4 +175,5 @@ def _fields_of(record: typing.Any) -> str:
         return type(record).__name__
     return "".join(
         character if character.isprintable() else repr(character)[1:-1]
-        for character in ", ".join(record))[:200]
+        for character in ", ".join(record)
+    )[:200]

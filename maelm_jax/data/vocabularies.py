@@ -25,7 +25,8 @@ def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
     """Returns the vocabulary files in a directory. `load` reads the first."""
     files = [
         pathlib.Path(directory) / kind.FILE
-        for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)]
+        for kind in (SentencePieceVocabulary, TokenizerJsonVocabulary)
+    ]
     return [file for file in files if file.is_file()]
 
 
@@ -55,12 +56,14 @@ def load(path: str | os.PathLike) -> Vocabulary:
         if not files:
             raise config.ConfigError(
                 f"{path} holds neither {SentencePieceVocabulary.FILE} nor "
-                f"{TokenizerJsonVocabulary.FILE}. Name a folder or a file with a vocabulary")
+                f"{TokenizerJsonVocabulary.FILE}. Name a folder or a file with a vocabulary"
+            )
         path = files[0]
     if not path.is_file():
         raise config.ConfigError(
             f"no vocabulary {path}. Name a SentencePiece .model or a tokenizer.json "
-            "(Vocabulary.file=None trains one)")
+            "(Vocabulary.file=None trains one)"
+        )
     kind = TokenizerJsonVocabulary if path.suffix == ".json" else SentencePieceVocabulary
     try:
         vocabulary = kind(path.read_bytes())

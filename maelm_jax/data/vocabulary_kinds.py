@@ -19,9 +19,12 @@ from sentencepiece import sentencepiece_model_pb2
 from maelm_jax import config, storage
 
 NAMES = {
-    "bos": ("<s>", "[CLS]"), "pad": ("<pad>", "[PAD]"), "eos": ("</s>", "[SEP]"),
-    "unk": ("<unk>", "[UNK]"), "mask": ("<mask>", "[MASK]"),
-}  # fmt: skip
+    "bos": ("<s>", "[CLS]"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("</s>", "[SEP]"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
 SPECIAL = frozenset(itertools.chain(*NAMES.values()))
 SPACE_MARKS = ("▁", "Ġ")  # pieces begin with one of them where a word begins
 MOST_IDS = 1 << 22  # of a vocabulary; common ones have at most about a million
@@ -68,7 +71,8 @@ class Vocabulary(abc.ABC):
     def special(self) -> config.SpecialIds:
         """The ids that the model and the masks depend on."""
         return config.SpecialIds(
-            self.bos, self.pad, self.eos, self.unk, self.mask, _continue_words(self.pieces()))
+            self.bos, self.pad, self.eos, self.unk, self.mask, _continue_words(self.pieces())
+        )
 
     @abc.abstractmethod
     def pieces(self) -> list[str]:
@@ -143,7 +147,9 @@ class SentencePieceVocabulary(Vocabulary):
                     {
                         key: index
                         for key, names in NAMES.items()
-                        if piece.piece in names or (key == "unk" and piece.type == kinds.UNKNOWN)})
+                        if piece.piece in names or (key == "unk" and piece.type == kinds.UNKNOWN)
+                    }
+                )
         for key, names in NAMES.items():
             if key not in ids:
                 ids[key] = len(proto.pieces)
@@ -218,7 +224,8 @@ class TokenizerJsonVocabulary(Vocabulary):
 
     def encode_batch(self, texts):
         return [
-            encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)]
+            encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)
+        ]
 
     @functools.cached_property
     def _model_with_special_tokens(self):
@@ -237,7 +244,8 @@ class TokenizerJsonVocabulary(Vocabulary):
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
         return self.model.decode(
-            [int(i) for i in ids if int(i) not in silent], skip_special_tokens=False)
+            [int(i) for i in ids if int(i) not in silent], skip_special_tokens=False
+        )
 
 
 def _continue_words(pieces: list[str]) -> tuple[bool, ...]:

@@ -39,11 +39,16 @@ def of_source(source: str, corpus: config.Corpus, megabytes: float) -> list[str]
     if corpus.deduplicate:
         texts = deduplication.distinct(texts)
     training_texts = (
-        text for text in texts if not documents.is_heldout(text, corpus.heldout_fraction))
+        text for text in texts if not documents.is_heldout(text, corpus.heldout_fraction)
+    )
     result = pick(_first(training_texts, limit), megabytes)
     log.info(
-        "%s: the vocabulary is trained on %.1f MB, picked from the text of %d of %d files", source,
-        sum(map(len, result)) / 1e6, sum(map(bool, documents_read)), len(shards))
+        "%s: the vocabulary is trained on %.1f MB, picked from the text of %d of %d files",
+        source,
+        sum(map(len, result)) / 1e6,
+        sum(map(bool, documents_read)),
+        len(shards),
+    )
     return result
 
 

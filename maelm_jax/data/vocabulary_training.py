@@ -50,11 +50,13 @@ def train(
         for text in vocabulary_sample.pick(texts, settings.sample_megabytes)
         for line in text.split("\n")
         for sentence in documents.sentences(line)
-        if not sentence.isspace() and sentence]
+        if not sentence.isspace() and sentence
+    ]
     if not sentences:
         raise config.ConfigError(
             "Vocabulary: the corpus holds no text to train a vocabulary on; "
-            "check Corpus.sources or TEXT_FILES")
+            "check Corpus.sources or TEXT_FILES"
+        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -96,21 +98,25 @@ def _reason(message: str, size: int) -> str:
         if most is not None and most < config.LEAST_VOCABULARY:
             return (
                 f"the corpus supports a vocabulary of {most} ids only, and the smallest has "
-                f"{config.LEAST_VOCABULARY}: give more text")
+                f"{config.LEAST_VOCABULARY}: give more text"
+            )
         return (
             "vocabulary larger than the corpus supports: set Vocabulary.size "
-            f"{'lower' if most is None else f'to at most {most}'} (it is {size})")
+            f"{'lower' if most is None else f'to at most {most}'} (it is {size})"
+        )
     if too_small := TOO_SMALL.search(message):
         return (
             f"Vocabulary.size {size} does not hold the corpus's characters: "
-            f"set it above {int(too_small[2]) + 1}")
+            f"set it above {int(too_small[2]) + 1}"
+        )
     return f"Vocabulary: SentencePiece cannot train on this corpus: {message[:300]}"
 
 
 def _request(settings: config.Vocabulary) -> str:
     """Returns the settings that a trained vocabulary depends on, as text for its key."""
     return json.dumps(
-        [settings.size, settings.cased, settings.sample_megabytes, sentencepiece.__version__])
+        [settings.size, settings.cased, settings.sample_megabytes, sentencepiece.__version__]
+    )
 
 
 def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
@@ -130,11 +136,17 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
         return vocabularies.load(settings.file)
     rates = sources.rates(corpus)
     request = [
-        FORMAT_VERSION, _request(settings), sorted(rates.items()),
-        prepared_folders.text_fields(corpus), corpus.heldout_fraction, *cleaning.request(corpus)]
+        FORMAT_VERSION,
+        _request(settings),
+        sorted(rates.items()),
+        prepared_folders.text_fields(corpus),
+        corpus.heldout_fraction,
+        *cleaning.request(corpus),
+    ]
     file = vocabularies.SentencePieceVocabulary.FILE
     folder = prepared_folders.find(
-        corpus, prepared_folders.prefix("vocabulary", request), list(rates), file)
+        corpus, prepared_folders.prefix("vocabulary", request), list(rates), file
+    )
     if not (folder / file).is_file():
         prepared_folders.require_local(corpus, "vocabulary")
         with rows_dir.writing(corpus):
@@ -143,23 +155,28 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
 
 
 def _train_in(
-    folder: pathlib.Path, settings: config.Vocabulary, corpus: config.Corpus,
-    rates: dict[str, float]
+    folder: pathlib.Path,
+    settings: config.Vocabulary,
+    corpus: config.Corpus,
+    rates: dict[str, float],
 ):
     """Trains a vocabulary on the corpus and writes it into a folder."""
     started = time.monotonic()
     # An unusable folder fails here and not after minutes of training.
     folder.mkdir(parents=True, exist_ok=True)
-    prepared_folders.log_changes(
-        folder, rates, corpus, vocabularies.SentencePieceVocabulary.FILE)
+    prepared_folders.log_changes(folder, rates, corpus, vocabularies.SentencePieceVocabulary.FILE)
     text_before = prepared_folders.text_to_read(folder, rates, corpus)
     samples = (
         vocabulary_sample.of_source(source, corpus, settings.sample_megabytes * rate)
-        for source, rate in rates.items())
+        for source, rate in rates.items()
+    )
     trained = train((text for texts in samples for text in texts), settings)
     prepared_folders.check_unchanged(text_before, corpus)
     prepared_folders.record_text(folder, rates, corpus)
     trained.save(folder)
     log.info(
-        "vocabulary of %d ids trained in %.0f s, kept in %s", trained.size,
-        time.monotonic() - started, folder)
+        "vocabulary of %d ids trained in %.0f s, kept in %s",
+        trained.size,
+        time.monotonic() - started,
+        folder,
+    )

@@ -87,11 +87,13 @@ def for_hosts(source: str, parts: pathlib.Path, is_done: typing.Callable[[], boo
             raise config.RunError(
                 f"{source}: this host works in {parts}, another one in {other}: the hosts see "
                 "different text. Give all the same files and versions of Python and packages (or "
-                "remove the second folder, if no host works there)")
+                "remove the second folder, if no host works there)"
+            )
         elif time.monotonic() - since > SILENCE_SECONDS:
             raise config.RunError(
                 f"{parts}: no host wrote anything for {SILENCE_SECONDS / 60:.0f} minutes; "
-                "start prepare again where it ended")
+                "start prepare again where it ended"
+            )
         time.sleep(POLL_SECONDS)
 
 

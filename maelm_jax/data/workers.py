@@ -45,8 +45,11 @@ def results(
             yield function(job, *more)
         return
     pool = concurrent.futures.ProcessPoolExecutor(
-        processes, mp_context=multiprocessing.get_context("spawn"), initializer=_start,
-        initargs=(more,))
+        processes,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(more,),
+    )
     pending: collections.deque[concurrent.futures.Future] = collections.deque()
     try:
         for job in jobs:
@@ -58,7 +61,8 @@ def results(
     except concurrent.futures.process.BrokenProcessPool as error:
         raise config.RunError(
             "a worker process was killed, often because memory was full; lower Corpus.processes "
-            "and give the same command again: it goes on where it stopped") from error
+            "and give the same command again: it goes on where it stopped"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -77,7 +77,8 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
     if length > model.max_positions:
         raise config.ConfigError(
             f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
-            f"of {encoder_source.path}: lower it")
+            f"of {encoder_source.path}: lower it"
+        )
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
 
 

@@ -15,20 +15,26 @@ class Bert(Family):
     model_type = "bert"
     class_name = "Bert"
     language_head = LanguageHeadNames(
-        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm",
-        "cls.predictions.bias", ("cls.predictions.decoder.weight",),
+        "cls.predictions.transform.dense",
+        "cls.predictions.transform.LayerNorm",
+        "cls.predictions.bias",
+        ("cls.predictions.decoder.weight",),
         ("cls.predictions.decoder.bias",),
-    )  # fmt: skip
+    )
     classifier_names: typing.ClassVar = {"dense": ".pooler.dense", "out": "classifier"}
     classifier = ClassifierStyle(has_input_dropout=False)
     pair = PairFormat(separators=1, has_types=True)
     defaults: typing.ClassVar = Family.defaults | {"pad_token_id": 0, "type_vocab_size": 2}
     supported: typing.ClassVar = Family.supported | {
-        "is_decoder": False, "add_cross_attention": False,
-    }  # fmt: skip
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
     left_out: typing.ClassVar = (
-        ".embeddings.position_ids", "cls.seq_relationship.", "classifier.", "qa_outputs.",
-    )  # fmt: skip
+        ".embeddings.position_ids",
+        "cls.seq_relationship.",
+        "classifier.",
+        "qa_outputs.",
+    )
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         misfits = self.relative_position_misfits(model)
@@ -52,18 +58,25 @@ class Electra(Bert):
     model_type = "electra"
     class_name = "Electra"
     language_head = LanguageHeadNames(
-        "generator_predictions.dense", "generator_predictions.LayerNorm",
-        "generator_lm_head.bias", ("generator_lm_head.weight",),
-    )  # fmt: skip
+        "generator_predictions.dense",
+        "generator_predictions.LayerNorm",
+        "generator_lm_head.bias",
+        ("generator_lm_head.weight",),
+    )
     classifier_names = Family.classifier_names
     classifier = ClassifierStyle(activation="gelu")
     defaults: typing.ClassVar = Bert.defaults | {
-        "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4,
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
         "intermediate_size": 1024,
-    }  # fmt: skip
+    }
     left_out: typing.ClassVar = (
-        ".embeddings.position_ids", "discriminator_predictions.", "classifier.", "qa_outputs.",
-    )  # fmt: skip
+        ".embeddings.position_ids",
+        "discriminator_predictions.",
+        "classifier.",
+        "qa_outputs.",
+    )
 
     def faults(self, content: dict) -> list[str]:
         entries = self.defaults | content
@@ -86,9 +99,15 @@ class DistilBert(Family):
     model_type = "distilbert"
     class_name = "DistilBert"
     part_names: typing.ClassVar = layouts.part_names(
-        "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin",
-        "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm",
-    )  # fmt: skip
+        "attention.q_lin",
+        "attention.k_lin",
+        "attention.v_lin",
+        "attention.out_lin",
+        "sa_layer_norm",
+        "ffn.lin1",
+        "ffn.lin2",
+        "output_layer_norm",
+    )
     layers_name = "transformer.layer."
     epsilon = None
     language_head = LanguageHeadNames(
@@ -98,19 +117,31 @@ class DistilBert(Family):
     classifier = ClassifierStyle(activation="relu", has_input_dropout=False)
     pair = PairFormat(separators=1)
     sizes: typing.ClassVar = {
-        "layers": "n_layers", "width": "dim", "heads": "n_heads", "feed_forward": "hidden_dim",
-    }  # fmt: skip
+        "layers": "n_layers",
+        "width": "dim",
+        "heads": "n_heads",
+        "feed_forward": "hidden_dim",
+    }
     dropouts: typing.ClassVar = {"dropout": "dropout", "attention_dropout": "attention_dropout"}
     defaults: typing.ClassVar = {
-        "n_layers": 6, "dim": 768, "n_heads": 12, "hidden_dim": 3072,
-        "max_position_embeddings": 512, "pad_token_id": 0,
-    }  # fmt: skip
+        "n_layers": 6,
+        "dim": 768,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+    }
     supported: typing.ClassVar = {
-        "activation": "gelu", "tie_word_embeddings": True, "sinusoidal_pos_embds": False,
-    }  # fmt: skip
+        "activation": "gelu",
+        "tie_word_embeddings": True,
+        "sinusoidal_pos_embds": False,
+    }
     left_out: typing.ClassVar = (
-        ".embeddings.position_ids", "pre_classifier.", "classifier.", "qa_outputs.",
-    )  # fmt: skip
+        ".embeddings.position_ids",
+        "pre_classifier.",
+        "classifier.",
+        "qa_outputs.",
+    )
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         misfits = self.relative_position_misfits(model)

@@ -98,9 +98,16 @@ class Encoder:
         if fraction is None:
             fraction = 0.0 if model.decoder_layers else 1.0
         return cls(
-            params, model, vocabulary, length, head, step, sentence_files, fraction,
+            params,
+            model,
+            vocabulary,
+            length,
+            head,
+            step,
+            sentence_files,
+            fraction,
             encoder_source.renumber,
-        )  # fmt: skip
+        )
 
     def save_pretrained(self, folder: str | os.PathLike):
         """Writes a new folder for stock transformers and sentence-transformers.

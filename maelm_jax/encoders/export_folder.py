@@ -51,8 +51,7 @@ def check(
     target = resolved(output)
     if workdir is not None and resolved(workdir).is_relative_to(target):
         raise ConfigError(
-            f"{name}={output} is or holds the run that is exported, {workdir}. "
-            f"Give another {name}"
+            f"{name}={output} is or holds the run that is exported, {workdir}. Give another {name}"
         )
     with paths.writing(name, str(output)):
         if not target.exists():

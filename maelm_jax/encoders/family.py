@@ -18,10 +18,15 @@ POSITIONS = "max_position_embeddings"
 FIXED_EPSILON = 1e-12  # of stock classes that have no setting for it
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
 BERT_PARTS = layouts.part_names(
-    "attention.self.query", "attention.self.key", "attention.self.value",
-    "attention.output.dense", "attention.output.LayerNorm",
-    "intermediate.dense", "output.dense", "output.LayerNorm",
-)  # fmt: skip
+    "attention.self.query",
+    "attention.self.key",
+    "attention.self.value",
+    "attention.output.dense",
+    "attention.output.LayerNorm",
+    "intermediate.dense",
+    "output.dense",
+    "output.LayerNorm",
+)
 
 
 class Family(abc.ABC):
@@ -53,29 +58,43 @@ class Family(abc.ABC):
     layers_name: typing.ClassVar[str] = "encoder.layer."
     language_head: LanguageHeadNames
     classifier_names: typing.ClassVar[dict[str, str]] = {
-        "dense": "classifier.dense", "out": "classifier.out_proj",
-    }  # fmt: skip
+        "dense": "classifier.dense",
+        "out": "classifier.out_proj",
+    }
     classifier: typing.ClassVar[ClassifierStyle] = ClassifierStyle()
     pair: PairFormat
     sizes: typing.ClassVar[dict[str, str]] = {
-        "layers": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
         "feed_forward": "intermediate_size",
-    }  # fmt: skip
+    }
     dropouts: typing.ClassVar[dict[str, str]] = {
-        "dropout": "hidden_dropout_prob", "attention_dropout": "attention_probs_dropout_prob",
-    }  # fmt: skip
+        "dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+    }
     defaults: typing.ClassVar[dict[str, typing.Any]] = {
-        "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
-        "intermediate_size": 3072, POSITIONS: 512, "layer_norm_eps": 1e-12, "pad_token_id": 1,
-    }  # fmt: skip
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        POSITIONS: 512,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 1,
+    }
     supported: typing.ClassVar[dict[str, typing.Any]] = {
-        "hidden_act": "gelu", "tie_word_embeddings": True, "position_embedding_type": "absolute",
-    }  # fmt: skip
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+        "position_embedding_type": "absolute",
+    }
     epsilon: typing.ClassVar[str | None] = "layer_norm_eps"
     left_out: typing.ClassVar[tuple[str, ...]] = (
-        ".pooler.", ".embeddings.position_ids", ".embeddings.token_type_ids", "classifier.",
+        ".pooler.",
+        ".embeddings.position_ids",
+        ".embeddings.token_type_ids",
+        "classifier.",
         "qa_outputs.",
-    )  # fmt: skip
+    )
     token_table: typing.ClassVar[str] = "embeddings.word_embeddings.weight"
 
     @property
@@ -265,8 +284,9 @@ class Family(abc.ABC):
         if any(mapping.name in tensors for mapping in pooler):
             mappings += pooler
             shapes = shapes | {
-                "pooler/kernel": (model.width, model.width), "pooler/bias": (model.width,),
-            }  # fmt: skip
+                "pooler/kernel": (model.width, model.width),
+                "pooler/bias": (model.width,),
+            }
         if _has_language_head(tensors, head, left_out):
             mappings += head
             tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
@@ -284,9 +304,7 @@ def _has_language_head(
     tensors: layouts.Tensors, head: list[TensorMapping], left_out: tuple[str, ...]
 ) -> bool:
     """Returns whether tensors of a language-model head are there that no other head has."""
-    return any(
-        mapping.name in tensors for mapping in head if not mapping.name.startswith(left_out)
-    )
+    return any(mapping.name in tensors for mapping in head if not mapping.name.startswith(left_out))
 
 
 def _without_left_out(

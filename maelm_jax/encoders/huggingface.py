@@ -52,9 +52,7 @@ def architecture(weights: layouts.Weights, head: FineTunedHead | None = None) ->
     return class_name + ("ForMaskedLM" if reads_encoder else "Model")
 
 
-def write(
-    folder: pathlib.Path, weights: layouts.Weights, head: FineTunedHead | None = None
-) -> int:
+def write(folder: pathlib.Path, weights: layouts.Weights, head: FineTunedHead | None = None) -> int:
     """Writes config.json and model.safetensors into `folder`.
 
     The files hold the encoder, and the head of a fine-tuned run or of an MLM run.

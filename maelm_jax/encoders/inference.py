@@ -154,9 +154,15 @@ def logits_function(
         order = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
         visible_to_encoder = masked if encoder_reads_masks else jnp.zeros_like(masked)
         inputs = model_inputs.split(
-            ids, segments, order, masked, visible_to_encoder,
-            model_inputs.Budget(ids.shape[1], positions), vocabulary.mask, renumber,
-        )  # fmt: skip
+            ids,
+            segments,
+            order,
+            masked,
+            visible_to_encoder,
+            model_inputs.Budget(ids.shape[1], positions),
+            vocabulary.mask,
+            renumber,
+        )
         return maelm.apply(graph, params)(inputs)
 
     def logits_of(params, ids, masked):

@@ -19,14 +19,23 @@ MOST_FAULTS = 8  # that one error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
 # The settings of config.Model that make its layers BERT's.
 BERT_LAYERS = {
-    "normalization": "post", "positions": "learned", "feed_forward_gate": False, "biases": True,
+    "normalization": "post",
+    "positions": "learned",
+    "feed_forward_gate": False,
+    "biases": True,
     "local_attention": 0,
-}  # fmt: skip
+}
 # The parts of a block with these settings, in the order of `part_names`.
 PARTS = (
-    "attention/query", "attention/key", "attention/value", "attention/out", "attention_norm",
-    "feed_forward/up", "feed_forward/down", "feed_forward_norm",
-)  # fmt: skip
+    "attention/query",
+    "attention/key",
+    "attention/value",
+    "attention/out",
+    "attention_norm",
+    "feed_forward/up",
+    "feed_forward/down",
+    "feed_forward_norm",
+)
 
 
 class Weights(typing.NamedTuple):
@@ -90,9 +99,7 @@ def part_names(*names: str) -> dict[str, str]:
     return dict(zip(PARTS, names, strict=True))
 
 
-def blocks(
-    prefix: str, module: str, layers: int, names: dict[str, str]
-) -> list[TensorMapping]:
+def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
     """Returns the mappings of a stack of Transformer blocks.
 
     Args:

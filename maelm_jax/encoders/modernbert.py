@@ -19,9 +19,13 @@ OLDER_THETA = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}  # of ear
 DEFAULT_THETA = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
 # The settings of config.Model that make its layers ModernBERT's.
 LAYERS = {
-    "normalization": "pre", "positions": "rotary", "feed_forward_gate": True, "biases": False,
-    "relative_buckets": "none", "token_types": 0,
-}  # fmt: skip
+    "normalization": "pre",
+    "positions": "rotary",
+    "feed_forward_gate": True,
+    "biases": False,
+    "relative_buckets": "none",
+    "token_types": 0,
+}
 # {end of the name of a stock task class: top-level module of the parameters here}.
 MODULES = {
     fine_tuned_head.SEQUENCE_CLASSIFICATION: "classifier",
@@ -43,18 +47,29 @@ class ModernBert(Family):
     )
     pair = PairFormat(separators=1)
     dropouts: typing.ClassVar = {
-        "dropout": "mlp_dropout", "attention_dropout": "attention_dropout",
-    }  # fmt: skip
+        "dropout": "mlp_dropout",
+        "attention_dropout": "attention_dropout",
+    }
     epsilon = "norm_eps"
     defaults: typing.ClassVar = {
-        "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12,
-        "intermediate_size": 1152, POSITIONS: 8192, "norm_eps": 1e-5, "pad_token_id": 50283,
-    }  # fmt: skip
+        "hidden_size": 768,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "intermediate_size": 1152,
+        POSITIONS: 8192,
+        "norm_eps": 1e-5,
+        "pad_token_id": 50283,
+    }
     supported: typing.ClassVar = {
-        "hidden_activation": "gelu", "tie_word_embeddings": True, "norm_bias": False,
-        "attention_bias": False, "mlp_bias": False, "decoder_bias": True, "classifier_bias": False,
+        "hidden_activation": "gelu",
+        "tie_word_embeddings": True,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "decoder_bias": True,
+        "classifier_bias": False,
         "classifier_activation": "gelu",
-    }  # fmt: skip
+    }
     left_out: typing.ClassVar = ("classifier.", "head.")
     token_table = "embeddings.tok_embeddings.weight"
 

@@ -18,13 +18,22 @@ class Mpnet(Family):
     model_type = "mpnet"
     class_name = "MPNet"
     part_names: typing.ClassVar = layouts.part_names(
-        "attention.attn.q", "attention.attn.k", "attention.attn.v", "attention.attn.o",
-        "attention.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm",
-    )  # fmt: skip
+        "attention.attn.q",
+        "attention.attn.k",
+        "attention.attn.v",
+        "attention.attn.o",
+        "attention.LayerNorm",
+        "intermediate.dense",
+        "output.dense",
+        "output.LayerNorm",
+    )
     language_head = LanguageHeadNames(
-        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
+        "lm_head.dense",
+        "lm_head.layer_norm",
+        "lm_head.bias",
+        ("lm_head.decoder.weight",),
         ("lm_head.decoder.bias",),
-    )  # fmt: skip
+    )
     pair = REPEATED_SEPARATOR
     supported: typing.ClassVar = Family.supported | {"relative_attention_num_buckets": BUCKETS}
 

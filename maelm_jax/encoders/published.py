@@ -14,18 +14,30 @@ from maelm_jax.encoders import layouts, torch_checkpoint
 from maelm_jax.encoders.layouts import TensorMapping
 
 _LAYER = layouts.part_names(
-    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj",
-    "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm",
-)  # fmt: skip
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+    "self_attn_layer_norm",
+    "fc1",
+    "fc2",
+    "final_layer_norm",
+)
 _ENCODER, _DECODER = "encoder.sentence_encoder.", "gen_decoder.sentence_encoder."
 TOKENS, BUCKETS = _ENCODER + "embed_tokens.weight", _ENCODER + "relative_attention_bias.weight"
 # {field of config.Model: name in the Namespace `args` of a reference checkpoint}.
 _ARGUMENTS = {
-    "layers": "encoder_layers", "width": "encoder_embed_dim", "heads": "encoder_attention_heads",
-    "feed_forward": "encoder_ffn_embed_dim", "max_positions": "max_positions",
-    "num_buckets": "rel_pos_bins", "max_distance": "max_rel_pos", "dropout": "dropout",
-    "attention_dropout": "attention_dropout", "decoder_layers": "gen_decoder_layers",
-}  # fmt: skip
+    "layers": "encoder_layers",
+    "width": "encoder_embed_dim",
+    "heads": "encoder_attention_heads",
+    "feed_forward": "encoder_ffn_embed_dim",
+    "max_positions": "max_positions",
+    "num_buckets": "rel_pos_bins",
+    "max_distance": "max_rel_pos",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "decoder_layers": "gen_decoder_layers",
+}
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 
@@ -100,7 +112,8 @@ def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
     if ids != published:
         raise config.ConfigError(
             f"{vocabulary}: its special ids are {ids}, which the published code changes to "
-            f"{published} by its dict.txt; give a vocabulary with those ids")
+            f"{published} by its dict.txt; give a vocabulary with those ids"
+        )
 
 
 def check(model: config.Model):

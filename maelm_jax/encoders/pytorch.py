@@ -21,17 +21,39 @@ _PARTS = layouts.part_names(
 )
 # The fields of config.Model that maelm_torch.py needs, and the family. Others matter in training.
 FIELDS = (
-    "layers", "width", "heads", "feed_forward", "decoder_layers", "max_positions", "token_types",
-    "relative_buckets", "num_buckets", "max_distance", "decoder_relative_bias", "layer_norm_eps",
-    "dropout", "attention_dropout", "decoder_refills_mask", "family",
-)  # fmt: skip
+    "layers",
+    "width",
+    "heads",
+    "feed_forward",
+    "decoder_layers",
+    "max_positions",
+    "token_types",
+    "relative_buckets",
+    "num_buckets",
+    "max_distance",
+    "decoder_relative_bias",
+    "layer_norm_eps",
+    "dropout",
+    "attention_dropout",
+    "decoder_refills_mask",
+    "family",
+)
 # Fields that a config.json may lack, with what that means.
 LATER_FIELDS = {
-    "token_types": 0, "family": None, "normalization": "post", "positions": "learned",
-    "rotary_theta": 10_000.0, "local_attention": 0, "global_every": 3,
-    "local_rotary_theta": 10_000.0, "feed_forward_gate": False, "biases": True,
-    "decoder_refills_mask": False, "dropout": 0.1, "attention_dropout": 0.1,
-}  # fmt: skip
+    "token_types": 0,
+    "family": None,
+    "normalization": "post",
+    "positions": "learned",
+    "rotary_theta": 10_000.0,
+    "local_attention": 0,
+    "global_every": 3,
+    "local_rotary_theta": 10_000.0,
+    "feed_forward_gate": False,
+    "biases": True,
+    "decoder_refills_mask": False,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 

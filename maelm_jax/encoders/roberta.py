@@ -17,14 +17,18 @@ class Roberta(Family):
     model_type = "roberta"
     class_name = "Roberta"
     language_head = LanguageHeadNames(
-        "lm_head.dense", "lm_head.layer_norm", "lm_head.bias", ("lm_head.decoder.weight",),
+        "lm_head.dense",
+        "lm_head.layer_norm",
+        "lm_head.bias",
+        ("lm_head.decoder.weight",),
         ("lm_head.decoder.bias",),
-    )  # fmt: skip
+    )
     pair = REPEATED_SEPARATOR
     defaults: typing.ClassVar = Family.defaults | {"type_vocab_size": 2}
     supported: typing.ClassVar = Family.supported | {
-        "is_decoder": False, "add_cross_attention": False,
-    }  # fmt: skip
+        "is_decoder": False,
+        "add_cross_attention": False,
+    }
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         return self.relative_position_misfits(model)

@@ -27,9 +27,7 @@ def read(workdir: str | os.PathLike) -> dict:
         "task": isinstance(results.get("task", ""), str),
         "labels": json_files.is_texts(results.get("labels", [])),
         "label_separator": isinstance(results.get("label_separator"), str | None),
-        "max_length": json_files.is_integer(
-            results.get("max_length", 1), 1, json_files.LARGEST
-        ),
+        "max_length": json_files.is_integer(results.get("max_length", 1), 1, json_files.LARGEST),
         "score": results.get("score") is None
         or json_files.is_number(results["score"], -1000.0, 1000.0),
         "best": isinstance(best, dict)

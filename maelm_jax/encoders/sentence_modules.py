@@ -42,9 +42,7 @@ def read(folder: str | os.PathLike) -> dict[str, bytes]:
             raise config.ConfigError(f"{listing} names {shown}, which is no folder beside it")
         files += sorted((listing.parent / name).glob("*"))
     return {
-        str(path.relative_to(listing.parent)): path.read_bytes()
-        for path in files
-        if path.is_file()
+        str(path.relative_to(listing.parent)): path.read_bytes() for path in files if path.is_file()
     }
 
 

@@ -35,11 +35,26 @@ from maelm_jax.training import checkpoint_params
 
 # The fields of config.Model that determine the parameters and the function of each stack.
 ENCODER_FIELDS = (
-    "layers", "width", "heads", "feed_forward", "max_positions", "token_types", "relative_buckets",
-    "num_buckets", "max_distance", "layer_norm_eps", "family", "normalization", "positions",
-    "rotary_theta", "local_attention", "global_every", "local_rotary_theta", "feed_forward_gate",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward",
+    "max_positions",
+    "token_types",
+    "relative_buckets",
+    "num_buckets",
+    "max_distance",
+    "layer_norm_eps",
+    "family",
+    "normalization",
+    "positions",
+    "rotary_theta",
+    "local_attention",
+    "global_every",
+    "local_rotary_theta",
+    "feed_forward_gate",
     "biases",
-)  # fmt: skip
+)
 DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
 # Those of a decoder of another kind than the paper's. Only workdirs have one.
 DECODER_KIND = ("decoder_width", "decoder_attention", "decoder_causal", "decoder_slots")
@@ -254,9 +269,15 @@ def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
     length = run_results.stated_length(folder, settings["max_positions"])
     fraction, renumber = pytorch.mask_fraction(content, file), pytorch.renumber(content, file)
     return EncoderSource(
-        str(folder), "folder of ours", settings, str(folder), length, read_params,
-        mask_fraction=fraction, renumber=renumber,
-    )  # fmt: skip
+        str(folder),
+        "folder of ours",
+        settings,
+        str(folder),
+        length,
+        read_params,
+        mask_fraction=fraction,
+        renumber=renumber,
+    )
 
 
 def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:

@@ -54,9 +54,7 @@ def check_shapes(
         )
 
 
-def check_vocabulary(
-    vocabulary: vocabularies.Vocabulary, rows: int, pad: int | None, path: str
-):
+def check_vocabulary(vocabulary: vocabularies.Vocabulary, rows: int, pad: int | None, path: str):
     """Raises ConfigError if a vocabulary contradicts the weights beside it.
 
     Args:

@@ -26,18 +26,33 @@ SPACE = "▁"  # SentencePiece writes a space as this character
 SEPARATOR = "\x01"
 # Difficult lines. `write` compares their ids with those of the vocabulary.
 ODD_LINES = (
-    "", " ", "a", "  many   spaces \t and\ttabs  ", "line\r\nbreak\u2028s",
-    "a\x00b\x01c\x07d\x7fe", "\x01 a \x02 b", "x" * 300, "-" * 101, "= == === ====",
-    "the <mask> and <s> and </s> and <pad> and <unk>, <mask>", "<mask>", "▁under ▁ score▁",
-    "don't 'quoted' “curly” — dash…", "\U0001f642",
-    ("\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd "
-    "\U0001f642\U0001f642 \U0001f642"),
+    "",
+    " ",
+    "a",
+    "  many   spaces \t and\ttabs  ",
+    "line\r\nbreak\u2028s",
+    "a\x00b\x01c\x07d\x7fe",
+    "\x01 a \x02 b",
+    "x" * 300,
+    "-" * 101,
+    "= == === ====",
+    "the <mask> and <s> and </s> and <pad> and <unk>, <mask>",
+    "<mask>",
+    "▁under ▁ score▁",
+    "don't 'quoted' “curly” — dash…",
+    "\U0001f642",
+    (
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd "
+        "\U0001f642\U0001f642 \U0001f642"
+    ),
     "E\u0301 e\u0301 X\u0302 \u00f1 \u0130stanbul stra\u00dfe \u03a3\u0391\u03a3",
     "\uff41\uff42 \ufb01 \u00bd \u00b2 \u2122 \u2167 a\u00a0b\u200bc\ufeffe",
-    ("\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab \u05e2\u05d1\u05e8 "
-    "\u0e44\u0e17\u0e22 \u0939\u093f\u0928"),
+    (
+        "\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab \u05e2\u05d1\u05e8 "
+        "\u0e44\u0e17\u0e22 \u0939\u093f\u0928"
+    ),
     "1,234.5e-6 C++ #tag @name a?d=e&f",
-)  # fmt: skip
+)
 
 
 class NoEqual(config.ConfigError):

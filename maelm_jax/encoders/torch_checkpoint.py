@@ -13,8 +13,14 @@ INSTALL = "pip install torch==2.13.0 transformers==5.23.0"
 # Beginnings of the names of classes that published checkpoints hold beside their tensors: settings
 # and training state. `read` puts a `_Placeholder` in their place.
 REPLACED = (
-    "fairseq.", "omegaconf.", "numpy.", "enum.", "typing.", "builtins.set", "_codecs.encode",
-)  # fmt: skip
+    "fairseq.",
+    "omegaconf.",
+    "numpy.",
+    "enum.",
+    "typing.",
+    "builtins.set",
+    "_codecs.encode",
+)
 
 
 class _Placeholder:

@@ -117,9 +117,7 @@ def huggingface(
     return reports
 
 
-def _compare_tokenizer(
-    folder: pathlib.Path, ids: np.ndarray, vocabulary: vocabularies.Vocabulary
-):
+def _compare_tokenizer(folder: pathlib.Path, ids: np.ndarray, vocabulary: vocabularies.Vocabulary):
     """Raises RunError unless the stock tokenizer gives `ids` for the sample lines."""
     import transformers
 

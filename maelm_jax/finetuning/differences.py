@@ -42,11 +42,15 @@ def figure_of(values: Values):
         axes.errorbar(
             [position + shift for position in range(len(columns))],
             [row[column]["median"] - base[column]["median"] for column in columns],
-            yerr=[[cell["median"] - cell["least"] for cell in cells],
-                  [cell["highest"] - cell["median"] for cell in cells]],
-            fmt=style["marker"], color=style["color"], capsize=3,
+            yerr=[
+                [cell["median"] - cell["least"] for cell in cells],
+                [cell["highest"] - cell["median"] for cell in cells],
+            ],
+            fmt=style["marker"],
+            color=style["color"],
+            capsize=3,
             label=label,
-        )  # fmt: skip
+        )
     axes.set_xticks(range(len(columns)), columns, rotation=30)
     axes.set_xlim(-0.6, max(len(columns), 3) - 0.4)  # of one column, its points lie together
     axes.set(ylabel=f"points above {first}\n(median; least to highest seed)")

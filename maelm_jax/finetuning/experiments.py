@@ -84,8 +84,10 @@ def _unique_labels(encoders: list[InitialEncoder], known: dict[str, str]) -> lis
         if counts[label] > 1:
             label = encoder.name.strip("/").replace("/", "-")
         numbered = (f"{label}-{number}" for number in itertools.count(2))
-        labels[encoder.name] = label if label not in labels.values() else next(
-            other for other in numbered if other not in labels.values()
+        labels[encoder.name] = (
+            label
+            if label not in labels.values()
+            else next(other for other in numbered if other not in labels.values())
         )
     return [labels[encoder.name] for encoder in encoders]
 

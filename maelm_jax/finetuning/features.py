@@ -52,9 +52,13 @@ def encode(vocabulary: Vocabulary, texts: list[str]) -> list[list[int]]:
     """The token ids of each text. Shows a progress bar when there are many texts."""
     rows: list[list[int]] = []
     with tqdm.tqdm(
-        total=len(texts), desc="tokenising", unit="text", unit_scale=True, leave=False,
+        total=len(texts),
+        desc="tokenising",
+        unit="text",
+        unit_scale=True,
+        leave=False,
         disable=len(texts) <= 2 * TEXTS_AT_ONCE,
-    ) as bar:  # fmt: skip
+    ) as bar:
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             rows += vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
             bar.update(len(rows) - start)
@@ -69,9 +73,7 @@ class EncodedSentences(typing.NamedTuple):
     cut: int  # number of examples that were too long and lost tokens
 
 
-def sentences(
-    examples: list[tuple[str, ...]], input_format: InputFormat
-) -> EncodedSentences:
+def sentences(examples: list[tuple[str, ...]], input_format: InputFormat) -> EncodedSentences:
     """Encodes examples as `<s> A </s>`, those of two sentences as `<s> A </s> B </s>`.
 
     Args:

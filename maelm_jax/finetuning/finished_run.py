@@ -14,9 +14,15 @@ from maelm_jax.finetuning.task_data import DevSet
 # Settings that change where examples come from and how they are computed, not what is predicted of
 # them. SQuAD's say how answers are read from the scores.
 FREE = (
-    *setting_changes.FREE_ON_RESUME, "Model.dtype", "Finetune.max_length", "Squad.",
-    "CustomTask.columns", "CustomTask.label", "Conll.word_column", "Conll.label_column",
-)  # fmt: skip
+    *setting_changes.FREE_ON_RESUME,
+    "Model.dtype",
+    "Finetune.max_length",
+    "Squad.",
+    "CustomTask.columns",
+    "CustomTask.label",
+    "Conll.word_column",
+    "Conll.label_column",
+)
 # Folders of models in a grid or a table.
 MODELS = [f"{'*/' * depth}seed*/checkpoints" for depth in range(4)]
 

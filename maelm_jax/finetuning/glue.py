@@ -55,24 +55,59 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("cola", "CoLA", ("sentence",), "label", metrics=("mcc", "accuracy"),
-             headless=("source", "label", "mark", "sentence")),
+        Task(
+            "cola",
+            "CoLA",
+            ("sentence",),
+            "label",
+            metrics=("mcc", "accuracy"),
+            headless=("source", "label", "mark", "sentence"),
+        ),
         Task("sst2", "SST-2", ("sentence",), "label"),
-        Task("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=("accuracy", "f1"),
-             fields=("sentence1", "sentence2"), signature="#1 String"),
-        Task("stsb", "STS-B", ("sentence1", "sentence2"), "score", labels=(),
-             score_range=(0.0, 5.0), metrics=("spearman", "pearson"),
-             selected_by=("pearson", "spearman"), signature="old_index"),
-        Task("qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=("accuracy", "f1"),
-             signature="question1", broken_rows=True),
-        Task("mnli", "MNLI", ("sentence1", "sentence2"), "gold_label",
-             ("entailment", "neutral", "contradiction"), fields=("premise", "hypothesis"),
-             parts=("matched", "mismatched"), signature="pairID"),
+        Task(
+            "mrpc",
+            "MRPC",
+            ("#1 String", "#2 String"),
+            "Quality",
+            metrics=("accuracy", "f1"),
+            fields=("sentence1", "sentence2"),
+            signature="#1 String",
+        ),
+        Task(
+            "stsb",
+            "STS-B",
+            ("sentence1", "sentence2"),
+            "score",
+            labels=(),
+            score_range=(0.0, 5.0),
+            metrics=("spearman", "pearson"),
+            selected_by=("pearson", "spearman"),
+            signature="old_index",
+        ),
+        Task(
+            "qqp",
+            "QQP",
+            ("question1", "question2"),
+            "is_duplicate",
+            metrics=("accuracy", "f1"),
+            signature="question1",
+            broken_rows=True,
+        ),
+        Task(
+            "mnli",
+            "MNLI",
+            ("sentence1", "sentence2"),
+            "gold_label",
+            ("entailment", "neutral", "contradiction"),
+            fields=("premise", "hypothesis"),
+            parts=("matched", "mismatched"),
+            signature="pairID",
+        ),
         Task("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED, signature="question"),
         Task("rte", "RTE", ("sentence1", "sentence2"), "label", ENTAILED),
         Task("wnli", "WNLI", ("sentence1", "sentence2"), "label"),
     )
-}  # fmt: skip
+}
 
 
 def task_of(name: str, custom: config.CustomTask) -> Task:
@@ -83,7 +118,8 @@ def task_of(name: str, custom: config.CustomTask) -> Task:
     if custom.score_range:
         like = TASKS["stsb"]
         return dataclasses.replace(
-            own, score_range=custom.score_range, metrics=like.metrics, selected_by=like.selected_by)
+            own, score_range=custom.score_range, metrics=like.metrics, selected_by=like.selected_by
+        )
     if custom.label_separator is not None:
         return dataclasses.replace(own, metrics=("micro_f1", "macro_f1", "exact_match"))
     second = "f1" if len(custom.labels) == 2 else "macro_f1"

@@ -146,11 +146,15 @@ class GridRun:
         """Writes results without a score."""
         task = self.session.task
         result = {
-            "task": task.name, "init_from": self.encoder.name, "seed": experiment.run.seed,
-            "score": None, "diverged": message,
-            "cell": results.cell_of(experiment.finetune.grid), "main_metric": task.main,
+            "task": task.name,
+            "init_from": self.encoder.name,
+            "seed": experiment.run.seed,
+            "score": None,
+            "diverged": message,
+            "cell": results.cell_of(experiment.finetune.grid),
+            "main_metric": task.main,
             "notes": task.notes,
-        }  # fmt: skip
+        }
         results.write_json(folder / results.NAME, result)
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         return result
@@ -253,12 +257,16 @@ def summary(task: TaskData, results_by_cell: ResultsByCell) -> dict:
             "the figures are those of the others"
         )
     return {
-        "task": task.name, "init_from": runs[0]["init_from"],
-        "main_metric": task.main, "chosen": chosen, "seeds": len(runs),
-        "metrics": _spread(scored), "model": _middle_model(scored),
+        "task": task.name,
+        "init_from": runs[0]["init_from"],
+        "main_metric": task.main,
+        "chosen": chosen,
+        "seeds": len(runs),
+        "metrics": _spread(scored),
+        "model": _middle_model(scored),
         "cells": [_cell_report(name, of_cell) for name, of_cell in results_by_cell.items()],
         "notes": notes,
-    }  # fmt: skip
+    }
 
 
 def _cell_report(name: str, runs: list[dict]) -> dict:
@@ -267,10 +275,14 @@ def _cell_report(name: str, runs: list[dict]) -> dict:
     known = [score for score in scores if score is not None]
     middle = median(runs)
     return {
-        "name": name, **runs[0]["cell"], "median": middle if np.isfinite(middle) else None,
-        "least": min(known, default=None), "highest": max(known, default=None),
-        "scores": scores, "seeds": [run["seed"] for run in runs],
-    }  # fmt: skip
+        "name": name,
+        **runs[0]["cell"],
+        "median": middle if np.isfinite(middle) else None,
+        "least": min(known, default=None),
+        "highest": max(known, default=None),
+        "scores": scores,
+        "seeds": [run["seed"] for run in runs],
+    }
 
 
 def _spread(runs: list[dict]) -> dict[str, dict[str, float]]:
@@ -280,8 +292,10 @@ def _spread(runs: list[dict]) -> dict[str, dict[str, float]]:
         if name not in ("step", "epoch"):
             values = [run["best"][name] for run in runs]
             spread[name] = {
-                "median": float(np.median(values)), "least": min(values), "highest": max(values),
-            }  # fmt: skip
+                "median": float(np.median(values)),
+                "least": min(values),
+                "highest": max(values),
+            }
     return spread
 
 

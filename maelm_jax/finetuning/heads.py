@@ -3,7 +3,6 @@
 Axis letters: B rows, T slots, D width, C classes.
 """
 
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -70,9 +69,13 @@ class FineTuned(nnx.Module):
     """
 
     def __init__(
-        self, settings: config.Model, vocabulary_size: int, pad_id: int, head: Head,
+        self,
+        settings: config.Model,
+        vocabulary_size: int,
+        pad_id: int,
+        head: Head,
         rngs: nnx.Rngs,
-    ):  # fmt: skip
+    ):
         self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
         self.kind = head.kind
         self.transforms_tokens = families.closest(settings).classifier.transforms_tokens

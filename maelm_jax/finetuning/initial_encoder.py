@@ -123,12 +123,11 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
 
     step = None if is_random else encoder_source.step
     return InitialEncoder(
-        name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler)
+        name, gin_file, fit, vocabulary, encoder_source.length, step, load_encoder, load_pooler
+    )
 
 
-def _pooler_path(
-    encoder_source: source.EncoderSource, params: dict[str, np.ndarray]
-) -> str | None:
+def _pooler_path(encoder_source: source.EncoderSource, params: dict[str, np.ndarray]) -> str | None:
     """Returns the path of the pooler in the parameters of a source, or None if it has none.
 
     In a fine-tuned run of a family whose classifier begins with the pooler (BERT), it is there.

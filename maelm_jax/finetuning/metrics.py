@@ -25,12 +25,8 @@ def _correlation(function, truth, predicted) -> float:
 METRICS = {
     "accuracy": sklearn.metrics.accuracy_score,
     "f1": functools.partial(sklearn.metrics.f1_score, zero_division=0.0),
-    "micro_f1": functools.partial(
-        sklearn.metrics.f1_score, average="micro", zero_division=0.0
-    ),
-    "macro_f1": functools.partial(
-        sklearn.metrics.f1_score, average="macro", zero_division=0.0
-    ),
+    "micro_f1": functools.partial(sklearn.metrics.f1_score, average="micro", zero_division=0.0),
+    "macro_f1": functools.partial(sklearn.metrics.f1_score, average="macro", zero_division=0.0),
     "exact_match": sklearn.metrics.accuracy_score,
     "mcc": sklearn.metrics.matthews_corrcoef,
     "pearson": functools.partial(_correlation, scipy.stats.pearsonr),

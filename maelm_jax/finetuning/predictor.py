@@ -39,9 +39,13 @@ class Predictor:
         indices, outputs = [], []
         planned = tqdm.tqdm(
             batches.in_order(dev.features, sizes, self.batch_size, self.pad),
-            total=-(-len(dev.features.ids) // self.batch_size), desc="evaluating", unit="batch",
-            leave=False, mininterval=1.0, delay=5.0,
-        )  # fmt: skip
+            total=-(-len(dev.features.ids) // self.batch_size),
+            desc="evaluating",
+            unit="batch",
+            leave=False,
+            mininterval=1.0,
+            delay=5.0,
+        )
         for part in planned:
             indices.append(part.indices)
             outputs.append(self.predict(params, shard(part.batch, self.mesh)))

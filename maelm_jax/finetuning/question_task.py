@@ -35,9 +35,13 @@ def load(
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, input_format: InputFormat,
-    best: dict[str, float], labelled: bool = False,
-) -> DevSet:  # fmt: skip
+    name: str,
+    path: str,
+    settings: config.Finetune,
+    input_format: InputFormat,
+    best: dict[str, float],
+    labelled: bool = False,
+) -> DevSet:
     """Reads a file to predict. See tasks.read_file."""
     questions = squad.Questions(squad.read_file(path), source=path)
     if labelled:
@@ -62,9 +66,12 @@ def _check_answers(name: str, questions: squad.Questions):
 
 
 def dev_set(
-    name: str, questions: squad.Questions, input_format: InputFormat, settings: config.Finetune,
+    name: str,
+    questions: squad.Questions,
+    input_format: InputFormat,
+    settings: config.Finetune,
     threshold: float | None = None,
-) -> DevSet:  # fmt: skip
+) -> DevSet:
     """Questions to answer.
 
     Args:

@@ -15,8 +15,12 @@ NAME = "results.json"  # written last: a folder that holds it is finished
 NUMBER = int | float
 FIELDS = {"task": str, "cell": dict, "seed": int}
 SCORED_FIELDS = {
-    "score": NUMBER, "best": dict, "last": dict, "evaluations": list, "predictions": list,
-}  # fmt: skip
+    "score": NUMBER,
+    "best": dict,
+    "last": dict,
+    "evaluations": list,
+    "predictions": list,
+}
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
 
 
@@ -102,9 +106,7 @@ def summary(folder: pathlib.Path) -> str:
         f"(epoch {best['epoch']:g}) and last:"
     )
     lines = [
-        metric_line(name, best[name], last[name])
-        for name in best
-        if name not in ("step", "epoch")
+        metric_line(name, best[name], last[name]) for name in best if name not in ("step", "epoch")
     ]
     predictions = ", ".join(str(folder / name) for name in results["predictions"])
     return "\n".join([title, *lines, f"predictions: {predictions}"])

@@ -44,9 +44,7 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
                 f"{folder} holds a single run: give another --workdir for a table or a grid"
             )
         grid_folder = folder if is_single else folder / planned.label / planned.task
-        runs = grid.GridRun(
-            current, planned.encoder, planned.experiment, grid_folder, is_single
-        )
+        runs = grid.GridRun(current, planned.encoder, planned.experiment, grid_folder, is_single)
         with paths.writing("--workdir", folder):
             report = runs.run_all()
         if report is None:

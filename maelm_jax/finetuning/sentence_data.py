@@ -40,7 +40,8 @@ def load(task: glue.Task, settings: config.Finetune, corpus: config.Corpus) -> S
     else:
         source = _folders(task, settings)
         splits = {
-            part: path and sentence_files.read(
+            part: path
+            and sentence_files.read(
                 task, path, labelled=True, skip_broken_rows=task.broken_rows and part == TRAIN
             )
             for part, path in locate(task, settings).items()

@@ -173,10 +173,12 @@ def _check_separator(header: str, separator: str, message: str):
     """Raises ConfigError if the one cell of a header has what separates cells in another file."""
     if separator == "tabs" and "," in header:
         raise config.ConfigError(
-            f"{message}. Separate the columns with tabs, or name the file .csv")
+            f"{message}. Separate the columns with tabs, or name the file .csv"
+        )
     if separator == "commas" and "\t" in header:
         raise config.ConfigError(
-            f"{message}. Separate the columns with commas, or name the file .tsv")
+            f"{message}. Separate the columns with commas, or name the file .tsv"
+        )
     if separator == "commas" and ";" in header:
         raise config.ConfigError(f"{message}. Separate the columns with commas, not semicolons")
 

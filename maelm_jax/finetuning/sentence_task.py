@@ -25,8 +25,7 @@ def load(
         for part, examples in data.dev.items()
     }
     dev_sets = {
-        part: dev_set(task, examples, input_format, part or "dev")
-        for part, examples in dev.items()
+        part: dev_set(task, examples, input_format, part or "dev") for part, examples in dev.items()
     }
     unscored = {}
     if name == "mnli" and (examples := sentence_data.diagnostic(settings, corpus)):
@@ -36,9 +35,17 @@ def load(
     first = next(iter(dev))
     main = f"{first}_{task.metrics[0]}" if first else task.metrics[0]
     return TaskData(
-        name, head_of(task), task.labels, main, train, dev_sets, unscored, notes,
-        task.selected_by, task.label_separator,
-    )  # fmt: skip
+        name,
+        head_of(task),
+        task.labels,
+        main,
+        train,
+        dev_sets,
+        unscored,
+        notes,
+        task.selected_by,
+        task.label_separator,
+    )
 
 
 def head_of(task: glue.Task) -> Head:
@@ -54,9 +61,12 @@ def _note_on_metrics(task: glue.Task) -> list[str]:
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, input_format: InputFormat,
+    name: str,
+    path: str,
+    settings: config.Finetune,
+    input_format: InputFormat,
     labelled: bool = False,
-) -> DevSet:  # fmt: skip
+) -> DevSet:
     """Reads a file to predict. See tasks.read_file."""
     task = glue.task_of(name, settings.custom)
     examples = sentence_files.read(task, path, labelled)
@@ -83,9 +93,7 @@ def encode(
     return features.Features(ids, targets, second)
 
 
-def dev_set(
-    task: glue.Task, examples: Examples, input_format: InputFormat, which: str
-) -> DevSet:
+def dev_set(task: glue.Task, examples: Examples, input_format: InputFormat, which: str) -> DevSet:
     """Examples to predict. `which` names them in notes."""
     encoded = encode(task, examples, input_format, which)
     return DevSet(

@@ -111,9 +111,12 @@ class FinetuneSession:
         )
 
     def run(
-        self, experiment: config.Experiment, encoder: InitialEncoder, workdir: str,
+        self,
+        experiment: config.Experiment,
+        encoder: InitialEncoder,
+        workdir: str,
         record: collections.abc.Callable[[], None],
-    ) -> dict | None:  # fmt: skip
+    ) -> dict | None:
         """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.
 
         Args:
@@ -208,9 +211,13 @@ class FinetuneSession:
         )
 
     def _finish(
-        self, folder: pathlib.Path, schedule: Schedule, experiment: config.Experiment,
-        state: State, evaluator: "_Evaluator",
-    ) -> dict:  # fmt: skip
+        self,
+        folder: pathlib.Path,
+        schedule: Schedule,
+        experiment: config.Experiment,
+        state: State,
+        evaluator: "_Evaluator",
+    ) -> dict:
         """Writes the best model and its predictions. Returns the results of the run."""
         task, grid = self.task, experiment.finetune.grid
         per_epoch = schedule.batches.per_epoch

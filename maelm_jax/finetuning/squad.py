@@ -197,10 +197,14 @@ def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None
         golds = tuple(GoldAnswer(*pair) for pair in pairs)
         questions.append(
             Question(
-                record["id"], record["question"], record["context"], golds, record["title"],
+                record["id"],
+                record["question"],
+                record["context"],
+                golds,
+                record["title"],
                 is_impossible=task == "squad2" and not golds,
             )
-        )  # fmt: skip
+        )
     return Questions(questions, source=f"TFDS dataset {TFDS[task]}")
 
 

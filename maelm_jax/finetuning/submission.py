@@ -12,7 +12,7 @@ from maelm_jax.finetuning import finished_run, glue, sentence_data, sentence_tas
 EXPECTED = (
     *(task.submission(part) for task in glue.TASKS.values() for part in task.parts),
     glue.DIAGNOSTIC,
-)  # fmt: skip
+)
 
 
 def write(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:

@@ -9,17 +9,26 @@ from maelm_jax.finetuning import differences, initial_encoder, results
 MARKDOWN_FILE, JSON_FILE = "table.md", "table.json"
 # (column, task, metric, factor to percent), in the order of the paper's tables.
 COLUMNS = (
-    ("MNLI-m", "mnli", "matched_accuracy", 100), ("MNLI-mm", "mnli", "mismatched_accuracy", 100),
-    ("QQP", "qqp", "accuracy", 100), ("QNLI", "qnli", "accuracy", 100),
-    ("SST-2", "sst2", "accuracy", 100), ("CoLA", "cola", "mcc", 100),
+    ("MNLI-m", "mnli", "matched_accuracy", 100),
+    ("MNLI-mm", "mnli", "mismatched_accuracy", 100),
+    ("QQP", "qqp", "accuracy", 100),
+    ("QNLI", "qnli", "accuracy", 100),
+    ("SST-2", "sst2", "accuracy", 100),
+    ("CoLA", "cola", "mcc", 100),
     ("RTE", "rte", "accuracy", 100),
-    ("MRPC", "mrpc", "accuracy", 100), ("STS-B", "stsb", "spearman", 100),
-    ("WNLI", "wnli", "accuracy", 100), ("Own", "own", "accuracy", 100),
-    ("Own labels", "own", "micro_f1", 100), ("Own scores", "own", "spearman", 100),
-    ("SQuAD1 EM", "squad1", "exact", 1), ("SQuAD1 F1", "squad1", "f1", 1),
-    ("SQuAD2 EM", "squad2", "best_exact", 1), ("SQuAD2 F1", "squad2", "best_f1", 1),
-    ("Words F1", "conll", "f1", 100), ("Words accuracy", "conll", "accuracy", 100),
-)  # fmt: skip
+    ("MRPC", "mrpc", "accuracy", 100),
+    ("STS-B", "stsb", "spearman", 100),
+    ("WNLI", "wnli", "accuracy", 100),
+    ("Own", "own", "accuracy", 100),
+    ("Own labels", "own", "micro_f1", 100),
+    ("Own scores", "own", "spearman", 100),
+    ("SQuAD1 EM", "squad1", "exact", 1),
+    ("SQuAD1 F1", "squad1", "f1", 1),
+    ("SQuAD2 EM", "squad2", "best_exact", 1),
+    ("SQuAD2 F1", "squad2", "best_f1", 1),
+    ("Words F1", "conll", "f1", 100),
+    ("Words accuracy", "conll", "accuracy", 100),
+)
 # The columns of AVG, which is the paper's average of GLUE.
 AVERAGED = ("MNLI-m", "QQP", "QNLI", "SST-2", "CoLA", "RTE", "MRPC", "STS-B")
 
@@ -30,9 +39,15 @@ Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: result of 
 
 # Types in a report that is read from a file.
 REPORT_FIELDS = {
-    "task": str, "main_metric": str, "chosen": str, "seeds": int, "metrics": dict, "cells": list,
-    "notes": list, "model": str | None,
-}  # fmt: skip
+    "task": str,
+    "main_metric": str,
+    "chosen": str,
+    "seeds": int,
+    "metrics": dict,
+    "cells": list,
+    "notes": list,
+    "model": str | None,
+}
 SPREAD_FIELDS = dict.fromkeys(("median", "least", "highest"), results.NUMBER)
 CELL_FIELDS = {"name": str} | dict.fromkeys(("median", "least", "highest"), results.NUMBER | None)
 
@@ -104,9 +119,7 @@ def _notes(reports: Reports) -> list[str]:
     for label, task, report in _all(reports):
         for note in dict.fromkeys(report["notes"]):
             encoders.setdefault((task, note), []).append(label)
-    having = {
-        task: sum(task in by_task for by_task in reports.values()) for task, _ in encoders
-    }
+    having = {task: sum(task in by_task for by_task in reports.values()) for task, _ in encoders}
     lines = []
     for (task, note), labels in encoders.items():
         names = (task,) if len(labels) == having[task] else (task, *labels)

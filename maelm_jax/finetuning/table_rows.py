@@ -70,7 +70,8 @@ def _rows(
     if ending == "json":
         raise config.ConfigError(
             f"{path}: a .json file cannot be read as a table. Write one JSON object on each line, "
-            "and name the file .jsonl")
+            "and name the file .jsonl"
+        )
     return _tab_separated(path)
 
 
@@ -138,7 +139,8 @@ def _joined(value: typing.Any, separator: str, location: str) -> typing.Any:
     if unclear := [item for item in items if separator in item]:
         raise config.ConfigError(
             f"{location}: {unclear[0][:50]!r} contains {separator!r}, which separates labels. "
-            "Set CustomTask.label_separator to text that no label has")
+            "Set CustomTask.label_separator to text that no label has"
+        )
     return separator.join(items)
 
 
@@ -158,7 +160,8 @@ def _cell(content: dict, name: str, location: str, needed: bool) -> str:
         raise config.ConfigError(f"{location}: no field {name!r}, which the first object has")
     if isinstance(value, str):
         raise config.ConfigError(
-            f"{location}: the field {name!r} has half of a surrogate pair. Correct the file")
+            f"{location}: the field {name!r} has half of a surrogate pair. Correct the file"
+        )
     kind = "null" if value is None else f"a {type(value).__name__}"
     raise config.ConfigError(
         f"{location}: the field {name!r} is {kind}. Give text, a number or a boolean"

@@ -88,9 +88,13 @@ def _note_on_unused(data: TaskData) -> list[str]:
 
 
 def read_file(
-    name: str, path: str, settings: config.Finetune, input_format: InputFormat, results: dict,
+    name: str,
+    path: str,
+    settings: config.Finetune,
+    input_format: InputFormat,
+    results: dict,
     labelled: bool = False,
-) -> DevSet:  # fmt: skip
+) -> DevSet:
     """Reads a file to predict.
 
     Args:

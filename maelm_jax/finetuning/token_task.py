@@ -75,9 +75,12 @@ def locate(settings: config.Conll) -> list[pathlib.Path]:
 
 
 def read_file(
-    path: str, settings: config.Finetune, input_format: InputFormat, labels: tuple[str, ...],
+    path: str,
+    settings: config.Finetune,
+    input_format: InputFormat,
+    labels: tuple[str, ...],
     labelled: bool = False,
-) -> DevSet:  # fmt: skip
+) -> DevSet:
     """Reads a file to predict. See tasks.read_file."""
     sentences = conll_files.read(path, settings.conll, labelled)
     if labelled:

@@ -126,9 +126,15 @@ def attention(
         k = rotate(k, terms.rotations.keys, heads)
     target = attention_choice.current_target()
     call = Call(
-        heads, q.shape[2] // heads, q.shape[1], k.shape[1], q.dtype, dropout.active_rate,
-        terms.bias is not None, isinstance(terms.mask, jax.Array),
-    )  # fmt: skip
+        heads,
+        q.shape[2] // heads,
+        q.shape[1],
+        k.shape[1],
+        q.dtype,
+        dropout.active_rate,
+        terms.bias is not None,
+        isinstance(terms.mask, jax.Array),
+    )
     chosen = attention_choice.choose(backend, call, target).backend
     if chosen in _KERNELS:
         return _by_kernels(_KERNELS[chosen], q, k, v, heads, terms, dropout)

@@ -85,9 +85,23 @@ def forward(settings: Settings, head_size: int, q, k, v, bias, operands, out, st
 
 
 def backward(
-    bias_is_shared, settings, head_size, d_carrier, bias, q, k, v, operands, out, statistics,
-    d_out, dq, dk, dv, d_bias,
-):  # fmt: skip
+    bias_is_shared,
+    settings,
+    head_size,
+    d_carrier,
+    bias,
+    q,
+    k,
+    v,
+    operands,
+    out,
+    statistics,
+    d_out,
+    dq,
+    dk,
+    dv,
+    d_bias,
+):
     """Writes the gradients of queries, keys, values and, if there is one, of the bias.
 
     The gradient of a bias is added to `d_carrier`, or summed over heads if they share the bias.

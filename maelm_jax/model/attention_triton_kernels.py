@@ -161,9 +161,21 @@ def _load_saved(queries: _Block, q, largest, total, delta, d_out) -> _SavedQueri
 
 
 def backward_of_keys(
-    settings: Settings, d_carrier, q, k, v, bias, operands, largest, total, delta, d_out,
-    dk, dv, d_bias,
-):  # fmt: skip
+    settings: Settings,
+    d_carrier,
+    q,
+    k,
+    v,
+    bias,
+    operands,
+    largest,
+    total,
+    delta,
+    d_out,
+    dk,
+    dv,
+    d_bias,
+):
     """Writes the gradients of a block of keys and values, and of the bias at these keys."""
     length, head_size = k.shape
     row = _Row(settings, bias, operands, length)

@@ -35,9 +35,7 @@ class _Tile(typing.NamedTuple):
     slots: typing.Any
 
 
-def _over_tiles(
-    function: collections.abc.Callable[..., _Tile], tile: int, *arrays: Array
-) -> _Tile:
+def _over_tiles(function: collections.abc.Callable[..., _Tile], tile: int, *arrays: Array) -> _Tile:
     """Applies `function` to tiles of the arrays' first axis.
 
     Zeros fill the last tile. Their weight is 0, so they add no loss and no gradient.

@@ -218,9 +218,7 @@ def define(build: collections.abc.Callable[[nnx.Rngs], nnx.Module]) -> Definitio
     return Definition(nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0)))), init)
 
 
-def create(
-    settings: config.Model, vocabulary_size: int, special: config.SpecialIds
-) -> Definition:
+def create(settings: config.Model, vocabulary_size: int, special: config.SpecialIds) -> Definition:
     """Returns the definition of the whole model."""
     return define(lambda rngs: MaeLm(settings, vocabulary_size, special, rngs))
 

@@ -154,7 +154,9 @@ def dropout_threshold(rate: float) -> int:
 
 
 def dropout(
-    x: Float[Array, "B *S"], rate: float, keys: Key[Array, " B"] | None  # noqa: F821
+    x: Float[Array, "B *S"],  # noqa: F821
+    rate: float,
+    keys: Key[Array, " B"] | None,
 ) -> Float[Array, "B *S"]:  # noqa: F821
     """Sets a share `rate` of x to 0 and multiplies the rest by 1 / (1 - rate).
 

@@ -61,9 +61,7 @@ def _gathered(parameters, dtype: jnp.dtype):
     return jax.tree.map(leaf, parameters, is_leaf=_is_scattered)
 
 
-def create(
-    settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self"
-) -> Block:
+def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self") -> Block:
     """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N.
 
     In a pre-LN stack, `attention_norm` of the first layer normalizes the sum after the last layer,

@@ -26,14 +26,40 @@ CUDNN = "cuDNN (bytes / bandwidth)"
 OTHER = "copies and others (bytes / bandwidth)"
 METHOD = "sum of estimates"
 # Operations that start no kernel. Collectives are estimated from the bytes that they send.
-NO_KERNEL = frozenset((
-    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional",
-    "call", "after-all", "partition-id", "replica-id", "add-dependency", "opt-barrier",
-    "async-start", "async-update", "async-done", "copy-done", "all-reduce", "all-reduce-start",
-    "all-reduce-done", "all-gather", "all-gather-start", "all-gather-done", "reduce-scatter",
-    "reduce-scatter-start", "reduce-scatter-done", "all-to-all", "collective-permute",
-    "collective-permute-start", "collective-permute-done",
-))  # fmt: skip
+NO_KERNEL = frozenset(
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "while",
+        "conditional",
+        "call",
+        "after-all",
+        "partition-id",
+        "replica-id",
+        "add-dependency",
+        "opt-barrier",
+        "async-start",
+        "async-update",
+        "async-done",
+        "copy-done",
+        "all-reduce",
+        "all-reduce-start",
+        "all-reduce-done",
+        "all-gather",
+        "all-gather-start",
+        "all-gather-done",
+        "reduce-scatter",
+        "reduce-scatter-start",
+        "reduce-scatter-done",
+        "all-to-all",
+        "collective-permute",
+        "collective-permute-start",
+        "collective-permute-done",
+    )
+)
 # Tensor cores multiply float32 as TF32, at half the rate.
 PEAK_SHARE = {"bf16": 1.0, "f16": 1.0, "f32": 0.5}
 MICROSECOND = 1e-6

@@ -11,9 +11,15 @@ SECONDS_A_DAY = 86_400
 MOST_NAMED = 4  # operations without an estimate that are named
 # Each is wider than its values, so that the lines of a sweep align.
 SWEEP_COLUMNS = (
-    "data x fsdp x tensor", "rows a device", "parts", "rematerialise", "GiB a device", "fits",
-    "estimated step, ms", "estimated tokens/s",
-)  # fmt: skip
+    "data x fsdp x tensor",
+    "rows a device",
+    "parts",
+    "rematerialise",
+    "GiB a device",
+    "fits",
+    "estimated step, ms",
+    "estimated tokens/s",
+)
 DEPTHS = ("outside the loops", "one loop", "loop in a loop")
 
 
@@ -64,8 +70,13 @@ def _collectives(collectives: list[hlo.Collective]) -> str:
         megabytes = sum(one.array_bytes for one in groups[key]) / 1e6
         rows.append((kind, origin, devices, f"{megabytes:.3f}", times, f"{sent[key]:.3f}"))
     header = (
-        "collective", "from", "devices", "array, MB", "times a step", "sent a step, MB",
-    )  # fmt: skip
+        "collective",
+        "from",
+        "devices",
+        "array, MB",
+        "times a step",
+        "sent a step, MB",
+    )
     return tables.plain(header, rows, left=2)
 
 
@@ -129,10 +140,15 @@ def sweep_line(plan: Plan) -> str:
     if plan.seconds and plan.fits:
         time, rate = f"{1e3 * plan.seconds:.1f}", f"{plan.tokens / plan.seconds:,.0f}"
     cells = (
-        "x".join(map(str, plan.mesh)), plan.rows, plan.experiment.run.accumulate,
-        plan.experiment.model.rematerialise, f"{plan.needed / GIB:.2f}",
-        {True: "yes", False: "no", None: "?"}[plan.fits], time, rate,
-    )  # fmt: skip
+        "x".join(map(str, plan.mesh)),
+        plan.rows,
+        plan.experiment.run.accumulate,
+        plan.experiment.model.rematerialise,
+        f"{plan.needed / GIB:.2f}",
+        {True: "yes", False: "no", None: "?"}[plan.fits],
+        time,
+        rate,
+    )
     return tables.plain(SWEEP_COLUMNS, [cells]).splitlines()[-1]
 
 

@@ -32,8 +32,17 @@ class TpuChip:
 
 SQUARES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 CUBES = (
-    "2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16",
-)  # fmt: skip
+    "2x2x1",
+    "2x2x2",
+    "2x2x4",
+    "2x4x4",
+    "4x4x4",
+    "4x4x8",
+    "4x8x8",
+    "8x8x8",
+    "8x8x16",
+    "8x16x16",
+)
 TPUS = {
     "v4": TpuChip("TPU v4", 32 * GIB, 1.2e12, 1.05e9, 4.5e10, 2, CUBES, "v4-{cores}"),
     "v5e": TpuChip(

@@ -240,9 +240,14 @@ def _batches(setup: Setup, phase: phases.Phase) -> collections.abc.Callable[[int
     run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
     row_indices = sharding.local_row_indices(run.batch_size, setup.mesh)
     reader = batches.Batches(
-        setup.split("train"), setup.rows.rates, run.batch_size, run.seed, row_indices, window,
+        setup.split("train"),
+        setup.rows.rates,
+        run.batch_size,
+        run.seed,
+        row_indices,
+        window,
         phase.first_row,
-    )  # fmt: skip
+    )
 
     def batch(number: int) -> jax.Array:
         rows = reader.batch(number - phase.start)
@@ -256,7 +261,12 @@ def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop
     experiment = cost.phase.experiment
     run = experiment.run
     train_step = step.make_train_step(
-        setup.loss_of(experiment), setup.optimizer, state, run.seed, run.accumulate, setup.mesh,
+        setup.loss_of(experiment),
+        setup.optimizer,
+        state,
+        run.seed,
+        run.accumulate,
+        setup.mesh,
         experiment.optimizer.ema_decay,
     )
     tokens = float(run.batch_size * experiment.corpus.sequence_length)

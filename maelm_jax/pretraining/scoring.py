@@ -101,11 +101,14 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     loaded.check_predicts(path)
     params = traverse_util.unflatten_dict(loaded.params, sep="/")
     experiment = config.Experiment(
-        config.Vocabulary(), config.Corpus(sequence_length=loaded.length),
+        config.Vocabulary(),
+        config.Corpus(sequence_length=loaded.length),
         config.Masking(encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber),
         loaded.model,
-        config.Optimizer(), config.Mesh(), config.Run(),
-    )  # fmt: skip
+        config.Optimizer(),
+        config.Mesh(),
+        config.Run(),
+    )
     checkpoints = [Checkpoint(None, lambda: params)]
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
 
@@ -185,13 +188,18 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     if rate * length < 1:
         raise config.ConfigError(
             f"--rate={rate:g} masks less than one of the {length} tokens of a row: give at least "
-            f"{math.ceil(1000 / length) / 1000:g}")
+            f"{math.ceil(1000 / length) / 1000:g}"
+        )
     experiment = model.experiment
     masking = dataclasses.replace(
-        experiment.masking, rate=rate, unit="token", mask_special_tokens=False,
-        random_fraction=0.0, keep_fraction=0.0,
+        experiment.masking,
+        rate=rate,
+        unit="token",
+        mask_special_tokens=False,
+        random_fraction=0.0,
+        keep_fraction=0.0,
         encoder_mask_fraction=experiment.visible_mask_fraction,
-    )  # fmt: skip
+    )
     corpus = dataclasses.replace(experiment.corpus, sequence_length=length)
     run = dataclasses.replace(experiment.run, seed=seed)
     alike = dataclasses.replace(experiment, masking=masking, corpus=corpus, run=run)
@@ -215,12 +223,16 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
         (
             model.experiment.run.seed,
             dataclasses.replace(
-                model.experiment.masking, encoder_mask_fraction=1.0, random_fraction=0.0,
-                keep_fraction=0.0, renumber=False, compact=True,
+                model.experiment.masking,
+                encoder_mask_fraction=1.0,
+                random_fraction=0.0,
+                keep_fraction=0.0,
+                renumber=False,
+                compact=True,
             ),
         )
         for model in models
-    }  # fmt: skip
+    }
     if len(masks) > 1:
         lines.append("the models are measured with different masks: their losses do not compare")
     return lines
@@ -259,12 +271,22 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
         masked = counts.sum()
         if not masked:
             raise config.ConfigError(
-                f"{name}: no token of the {len(rows)} rows is masked: give more text")
+                f"{name}: no token of the {len(rows)} rows is masked: give more text"
+            )
         mean, accuracy = losses.sum() / masked, float(correct.sum() / masked)
-        scores.append(Score(
-            model.path, number, experiment.masking.rate, tokens, int(masked), float(mean),
-            _half_interval(losses, counts, mean), accuracy, unigram_loss,
-        ))  # fmt: skip
+        scores.append(
+            Score(
+                model.path,
+                number,
+                experiment.masking.rate,
+                tokens,
+                int(masked),
+                float(mean),
+                _half_interval(losses, counts, mean),
+                accuracy,
+                unigram_loss,
+            )
+        )
     return scores
 
 

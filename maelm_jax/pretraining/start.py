@@ -53,7 +53,8 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     if encoder_source.vocabulary is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
-            "weights: name its file with --gin.Vocabulary.file")
+            "weights: name its file with --gin.Vocabulary.file"
+        )
     adopted = adoption.adopt(experiment, encoder_source)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
@@ -89,7 +90,8 @@ def _check_origin(path: str, workdir: str):
     if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
         raise config.ConfigError(
             f"{workdir} holds a run that began from {began}, not from {path}: give another "
-            f"--workdir, or --gin.Run.init_from={began}")
+            f"--workdir, or --gin.Run.init_from={began}"
+        )
 
 
 def _recorded(workdir: str) -> pathlib.Path:
@@ -182,7 +184,8 @@ def begun(
         if experiment.run.init_from:
             raise config.ConfigError(
                 f"{workdir} holds no complete checkpoint any more: give another "
-                f"--workdir to begin again from {experiment.run.init_from}")
+                f"--workdir to begin again from {experiment.run.init_from}"
+            )
         return StartingState(fresh)
     values = encoder_source.read(experiment.model)
     loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)

@@ -47,25 +47,30 @@ def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
     if optimizer.warmup_steps > run.train_steps:
         lines.append(
             f"Optimizer.warmup_steps={optimizer.warmup_steps} is shortened to the "
-            f"{run.train_steps} steps of the run: the learning rate rises faster, and to the end")
+            f"{run.train_steps} steps of the run: the learning rate rises faster, and to the end"
+        )
     elif optimizer.warmup_steps == run.train_steps:
         lines.append(
             f"Optimizer.warmup_steps={optimizer.warmup_steps} is all of the {run.train_steps} "
-            "steps: the learning rate rises to the end and does not fall")
+            "steps: the learning rate rises to the end and does not fall"
+        )
     if optimizer.freeze_encoder_steps >= run.train_steps:
         lines.append(
             f"Optimizer.freeze_encoder_steps={optimizer.freeze_encoder_steps} is all of the "
-            f"{run.train_steps} steps: the encoder does not change")
+            f"{run.train_steps} steps: the encoder does not change"
+        )
     size = phases.of_run(experiment)[-1].experiment.run.batch_size
     if size != run.batch_size:
         lines.append(
-            f"Run.batch_size={run.batch_size} is not reached: the run ends at {size} rows a step")
+            f"Run.batch_size={run.batch_size} is not reached: the run ends at {size} rows a step"
+        )
     trained = {phase.experiment.masking.rate for phase in phases.of_run(experiment)}
     for share, rate in experiment.masking.rate_plateaus:
         if rate not in trained:
             lines.append(
                 f"Masking.rate_plateaus: the one at {share:g} has no step, so mask rate {rate:g} "
-                "is not trained")
+                "is not trained"
+            )
     if experiment.model.unigram_bias and has_head:
         lines.append("Model.unigram_bias has no effect: the prediction head is trained already")
     return lines

@@ -52,16 +52,19 @@ class Checkpoints:
         parent = f"{workdir.rstrip('/')}/{inside}" if inside else workdir
         self.directory = checkpoint_reading.checkpoints_folder(parent)
         self._remedy = (  # if all checkpoints are damaged
-            f"Remove {parent} to start this run again" if inside
+            f"Remove {parent} to start this run again"
+            if inside
             else "Copy an undamaged one to that folder, or give another --workdir to start from "
             "step 0"
-        )  # fmt: skip
+        )
         self._saving = None  # the step that is being written now
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, keep_period=keep_every, create=True,
+            max_to_keep=keep,
+            keep_period=keep_every,
+            create=True,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
-        )  # fmt: skip
+        )
         self._manager = ocp.CheckpointManager(
             self.directory, options=options, item_handlers=ocp.StandardCheckpointHandler()
         )
@@ -135,9 +138,7 @@ class Checkpoints:
             try:
                 state = self._load(step, like)
             except checksums.Damaged as error:
-                log.warning(
-                    "checkpoint %d cannot be read, trying the one before: %s", step, error
-                )
+                log.warning("checkpoint %d cannot be read, trying the one before: %s", step, error)
                 damaged[step] = str(error)
                 continue
             if damaged:

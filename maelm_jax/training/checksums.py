@@ -32,8 +32,9 @@ def write(folder: str):
     strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}
     listed = {
         path[len(root) :].lstrip("/"): info
-        for path, info in files.find(root, detail=True, **strict).items() if info["type"] == "file"
-    }  # fmt: skip
+        for path, info in files.find(root, detail=True, **strict).items()
+        if info["type"] == "file"
+    }
     covered = [name for name in sorted(listed) if name not in UNCOVERED]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         entries = dict(

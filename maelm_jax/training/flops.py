@@ -16,11 +16,21 @@ from maelm_jax.model import maelm, masking
 # Dense bf16 peak of a device in FLOP/s, from the vendors' data sheets. A key matches whole words of
 # jax.Device.device_kind, and the first key that matches counts.
 PEAK_FLOPS = {
-    "H100 PCIe": 756e12, "H100 NVL": 835e12, "H200 NVL": 835e12,
-    "GH200": 989e12, "H200": 989e12, "H100": 989e12, "A100": 312e12,
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-    "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
-}  # fmt: skip
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H200 NVL": 835e12,
+    "GH200": 989e12,
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+}
 
 
 class StackFlops(typing.NamedTuple):

@@ -142,9 +142,11 @@ def figure_of(workdir: str, unigram: float, labels: CurveLabels):
     evaluated = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
     if trained:
         axes.plot(
-            *np.transpose(trained), color=plotting.COLOURS[-1], linewidth=1,
+            *np.transpose(trained),
+            color=plotting.COLOURS[-1],
+            linewidth=1,
             label=labels.training,
-        )  # fmt: skip
+        )
     if evaluated:
         axes.plot(*np.transpose(evaluated), label=labels.heldout, **next(plotting.line_styles()))
     label = f"unigram {unigram:.2f}"

@@ -22,9 +22,7 @@ from maelm_jax.training import coordination
 FAILURE_KEY = "failed"  # in the coordination service: exit status and reason of the first failure
 EXIT_PATIENCE = 10.0  # seconds that process 0 waits for the other processes to exit
 # Words in errors of JAX's collectives that mean that another process has ended.
-LOST_CONTACT = (
-    "Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task"
-)  # fmt: skip
+LOST_CONTACT = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "another task")
 
 # Set when the main thread learns itself how another process ends: in the training loop, and when
 # this process fails.

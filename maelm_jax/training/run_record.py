@@ -17,8 +17,13 @@ from maelm_jax.training import coordination, metrics
 
 FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
 FILES = (
-    "config.gin", "environment.txt", "metrics.jsonl", "rows.json", "origin.json", "loss_curve.png",
-)  # fmt: skip
+    "config.gin",
+    "environment.txt",
+    "metrics.jsonl",
+    "rows.json",
+    "origin.json",
+    "loss_curve.png",
+)
 UNCHANGED = "packages as in the block above"  # instead of the list of packages
 
 

@@ -71,9 +71,7 @@ def parameter_path(keys) -> str:
 
 def shapes_of(tree):
     """Returns a jax.ShapeDtypeStruct with its sharding for every array of a tree."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def sharded_shapes(shapes, mesh: jax.sharding.Mesh):
@@ -142,9 +140,7 @@ def mesh_sizes(settings: config.Mesh, devices: int) -> MeshSizes:
     sizes = [devices // product_of_set if size == -1 else size for size in sizes]
     if math.prod(sizes) != devices:
         divisors = [size for size in range(1, devices + 1) if devices % size == 0]
-        product = " x ".join(
-            f"Mesh.{axis}={getattr(settings, axis)}" for axis in MeshSizes._fields
-        )
+        product = " x ".join(f"Mesh.{axis}={getattr(settings, axis)}" for axis in MeshSizes._fields)
         raise config.ConfigError(
             f"{product} does not equal the {devices} devices of this run. "
             f"Use sizes from {divisors} with product {devices}, "

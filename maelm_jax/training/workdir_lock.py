@@ -143,10 +143,12 @@ class Lease:
     """
 
     def __init__(
-        self, workdir: str, holder: dict,
+        self,
+        workdir: str,
+        holder: dict,
         clock: collections.abc.Callable[[], float] = time.monotonic,
         sleep: collections.abc.Callable[[float], None] = time.sleep,
-    ):  # fmt: skip
+    ):
         self.workdir, self.holder, self._clock, self._sleep = workdir, holder, clock, sleep
         self._files, root = storage.file_system(workdir)
         self._folder, self._number, self._renewals = f"{root}/{LEASES}", 0, 0
@@ -174,8 +176,11 @@ class Lease:
                 log.warning(
                     "the lease on %s is that of process %s on %s; "
                     "waiting up to %g s to see whether it is still renewed",
-                    self.workdir, lease["process"], lease["host"], EXPIRES_AFTER,
-                )  # fmt: skip
+                    self.workdir,
+                    lease["process"],
+                    lease["host"],
+                    EXPIRES_AFTER,
+                )
                 watched, since = lease, self._clock()
             elif lease != watched:
                 raise ConfigError(_in_use(self.workdir, lease))
@@ -219,8 +224,9 @@ class Lease:
             except Exception as error:  # the next attempts come before the lease expires
                 log.warning(
                     "the lease on %s could not be renewed: %s",
-                    self.workdir, " ".join(str(error).split())[:200],
-                )  # fmt: skip
+                    self.workdir,
+                    " ".join(str(error).split())[:200],
+                )
 
     def _create(self, number: int) -> bool:
         """Creates the lease `number`. Returns whether this process now holds the newest lease."""
@@ -240,9 +246,10 @@ class Lease:
 
     def _numbers(self) -> list[int]:
         return sorted(
-            int(name) for path in self._files.find(self._folder)
+            int(name)
+            for path in self._files.find(self._folder)
             if (name := path.rsplit("/", 1)[-1].removesuffix(".json")).isdecimal()
-        )  # fmt: skip
+        )
 
     def _newest(self) -> LeaseObject:
         """Returns the newest lease."""

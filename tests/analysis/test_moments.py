@@ -41,10 +41,15 @@ def states(encoder, settings):
     return {name: np.moveaxis(x, 0, 2)[member].astype(np.float64) for name, (x, member) in chosen.items()}
 
 
-@pytest.mark.parametrize("settings", [
-    config.Masking(rate=0.3), config.Masking(rate=0.3, encoder_mask_fraction=1.0),
-    config.Masking(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
-], ids=["mae-lm", "mlm", "corrupted"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        config.Masking(rate=0.3),
+        config.Masking(rate=0.3, encoder_mask_fraction=1.0),
+        config.Masking(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
+    ],
+    ids=["mae-lm", "mlm", "corrupted"],
+)
 def test_moments_are_those_of_the_whole_matrix(encoder, settings):
     found, whole = measured(encoder, settings), states(encoder, settings)
     for name in moments.TOKEN_KINDS:

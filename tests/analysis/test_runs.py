@@ -75,10 +75,13 @@ def test_runs_of_one_name_are_told_apart():
     assert [run.name for run in runs.with_unique_names([one, trained("other")])] == ["tiny", "other"]
 
 
-@pytest.mark.parametrize("paths,names", [
-    (("/x/b/a", "/x/c/a", "/x/b-a"), ["b-a-2", "c-a", "b-a"]),
-    (("/x/a", "/x/a/b/a"), ["a", "a-b-a"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "paths,names",
+    [
+        (("/x/b/a", "/x/c/a", "/x/b-a"), ["b-a-2", "c-a", "b-a"]),
+        (("/x/a", "/x/a/b/a"), ["a", "a-b-a"]),
+    ],
+)
 def test_a_path_that_names_a_run_is_no_other_name(paths, names):
     opened = [trained(path.rpartition("/")[2])._replace(workdir=path) for path in paths]
     assert [run.name for run in runs.with_unique_names(opened)] == names

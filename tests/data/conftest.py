@@ -23,9 +23,7 @@ def topics_corpus(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("store")
     (folder / "a.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
-    return config.Corpus(
-        text_files=f"{folder}/*.txt", sequence_length=LENGTH, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1
-    )
+    return config.Corpus(text_files=f"{folder}/*.txt", sequence_length=LENGTH, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1)
 
 
 @pytest.fixture(scope="session")
@@ -65,9 +63,7 @@ def corpus(documents, tmp_path, monkeypatch):
 def small_corpus(tmp_path):
     """One file of fifty short documents."""
     (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
+    return config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
 
 
 @pytest.fixture

@@ -23,12 +23,15 @@ def test_flags_become_options_of_beam():
         beam_runner.options(["--beam_a"])
 
 
-@pytest.mark.parametrize("error,kind,message", [
-    (RuntimeError(WORKER), config.ConfigError, "a.txt: not UTF-8 at byte 3; convert it"),
-    (RuntimeError(WORKER.replace("data.documents.BadFile", "settings.RunError")), config.RunError, "a.txt: not UTF-8 at byte 3; convert it"),
-    (config.ConfigError("a.txt: empty [while running 'Rows']"), config.ConfigError, "a.txt: empty"),
-    (ValueError("no such\nrunner"), config.RunError, "the Beam pipeline failed (ValueError: no such runner)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "error,kind,message",
+    [
+        (RuntimeError(WORKER), config.ConfigError, "a.txt: not UTF-8 at byte 3; convert it"),
+        (RuntimeError(WORKER.replace("data.documents.BadFile", "settings.RunError")), config.RunError, "a.txt: not UTF-8 at byte 3; convert it"),
+        (config.ConfigError("a.txt: empty [while running 'Rows']"), config.ConfigError, "a.txt: empty"),
+        (ValueError("no such\nrunner"), config.RunError, "the Beam pipeline failed (ValueError: no such runner)"),
+    ],
+)
 def test_errors_of_a_pipeline_are_one_line(error, kind, message):
     told = beam_runner._error(error)
     assert type(told) is kind and str(told) == message
@@ -70,10 +73,15 @@ def test_workers_that_end_with_their_pipeline_change_nothing_of_its_outcome():
             beam_runner._call_watching_workers(pipeline)
 
 
-@pytest.mark.parametrize("flags,message", [
-    (["--beam_runner=X"], "--beam_runner=X: give --runner=beam as well"), (["--runner=beam", "--hosts=2"], "give one of them"),
-    (["--runner=beam", "--join"], "give one of them"), (["--runner=spark"], "--runner"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        (["--beam_runner=X"], "--beam_runner=X: give --runner=beam as well"),
+        (["--runner=beam", "--hosts=2"], "give one of them"),
+        (["--runner=beam", "--join"], "give one of them"),
+        (["--runner=spark"], "--runner"),
+    ],
+)
 def test_flags_that_do_not_fit_together_are_one_line(flags, message):
     with pytest.raises(config.ConfigError, match=message):
         prepare.main(["--gin_file=tiny.gin", *flags])

@@ -34,9 +34,15 @@ def corpus(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("\n\n".join(first))
     (tmp_path / "b.txt").write_text("\n\n".join(second))
     return config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1,
-        minimum_characters=20, document_filter="my_filters:keep", deduplicate=True,
-    )  # fmt: skip
+        text_files=f"{tmp_path}/*.txt",
+        sequence_length=32,
+        heldout_fraction=0.1,
+        rows_dir=str(tmp_path / "rows"),
+        processes=1,
+        minimum_characters=20,
+        document_filter="my_filters:keep",
+        deduplicate=True,
+    )
 
 
 def folder_of(corpus, small_vocabulary):
@@ -95,11 +101,15 @@ def test_another_filter_of_the_same_name_is_another_text(corpus, small_vocabular
     assert "the text has changed since" in caplog.text and "nothing but the module of my_filters:keep" in caplog.text
 
 
-@pytest.mark.parametrize("name,message", [
-    ("my_filters:fail", r"my_filters:fail raised KeyError: 'no such\\nword' on the document 'Document 0"),
-    ("my_broken_filters:keep", r"'my_broken_filters:keep' cannot be imported \(SyntaxError: .*\); correct its module"),
-    ("my_filters:none", "'my_filters:none' cannot be imported"), ("no_such_module:keep", "'no_such_module:keep' cannot be imported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,message",
+    [
+        ("my_filters:fail", r"my_filters:fail raised KeyError: 'no such\\nword' on the document 'Document 0"),
+        ("my_broken_filters:keep", r"'my_broken_filters:keep' cannot be imported \(SyntaxError: .*\); correct its module"),
+        ("my_filters:none", "'my_filters:none' cannot be imported"),
+        ("no_such_module:keep", "'no_such_module:keep' cannot be imported"),
+    ],
+)
 def test_a_filter_that_does_not_work_is_one_line(corpus, name, message, tmp_path):
     (tmp_path / "my_broken_filters.py").write_text("def keep(text)")
     changed = dataclasses.replace(corpus, document_filter=name)

@@ -29,13 +29,16 @@ def test_a_file_of_another_size_or_time_is_another_version(tmp_path):
     assert all(version.content_hash is None for version in versions), "the content of a local file is read"
 
 
-@pytest.mark.parametrize("path,error,kind", [
-    ("s3://b/a.txt", PermissionError("The provided token has expired."), config.RunError),
-    ("gs://b/a.txt", OSError("Forbidden: https://storage.googleapis.com"), config.RunError),
-    ("gs://b/a.txt", FileNotFoundError("b/a.txt"), documents.BadFile),
-    ("a.txt", PermissionError(13, "Permission denied"), documents.BadFile),
-    ("a.txt", OSError(5, "Input/output error"), config.RunError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "path,error,kind",
+    [
+        ("s3://b/a.txt", PermissionError("The provided token has expired."), config.RunError),
+        ("gs://b/a.txt", OSError("Forbidden: https://storage.googleapis.com"), config.RunError),
+        ("gs://b/a.txt", FileNotFoundError("b/a.txt"), documents.BadFile),
+        ("a.txt", PermissionError(13, "Permission denied"), documents.BadFile),
+        ("a.txt", OSError(5, "Input/output error"), config.RunError),
+    ],
+)
 def test_a_file_that_a_bucket_refuses_is_not_left_out(path, error, kind):
     """Its libraries raise the same error for a token that has expired as for a file that must not be read."""
     assert type(file_access.unreadable(path, error)) is kind

@@ -69,9 +69,11 @@ class A:
 ''')
     documents = installed_docs.extract([str(tmp_path / "module.py"), str(tmp_path / "module.py")])
     assert documents == [
-        ("Reads a file and gives back what is in it.\nThe second paragraph goes over two lines of the source.\n"
-        "An item of the list that is long enough to keep.\n"
-        "This docstring is the same in two functions of the module, word for word.")
+        (
+            "Reads a file and gives back what is in it.\nThe second paragraph goes over two lines of the source.\n"
+            "An item of the list that is long enough to keep.\n"
+            "This docstring is the same in two functions of the module, word for word."
+        )
     ]
 
 

@@ -48,9 +48,7 @@ def test_rows_of_another_column_are_not_taken_where_the_text_is_not(small_vocabu
     texts = [" ".join(topic.split())[:300] for topic in topics.topics.values()]
     columns = {name: [f"{name} {text}" for text in texts] for name in ("text", "title", "summary")}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    text = config.Corpus(
-        text_files=f"{tmp_path}/*.parquet", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
+    text = config.Corpus(text_files=f"{tmp_path}/*.parquet", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
     title = config.dataclasses.replace(text, text_column="title")
     here = [prepared_rows(corpus, small_vocabulary)["train"] for corpus in (text, title)]
     settings = config.Vocabulary(size=300)

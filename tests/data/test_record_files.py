@@ -43,12 +43,16 @@ def test_the_documents_come_back_in_order(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.array_record"])
-@pytest.mark.parametrize("record,message", [
-    (example(b"x", feature="body"), r"no feature 'text' \(it has body\); set Corpus\.text_column"),
-    (example(b"x", b"y"), "does not hold one text"),
-    (example(b"\xff\xfe"), "not UTF-8"),
-    (b"\xff\xff\xff no example", r"no tf\.train\.Example"),
-], ids=["feature", "two texts", "not UTF-8", "no example"])  # fmt: skip
+@pytest.mark.parametrize(
+    "record,message",
+    [
+        (example(b"x", feature="body"), r"no feature 'text' \(it has body\); set Corpus\.text_column"),
+        (example(b"x", b"y"), "does not hold one text"),
+        (example(b"\xff\xfe"), "not UTF-8"),
+        (b"\xff\xff\xff no example", r"no tf\.train\.Example"),
+    ],
+    ids=["feature", "two texts", "not UTF-8", "no example"],
+)
 def test_a_record_of_another_form_is_one_line(tmp_path, name, record, message):
     write(tmp_path / name, [record])
     with pytest.raises(config.ConfigError, match=message) as caught:
@@ -57,9 +61,15 @@ def test_a_record_of_another_form_is_one_line(tmp_path, name, record, message):
 
 
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.array_record"])
-@pytest.mark.parametrize("damage", [
-    lambda data: data[: len(data) // 2], lambda data: data[:200] + bytes(100) + data[300:], lambda data: b"no records" * 99,
-], ids=["cut", "zeros", "other"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:200] + bytes(100) + data[300:],
+        lambda data: b"no records" * 99,
+    ],
+    ids=["cut", "zeros", "other"],
+)
 def test_damaged_records_are_named(tmp_path, name, damage):
     write(tmp_path / name, [example(text.encode()) for text in TEXTS])
     (tmp_path / name).write_bytes(damage((tmp_path / name).read_bytes()))

@@ -47,6 +47,7 @@ def test_rows_on_a_read_only_disk_are_read(small_corpus, small_vocabulary, tmp_p
 
 def test_a_read_only_disk_without_rows_is_one_line(small_corpus, small_vocabulary, tmp_path, monkeypatch):
     read_only(monkeypatch, tmp_path)
+
     def train():
         vocabulary_training.vocabulary_for(config.Vocabulary(size=300), small_corpus)
 

@@ -59,10 +59,14 @@ def test_an_epoch_fetches_each_file_once_if_windows_fit(whole, monkeypatch):
     assert len(loaded) == len(set(loaded)) and set(loaded) >= set(range(len(splits["train"]) // 256))
 
 
-@pytest.mark.parametrize("damage,message", [
-    (lambda path: path.unlink(), "missing"), (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged: its checksum"),
-    (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "damaged: its checksum"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage,message",
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "damaged: its checksum"),
+        (lambda path: path.write_bytes(b"\1" + path.read_bytes()[1:]), "damaged: its checksum"),
+    ],
+)
 def test_missing_and_damaged_files_are_named_when_they_are_needed(copy, damage, message):
     damage(copy / "train" / "c" / "1" / "0")
     rows = opened(copy, 4)["train"]

@@ -44,9 +44,7 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
     smaller = dataclasses.replace(corpus, heldout_fraction=0.4)
     tasks = seqio.get_mixture_or_task(seqio_mixture.register(smaller, vocabulary)).tasks
     texts = {
-        example["targets_pretokenized"].decode()
-        for task in tasks
-        for example in task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
+        example["targets_pretokenized"].decode() for task in tasks for example in task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
     }
     every = {f"Text {name} {number}." for name in "ab" for number in range(20)}
     assert texts == {text for text in every if not documents.is_heldout(text, 0.4)} and 0 < len(texts) < 40

@@ -81,9 +81,15 @@ def test_a_dataset_without_a_training_split_is_named(tmp_path, monkeypatch):
             function("tfds:few", corpus_of("tfds:few", tmp_path))
 
 
-@pytest.mark.parametrize(("is_known", "proxies", "retries"), [
-    (False, {}, 0), (True, {}, 10), (False, {"https": "proxy:1"}, 10), (False, {"no": "localhost"}, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("is_known", "proxies", "retries"),
+    [
+        (False, {}, 0),
+        (True, {}, 10),
+        (False, {"https": "proxy:1"}, 10),
+        (False, {"no": "localhost"}, 0),
+    ],
+)
 def test_without_a_network_a_download_is_tried_once(tmp_path, monkeypatch, is_known, proxies, retries):
     """A dataset whose files were fetched before is still prepared, so the download itself is not refused."""
     from tensorflow_datasets.core.download import downloader

@@ -44,10 +44,20 @@ def test_a_damaged_manifest_is_one_line(copy, name):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("change", [
-    {"length": "32"}, {"length": 31}, {"length": True}, {"files": []}, {"files": {}}, {"files": {"train/zarr.json": {"bytes": "1"}}},
-    {"splits": {"train": {}, "heldout": {}}}, {"vocabulary": 3},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length": "32"},
+        {"length": 31},
+        {"length": True},
+        {"files": []},
+        {"files": {}},
+        {"files": {"train/zarr.json": {"bytes": "1"}}},
+        {"splits": {"train": {}, "heldout": {}}},
+        {"vocabulary": 3},
+    ],
+    ids=str,
+)
 def test_a_manifest_of_wrong_types_or_of_other_arrays_is_one_line(copy, change):
     manifest = json.loads((copy / "store.json").read_text())
     (copy / "store.json").write_text(json.dumps(manifest | change))

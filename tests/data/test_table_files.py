@@ -79,18 +79,21 @@ def test_categories_of_text_are_text(tmp_path):
 LATIN = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\4\0\0\0"), pa.py_buffer(b"caf\xe9")])
 
 
-@pytest.mark.parametrize("name,write,message", [
-    ("a.parquet", lambda path: pq.write_table(pa.table({"text": LATIN}), path), r"a\.parquet: a text that is not UTF-8 \(byte 0xe9 at 3\)"),
-    ("a.parquet", lambda path: path.write_bytes(b"PAR1 no parquet"), r"a\.parquet: damaged \.parquet data"),
-    ("a.arrow", lambda path: path.write_bytes(b"no arrow at all"), r"a\.arrow: damaged \.arrow data"),
-    ("a.parquet", lambda path: pq.write_table(table(["x"], "content"), path), r"no column 'text' \(it has .*\"content\"\); set Corpus"),
-    ("a.parquet", lambda path: pq.write_table(pa.table({"text": [1, 2]}), path), r"column 'text' holds int64, not text"),
-    ("a.parquet", lambda path: pq.write_table(pa.table([["x"], ["y"]], ["text", "text"]), path), r"several columns 'text'"),
-    ("books", lambda path: path.mkdir(), r"books: a folder without state\.json"),
-    ("books", lambda path: dataset(path, [["x"]], _indices_data_files=[{"filename": "i.arrow"}]), r"flatten_indices"),
-    ("books", lambda path: (dataset(path / "train", [["x"]]), (path / "dataset_dict.json").write_text("{}")), r"several splits.*\(train\)"),
-    ("books", lambda path: (path.mkdir(), (path / "state.json").write_text('{"_data_files": [3]}')), r"state\.json: damaged"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,write,message",
+    [
+        ("a.parquet", lambda path: pq.write_table(pa.table({"text": LATIN}), path), r"a\.parquet: a text that is not UTF-8 \(byte 0xe9 at 3\)"),
+        ("a.parquet", lambda path: path.write_bytes(b"PAR1 no parquet"), r"a\.parquet: damaged \.parquet data"),
+        ("a.arrow", lambda path: path.write_bytes(b"no arrow at all"), r"a\.arrow: damaged \.arrow data"),
+        ("a.parquet", lambda path: pq.write_table(table(["x"], "content"), path), r"no column 'text' \(it has .*\"content\"\); set Corpus"),
+        ("a.parquet", lambda path: pq.write_table(pa.table({"text": [1, 2]}), path), r"column 'text' holds int64, not text"),
+        ("a.parquet", lambda path: pq.write_table(pa.table([["x"], ["y"]], ["text", "text"]), path), r"several columns 'text'"),
+        ("books", lambda path: path.mkdir(), r"books: a folder without state\.json"),
+        ("books", lambda path: dataset(path, [["x"]], _indices_data_files=[{"filename": "i.arrow"}]), r"flatten_indices"),
+        ("books", lambda path: (dataset(path / "train", [["x"]]), (path / "dataset_dict.json").write_text("{}")), r"several splits.*\(train\)"),
+        ("books", lambda path: (path.mkdir(), (path / "state.json").write_text('{"_data_files": [3]}')), r"state\.json: damaged"),
+    ],
+)
 def test_what_is_wrong_is_one_line(tmp_path, name, write, message):
     write(tmp_path / name)
     with pytest.raises(config.ConfigError, match=message) as caught:

@@ -108,11 +108,17 @@ def test_xz_data_of_several_streams_is_read_to_the_end(tmp_path, padding):
     assert read(tmp_path / "*.xz") == TEXTS
 
 
-@pytest.mark.parametrize("damage", [
-    lambda first, second: first + b"\x00\x01" + second[2:], lambda first, second: first + b"x" + second[1:],
-    lambda first, second: first + second[:20],
-    lambda first, second: first + second[:40] + bytes([second[40] ^ 1]) + second[41:], lambda first, second: first[:-1],
-], ids=["start", "first byte", "cut", "inside", "end"])  # fmt: skip
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda first, second: first + b"\x00\x01" + second[2:],
+        lambda first, second: first + b"x" + second[1:],
+        lambda first, second: first + second[:20],
+        lambda first, second: first + second[:40] + bytes([second[40] ^ 1]) + second[41:],
+        lambda first, second: first[:-1],
+    ],
+    ids=["start", "first byte", "cut", "inside", "end"],
+)
 def test_a_damaged_stream_of_xz_data_is_named(tmp_path, damage):
     """lzma.open ends there without an error."""
     streams = [lzma.compress((f"{text}\n\n" * 50).encode()) for text in TEXTS[:2]]

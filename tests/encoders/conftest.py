@@ -13,23 +13,36 @@ from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
 
 SETTINGS = {
-    "SEQUENCE_LENGTH": 48, "TRAIN_STEPS": 12, "Vocabulary.size": 600, "Model.width": 32, "Model.heads": 4, "Model.feed_forward": 48,
-    "Model.max_positions": 160, "Model.dropout": 0.1,
-}  # fmt: skip
+    "SEQUENCE_LENGTH": 48,
+    "TRAIN_STEPS": 12,
+    "Vocabulary.size": 600,
+    "Model.width": 32,
+    "Model.heads": 4,
+    "Model.feed_forward": 48,
+    "Model.max_positions": 160,
+    "Model.dropout": 0.1,
+}
 # Named for what it is exported to.
 KINDS = {
     "mpnet": {},
     "mpnet-mlm": {"Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False},
     "roberta": {"Model.relative_buckets": "none", "Model.decoder_relative_bias": False},
     "modernbert": {
-        "Model.relative_buckets": "none", "Model.positions": "rotary", "Model.normalization": "pre", "Model.feed_forward_gate": True,
-        "Model.biases": False, "Model.decoder_relative_bias": False,
+        "Model.relative_buckets": "none",
+        "Model.positions": "rotary",
+        "Model.normalization": "pre",
+        "Model.feed_forward_gate": True,
+        "Model.biases": False,
+        "Model.decoder_relative_bias": False,
     },
     "roberta-mlm": {
-        "Model.relative_buckets": "none", "Masking.encoder_mask_fraction": 1.0, "Model.decoder_layers": 0, "Model.decoder_relative_bias": False,
+        "Model.relative_buckets": "none",
+        "Masking.encoder_mask_fraction": 1.0,
+        "Model.decoder_layers": 0,
+        "Model.decoder_relative_bias": False,
     },
     "reference": {"Model.relative_buckets": "reference", "Model.num_buckets": 64, "Model.decoder_relative_bias": False, "Model.decoder_layers": 2},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")

@@ -20,10 +20,13 @@ def test_a_workdir_of_another_shape_is_refused(workdirs):
         adoption.adopt(gin_files.load(["tiny.gin"]), encoder_source)
 
 
-@pytest.mark.parametrize("setting,message", [
-    ("decoder_attention='cross'", "Model.decoder_attention is 'self' there, 'cross' here"),
-    ("decoder_causal=True", "Model.decoder_causal is False there, True here"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "setting,message",
+    [
+        ("decoder_attention='cross'", "Model.decoder_attention is 'self' there, 'cross' here"),
+        ("decoder_causal=True", "Model.decoder_causal is False there, True here"),
+    ],
+)
 def test_a_workdir_with_a_decoder_of_another_kind_is_refused(workdirs, setting, message):
     experiment = gin_files.load([str(workdirs["mpnet"] / "config.gin")], [f"Model.{setting}"])
     with pytest.raises(config.ConfigError, match=message):

@@ -56,11 +56,18 @@ def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
     assert np.array_equal(*rows)
 
 
-@pytest.mark.parametrize("flags,message", [
-    ([], "give either --runs"), (["--runs=a", "--encoders=b"], "give either --runs"), (["--encoders=a"], "needs --text"),
-    (["--encoders=,", "--text=x"], "names nothing"), (["--runs=a", "--text=x"], "--text goes with --encoders"),
-    (["--encoders=a", "--text=x", "--step=3"], "go with --runs"), (["--encoders=nowhere", "--text=x"], "no such file"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        ([], "give either --runs"),
+        (["--runs=a", "--encoders=b"], "give either --runs"),
+        (["--encoders=a"], "needs --text"),
+        (["--encoders=,", "--text=x"], "names nothing"),
+        (["--runs=a", "--text=x"], "--text goes with --encoders"),
+        (["--encoders=a", "--text=x", "--step=3"], "go with --runs"),
+        (["--encoders=nowhere", "--text=x"], "no such file"),
+    ],
+)
 def test_flags_that_do_not_fit_are_one_line(flags, message, tmp_path):
     with pytest.raises(config.ConfigError, match=message):
         analyze.main([*flags, f"--workdir={tmp_path}"])

@@ -14,11 +14,15 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import card
 
 
-@pytest.mark.parametrize("settings,words", [
-    ({}, "t5 buckets 32/128"), ({"relative_buckets": "none"}, "no relative positions"),
-    ({"relative_buckets": "none", "positions": "rotary"}, "rotary positions"),
-    ({"relative_buckets": "none", "positions": "rotary", "local_attention": 64}, "rotary positions, local attention 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings,words",
+    [
+        ({}, "t5 buckets 32/128"),
+        ({"relative_buckets": "none"}, "no relative positions"),
+        ({"relative_buckets": "none", "positions": "rotary"}, "rotary positions"),
+        ({"relative_buckets": "none", "positions": "rotary", "local_attention": 64}, "rotary positions, local attention 64"),
+    ],
+)
 def test_a_card_names_the_positions(settings, words):
     assert card.positions(config.Model(**settings)) == words
 
@@ -33,10 +37,14 @@ def test_a_card_says_that_the_weights_are_averaged():
     assert card.averaged(config.Optimizer(ema_decay=0.99)) == {"averaging": "the parameters are a moving average over the steps, decay 0.99"}
 
 
-@pytest.mark.parametrize("form,present,absent", [
-    ("huggingface", "Read back with transformers", "PyTorch's torch.load"), ("pytorch", "Read back with maelm.py", "transformers"),
-    ("reference", "torch.load reads the same numbers", "compared with the JAX model"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "form,present,absent",
+    [
+        ("huggingface", "Read back with transformers", "PyTorch's torch.load"),
+        ("pytorch", "Read back with maelm.py", "transformers"),
+        ("reference", "torch.load reads the same numbers", "compared with the JAX model"),
+    ],
+)
 def test_a_card_says_read_back_of_what_was(form, present, absent):
     reports = [{"of": "hidden states", "largest_difference": 1e-7, "largest_value": 2.0}]
     text = card.verification(form, reports, "")
@@ -44,11 +52,15 @@ def test_a_card_says_read_back_of_what_was(form, present, absent):
     assert card.verification(form, None, "--no-verify was given") == "Not verified when this was written: --no-verify was given."
 
 
-@pytest.mark.parametrize("file,words", [
-    ("random_tokens", "(100% of these become random tokens and 0% stay as they are where the encoder reads them)"),
-    ("mlm_80_10_10", "(10% of these become random tokens and 10% stay as they are where the encoder reads them)"),
-    ("spans", "of the tokens are masked, in spans"), ("whole_words", "of the tokens are masked, by whole words"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "file,words",
+    [
+        ("random_tokens", "(100% of these become random tokens and 0% stay as they are where the encoder reads them)"),
+        ("mlm_80_10_10", "(10% of these become random tokens and 10% stay as they are where the encoder reads them)"),
+        ("spans", "of the tokens are masked, in spans"),
+        ("whole_words", "of the tokens are masked, by whole words"),
+    ],
+)
 def test_a_card_names_what_stands_for_a_masked_token(file, words):
     text = card.objective(gin_files.load(["tiny.gin", f"ablations/{file}.gin"]))
     assert words in text and "each [MASK]" not in text
@@ -68,9 +80,15 @@ def unigram() -> vocabularies.Vocabulary:
     """A vocabulary without an equal tokenizer.json."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(topics.topics["for"].split("\n")), model_writer=model, vocab_size=80, bos_id=0, pad_id=1, eos_id=2, unk_id=3,
+        sentence_iterator=iter(topics.topics["for"].split("\n")),
+        model_writer=model,
+        vocab_size=80,
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=3,
         minloglevel=2,
-    )  # fmt: skip
+    )
     return vocabularies.SentencePieceVocabulary(model.getvalue())
 
 

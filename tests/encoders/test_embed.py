@@ -63,9 +63,10 @@ def test_a_pooling_of_another_name_is_refused(workdirs):
         maelm_jax.load_encoder(workdirs["mpnet"]).encode(["x"], pooling="max")
 
 
-@pytest.mark.parametrize("content,output,message", [
-    (None, "v.npy", "No such file"), (b"", "v.npy", "no line"), (b"ok\n\xff\xfe", "v.npy", "not UTF-8: byte 3"), (b"x\n", "v.txt", "ends in .npy")
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content,output,message",
+    [(None, "v.npy", "No such file"), (b"", "v.npy", "no line"), (b"ok\n\xff\xfe", "v.npy", "not UTF-8: byte 3"), (b"x\n", "v.txt", "ends in .npy")],
+)
 def test_embed_refuses(workdirs, tmp_path, content, output, message):
     if content is not None:
         (tmp_path / "in.txt").write_bytes(content)

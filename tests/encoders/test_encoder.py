@@ -57,13 +57,16 @@ def test_the_probabilities_of_all_ids_sum_to_one(encoder, vocabulary):
     assert "<mask>" in [one.token for one in candidates]
 
 
-@pytest.mark.parametrize(("texts", "top", "message"), [
-    (["no mask"], 5, r"texts\[0\] has no \[MASK\]: 'no mask'"),
-    (["<mask>", "<mask> " + "a " * 200], 5, r"texts\[1\] has 203 tokens, and the encoder reads 48: shorten it"),
-    ("<mask>", 5, "texts is one string"),
-    (["<mask>"], 0, "top must be from 1 to 600, got 0"),
-    (["<mask>"], 601, "top must be from 1 to 600, got 601"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("texts", "top", "message"),
+    [
+        (["no mask"], 5, r"texts\[0\] has no \[MASK\]: 'no mask'"),
+        (["<mask>", "<mask> " + "a " * 200], 5, r"texts\[1\] has 203 tokens, and the encoder reads 48: shorten it"),
+        ("<mask>", 5, "texts is one string"),
+        (["<mask>"], 0, "top must be from 1 to 600, got 0"),
+        (["<mask>"], 601, "top must be from 1 to 600, got 601"),
+    ],
+)
 def test_wrong_input_is_refused(encoder, texts, top, message):
     with pytest.raises(config.ConfigError, match=message):
         encoder.fill_mask(texts, top)
@@ -124,10 +127,13 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     assert first["renumbered"] == first["renumbered exported"] != first["hidden"], "the encoder's positions skip the masks"
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"encoder_mask_fraction": "all"}, "encoder_mask_fraction is 'all', no number from 0 to 1. Export the run again"),
-    ({"renumber": 1}, "renumber is 1, neither true nor false. Export the run again"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"encoder_mask_fraction": "all"}, "encoder_mask_fraction is 'all', no number from 0 to 1. Export the run again"),
+        ({"renumber": 1}, "renumber is 1, neither true nor false. Export the run again"),
+    ],
+)
 def test_masks_that_config_json_states_wrong_are_refused(make_workdir, tmp_path, change, message):
     folder = make_workdir(tmp_path / "run", {})
     assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'out'}", "--format=pytorch", "--no-verify"]) == 0

@@ -20,6 +20,7 @@ from maelm_jax.model import maelm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
+
 def run(workdir, output, *more) -> int:
     return export.main([f"--workdir={workdir}", f"--output={output}", "--no-verify", *more])
 
@@ -28,8 +29,14 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {
-        "README.md", "config.json", "maelm_jax_export.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
+        "README.md",
+        "config.json",
+        "maelm_jax_export.json",
+        "model.safetensors",
+        "sentencepiece.model",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     card = (tmp_path / "out" / "README.md").read_text()
     for what in (
         "MAE-LM (arXiv 2302.02060)",
@@ -48,12 +55,15 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert "6.5000 (batch of step 6)" in card and "6.1250" not in card, "a card tells nothing of later steps"
 
 
-@pytest.mark.parametrize("name,more,message", [
-    ("mpnet", ["--step=7"], "holds no checkpoint of step 7; it holds 6, 12"),
-    ("reference", [], "reference buckets 64/128. Use --format=pytorch, which holds any model"),
-    ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
-    ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,more,message",
+    [
+        ("mpnet", ["--step=7"], "holds no checkpoint of step 7; it holds 6, 12"),
+        ("reference", [], "reference buckets 64/128. Use --format=pytorch, which holds any model"),
+        ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
+        ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
+    ],
+)
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):
     with pytest.raises(config.ConfigError) as error:
         export.main([f"--workdir={workdirs[name]}", f"--output={tmp_path / 'out'}", "--no-verify", f"--gin_file={workdirs[name]}/config.gin", *more])

@@ -35,10 +35,23 @@ def workdir(workdirs, tmp_path, monkeypatch) -> pathlib.Path:
     return tmp_path / "runs" / "mpnet"
 
 
-@pytest.mark.parametrize("output", [
-    "runs/mpnet", "runs/mpnet/", "runs/./mpnet", "runs/mpnet/../mpnet", "runs", "runs/..", ".", "..", "/",
-    "link", "link/mpnet", "above/runs/mpnet",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "output",
+    [
+        "runs/mpnet",
+        "runs/mpnet/",
+        "runs/./mpnet",
+        "runs/mpnet/../mpnet",
+        "runs",
+        "runs/..",
+        ".",
+        "..",
+        "/",
+        "link",
+        "link/mpnet",
+        "above/runs/mpnet",
+    ],
+)
 def test_a_run_and_what_holds_it_are_never_replaced(workdir, tmp_path, output):
     (tmp_path / "link").symlink_to("runs")
     (tmp_path / "above").symlink_to(".")
@@ -73,9 +86,7 @@ def test_an_export_of_an_earlier_version_is_removed_by_hand_only(workdir, tmp_pa
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"files": 3}', b'{"files": [[]]}', b"\xff", b"[" * 100_000]
-)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"files": 3}', b'{"files": [[]]}', b"\xff", b"[" * 100_000])
 def test_a_marker_that_is_no_marker(workdir, tmp_path, content):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / export_folder.MARKER).write_bytes(content)
@@ -106,9 +117,7 @@ def test_a_link_stays_a_link(workdir, tmp_path):
     assert run("runs/mpnet", "version-1") == 0
     (tmp_path / "newest").symlink_to("version-1")
     assert run("runs/mpnet", "newest", "--overwrite", "--step=6") == 0
-    assert (tmp_path / "newest").is_symlink() and "6.5000" in (
-        tmp_path / "version-1" / "README.md"
-    ).read_text()
+    assert (tmp_path / "newest").is_symlink() and "6.5000" in (tmp_path / "version-1" / "README.md").read_text()
 
 
 def test_what_a_kill_leaves_is_removed_by_the_next_export(workdir, tmp_path):
@@ -120,9 +129,7 @@ def test_what_a_kill_leaves_is_removed_by_the_next_export(workdir, tmp_path):
     (tmp_path / "out").mkdir()
     assert run("runs/mpnet", "out", "--overwrite") == 0
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["other.9.tmp", "out", "out.mine.tmp", "runs"], (
-        "only those of this output, and only those that export wrote"
-    )
+    assert left == ["other.9.tmp", "out", "out.mine.tmp", "runs"], "only those of this output, and only those that export wrote"
 
 
 def test_a_folder_that_another_export_is_writing_stays(workdir, tmp_path):
@@ -156,10 +163,17 @@ def test_what_appears_meanwhile_is_kept(workdir, tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize("output,message", [
-    ("", "is empty"), ("file/out", "is a file"), ("file", "is a file"), ("a" * 300, "too long"),
-    ("out\udcff", "UTF-8"), ("loop/out", "symbolic links"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "output,message",
+    [
+        ("", "is empty"),
+        ("file/out", "is a file"),
+        ("file", "is a file"),
+        ("a" * 300, "too long"),
+        ("out\udcff", "UTF-8"),
+        ("loop/out", "symbolic links"),
+    ],
+)
 def test_an_output_that_cannot_be_is_one_line(workdir, tmp_path, output, message):
     (tmp_path / "file").write_text("x")
     (tmp_path / "loop").symlink_to("loop")

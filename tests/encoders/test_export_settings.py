@@ -21,26 +21,27 @@ def edited(workdirs, tmp_path):
             if path.name != "config.gin":
                 (folder / path.name).symlink_to(path)
         experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-        experiment = dataclasses.replace(
-            experiment, model=dataclasses.replace(experiment.model, **changes)
-        )
+        experiment = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
         (folder / "config.gin").write_text(gin_files.render(experiment))
         return folder
 
     return make
 
 
-@pytest.mark.parametrize("changes,message", [
-    ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (1, 32, 32) by the"),
-    ({"layers": 3}, "(3, 32, 32) by the settings"),
-    ({"width": 64}, "decoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (2, 64, 64) by the"),
-    ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
-    ({"heads": 2}, "encoder/relative_bias/table is (64, 4) in the checkpoint, (64, 2) by the settings"),
-    ({"max_positions": 100}, "encoder/position_embedding is (160, 32) in the checkpoint, (100, 32)"),
-    ({"decoder_layers": 1}, "decoder/blocks"),
-    ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4) in the checkpoint, no"),
-    ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing in the checkpoint"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (1, 32, 32) by the"),
+        ({"layers": 3}, "(3, 32, 32) by the settings"),
+        ({"width": 64}, "decoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (2, 64, 64) by the"),
+        ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
+        ({"heads": 2}, "encoder/relative_bias/table is (64, 4) in the checkpoint, (64, 2) by the settings"),
+        ({"max_positions": 100}, "encoder/position_embedding is (160, 32) in the checkpoint, (100, 32)"),
+        ({"decoder_layers": 1}, "decoder/blocks"),
+        ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4) in the checkpoint, no"),
+        ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing in the checkpoint"),
+    ],
+)
 def test_settings_that_contradict_the_weights_are_named(edited, changes, message):
     encoder_source = source.find(str(edited("reference", **changes)))
     with pytest.raises(config.ConfigError) as error:
@@ -77,9 +78,7 @@ def test_a_vocabulary_of_another_size_is_refused(edited, tmp_path):
 
     run = edited("mpnet")
     (run / "vocabulary").unlink()
-    vocabulary_training.train(
-        [topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300)
-    ).save(run / "vocabulary")
+    vocabulary_training.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300)).save(run / "vocabulary")
     with pytest.raises(
         config.ConfigError,
         match="contradicts the checkpoint: encoder/token_embedding is .640, 32. in the checkpoint, .384, 32.",
@@ -87,10 +86,24 @@ def test_a_vocabulary_of_another_size_is_refused(edited, tmp_path):
         export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--no-verify"])
 
 
-@pytest.mark.parametrize("content", [
-    "[]", "{", '{"labels": 3}', '{"labels": [1]}', '{"max_length": "48"}', '{"max_length": 0}', '{"max_length": 10000000000}', '{"score": "x"}',
-    '{"best": 3}', '{"best": {"best_f1_threshold": "x"}}', '{"score": 1.0}', '{"task": []}', '{"score": 0.5, "main_metric": 3}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"labels": 3}',
+        '{"labels": [1]}',
+        '{"max_length": "48"}',
+        '{"max_length": 0}',
+        '{"max_length": 10000000000}',
+        '{"score": "x"}',
+        '{"best": 3}',
+        '{"best": {"best_f1_threshold": "x"}}',
+        '{"score": 1.0}',
+        '{"task": []}',
+        '{"score": 0.5, "main_metric": 3}',
+    ],
+)
 def test_results_of_another_form_are_one_line(edited, tmp_path, content):
     run = edited("mpnet")
     (run / "results.json").write_text(content)
@@ -101,28 +114,29 @@ def test_results_of_another_form_are_one_line(edited, tmp_path, content):
 
 def test_results_that_are_whole_are_taken(edited, tmp_path):
     run = edited("mpnet")
-    (run / "results.json").write_text(
-        json.dumps(
-            {"task": "rte", "labels": [], "max_length": 32, "score": None, "main_metric": "f1"}
-        )
-    )
+    (run / "results.json").write_text(json.dumps({"task": "rte", "labels": [], "max_length": 32, "score": None, "main_metric": "f1"}))
     assert export.main([f"--workdir={run}", f"--output={tmp_path / 'out'}", "--no-verify"]) == 0
 
 
-@pytest.mark.parametrize("start,vocabulary,stated,length", [
-    (None, None, None, 48), ("stock", "stock", None, 160), ("stock", "stock", 128, 128), ("stock", "stock", 10**30, 160),
-    ("stock", "stock", 20, 48), ("stock", "stock", "long", 160), ("gone", "gone", None, 160), ("runs/tiny", "runs/tiny/vocabulary", None, 48),
-    ("model.pt", None, None, 160),
-])  # fmt: skip
-def test_the_longest_input_is_that_of_the_encoder_it_started_from(
-    tmp_path, monkeypatch, start, vocabulary, stated, length
-):
+@pytest.mark.parametrize(
+    "start,vocabulary,stated,length",
+    [
+        (None, None, None, 48),
+        ("stock", "stock", None, 160),
+        ("stock", "stock", 128, 128),
+        ("stock", "stock", 10**30, 160),
+        ("stock", "stock", 20, 48),
+        ("stock", "stock", "long", 160),
+        ("gone", "gone", None, 160),
+        ("runs/tiny", "runs/tiny/vocabulary", None, 48),
+        ("model.pt", None, None, 160),
+    ],
+)
+def test_the_longest_input_is_that_of_the_encoder_it_started_from(tmp_path, monkeypatch, start, vocabulary, stated, length):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stock").mkdir()
     if stated is not None:
-        (tmp_path / "stock" / "tokenizer_config.json").write_text(
-            json.dumps({"model_max_length": stated})
-        )
+        (tmp_path / "stock" / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated}))
     bindings = [
         f"Run.init_from={start!r}",
         f"Vocabulary.file={vocabulary!r}",

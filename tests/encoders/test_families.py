@@ -119,11 +119,15 @@ def test_a_fine_tuned_folder_gives_its_encoder(stock_name, tmp_path, vocabulary,
     assert "ForSequenceClassification is ignored" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'modernbert', 'mpnet', 'roberta')"),
-    ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' (only 'gelu')"), ({"is_decoder": True}, "is_decoder True (only False)"),
-    ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'modernbert', 'mpnet', 'roberta')"),
+        ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' (only 'gelu')"),
+        ({"is_decoder": True}, "is_decoder True (only False)"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
+    ],
+)
 def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change, message):
     folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
     content = json.loads((folder / "config.json").read_text())
@@ -174,11 +178,20 @@ def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, voc
     folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
     settings = {
-        "Run.init_from": folder, "TEXT_FILES": tmp_path / "text.txt", "TRAIN_STEPS": 2, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32,
-        "Corpus.rows_dir": tmp_path / "rows", "Corpus.heldout_fraction": 0.1, "Corpus.processes": 1, "Run.eval_rows": 8,
-        "Optimizer.learning_rate": 1e-6, "Optimizer.muon_learning_rate": 1e-6, "Run.rank_every": 0,
+        "Run.init_from": folder,
+        "TEXT_FILES": tmp_path / "text.txt",
+        "TRAIN_STEPS": 2,
+        "BATCH_SIZE": 8,
+        "SEQUENCE_LENGTH": 32,
+        "Corpus.rows_dir": tmp_path / "rows",
+        "Corpus.heldout_fraction": 0.1,
+        "Corpus.processes": 1,
+        "Run.eval_rows": 8,
+        "Optimizer.learning_rate": 1e-6,
+        "Optimizer.muon_learning_rate": 1e-6,
+        "Run.rank_every": 0,
         "Masking.compact": stock_name != "modernbert-local",
-    }  # fmt: skip
+    }
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
     done = call("train", *argv)
     assert done.status == 0, done.stderr

@@ -43,10 +43,16 @@ def exported(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
     return {path.name: path for path in root.iterdir()}
 
 
-@pytest.mark.parametrize("name,stock", [
-    ("mpnet", "MPNetModel"), ("mpnet-mlm", "MPNetForMaskedLM"), ("roberta", "RobertaModel"), ("roberta-mlm", "RobertaForMaskedLM"),
-    ("modernbert", "ModernBertModel"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,stock",
+    [
+        ("mpnet", "MPNetModel"),
+        ("mpnet-mlm", "MPNetForMaskedLM"),
+        ("roberta", "RobertaModel"),
+        ("roberta-mlm", "RobertaForMaskedLM"),
+        ("modernbert", "ModernBertModel"),
+    ],
+)
 def test_hidden_states(exported, name, stock):
     reports = json.loads((exported[name] / "verification.json").read_text())
     assert len(reports) == (2 if "mlm" in name else 1)
@@ -235,9 +241,16 @@ def test_a_trainer_step(exported, tmp_path):
     before = model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().clone()
     rows = [{"labels": number % 2, **tokenizer(line, truncation=True)} for number, line in enumerate(verify.sample_lines()[:8])]
     settings = transformers.TrainingArguments(
-        output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, learning_rate=1e-3, use_cpu=True, report_to=[], save_strategy="no",
-        disable_tqdm=True, dataloader_pin_memory=False,
-    )  # fmt: skip
+        output_dir=str(tmp_path),
+        max_steps=1,
+        per_device_train_batch_size=8,
+        learning_rate=1e-3,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
     collate = transformers.DataCollatorWithPadding(tokenizer)
     trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows, data_collator=collate, processing_class=tokenizer)
     assert np.isfinite(trainer.train().training_loss)

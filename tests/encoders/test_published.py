@@ -136,20 +136,34 @@ def test_any_pickle_ends_in_one_line_or_is_read(checkpoint):
     check()
 
 
-@pytest.mark.parametrize("content", [
-    {"model": {3: np.zeros(2, np.float32)}}, {"model": 3}, {}, [], None, {"model": {}}, {"model": {published.TOKENS: None}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {3: np.zeros(2, np.float32)}},
+        {"model": 3},
+        {},
+        [],
+        None,
+        {"model": {}},
+        {"model": {published.TOKENS: None}},
+    ],
+)
 def test_a_checkpoint_without_tensors_by_name_is_one_line(tmp_path, monkeypatch, content):
     (tmp_path / "model.pt").write_bytes(b"x")
     monkeypatch.setattr(torch_checkpoint, "read", lambda _: content)
-    assert "no tensors" in outcome(tmp_path / "model.pt") or "missing" in outcome(
-        tmp_path / "model.pt"
-    )
+    assert "no tensors" in outcome(tmp_path / "model.pt") or "missing" in outcome(tmp_path / "model.pt")
 
 
-@pytest.mark.parametrize("args", [
-    {"max_rel_pos": "128"}, {"max_rel_pos": -1}, {"max_rel_pos": 10**400}, {"encoder_attention_heads": None}, {"encoder_attention_heads": []},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"max_rel_pos": "128"},
+        {"max_rel_pos": -1},
+        {"max_rel_pos": 10**400},
+        {"encoder_attention_heads": None},
+        {"encoder_attention_heads": []},
+    ],
+)
 def test_settings_of_another_type_in_a_checkpoint_are_one_line(checkpoint, tmp_path, args):
     tensors = torch_checkpoint.read(checkpoint)["model"]
     torch_checkpoint.write(

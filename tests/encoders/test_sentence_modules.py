@@ -39,11 +39,19 @@ def test_an_encoder_without_modules_has_none(workdirs):
     assert sentence_modules.read(workdirs["mpnet"]) == {}
 
 
-@pytest.mark.parametrize("content,message", [
-    ("{", "not JSON"), ("{}", "damaged"), ("[3]", "damaged"), ('[{"path": 3}]', "damaged"),
-    ('[{"path": "../other"}]', "names '../other', which is no folder beside it"), ('[{"path": "/etc"}]', "names '/etc'"),
-    ('[{"path": ".."}]', "names '..'"), ('[{"path": "a\\u0000"}]', "names 'a"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        ("{", "not JSON"),
+        ("{}", "damaged"),
+        ("[3]", "damaged"),
+        ('[{"path": 3}]', "damaged"),
+        ('[{"path": "../other"}]', "names '../other', which is no folder beside it"),
+        ('[{"path": "/etc"}]', "names '/etc'"),
+        ('[{"path": ".."}]', "names '..'"),
+        ('[{"path": "a\\u0000"}]', "names 'a"),
+    ],
+)
 def test_a_damaged_list_of_modules_is_one_line(tmp_path, content, message):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(config.ConfigError) as error:

@@ -38,9 +38,16 @@ def rewrite(folder, **changes):
     weight_files.write_safetensors(path, {name: value.astype(np.float32) for name, value in tensors.items() if value is not None})
 
 
-@pytest.mark.parametrize("name,format", [
-    ("mpnet", "huggingface"), ("mpnet-mlm", "huggingface"), ("roberta-mlm", "huggingface"), ("reference", "pytorch"), ("mpnet", "pytorch"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,format",
+    [
+        ("mpnet", "huggingface"),
+        ("mpnet-mlm", "huggingface"),
+        ("roberta-mlm", "huggingface"),
+        ("reference", "pytorch"),
+        ("mpnet", "pytorch"),
+    ],
+)
 def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, name, format):
     first = write(workdirs[name], tmp_path / "first", format)
     encoder_source = source.find(str(first))
@@ -104,10 +111,16 @@ def test_cases_of_the_reference(path):
 
 def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
     folder = write(workdirs["roberta-mlm"], tmp_path / "out")
-    rewrite(folder, **{
-        "roberta.encoder.layer.0.output.dense.bias": None, "roberta.extra": np.ones(3), "roberta.embeddings.LayerNorm.weight": np.ones(5),
-        "lm_head.decoder.weight": np.ones((600, 32)), "roberta.pooler.dense.bias": np.ones(32),
-    })  # fmt: skip
+    rewrite(
+        folder,
+        **{
+            "roberta.encoder.layer.0.output.dense.bias": None,
+            "roberta.extra": np.ones(3),
+            "roberta.embeddings.LayerNorm.weight": np.ones(5),
+            "lm_head.decoder.weight": np.ones((600, 32)),
+            "roberta.pooler.dense.bias": np.ones(32),
+        },
+    )
     with pytest.raises(config.ConfigError) as error:
         values_of(folder)
     for what in (
@@ -120,10 +133,16 @@ def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
     assert "pooler" not in str(error.value)
 
 
-@pytest.mark.parametrize("change,message", [
-    ({"hidden_act": "relu"}, "hidden_act 'relu'"), ({"model_type": "xlm"}, "model_type 'xlm'"), ({"relative_attention_num_buckets": 64}, "64"),
-    ({"tie_word_embeddings": False}, "tie_word_embeddings"), ({"position_embedding_type": "relative_key"}, "relative_key"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"model_type": "xlm"}, "model_type 'xlm'"),
+        ({"relative_attention_num_buckets": 64}, "64"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
+    ],
+)
 def test_an_encoder_of_another_function_is_refused(workdirs, tmp_path, change, message):
     folder = write(workdirs["mpnet"], tmp_path / "out")
     content = json.loads((folder / "config.json").read_text())
@@ -151,10 +170,15 @@ def stock_roberta(folder, workdir) -> pathlib.Path:
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | {"layer_norm_eps": 1e-6, "vocab_size": 608}))
     lengthen = lambda table: np.concatenate([table, np.ones((8, *table.shape[1:]))])  # noqa: E731
-    rewrite(folder, **{
-        "roberta.embeddings.token_type_embeddings.weight": np.linspace(-1, 1, 32)[None], "roberta.pooler.dense.bias": np.ones(32),
-        "roberta.embeddings.word_embeddings.weight": lengthen, "lm_head.bias": lengthen,
-    })  # fmt: skip
+    rewrite(
+        folder,
+        **{
+            "roberta.embeddings.token_type_embeddings.weight": np.linspace(-1, 1, 32)[None],
+            "roberta.pooler.dense.bias": np.ones(32),
+            "roberta.embeddings.word_embeddings.weight": lengthen,
+            "lm_head.bias": lengthen,
+        },
+    )
     return folder
 
 

@@ -76,9 +76,17 @@ def test_other_bpe_models():
     for options in ({"normalization_rule_name": "nmt_nfkc"}, {"byte_fallback": True}, {"normalization_rule_name": "identity"}):
         model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=700, bos_id=0, pad_id=1, eos_id=2, unk_id=3,
-            minloglevel=2, **options,
-        )  # fmt: skip
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=700,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=3,
+            minloglevel=2,
+            **options,
+        )
         other = vocabularies.SentencePieceVocabulary(model.getvalue())
         assert differing(tokenizer_files.build(other, MPNET.pair), other, [*lines[:500], *tokenizer_files.ODD_LINES]) == [], options
 
@@ -88,9 +96,17 @@ def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
 
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(topics.topics["if"].split("\n")), model_writer=model, vocab_size=60, hard_vocab_limit=False, model_type="char",
-        bos_id=0, pad_id=1, eos_id=2, unk_id=3, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(topics.topics["if"].split("\n")),
+        model_writer=model,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        model_type="char",
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
     with pytest.raises(tokenizer_files.NoEqual, match="only BPE has an equal Hugging Face tokenizer$"):
         tokenizer_files.write(tmp_path, vocabularies.SentencePieceVocabulary(model.getvalue()), 48, MPNET.pair)
 

@@ -40,17 +40,20 @@ def test_unk_is_the_token_that_unknown_text_gets(tmp_path):
     assert loaded.encode("a zebra") == [4, 5] and loaded.unk == 5
 
 
-@pytest.mark.parametrize("stated,stored,message", [
-    ({"do_lower_case": True}, {"lowercase": False}, "do_lower_case True, but tokenizer.json was made with False"),
-    ({"do_lower_case": False}, {}, "do_lower_case False, but tokenizer.json was made with True"),
-    ({}, {"lowercase": False}, r"do_lower_case True \(the default\), but tokenizer.json was made with False"),
-    ({"strip_accents": False}, {}, "strip_accents False, but tokenizer.json was made with None"),
-    ({"strip_accents": None}, {"strip_accents": False}, "strip_accents None, but tokenizer.json was made with False"),
-    ({"tokenize_chinese_chars": False}, {}, "tokenize_chinese_chars False, but tokenizer.json was made with True"),
-    ({"tokenizer_class": "TokenizersBackend"}, {"lowercase": False}, None),
-    ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}, None),
-    ({}, {}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "stated,stored,message",
+    [
+        ({"do_lower_case": True}, {"lowercase": False}, "do_lower_case True, but tokenizer.json was made with False"),
+        ({"do_lower_case": False}, {}, "do_lower_case False, but tokenizer.json was made with True"),
+        ({}, {"lowercase": False}, r"do_lower_case True \(the default\), but tokenizer.json was made with False"),
+        ({"strip_accents": False}, {}, "strip_accents False, but tokenizer.json was made with None"),
+        ({"strip_accents": None}, {"strip_accents": False}, "strip_accents None, but tokenizer.json was made with False"),
+        ({"tokenize_chinese_chars": False}, {}, "tokenize_chinese_chars False, but tokenizer.json was made with True"),
+        ({"tokenizer_class": "TokenizersBackend"}, {"lowercase": False}, None),
+        ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}, None),
+        ({}, {}, None),
+    ],
+)
 def test_a_normalization_that_the_files_contradict_is_refused(workdirs, tmp_path, stated, stored, message):
     folder = tmp_path / "out"
     assert export.main([f"--workdir={workdirs['roberta']}", f"--output={folder}", "--no-verify"]) == 0
@@ -86,10 +89,14 @@ def test_tokens_that_were_added_to_an_export_are_read(workdirs, tmp_path):
     assert (encoder.params["encoder/token_embedding"][size] == 0.5).all()
 
 
-@pytest.mark.parametrize("processor", [
-    processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True), processors.ByteLevel(trim_offsets=True),
-    processors.ByteLevel(trim_offsets=False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "processor",
+    [
+        processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True),
+        processors.ByteLevel(trim_offsets=True),
+        processors.ByteLevel(trim_offsets=False),
+    ],
+)
 def test_offsets_leave_out_the_space_before_a_word_as_before(tmp_path, processor):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *alphabet, "Ġa", "<mask>"])}
@@ -103,10 +110,16 @@ def test_offsets_leave_out_the_space_before_a_word_as_before(tmp_path, processor
     assert [offset for offset in built.encode("b a c").offsets if offset != (0, 0)] == given
 
 
-@pytest.mark.parametrize("texts,words", [
-    ("one text", "texts is one string"), ([("a", "b")], r"texts\[0\] is tuple"), (["a", None], r"texts\[1\] is NoneType"),
-    ([b"a"], r"texts\[0\] is bytes"), (3, r"texts\[0\] is int"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "texts,words",
+    [
+        ("one text", "texts is one string"),
+        ([("a", "b")], r"texts\[0\] is tuple"),
+        (["a", None], r"texts\[1\] is NoneType"),
+        ([b"a"], r"texts\[0\] is bytes"),
+        (3, r"texts\[0\] is int"),
+    ],
+)
 def test_what_is_no_list_of_strings_is_refused(workdirs, texts, words):
     with pytest.raises(config.ConfigError, match=words):
         Encoder.load(workdirs["roberta"]).encode(texts)

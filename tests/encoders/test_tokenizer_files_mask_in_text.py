@@ -19,10 +19,17 @@ def written(vocabulary, tmp_path_factory) -> pathlib.Path:
     return folder
 
 
-@pytest.mark.parametrize("text", [
-    "the value of the <mask> is used.", "<mask> is a value", "the <mask>.", "the <mask>, and",
-    "<mask>", "a <mask> <mask> b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the value of the <mask> is used.",
+        "<mask> is a value",
+        "the <mask>.",
+        "the <mask>, and",
+        "<mask>",
+        "a <mask> <mask> b",
+    ],
+)
 def test_mask_stands_in_the_place_of_a_word(written, vocabulary, text):
     """The ids around <mask> are those around a word of one piece."""
     [word] = vocabulary.encode("the")
@@ -33,9 +40,16 @@ def test_mask_stands_in_the_place_of_a_word(written, vocabulary, text):
     assert [word if index == vocabulary.mask else index for index in ids] == as_word
 
 
-@pytest.mark.parametrize("text", [
-    "the value of <mask> is used.", "[MASK] is a value", "a <mask> [MASK]<mask>, and", "the <mask>ing", "nothing masked  here",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the value of <mask> is used.",
+        "[MASK] is a value",
+        "a <mask> [MASK]<mask>, and",
+        "the <mask>ing",
+        "nothing masked  here",
+    ],
+)
 def test_both_kinds_of_vocabulary_read_a_mask_alike(written, vocabulary, text):
     ids = vocabulary.encode_masked(text)
     assert ids.count(vocabulary.mask) == text.count("<mask>") + text.count("[MASK]")
@@ -61,12 +75,7 @@ def test_a_taken_over_tokenizer_keeps_its_own_mask(written, tmp_path):
 def test_fill_mask_out_of_the_box(workdirs, vocabulary, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    assert (
-        export.main(
-            [f"--workdir={workdirs['roberta-mlm']}", f"--output={tmp_path / 'out'}", "--verify"]
-        )
-        == 0
-    )
+    assert export.main([f"--workdir={workdirs['roberta-mlm']}", f"--output={tmp_path / 'out'}", "--verify"]) == 0
     fill = transformers.pipeline("fill-mask", str(tmp_path / "out"), device="cpu")
     fills = fill("The value of the <mask> is used.", top_k=3)
     assert len(fills) == 3 and all(0 < one["score"] < 1 for one in fills)

@@ -39,10 +39,16 @@ def test_round_trip(tmp_path):
 def test_what_checkpoints_hold_is_read(tmp_path, zipped):
     layer = torch.nn.Linear(3, 4)
     saved = {
-        "model": layer.state_dict(), "parameter": layer.weight, "half": torch.randn(3).half(), "brain": torch.randn(3).bfloat16(),
-        "turned": torch.arange(6).view(2, 3).T, "args": argparse.Namespace(a=1),
-        "state": torch.optim.Adam(layer.parameters()).state_dict(), "dtype": torch.float32, "device": torch.device("cpu"),
-    }  # fmt: skip
+        "model": layer.state_dict(),
+        "parameter": layer.weight,
+        "half": torch.randn(3).half(),
+        "brain": torch.randn(3).bfloat16(),
+        "turned": torch.arange(6).view(2, 3).T,
+        "args": argparse.Namespace(a=1),
+        "state": torch.optim.Adam(layer.parameters()).state_dict(),
+        "dtype": torch.float32,
+        "device": torch.device("cpu"),
+    }
     if zipped:  # torch lists the classes of these files only
         saved |= {"numpy": np.float64(3), "array": np.arange(3)}
     torch.save(saved, tmp_path / "b.pt", _use_new_zipfile_serialization=zipped)
@@ -95,9 +101,18 @@ def test_classes_of_fairseq_need_not_be_installed(tmp_path):
     assert np.array_equal(torch_checkpoint.read(tmp_path / "y.pt")["model"]["a"], np.ones(2))
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"hello", b"PK\x03\x04", pickle.dumps([1, 2]), b"\x80\x02" + b"r\xff\xff\xff\xff" + b".", b"\x80\x02" + b"(" * 100_000,
-], ids=["empty", "text", "half a zip", "a pickle", "a long memo", "marks"])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b"PK\x03\x04",
+        pickle.dumps([1, 2]),
+        b"\x80\x02" + b"r\xff\xff\xff\xff" + b".",
+        b"\x80\x02" + b"(" * 100_000,
+    ],
+    ids=["empty", "text", "half a zip", "a pickle", "a long memo", "marks"],
+)
 def test_other_files_are_one_line(tmp_path, content):
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(config.ConfigError, match="cannot be read as a PyTorch checkpoint") as error:

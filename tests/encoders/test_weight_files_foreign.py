@@ -13,17 +13,18 @@ from maelm_jax import config, export
 from maelm_jax.encoders import roberta, source, weight_files
 
 CASE = next((pathlib.Path(__file__).parents[1] / "data" / "reference").glob("*.npz"))
-QUICK = settings(
-    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 JSON = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.floats(), st.text(max_size=5),
+        st.none(),
+        st.booleans(),
+        st.floats(),
+        st.text(max_size=5),
         st.sampled_from([-1, 0, 1, 2, 2**24, 2**32 - 1, 2**63, 10**400, -(10**400), "t5", "\ud800"]),
     ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
-)  # fmt: skip
+)
 
 
 def of_type(value) -> str:
@@ -104,41 +105,68 @@ def test_any_config_json_ends_in_one_line_or_is_read(folder, kind):
     read_mutations(folder(kind) / "config.json")
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"[]", b"3", b"null", b"{", b"\xff\xfe", b"[" * 200_000, b'{"a":' * 200_000, b'{"hidden_size": 1' + b"0" * 6000 + b"}",
-    b'{"model_type": "\\ud800"}', b'{"model_type": ["mpnet"]}', b'{"format": "maelm_jax"}', b'{"format": "maelm_jax", "model": []}',
-], ids=of_type)  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b"null",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 200_000,
+        b'{"a":' * 200_000,
+        b'{"hidden_size": 1' + b"0" * 6000 + b"}",
+        b'{"model_type": "\\ud800"}',
+        b'{"model_type": ["mpnet"]}',
+        b'{"format": "maelm_jax"}',
+        b'{"format": "maelm_jax", "model": []}',
+    ],
+    ids=of_type,
+)
 def test_a_config_json_that_is_none_is_one_line(folder, content):
     path = folder("mpnet") / "config.json"
     path.write_bytes(content)
     assert outcome(path.parent) != "read"
 
 
-@pytest.mark.parametrize("kind,change,message", [
-    ("mpnet", {"hidden_size": -32}, "hidden_size -32 (an integer from 1 to 16777216)"),
-    ("mpnet", {"num_hidden_layers": -2}, "num_hidden_layers -2"),
-    ("mpnet", {"num_attention_heads": 0}, "num_attention_heads 0"),
-    ("mpnet", {"num_attention_heads": 5}, "width 32 is not divisible by heads 5"),
-    ("mpnet", {"intermediate_size": "48"}, "intermediate_size '48'"),
-    ("mpnet", {"max_position_embeddings": -1}, "max_position_embeddings -1"),
-    ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings 2"),
-    ("mpnet", {"layer_norm_eps": float("nan")}, "layer_norm_eps nan"),
-    ("mpnet", {"layer_norm_eps": None}, "layer_norm_eps None"),
-    ("mpnet", {"vocab_size": 2**32}, "vocab_size 4294967296"),
-    ("roberta", {"pad_token_id": -1}, "pad_token_id -1"),
-    ("roberta", {"pad_token_id": 2**32 - 1}, "pad_token_id 4294967295"),
-    ("ours", {"vocabulary_size": True}, "vocabulary_size is True"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind,change,message",
+    [
+        ("mpnet", {"hidden_size": -32}, "hidden_size -32 (an integer from 1 to 16777216)"),
+        ("mpnet", {"num_hidden_layers": -2}, "num_hidden_layers -2"),
+        ("mpnet", {"num_attention_heads": 0}, "num_attention_heads 0"),
+        ("mpnet", {"num_attention_heads": 5}, "width 32 is not divisible by heads 5"),
+        ("mpnet", {"intermediate_size": "48"}, "intermediate_size '48'"),
+        ("mpnet", {"max_position_embeddings": -1}, "max_position_embeddings -1"),
+        ("mpnet", {"max_position_embeddings": 2}, "max_position_embeddings 2"),
+        ("mpnet", {"layer_norm_eps": float("nan")}, "layer_norm_eps nan"),
+        ("mpnet", {"layer_norm_eps": None}, "layer_norm_eps None"),
+        ("mpnet", {"vocab_size": 2**32}, "vocab_size 4294967296"),
+        ("roberta", {"pad_token_id": -1}, "pad_token_id -1"),
+        ("roberta", {"pad_token_id": 2**32 - 1}, "pad_token_id 4294967295"),
+        ("ours", {"vocabulary_size": True}, "vocabulary_size is True"),
+    ],
+)
 def test_a_size_that_no_model_has_is_named_in_one_line(folder, kind, change, message):
     path = folder(kind) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert message in outcome(path.parent)
 
 
-@pytest.mark.parametrize("name,value", [
-    ("num_buckets", "t5"), ("num_buckets", [1]), ("layers", 10**9), ("width", -32), ("width", 32.5), ("layer_norm_eps", float("nan")),
-    ("rotary_theta", 10**400), ("dropout", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,value",
+    [
+        ("num_buckets", "t5"),
+        ("num_buckets", [1]),
+        ("layers", 10**9),
+        ("width", -32),
+        ("width", 32.5),
+        ("layer_norm_eps", float("nan")),
+        ("rotary_theta", 10**400),
+        ("dropout", None),
+    ],
+)
 def test_a_setting_of_our_folder_that_no_model_has_is_one_line(folder, name, value):
     path = folder("ours") / "config.json"
     content = json.loads(path.read_text())
@@ -161,10 +189,23 @@ def test_any_index_ends_in_one_line_or_is_read(folder):
     read_mutations(split(folder("mpnet")))
 
 
-@pytest.mark.parametrize("weight_map", [
-    None, [], 3, {"a": 3}, {"a": None}, {"a": ""}, {"a": "../out"}, {"a": "/etc/passwd"}, {"a": "."}, {"a": "absent.safetensors"},
-    {"a": "config.json"}, {"a": "\0"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        None,
+        [],
+        3,
+        {"a": 3},
+        {"a": None},
+        {"a": ""},
+        {"a": "../out"},
+        {"a": "/etc/passwd"},
+        {"a": "."},
+        {"a": "absent.safetensors"},
+        {"a": "config.json"},
+        {"a": "\0"},
+    ],
+)
 def test_a_weight_map_of_another_type_is_one_line(folder, weight_map):
     index = split(folder("mpnet"))
     index.write_text(json.dumps({"weight_map": weight_map}))
@@ -193,10 +234,16 @@ def test_any_safetensors_header_ends_in_one_line_or_is_read(folder):
     check()
 
 
-@pytest.mark.parametrize("value,message", [
-    (np.zeros(32, np.int32), "holds int32"), (np.full(32, np.nan, np.float32), "not finite"),
-    (np.full(32, 1e300), "not finite"), (np.float32(1), "has shape ()"), (np.zeros(32, bool), "holds bool"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "value,message",
+    [
+        (np.zeros(32, np.int32), "holds int32"),
+        (np.full(32, np.nan, np.float32), "not finite"),
+        (np.full(32, 1e300), "not finite"),
+        (np.float32(1), "has shape ()"),
+        (np.zeros(32, bool), "holds bool"),
+    ],
+)
 def test_a_weight_that_is_no_number_is_named(folder, value, message):
     import safetensors.numpy
 
@@ -211,9 +258,7 @@ def test_a_weight_that_is_no_number_is_named(folder, value, message):
 def test_a_token_type_table_of_another_shape_is_one_line(folder, shape):
     path = folder("roberta") / "model.safetensors"
     tensors = {name: np.array(tensor) for name, tensor in weight_files.Safetensors(path).items()}
-    weight_files.write_safetensors(
-        path, tensors | {"roberta." + roberta.TYPES: np.zeros(shape, np.float32)}
-    )
+    weight_files.write_safetensors(path, tensors | {"roberta." + roberta.TYPES: np.zeros(shape, np.float32)})
     assert "token_type_embeddings" in outcome(path.parent)
 
 

@@ -48,18 +48,21 @@ def test_a_file_to_predict_needs_words_only(tmp_path):
     assert read(tmp_path, "EU\nrejects\n", labelled=False).words == [["EU", "rejects"]]
 
 
-@pytest.mark.parametrize("text,settings,message", [
-    ("EU B-ORG\nrejects\n", {}, "x.txt:2: 1 columns, line 1 has 2: 'rejects'. Columns stand between"),
-    ("\nEU NNP O\nnot a call O\n", {}, "x.txt:3: 4 columns, line 2 has 3: 'not a call O'"),
-    ("EU O\n", {"word_column": 2}, "x.txt:1: no column 2, the line has 2: 'EU O'. Correct Conll.word_column"),
-    ("EU O\n", {"label_column": 7}, "x.txt:1: no column 7, .* Correct Conll.label_column"),
-    ("EU\n", {}, "x.txt:1: the word and the label are the same column of 1: 'EU'. Give a file with both"),
-    ("EU O\n", {"word_column": 1}, "x.txt:1: the word and the label are the same column of 2"),
-    ("\n\n", {}, "x.txt: holds no word. Give a file"),
-    ("-DOCSTART- O\n", {}, "x.txt: holds no word"),
-    ("", {}, "x.txt: the file is empty"),
-    (b"\xff\xfeE\x00U\x00", {}, "x.txt: not UTF-8"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text,settings,message",
+    [
+        ("EU B-ORG\nrejects\n", {}, "x.txt:2: 1 columns, line 1 has 2: 'rejects'. Columns stand between"),
+        ("\nEU NNP O\nnot a call O\n", {}, "x.txt:3: 4 columns, line 2 has 3: 'not a call O'"),
+        ("EU O\n", {"word_column": 2}, "x.txt:1: no column 2, the line has 2: 'EU O'. Correct Conll.word_column"),
+        ("EU O\n", {"label_column": 7}, "x.txt:1: no column 7, .* Correct Conll.label_column"),
+        ("EU\n", {}, "x.txt:1: the word and the label are the same column of 1: 'EU'. Give a file with both"),
+        ("EU O\n", {"word_column": 1}, "x.txt:1: the word and the label are the same column of 2"),
+        ("\n\n", {}, "x.txt: holds no word. Give a file"),
+        ("-DOCSTART- O\n", {}, "x.txt: holds no word"),
+        ("", {}, "x.txt: the file is empty"),
+        (b"\xff\xfeE\x00U\x00", {}, "x.txt: not UTF-8"),
+    ],
+)
 def test_a_file_of_another_form_ends_with_its_name_and_line(text, settings, message, tmp_path):
     with pytest.raises(config.ConfigError, match=message) as error:
         read(tmp_path, text, **settings)

@@ -31,9 +31,14 @@ def test_every_config_loads_on_a_pretrained_run(path, pretrained):
         assert len(found) == 9 and (found["rte"].finetune.grid.epochs, found["squad2"].finetune.max_length) == (10, 384)
 
 
-@pytest.mark.parametrize("name,tasks,cells", [
-    ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80), ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30), ("squad", ("squad2",), 16),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,tasks,cells",
+    [
+        ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80),
+        ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30),
+        ("squad", ("squad2",), 16),
+    ],
+)
 def test_the_published_grids(name, tasks, cells, pretrained):
     encoder = initial_encoder.load(str(pretrained))
     by_task = experiments.of_encoder(encoder, [f"published/{name}.gin"], ["DATA_DIR=x"])
@@ -71,10 +76,15 @@ def test_the_optimiser_of_fine_tuning_does_not_depend_on_that_of_pretraining(pre
 def test_settings_of_pretraining_alone_do_not_hinder_fine_tuning(pretrained, data_dir, tmp_path):
     """The ramp ends above the batch size of fine-tuning, and the devices do not divide it."""
     lines = [
-        "Run.batch_size = 2048", "Run.batch_size_ramp = ((5, 10), (1024, 10))",
-        "Masking.rate_plateaus = ((0.0, 0.4), (0.5, 0.2))", "Masking.heldout_rate = 0.15",
-        "Optimizer.kind = 'muon'", "Optimizer.schedule = 'wsd'", "Optimizer.ema_decay = 0.99", "Optimizer.freeze_encoder_steps = 7",
-    ]  # fmt: skip
+        "Run.batch_size = 2048",
+        "Run.batch_size_ramp = ((5, 10), (1024, 10))",
+        "Masking.rate_plateaus = ((0.0, 0.4), (0.5, 0.2))",
+        "Masking.heldout_rate = 0.15",
+        "Optimizer.kind = 'muon'",
+        "Optimizer.schedule = 'wsd'",
+        "Optimizer.ema_decay = 0.99",
+        "Optimizer.freeze_encoder_steps = 7",
+    ]
     (tmp_path / "config.gin").write_text((pretrained / "config.gin").read_text() + "\n".join(lines))
     encoder = dataclasses.replace(initial_encoder.load(str(pretrained)), gin_file=str(tmp_path / "config.gin"))
     bindings = [f"DATA_DIR={data_dir}", "BATCH_SIZE=[16, 32]", "MAX_LENGTH=64"]

@@ -16,9 +16,13 @@ from maelm_jax.training import step_log
 
 PRETRAINED = pathlib.Path(__file__).parents[2] / "pretrained"
 SMALL = [
-    "--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3",
+    "--gin.EPOCHS=2",
+    "--gin.BATCH_SIZE=16",
+    "--gin.MAX_LENGTH=64",
+    "--gin.Run.log_every=1",
+    "--gin.Run.checkpoint_every=3",
     "--gin.Run.rank_every=0",
-]  # fmt: skip
+]
 
 
 def arguments(data_dir, init_from, workdir, *more) -> list[str]:
@@ -179,30 +183,42 @@ def test_one_run_and_a_file_to_label(one_device, data_dir, pretrained, tmp_path,
         finetune.main(argv)
 
 
-@pytest.mark.parametrize("more,message", [
-    (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
-    (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
-    (["--gin_file=finetune/grid.gin", "--init_from=RUN"], "names no task; stack a task's file"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks must be one of 'cola', 'sst2'.*got 'rta'"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds names a value twice"),
-    (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.seed=7"], "fine-tuning does not read Run.seed; set Grid.seeds"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.learning_rate=1"], "fine-tuning does not read Optimizer.learning_rate"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN,"], "has a comma too many"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN/"], "names a run twice"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Model.layers=7"], "Model.layers=7: .* has 1, and fine-tuning keeps the shape of its"),
-    (["--gin_file=finetune/rte.gin", f"--init_from={PRETRAINED}", "--gin.Model.layers=2"], "Model.layers=2: .*pretrained has 4, and fine-tuning"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.init_from=nowhere"], "fine-tuning does not read Run.init_from; set --init_from"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Corpus.sequence_length=64"], "read Corpus.sequence_length; set Finetune.max_length"),
-    (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.schedule=wsd"], "fine-tuning does not read Optimizer.schedule"),
-    (["--predict=x.tsv", "--step=0"], "--predict uses the encoder and the settings of the run in --workdir. Leave --step out"),
-    (["--predict=x.tsv", "--init_from=RUN"], "--predict uses the encoder and the settings of the run in --workdir. Leave --init_from out"),
-    (["--submission=x.zip", "--step=3"], "--submission uses the encoder and the settings of the run in --workdir. Leave --step out"),
-    (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "more,message",
+    [
+        (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
+        (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere: no such file or folder"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN"], "names a run twice"),
+        (["--gin_file=finetune/grid.gin", "--init_from=RUN"], "names no task; stack a task's file"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks must be one of 'cola', 'sst2'.*got 'rta'"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.EPOCH=3"], "no macro of this name.*did you mean EPOCHS"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds names a value twice"),
+        (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train in .*QNLI/"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.seed=7"], "fine-tuning does not read Run.seed; set Grid.seeds"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.learning_rate=1"], "fine-tuning does not read Optimizer.learning_rate"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN,"], "has a comma too many"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN/"], "names a run twice"),
+        (
+            ["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Model.layers=7"],
+            "Model.layers=7: .* has 1, and fine-tuning keeps the shape of its",
+        ),
+        (["--gin_file=finetune/rte.gin", f"--init_from={PRETRAINED}", "--gin.Model.layers=2"], "Model.layers=2: .*pretrained has 4, and fine-tuning"),
+        (
+            ["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.init_from=nowhere"],
+            "fine-tuning does not read Run.init_from; set --init_from",
+        ),
+        (
+            ["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Corpus.sequence_length=64"],
+            "read Corpus.sequence_length; set Finetune.max_length",
+        ),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.schedule=wsd"], "fine-tuning does not read Optimizer.schedule"),
+        (["--predict=x.tsv", "--step=0"], "--predict uses the encoder and the settings of the run in --workdir. Leave --step out"),
+        (["--predict=x.tsv", "--init_from=RUN"], "--predict uses the encoder and the settings of the run in --workdir. Leave --init_from out"),
+        (["--submission=x.zip", "--step=3"], "--submission uses the encoder and the settings of the run in --workdir. Leave --step out"),
+        (["--predict=x.tsv"], "--predict needs --workdir=RUN of a finished"),
+    ],
+)
 def test_bad_input(more, message, data_dir, pretrained, tmp_path):
     argv = [argument.replace("RUN", str(pretrained)) for argument in more]
     with pytest.raises(config.ConfigError, match=message) as error:
@@ -277,9 +293,7 @@ def test_a_workdir_that_cannot_be_one(workdir, tmp_path, data_dir, pretrained):
         f"--workdir={tmp_path / workdir}",
         "--gin.BATCH_SIZE=16",
     ]
-    with pytest.raises(
-        config.ConfigError, match="--workdir=.*(is a file; give|cannot be written to|too long)"
-    ) as error:
+    with pytest.raises(config.ConfigError, match="--workdir=.*(is a file; give|cannot be written to|too long)") as error:
         finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", "--gin.MAX_LENGTH=64"])
     assert len(str(error.value).splitlines()) == 1 and (tmp_path / "file").read_text() == "mine"
 

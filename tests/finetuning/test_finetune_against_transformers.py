@@ -35,9 +35,15 @@ def test_both_programs_reach_the_same_logits(benchmark, stock_name, tmp_path, vo
     """Optimizer, schedule, loss, padding and weight decay are those of the Trainer, over several updates."""
     stock = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     args = argparse.Namespace(
-        encoder=str(stock), data_dir=str(data_dir / "glue"), workdir=str(tmp_path / "runs"), epochs=1, batch_size=8, examples=30, length=48,
+        encoder=str(stock),
+        data_dir=str(data_dir / "glue"),
+        workdir=str(tmp_path / "runs"),
+        epochs=1,
+        batch_size=8,
+        examples=30,
+        length=48,
         learning_rate=1e-2,
-    )  # fmt: skip
+    )
     agreement = benchmark.agreement(args, "rte")
     assert agreement.steps == 4 and agreement.same_labels == 100
     assert agreement.difference < 5e-5 * agreement.deviation
@@ -52,8 +58,14 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
 
     stock = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     args = argparse.Namespace(
-        encoder=str(stock), data_dir=str(data_dir / "glue"), epochs=1, batch_size=8, examples=8, length=48, learning_rate=1e-30,
-    )  # fmt: skip
+        encoder=str(stock),
+        data_dir=str(data_dir / "glue"),
+        epochs=1,
+        batch_size=8,
+        examples=8,
+        length=48,
+        learning_rate=1e-30,
+    )
     benchmark.finetuned(args, "rte", tmp_path / "run", ["SEEDS=(1,)"])
     (results,) = (tmp_path / "run").rglob("results.json")
     export.main([f"--workdir={results.parent}", f"--output={tmp_path / 'exported'}", "--no-verify"])

@@ -46,8 +46,10 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
 def test_a_row_of_token_types_is_added_to_the_positions_of_a_model_without_them():
     draw = np.random.default_rng(0)
     params = {
-        "encoder/position_embedding": draw.normal(size=(4, 3)), "encoder/token_type_embedding": draw.normal(size=(1, 3)), "head/bias": np.ones(2),
-    }  # fmt: skip
+        "encoder/position_embedding": draw.normal(size=(4, 3)),
+        "encoder/token_type_embedding": draw.normal(size=(1, 3)),
+        "head/bias": np.ones(2),
+    }
     changed = initial_encoder.without_token_types(params)
     expected = params["encoder/position_embedding"] + params["encoder/token_type_embedding"]
     assert changed.keys() == {"encoder/position_embedding", "head/bias"} and np.array_equal(changed["encoder/position_embedding"], expected)

@@ -21,16 +21,19 @@ def test_correlations():
     assert metrics.glue(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
 
 
-@pytest.mark.parametrize("gold,predicted,precision,recall", [
-    ("B-A I-A O B-B", "B-A I-A O B-B", 1, 1),
-    ("B-A I-A O B-B", "B-A O O B-B", 1 / 2, 1 / 2),  # half an entity is a wrong one
-    ("B-A I-A O O", "B-A I-A O B-A", 1 / 2, 1),
-    ("B-A B-A", "B-A I-A", 0, 0),  # two entities are not one of two words
-    ("I-A I-A O", "B-A I-A O", 1, 1),  # IOB1 means the same
-    ("B-A I-A O S-B", "B-A L-A O U-B", 1, 1),  # BIOES and BILOU do
-    ("O O", "O B-A", 0, 0),
-    ("O B-A", "O O", 0, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "gold,predicted,precision,recall",
+    [
+        ("B-A I-A O B-B", "B-A I-A O B-B", 1, 1),
+        ("B-A I-A O B-B", "B-A O O B-B", 1 / 2, 1 / 2),  # half an entity is a wrong one
+        ("B-A I-A O O", "B-A I-A O B-A", 1 / 2, 1),
+        ("B-A B-A", "B-A I-A", 0, 0),  # two entities are not one of two words
+        ("I-A I-A O", "B-A I-A O", 1, 1),  # IOB1 means the same
+        ("B-A I-A O S-B", "B-A L-A O U-B", 1, 1),  # BIOES and BILOU do
+        ("O O", "O B-A", 0, 0),
+        ("O B-A", "O O", 0, 0),
+    ],
+)
 def test_entities_are_right_as_a_whole(gold, predicted, precision, recall):
     sentences = [[labels.split(), ["O"]] for labels in (gold, predicted)]
     scores = metrics.words(*sentences, entities=True)
@@ -45,17 +48,20 @@ def test_labels_that_are_no_entities_have_an_accuracy_only():
     assert not any(map(metrics.is_of_entity, ["NN", "B-", "B", "NN-A", "", "-A"]))
 
 
-@pytest.mark.parametrize("gold,answer,exact,f1", [
-    ("the Denver Broncos", "Denver Broncos!", 1, 1.0),
-    ("Denver Broncos", "denver  the broncos", 1, 1.0),
-    ("U.S.", "us", 1, 1.0),
-    ("well-known", "well known", 0, 0.0),  # punctuation goes without a space in its place
-    ("in June 1999", "June", 0, 0.5),
-    ("a b b c", "b b d", 0, 2 * 2 / (3 + 3)),  # "a" is an article
-    ("", "", 1, 1.0),
-    ("", "x", 0, 0.0),
-    ("the", "a", 1, 1.0),  # both normalise to nothing
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "gold,answer,exact,f1",
+    [
+        ("the Denver Broncos", "Denver Broncos!", 1, 1.0),
+        ("Denver Broncos", "denver  the broncos", 1, 1.0),
+        ("U.S.", "us", 1, 1.0),
+        ("well-known", "well known", 0, 0.0),  # punctuation goes without a space in its place
+        ("in June 1999", "June", 0, 0.5),
+        ("a b b c", "b b d", 0, 2 * 2 / (3 + 3)),  # "a" is an article
+        ("", "", 1, 1.0),
+        ("", "x", 0, 0.0),
+        ("the", "a", 1, 1.0),  # both normalise to nothing
+    ],
+)
 def test_exact_and_f1(gold, answer, exact, f1):
     assert metrics.exact(gold, answer) == exact
     assert metrics.f1(gold, answer) == pytest.approx(f1)
@@ -69,9 +75,12 @@ def test_squad1_takes_the_best_gold():
 def test_squad2_thresholds():
     # Sorted by margin: right answer, wrong answer to an unanswerable question, right answer, wrong answer.
     answers = [
-        metrics.Answered((), "moon", -1.0), metrics.Answered(("sun",), "sun", -3.0), metrics.Answered(("rain",), "rain", 0.5),
-        metrics.Answered(("snow",), "ice", 2.0), metrics.Answered((), "fog", 4.0),
-    ]  # fmt: skip
+        metrics.Answered((), "moon", -1.0),
+        metrics.Answered(("sun",), "sun", -3.0),
+        metrics.Answered(("rain",), "rain", 0.5),
+        metrics.Answered(("snow",), "ice", 2.0),
+        metrics.Answered((), "fog", 4.0),
+    ]
     found = metrics.squad(answers, unanswerable=True)
     # Margin above 0 is "no answer": sun right, moon wrong, rain and snow missed, fog right.
     assert found["exact"] == found["f1"] == 40.0

@@ -19,10 +19,7 @@ def workdir(rte_run, tmp_path) -> pathlib.Path:
 def pairs(path: pathlib.Path, count: int) -> pathlib.Path:
     """A file of `count` examples to label."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "index\tsentence1\tsentence2\n"
-        + "".join(f"{i}\tThe cat {i}.\tA dog.\n" for i in range(count))
-    )
+    path.write_text("index\tsentence1\tsentence2\n" + "".join(f"{i}\tThe cat {i}.\tA dog.\n" for i in range(count)))
     return path
 
 
@@ -44,11 +41,7 @@ def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path
         predict(workdir, second)
     assert labels_in(workdir / "RTE.tsv") == 3
     assert predict(workdir, second, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
-    assert (
-        labels_in(tmp_path / "new" / "b.tsv")
-        == labels_in(tmp_path / "new" / "b_probabilities.tsv")
-        == 5
-    )
+    assert labels_in(tmp_path / "new" / "b.tsv") == labels_in(tmp_path / "new" / "b_probabilities.tsv") == 5
     assert labels_in(workdir / "RTE.tsv") == 3
     record = json.loads((tmp_path / "new" / "b.tsv.source.json").read_text())
     assert record["input"] == str(second) and len(record["sha256"]) == 64
@@ -71,9 +64,7 @@ def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
     for name in ("RTE.tsv", "RTE_probabilities.tsv"):
         mine = workdir / name
         mine.write_text("mine")
-        with pytest.raises(
-            config.ConfigError, match=f"{name} is there already, and --predict did not write it"
-        ):
+        with pytest.raises(config.ConfigError, match=f"{name} is there already, and --predict did not write it"):
             predict(workdir, path)
         assert mine.read_text() == "mine"
         mine.unlink()
@@ -148,14 +139,17 @@ def test_a_kill_between_record_and_predictions_is_made_good(tmp_path):
     assert [found.name for found in (tmp_path / "out").iterdir()] == ["p.tsv.source.json"]
 
 
-@pytest.mark.parametrize("output,message", [
-    ("labels.csv", r"--output=.*labels.csv: the predictions of this task are a .tsv file"),
-    ("file/x.tsv", r"--output=.*: .*/file is a file"),
-    ("file/deeper/x.tsv", r"--output=.*: .*/file is a file"),
-    ("folder.tsv", "folder.tsv is there already"),
-    ("x" * 300 + ".tsv", "cannot be written to .*File name too long"),
-    ("/proc/nowhere/x.tsv", "--output=/proc/nowhere: cannot be written to"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "output,message",
+    [
+        ("labels.csv", r"--output=.*labels.csv: the predictions of this task are a .tsv file"),
+        ("file/x.tsv", r"--output=.*: .*/file is a file"),
+        ("file/deeper/x.tsv", r"--output=.*: .*/file is a file"),
+        ("folder.tsv", "folder.tsv is there already"),
+        ("x" * 300 + ".tsv", "cannot be written to .*File name too long"),
+        ("/proc/nowhere/x.tsv", "--output=/proc/nowhere: cannot be written to"),
+    ],
+)
 def test_an_output_that_cannot_be_written(workdir, tmp_path, output, message):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder.tsv").mkdir()
@@ -175,14 +169,10 @@ def test_the_runs_of_a_grid_and_of_a_table_are_pointed_to(tmp_path):
 
 def test_output_is_predict_s_alone(pretrained):
     with pytest.raises(config.ConfigError, match="--output names the predictions of --predict"):
-        finetune.main(
-            ["--gin_file=finetune/rte.gin", f"--init_from={pretrained}", "--output=x.tsv"]
-        )
+        finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={pretrained}", "--output=x.tsv"])
 
 
-@pytest.mark.parametrize(
-    "path", ["gone.tsv", "file/under.tsv", "folder", "x" * 5000], ids=lambda path: path[:20]
-)
+@pytest.mark.parametrize("path", ["gone.tsv", "file/under.tsv", "folder", "x" * 5000], ids=lambda path: path[:20])
 def test_an_input_that_is_no_file(workdir, tmp_path, path):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
@@ -190,16 +180,17 @@ def test_an_input_that_is_no_file(workdir, tmp_path, path):
         predict(workdir, tmp_path / path)
 
 
-@pytest.mark.parametrize("results,message", [
-    (b"", "not JSON"),
-    (b"[1]", "not what was written there"),
-    (b"\xff", "not JSON"),
-    (b"[" * 100_000, "not JSON .nested too deeply"),
-    (b'{"task": 5, "cell": {}, "seed": 1}', "not what was written there"),
-])  # fmt: skip
-def test_a_damaged_results_file_ends_with_its_name(
-    rte_run, data_dir, pretrained, tmp_path, results, message
-):
+@pytest.mark.parametrize(
+    "results,message",
+    [
+        (b"", "not JSON"),
+        (b"[1]", "not what was written there"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON .nested too deeply"),
+        (b'{"task": 5, "cell": {}, "seed": 1}', "not what was written there"),
+    ],
+)
+def test_a_damaged_results_file_ends_with_its_name(rte_run, data_dir, pretrained, tmp_path, results, message):
     shutil.copytree(rte_run, tmp_path / "rte")
     (tmp_path / "rte" / "results.json").write_bytes(results)
     with pytest.raises(config.ConfigError, match=f"rte/results.json: damaged: {message}.*; remove .*rte and run again"):
@@ -214,9 +205,17 @@ def test_a_metric_that_is_no_number(workdir, tmp_path):
         predict(workdir, pairs(tmp_path / "in.tsv", 2))
 
 
-@pytest.mark.parametrize("name,stem", [
-    ("dev-v2.0.json", "dev-v2.0"), ("test.en.tsv", "test.en"), ("test.tsv.xz", "test"), ("test.tsv.zst", "test"), ("new.tsv", "new"), ("new", "new"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,stem",
+    [
+        ("dev-v2.0.json", "dev-v2.0"),
+        ("test.en.tsv", "test.en"),
+        ("test.tsv.xz", "test"),
+        ("test.tsv.zst", "test"),
+        ("new.tsv", "new"),
+        ("new", "new"),
+    ],
+)
 def test_predictions_have_the_whole_name_of_their_file(name, stem):
     assert prediction.default_stem("own", f"folder.d/{name}") == f"predictions_{stem}"
 

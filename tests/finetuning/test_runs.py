@@ -68,9 +68,16 @@ def plan_of(step: int = 3, **names: str) -> experiments.Plan:
 def test_a_table_has_one_encoder_of_a_name(tmp_path):
     assert runs._reports_so_far(tmp_path, plan_of(a="runs/a")) == {"a": {}}
     report = {
-        "task": "cola", "init_from": "runs/a", "main_metric": "mcc", "chosen": "b32", "seeds": 1,
-        "metrics": {}, "cells": [], "notes": [], "model": None,
-    }  # fmt: skip
+        "task": "cola",
+        "init_from": "runs/a",
+        "main_metric": "mcc",
+        "chosen": "b32",
+        "seeds": 1,
+        "metrics": {},
+        "cells": [],
+        "notes": [],
+        "model": None,
+    }
     table.write({"a": {"cola": report}, "stopped": {}}, tmp_path)
     assert runs._reports_so_far(tmp_path, plan_of(b="runs/b")) == {"a": {"cola": report}, "b": {}}
     assert runs._reports_so_far(tmp_path, plan_of(b="runs/b", a="runs/a")) == {"a": {"cola": report}, "b": {}}
@@ -83,9 +90,17 @@ def test_a_table_has_one_encoder_of_a_name(tmp_path):
 
 def test_a_row_of_a_table_is_of_one_checkpoint(tmp_path):
     report = {
-        "task": "cola", "init_from": "runs/a", "start_step": 400, "main_metric": "mcc", "chosen": "b32", "seeds": 1,
-        "metrics": {}, "cells": [], "notes": [], "model": None,
-    }  # fmt: skip
+        "task": "cola",
+        "init_from": "runs/a",
+        "start_step": 400,
+        "main_metric": "mcc",
+        "chosen": "b32",
+        "seeds": 1,
+        "metrics": {},
+        "cells": [],
+        "notes": [],
+        "model": None,
+    }
     table.write({"a": {"cola": report}}, tmp_path)
     assert runs._reports_so_far(tmp_path, plan_of(step=400, a="runs/a"))
     with pytest.raises(config.ConfigError, match="a is step 400 of runs/a, not 600. Give --step=400, or another --workdir"):
@@ -95,9 +110,17 @@ def test_a_row_of_a_table_is_of_one_checkpoint(tmp_path):
 def test_the_message_about_another_encoder_names_it(tmp_path):
     """Not the step of the one in the table, which --step cannot ask for."""
     report = {
-        "task": "cola", "init_from": "pretrained", "start_step": None, "main_metric": "mcc", "chosen": "b32", "seeds": 1,
-        "metrics": {"mcc": {"median": 0.5, "least": 0.5, "highest": 0.5}}, "cells": [], "notes": [], "model": None,
-    }  # fmt: skip
+        "task": "cola",
+        "init_from": "pretrained",
+        "start_step": None,
+        "main_metric": "mcc",
+        "chosen": "b32",
+        "seeds": 1,
+        "metrics": {"mcc": {"median": 0.5, "least": 0.5, "highest": 0.5}},
+        "cells": [],
+        "notes": [],
+        "model": None,
+    }
     table.write({"pretrained": {"cola": report}}, tmp_path, ["cola"])
     assert table.labels(tmp_path) == {"pretrained": "pretrained"}
     for name, message in (

@@ -1,6 +1,5 @@
 """GLUE's files as they are distributed, and TFDS."""
 
-
 import numpy as np
 import pytest
 from testing import PACK, write_text

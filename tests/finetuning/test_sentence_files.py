@@ -11,13 +11,19 @@ from maelm_jax.finetuning import glue, sentence_data, sentence_files
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 
 
-@pytest.mark.parametrize("text,message", [
-    ("index\tsentence1\tlabel\n0\tA.\tentailment\n", "train.tsv:1: no column 'sentence2'; rte needs sentence1, sentence2, label"),
-    (RTE + "0\tA.\tB.\tentailment\n1\tA.\tB.\tperhaps\n", "train.tsv:3: unknown label 'perhaps' in column label; rte has entailment, not_entailment"),
-    (RTE + "0\tA.\tB.\tentailment\n1\tA. B.\tentailment\n", "train.tsv:3: 3 columns, expected 4 (index, sentence1, sentence2, label)"),
-    (RTE, "train.tsv: holds no example"),
-    ("", "train.tsv: the file is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("index\tsentence1\tlabel\n0\tA.\tentailment\n", "train.tsv:1: no column 'sentence2'; rte needs sentence1, sentence2, label"),
+        (
+            RTE + "0\tA.\tB.\tentailment\n1\tA.\tB.\tperhaps\n",
+            "train.tsv:3: unknown label 'perhaps' in column label; rte has entailment, not_entailment",
+        ),
+        (RTE + "0\tA.\tB.\tentailment\n1\tA. B.\tentailment\n", "train.tsv:3: 3 columns, expected 4 (index, sentence1, sentence2, label)"),
+        (RTE, "train.tsv: holds no example"),
+        ("", "train.tsv: the file is empty"),
+    ],
+)
 def test_wrong_files(tmp_path, text, message):
     write_text(tmp_path / "RTE" / "train.tsv", text)
     with pytest.raises(config.ConfigError) as error:
@@ -54,10 +60,16 @@ MNLI_TEST = "index promptID pairID genre sentence1_binary_parse sentence2_binary
 
 
 TEST_HEADERS = {
-    "sst2": "index sentence", "mrpc": "index;#1 ID;#2 ID;#1 String;#2 String", "qqp": "id question1 question2", "mnli": MNLI_TEST,
-    "stsb": "index genre filename year old_index source1 source2 sentence1 sentence2", "qnli": "index question sentence",
-    "rte": "index sentence1 sentence2", "wnli": "index sentence1 sentence2", "cola": "index sentence",
-}  # fmt: skip
+    "sst2": "index sentence",
+    "mrpc": "index;#1 ID;#2 ID;#1 String;#2 String",
+    "qqp": "id question1 question2",
+    "mnli": MNLI_TEST,
+    "stsb": "index genre filename year old_index source1 source2 sentence1 sentence2",
+    "qnli": "index question sentence",
+    "rte": "index sentence1 sentence2",
+    "wnli": "index sentence1 sentence2",
+    "cola": "index sentence",
+}
 
 
 # Whose published test files look alike: columns cannot tell them apart.
@@ -75,11 +87,7 @@ def published_test_file(task: str, folder: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize("other", glue.TASKS)
 def test_the_published_test_file_of_another_task_is_refused(task, other, tmp_path):
     path = published_test_file(other, tmp_path)
-    if (
-        other == task
-        or {task, other} in ALIKE
-        or (task, other) in {("mnli", "rte"), ("mnli", "wnli"), ("stsb", "rte"), ("stsb", "wnli")}
-    ):
+    if other == task or {task, other} in ALIKE or (task, other) in {("mnli", "rte"), ("mnli", "wnli"), ("stsb", "rte"), ("stsb", "wnli")}:
         found = sentence_files.read(glue.TASKS[task], path, labelled=False)
         assert len(found.sentences) == 1, "the header is no example"
         return
@@ -88,16 +96,19 @@ def test_the_published_test_file_of_another_task_is_refused(task, other, tmp_pat
     assert len(str(error.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("task,text,message", [
-    ("rte", "0\tA.\tB.\n", "x.tsv:1: no column 'sentence1', 'sentence2'; rte needs sentence1, sentence2, the header has 0, A., B."),
-    ("sst2", "gj04\t1\t\tNight.\n", "x.tsv:1: no column 'sentence'"),
-    ("cola", "Quality\t#1 ID\t#2 ID\t#1 String\n1\t2\t3\tA.\n", "x.tsv:1: unknown label '#1 ID' in column label; cola has 0, 1"),
-    ("cola", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv:1: unknown label 'sentence1' in column label; cola has 0, 1"),
-    ("cola", "A sentence.\nAnother.\n", r"x.tsv:1: 1 columns, expected 4 \(source, label, mark, sentence\)"),
-    ("rte", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv: the column label holds 1: labels of .*wnli, not of rte"),
-    ("wnli", "sentence1\tsentence2\tlabel\nA.\tB.\tnot_entailment\n", "holds not_entailment: labels of qnli, rte, not of wnli"),
-    ("rte", "sentence1\tsentence1\tsentence2\nA.\tB.\tC.\n", "x.tsv:1: more than one column 'sentence1'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task,text,message",
+    [
+        ("rte", "0\tA.\tB.\n", "x.tsv:1: no column 'sentence1', 'sentence2'; rte needs sentence1, sentence2, the header has 0, A., B."),
+        ("sst2", "gj04\t1\t\tNight.\n", "x.tsv:1: no column 'sentence'"),
+        ("cola", "Quality\t#1 ID\t#2 ID\t#1 String\n1\t2\t3\tA.\n", "x.tsv:1: unknown label '#1 ID' in column label; cola has 0, 1"),
+        ("cola", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv:1: unknown label 'sentence1' in column label; cola has 0, 1"),
+        ("cola", "A sentence.\nAnother.\n", r"x.tsv:1: 1 columns, expected 4 \(source, label, mark, sentence\)"),
+        ("rte", "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n", "x.tsv: the column label holds 1: labels of .*wnli, not of rte"),
+        ("wnli", "sentence1\tsentence2\tlabel\nA.\tB.\tnot_entailment\n", "holds not_entailment: labels of qnli, rte, not of wnli"),
+        ("rte", "sentence1\tsentence1\tsentence2\nA.\tB.\tC.\n", "x.tsv:1: more than one column 'sentence1'"),
+    ],
+)
 def test_a_file_of_another_form_is_refused(task, text, message, tmp_path):
     (tmp_path / "x.tsv").write_text(text)
     with pytest.raises(config.ConfigError, match=message):
@@ -107,18 +118,12 @@ def test_a_file_of_another_form_is_refused(task, text, message, tmp_path):
 def test_unknown_labels_beside_the_text_do_not_matter(tmp_path):
     for placeholder in ("-1", "", "?", "hidden", "entailment"):
         (tmp_path / "x.tsv").write_text(f"sentence1\tsentence2\tlabel\nA.\tB.\t{placeholder}\n")
-        assert sentence_files.read(glue.TASKS["rte"], tmp_path / "x.tsv", labelled=False).sentences == [
-            ("A.", "B.")
-        ]
+        assert sentence_files.read(glue.TASKS["rte"], tmp_path / "x.tsv", labelled=False).sentences == [("A.", "B.")]
 
 
 def test_a_row_of_ones_own_file_with_a_tab_too_many_is_named(tmp_path):
-    task = glue.task_of(
-        "own", config.CustomTask(train_file="a", dev_file="b", labels=("no", "yes"))
-    )
+    task = glue.task_of("own", config.CustomTask(train_file="a", dev_file="b", labels=("no", "yes")))
     (tmp_path / "x.tsv").write_text("sentence\tlabel\nA.\tyes\nB.\tC.\tno\n")
     for labelled in (True, False):
-        with pytest.raises(
-            config.ConfigError, match=r"x.tsv:3: 3 columns, expected 2 \(sentence, label\)"
-        ):
+        with pytest.raises(config.ConfigError, match=r"x.tsv:3: 3 columns, expected 2 \(sentence, label\)"):
             sentence_files.read(task, tmp_path / "x.tsv", labelled)

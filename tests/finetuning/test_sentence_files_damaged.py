@@ -54,11 +54,7 @@ def tables(draw, task: glue.Task) -> bytes:
     """A table of the task, in part with strange columns, rows, cells or bytes; or bytes alone."""
     if draw(strategies.integers(0, 9)) == 0:
         return draw(strategies.binary(max_size=200))
-    header = (
-        list(task.headless)
-        if task.headless and draw(strategies.booleans())
-        else ["index", *task.sentences, task.label]
-    )
+    header = list(task.headless) if task.headless and draw(strategies.booleans()) else ["index", *task.sentences, task.label]
     lines = [] if header == list(task.headless) else [header]
     for _ in range(draw(strategies.integers(0, 3))):
         label = draw(strategies.sampled_from(task.labels or ("0", "3.25")))
@@ -67,9 +63,7 @@ def tables(draw, task: glue.Task) -> bytes:
         for _ in range(draw(strategies.sampled_from([0, 0, 0, 1, 2]))):
             place = draw(strategies.integers(0, len(line)))
             line[place : place + draw(strategies.integers(0, 2))] = draw(
-                strategies.lists(
-                    strategies.sampled_from(STRANGE_CELLS + STRANGE_COLUMNS), max_size=2
-                )
+                strategies.lists(strategies.sampled_from(STRANGE_CELLS + STRANGE_COLUMNS), max_size=2)
             )
     return damaged(draw, "\n".join("\t".join(line) for line in lines).encode())
 
@@ -94,11 +88,7 @@ def outcome(path: pathlib.Path, read):
         return read()
     except config.ConfigError as error:
         message = str(error)
-        assert (
-            len(message.splitlines()) == 1
-            and len(message) < 700 + len(str(path))
-            and path.name in message
-        ), message
+        assert len(message.splitlines()) == 1 and len(message) < 700 + len(str(path)) and path.name in message, message
         return None
 
 
@@ -149,13 +139,7 @@ STRANGE = [
     float("inf"),
 ]
 
-LEAVES = (
-    strategies.none()
-    | strategies.booleans()
-    | strategies.integers()
-    | strategies.floats()
-    | strategies.text(max_size=5)
-)
+LEAVES = strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats() | strategies.text(max_size=5)
 VALUES = strategies.recursive(
     LEAVES,
     lambda inner: strategies.lists(inner) | strategies.dictionaries(strategies.text(), inner),
@@ -175,23 +159,15 @@ def documents(draw) -> bytes:
     paragraph = {"context": "The cat sleeps.", "qas": [question]}
     article = {"title": "A", "paragraphs": [paragraph]}
     content = {"version": "2.0", "data": [article]}
-    for record in draw(
-        strategies.lists(
-            strategies.sampled_from([answer, question, paragraph, article, content]), max_size=2
-        )
-    ):
-        record[draw(strategies.sampled_from(sorted(record)))] = draw(
-            strategies.sampled_from(STRANGE)
-        )
+    for record in draw(strategies.lists(strategies.sampled_from([answer, question, paragraph, article, content]), max_size=2)):
+        record[draw(strategies.sampled_from(sorted(record)))] = draw(strategies.sampled_from(STRANGE))
     return damaged(draw, json.dumps(content).encode())
 
 
 @fuzzed
 @hypothesis.given(content=documents(), data=strategies.data())
 def test_any_squad_file_is_read_or_named(content, data, folder, vocabulary):
-    path = write(
-        folder, "x.json", content, data.draw(strategies.sampled_from(sorted(PACK))), data.draw
-    )
+    path = write(folder, "x.json", content, data.draw(strategies.sampled_from(sorted(PACK))), data.draw)
     found = outcome(path, lambda: squad.read_file(path))
     if found is not None:
         dev = outcome(
@@ -211,24 +187,29 @@ def nested(value: str) -> str:
     return '{"data": [{"title": ' + value + ', "paragraphs": []}]}'
 
 
-@pytest.mark.parametrize("text,message", [
-    (nested("[" * 200_000 + "]" * 200_000), "nested too deeply"),
-    (nested('{"a":' * 200_000 + "1" + "}" * 200_000), "nested too deeply"),
-    (nested("9" * 5000), "not JSON (Exceeds the limit"),
-    (nested('"\\ud800"'), "data[0].title: character 0 is \\ud800, half of a surrogate pair"),
-    ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "a\\udfff?"}]}]}]}', "qas[0].question: character 1 is \\udfff"),
-    ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "?", "is_impossible": "false"}]}]}]}',
-     "data[0].paragraphs[0].qas[0].is_impossible: expected bool, got str"),
-    ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "?", "answers": [{"text": "c", "answer_start": true}]}]}]}]}',
-     "qas[0].answers[0].answer_start: expected int, got bool"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        (nested("[" * 200_000 + "]" * 200_000), "nested too deeply"),
+        (nested('{"a":' * 200_000 + "1" + "}" * 200_000), "nested too deeply"),
+        (nested("9" * 5000), "not JSON (Exceeds the limit"),
+        (nested('"\\ud800"'), "data[0].title: character 0 is \\ud800, half of a surrogate pair"),
+        ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "a\\udfff?"}]}]}]}', "qas[0].question: character 1 is \\udfff"),
+        (
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "?", "is_impossible": "false"}]}]}]}',
+            "data[0].paragraphs[0].qas[0].is_impossible: expected bool, got str",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1", "question": "?", "answers": [{"text": "c", "answer_start": true}]}]}]}]}',
+            "qas[0].answers[0].answer_start: expected int, got bool",
+        ),
+    ],
+)
 def test_json_that_is_no_squad_is_named(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(config.ConfigError) as error:
         squad.read_file(tmp_path / "x.json")
-    assert (
-        message in str(error.value) and "x.json" in str(error.value) and len(str(error.value)) < 500
-    )
+    assert message in str(error.value) and "x.json" in str(error.value) and len(str(error.value)) < 500
 
 
 @pytest.mark.parametrize("start", [10**4000, -(10**4000), 3])
@@ -242,10 +223,17 @@ def test_an_answer_far_out_of_place_is_found_where_it_is(tmp_path, start):
     assert squad.answer_span(squad.read_file(tmp_path / "x.json")[0]) == (4, 7)
 
 
-@pytest.mark.parametrize("number,name,kind", [
-    (errno.EROFS, "out/metrics.jsonl", config.ConfigError), (errno.EACCES, "out", config.ConfigError), (errno.ENOTDIR, "", config.ConfigError),
-    (errno.ENOSPC, "out/metrics.jsonl", OSError), (errno.EIO, "out/metrics.jsonl", OSError), (errno.EACCES, "elsewhere", OSError),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "number,name,kind",
+    [
+        (errno.EROFS, "out/metrics.jsonl", config.ConfigError),
+        (errno.EACCES, "out", config.ConfigError),
+        (errno.ENOTDIR, "", config.ConfigError),
+        (errno.ENOSPC, "out/metrics.jsonl", OSError),
+        (errno.EIO, "out/metrics.jsonl", OSError),
+        (errno.EACCES, "elsewhere", OSError),
+    ],
+)
 def test_only_a_path_that_cannot_be_written_is_the_user_s_mistake(tmp_path, number, name, kind):
     with pytest.raises(kind) as error, paths.writing("--workdir", tmp_path / "out"):
         raise OSError(number, os.strerror(number), str(tmp_path / name))

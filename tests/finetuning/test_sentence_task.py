@@ -91,11 +91,14 @@ def test_scores_of_ones_own(tmp_path):
 TOPICS = {"columns": ("text",), "label": "topics", "labels": ("sport", "war", "art"), "label_separator": "|"}
 
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("a.tsv", "text\ttopics\nA match.\tsport\nNothing.\t\nA film about it.\tart | war\n"),
-    ("a.csv", 'text,topics\nA match.,sport\nNothing.,""\nA film about it.,art|war\n'),
-    ("a.jsonl", '{"text": "A match.", "topics": "sport|"}\n{"text": "Nothing.", "topics": []}\n{"text": "A film.", "topics": ["war", "art"]}\n'),
-])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.tsv", "text\ttopics\nA match.\tsport\nNothing.\t\nA film about it.\tart | war\n"),
+        ("a.csv", 'text,topics\nA match.,sport\nNothing.,""\nA film about it.,art|war\n'),
+        ("a.jsonl", '{"text": "A match.", "topics": "sport|"}\n{"text": "Nothing.", "topics": []}\n{"text": "A film.", "topics": ["war", "art"]}\n'),
+    ],
+)
 def test_a_text_can_have_several_labels_or_none(tmp_path, name, text):
     write_text(tmp_path / name, text)
     custom = config.CustomTask(train_file=str(tmp_path / name), dev_file=str(tmp_path / name), **TOPICS)
@@ -108,11 +111,14 @@ def test_a_text_can_have_several_labels_or_none(tmp_path, name, text):
     assert (tmp_path / "q.tsv").read_text().splitlines()[1] == "0\t0.500000\t0.750000\t0.250000"
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"labels": ("a|b", "c")}, r"labels: \['a\|b'\] contain the label_separator '\|'. Choose another"),
-    ({"label_separator": "\t"}, r"label_separator='\\t' separates cells or lines. Choose another separator"),
-    ({"labels": (), "score_range": (0, 1)}, "label_separator and score_range are both given. Leave one"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": ("a|b", "c")}, r"labels: \['a\|b'\] contain the label_separator '\|'. Choose another"),
+        ({"label_separator": "\t"}, r"label_separator='\\t' separates cells or lines. Choose another separator"),
+        ({"labels": (), "score_range": (0, 1)}, "label_separator and score_range are both given. Leave one"),
+    ],
+)
 def test_settings_of_several_labels_that_contradict_each_other(change, message):
     with pytest.raises(config.ConfigError, match=message):
         config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="a", **TOPICS | change))

@@ -20,11 +20,14 @@ def experiment_of(pretrained, task, data_dir, *more) -> config.Experiment:
     return gin_files.load([str(pretrained / "config.gin"), "finetune/base.gin", f"finetune/{task}.gin"], bindings)
 
 
-@pytest.mark.parametrize("task,best,epochs,devices", [
-    ("rte", 1.0, 120, 8),
-    pytest.param("stsb", 1.0, 400, 1, marks=pytest.mark.slow),
-    pytest.param("squad2", 100.0, 120, 1, marks=pytest.mark.slow),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "task,best,epochs,devices",
+    [
+        ("rte", 1.0, 120, 8),
+        pytest.param("stsb", 1.0, 400, 1, marks=pytest.mark.slow),
+        pytest.param("squad2", 100.0, 120, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretrained, data_dir, tmp_path, monkeypatch):
     only_devices(monkeypatch, devices)
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)  # one shape to compile

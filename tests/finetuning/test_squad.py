@@ -8,13 +8,16 @@ from maelm_jax import config
 from maelm_jax.finetuning import squad
 
 
-@pytest.mark.parametrize("content,message", [
-    ("{", "not JSON"),
-    ('{"version": "1.1"}', "data: expected list, got NoneType"),
-    ('{"data": [{"title": "a", "paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0].context: expected str, got NoneType"),
-    ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}', "data[0].paragraphs[0].qas[0].question: expected str"),
-    ('{"data": []}', "holds no question"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content,message",
+    [
+        ("{", "not JSON"),
+        ('{"version": "1.1"}', "data: expected list, got NoneType"),
+        ('{"data": [{"title": "a", "paragraphs": [{"qas": []}]}]}', "data[0].paragraphs[0].context: expected str, got NoneType"),
+        ('{"data": [{"paragraphs": [{"context": "c", "qas": [{"id": "1"}]}]}]}', "data[0].paragraphs[0].qas[0].question: expected str"),
+        ('{"data": []}', "holds no question"),
+    ],
+)
 def test_wrong_json(tmp_path, content, message):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(config.ConfigError) as error:

@@ -31,9 +31,7 @@ def read(path: pathlib.Path) -> dict[str, str]:
         return {name: archive.read(name).decode() for name in archive.namelist()}
 
 
-def test_a_run_is_submitted_with_the_labels_that_predict_gives(
-    rte_run, test_sets, tmp_path, capsys
-):
+def test_a_run_is_submitted_with_the_labels_that_predict_gives(rte_run, test_sets, tmp_path, capsys):
     folder = f"--gin.Finetune.data_dir={test_sets}"
     assert submit(rte_run, tmp_path / "new" / "glue.zip", folder) == 0
     printed = capsys.readouterr().out
@@ -55,10 +53,7 @@ def report_of(task: str, model) -> dict:
 
 def write_table(folder: pathlib.Path, **models_of_encoders) -> pathlib.Path:
     """A table with the models {encoder: {task: workdir or None}}."""
-    reports = {
-        label: {task: report_of(task, model) for task, model in models.items()}
-        for label, models in models_of_encoders.items()
-    }
+    reports = {label: {task: report_of(task, model) for task, model in models.items()} for label, models in models_of_encoders.items()}
     (folder / "table.json").write_text(json.dumps({"reports": reports}))
     return folder
 
@@ -82,23 +77,30 @@ def test_the_models_of_a_table_are_those_in_its_folder(stored, tmp_path, monkeyp
     assert submission.models_of("../copy", None) == ["../copy/tiny/rte/a/seed1"]
 
 
-@pytest.mark.parametrize("encoders,init_from,message", [
-    ({"tiny": {"rte": "a"}, "mlm": {"rte": "b"}}, None, "has the encoders tiny, mlm. Name one of them"),
-    ({"tiny": {"rte": "a"}}, "mlm", "has the encoders tiny. Name one of them"),
-    ({"tiny": {"own": "a"}}, None, "has no model of a task of GLUE"),
-    ({"tiny": {"rte": None}}, None, "has no model of a task of GLUE"),
-    ({"tiny": {"rte": 3}}, None, "table.json: damaged: not what was written there; remove"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "encoders,init_from,message",
+    [
+        ({"tiny": {"rte": "a"}, "mlm": {"rte": "b"}}, None, "has the encoders tiny, mlm. Name one of them"),
+        ({"tiny": {"rte": "a"}}, "mlm", "has the encoders tiny. Name one of them"),
+        ({"tiny": {"own": "a"}}, None, "has no model of a task of GLUE"),
+        ({"tiny": {"rte": None}}, None, "has no model of a task of GLUE"),
+        ({"tiny": {"rte": 3}}, None, "table.json: damaged: not what was written there; remove"),
+    ],
+)
 def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
     write_table(tmp_path, **encoders)
     with pytest.raises(config.ConfigError, match=message):
         submission.models_of(str(tmp_path), init_from)
 
 
-@pytest.mark.parametrize("output,message", [
-    ("glue.tar", "name a file that ends in .zip"), (".zip", "name a file that ends in .zip"),
-    ("file/x.zip", "is a file; give a folder"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "output,message",
+    [
+        ("glue.tar", "name a file that ends in .zip"),
+        (".zip", "name a file that ends in .zip"),
+        ("file/x.zip", "is a file; give a folder"),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_refused_first(output, message, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(config.ConfigError, match=message):

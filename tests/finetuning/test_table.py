@@ -15,8 +15,14 @@ def of_task(median, least, highest, **more) -> dict:
     spread = {"median": median, "least": least, "highest": highest}
     names = ("accuracy", "mcc", "spearman", "matched_accuracy", "mismatched_accuracy", "f1", "exact")
     return {
-        "metrics": dict.fromkeys(names, spread), "seeds": 3, "chosen": "b32", "cells": [{}], "notes": [], "main_metric": "accuracy", **more,
-    }  # fmt: skip
+        "metrics": dict.fromkeys(names, spread),
+        "seeds": 3,
+        "chosen": "b32",
+        "cells": [{}],
+        "notes": [],
+        "main_metric": "accuracy",
+        **more,
+    }
 
 
 REPORTS = {
@@ -86,9 +92,19 @@ def test_a_table_is_read_as_it_was_written(tmp_path):
     assert not (tmp_path / "differences.png").exists(), "a table of one encoder has no figure"
 
 
-@pytest.mark.parametrize("content", [
-    "[]", "{", '{"reports": {"tiny": 3}}', '{"reports": {"tiny": {"rte": {}}}}', {"metrics": {"f1": 0.5}}, {"cells": ["b32"]}, {"model": 3},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        "{",
+        '{"reports": {"tiny": 3}}',
+        '{"reports": {"tiny": {"rte": {}}}}',
+        {"metrics": {"f1": 0.5}},
+        {"cells": ["b32"]},
+        {"model": 3},
+    ],
+    ids=str,
+)
 def test_a_table_file_that_is_no_table_is_refused(content, tmp_path):
     if isinstance(content, dict):
         report = of_task(0.6, 0.5, 0.9, task="rte", model=None) | {"cells": []} | content

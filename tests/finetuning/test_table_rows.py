@@ -65,25 +65,32 @@ def test_fields_of_jsonl_are_found_by_name_and_numbers_are_labels(tmp_path):
     assert [row.cells for row in table_rows.rows(tmp_path / "a.jsonl")] == [["text", "label", "more"], ["a", "1", "true"], ["b", "0", "false"]]
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", 'question,good,answer\nfine,no,x\n"open,no,x\n' + "more,no,x\n" * 9, r"a.csv:3: not CSV from this line on \(unexpected end"),
-    ("a.csv", 'question,good,answer\n"a"b,no,x\n', r"a.csv:2: not CSV"),
-    ("a.csv", "question,good,answer\na,no\n", r"a.csv:2: 2 columns, expected 3 \(question, good, answer\), separated by commas"),
-    ("a.csv", "question\tgood\tanswer\na\tno\tx\n", "Separate the columns with commas, or name the file .tsv"),
-    ("a.csv", "question;good;answer\na;no;x\n", "Separate the columns with commas, not semicolons"),
-    ("a.json", '[{"question": "a"}]', "a .json file cannot be read as a table. Write one JSON object on each line, and name the file .jsonl"),
-    ("a.jsonl", '{"question": "cut \\ud83d", "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question' has half of a surrogate pair"),
-    ("a.tsv", "question,good,answer\na,no,x\n", "Separate the columns with tabs, or name the file .csv"),
-    ("a.tsv", "question\tgood\tanswer\na\tno\n", "separated by tabs. If cells have quotes around them, name the file .csv"),
-    ("a.jsonl", '{"question": "a", "answer": "b"}\n', "no column 'good'; own needs question, answer, good, the first object has"),
-    ("a.jsonl", '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n', "a.jsonl:2: no field 'answer', which the first"),
-    ("a.jsonl", '{"question": "a", "good": null, "answer": "b"}\n', "a.jsonl:1: the field 'good' is null. Give text, a number"),
-    ("a.jsonl", "[1]\n", "a.jsonl:1: the line holds a list, not a JSON object"),
-    ("a.jsonl", "{\n", r"a.jsonl:1: not JSON \(.*\); each line holds one object"),
-    ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good"),
-    ("a.csv", "\n\n", "a.csv: only empty lines"),
-    ("a.jsonl", "", "a.jsonl: the file is empty"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", 'question,good,answer\nfine,no,x\n"open,no,x\n' + "more,no,x\n" * 9, r"a.csv:3: not CSV from this line on \(unexpected end"),
+        ("a.csv", 'question,good,answer\n"a"b,no,x\n', r"a.csv:2: not CSV"),
+        ("a.csv", "question,good,answer\na,no\n", r"a.csv:2: 2 columns, expected 3 \(question, good, answer\), separated by commas"),
+        ("a.csv", "question\tgood\tanswer\na\tno\tx\n", "Separate the columns with commas, or name the file .tsv"),
+        ("a.csv", "question;good;answer\na;no;x\n", "Separate the columns with commas, not semicolons"),
+        ("a.json", '[{"question": "a"}]', "a .json file cannot be read as a table. Write one JSON object on each line, and name the file .jsonl"),
+        ("a.jsonl", '{"question": "cut \\ud83d", "good": "no", "answer": "b"}\n', "a.jsonl:1: the field 'question' has half of a surrogate pair"),
+        ("a.tsv", "question,good,answer\na,no,x\n", "Separate the columns with tabs, or name the file .csv"),
+        ("a.tsv", "question\tgood\tanswer\na\tno\n", "separated by tabs. If cells have quotes around them, name the file .csv"),
+        ("a.jsonl", '{"question": "a", "answer": "b"}\n', "no column 'good'; own needs question, answer, good, the first object has"),
+        (
+            "a.jsonl",
+            '{"question": "a", "good": "no", "answer": "b"}\n{"question": "a", "good": "no"}\n',
+            "a.jsonl:2: no field 'answer', which the first",
+        ),
+        ("a.jsonl", '{"question": "a", "good": null, "answer": "b"}\n', "a.jsonl:1: the field 'good' is null. Give text, a number"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: the line holds a list, not a JSON object"),
+        ("a.jsonl", "{\n", r"a.jsonl:1: not JSON \(.*\); each line holds one object"),
+        ("a.jsonl", '{"question": "a", "good": "maybe", "answer": "b"}\n', "a.jsonl:1: unknown label 'maybe' in column good"),
+        ("a.csv", "\n\n", "a.csv: only empty lines"),
+        ("a.jsonl", "", "a.jsonl: the file is empty"),
+    ],
+)
 def test_what_is_wrong_is_named_with_its_line(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(config.ConfigError, match=message):

@@ -22,9 +22,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(tmp_path):
             next(table_rows.rows(path))
 
 
-@pytest.mark.parametrize(
-    "data_dir", [__file__, __file__ + "/under", "~nobody-of-this-name/glue", "x" * 4000]
-)
+@pytest.mark.parametrize("data_dir", [__file__, __file__ + "/under", "~nobody-of-this-name/glue", "x" * 4000])
 def test_a_data_dir_that_is_no_folder(data_dir):
     with pytest.raises(config.ConfigError, match="DATA_DIR: no folder|rte: no train"):
         tasks.check("rte", config.Finetune(data_dir=data_dir))

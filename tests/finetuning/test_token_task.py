@@ -75,9 +75,7 @@ def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
     labels = ("B-X", "I-X", "O")
     dev = token_task.dev_set(sentences, labels, input_format(Halves(), 5), "dev")
     assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
-    assert dev.notes == [
-        "dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"
-    ]  # fmt: skip
+    assert dev.notes == ["dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"]
     outputs = np.asarray([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
     assert dev.score(outputs) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
     path = dev.write(outputs, tmp_path, "p")
@@ -173,8 +171,7 @@ def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
         return loss_of_batch(jax.tree.map(jnp.asarray, batches.pack(row(length, targets), size, 2, 1, 0)))
 
     none, first, second, both = (
-        sums(6, targets, 8)
-        for targets in ([-1] * 6, [-1, 2, -1, -1, -1, -1], [-1, -1, 0, -1, -1, -1], [-1, 2, 0, -1, -1, -1])
+        sums(6, targets, 8) for targets in ([-1] * 6, [-1, 2, -1, -1, -1, -1], [-1, -1, 0, -1, -1, -1], [-1, 2, 0, -1, -1, -1])
     )
     assert [float(value.count) for value in (none, first, second, both)] == [0, 1, 1, 2]
     assert float(none.loss_nats) == 0 and float(both.loss_nats) == pytest.approx(float(first.loss_nats + second.loss_nats))
@@ -183,17 +180,20 @@ def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
 
 def run(files, pretrained, workdir, *more) -> int:
     argv = [
-        "--gin_file=finetune/conll.gin", f"--init_from={pretrained}", f"--workdir={workdir}",
-        f"--gin.TRAIN_FILE={files / 'train.txt'}", f"--gin.DEV_FILE={files / 'dev.txt'}",
-        "--gin.MAX_LENGTH=64", "--gin.BATCH_SIZE=16", "--gin.Finetune.evaluations=1",
+        "--gin_file=finetune/conll.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={workdir}",
+        f"--gin.TRAIN_FILE={files / 'train.txt'}",
+        f"--gin.DEV_FILE={files / 'dev.txt'}",
+        "--gin.MAX_LENGTH=64",
+        "--gin.BATCH_SIZE=16",
+        "--gin.Finetune.evaluations=1",
         "--gin.Run.log_every=100",
-    ]  # fmt: skip
+    ]
     return finetune.main([*argv, *more])
 
 
-def test_a_rule_is_learned_and_a_file_is_labelled_by_it(
-    one_device, files, pretrained, tmp_path, capsys, monkeypatch
-):
+def test_a_rule_is_learned_and_a_file_is_labelled_by_it(one_device, files, pretrained, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(batches, "MOST_LENGTHS", 1)  # one shape to compile
     assert run(files, pretrained, tmp_path / "run", "--gin.EPOCHS=12", "--gin.LEARNING_RATE=1e-2") == 0
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -207,9 +207,7 @@ def test_a_rule_is_learned_and_a_file_is_labelled_by_it(
     labels = [line.split()[1] for line in written.split("\n") if line]
     assert labels == "O B-ANIMAL I-ANIMAL O O B-ANIMAL O O B-ANIMAL".split()
     dev = (tmp_path / "run" / "predictions.txt").read_text()
-    assert [line.split()[0] for line in dev.split("\n") if line] == [
-        line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line
-    ]
+    assert [line.split()[0] for line in dev.split("\n") if line] == [line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line]
     assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={files / 'dev.txt'}", "--score"]) == 0
     scores = json.loads((tmp_path / "run" / "predictions_dev_scores.json").read_text())
     assert scores == {name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")}

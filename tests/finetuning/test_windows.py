@@ -22,24 +22,17 @@ class Words:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         ends = np.cumsum([len(word) + 1 for word in text.split()]) - 1
-        return self.encode_batch([text])[0], [
-            (int(end) - len(word), int(end)) for word, end in zip(text.split(), ends, strict=True)
-        ]
+        return self.encode_batch([text])[0], [(int(end) - len(word), int(end)) for word, end in zip(text.split(), ends, strict=True)]
 
 
-def questions_of(
-    context_tokens: int, question_tokens: int, spans: list[tuple[int, int]]
-) -> squad.Questions:
+def questions_of(context_tokens: int, question_tokens: int, spans: list[tuple[int, int]]) -> squad.Questions:
     """One context `w0 w1 ...` and a question for each span (first word, last word) of it."""
     words = [f"w{number}" for number in range(context_tokens)]
     answers = [" ".join(words[first : last + 1]) for first, last in spans]
     starts = [len(" ".join(words[:first])) + (first > 0) for first, _ in spans]
     asked = " ".join(["what"] * question_tokens)
     return squad.Questions(
-        [
-            squad.Question(str(number), asked, " ".join(words), (answer,), "A")
-            for number, answer in enumerate(zip(answers, starts, strict=True))
-        ]
+        [squad.Question(str(number), asked, " ".join(words), (answer,), "A") for number, answer in enumerate(zip(answers, starts, strict=True))]
     )
 
 
@@ -54,19 +47,13 @@ def certain_model(made: windows.Windows) -> windows.Spans:
     return windows.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], np.zeros(count, np.float32))
 
 
-def given_answers(
-    found: squad.Questions, settings: config.Squad, length: int
-) -> list[tuple[str, str]]:
+def given_answers(found: squad.Questions, settings: config.Squad, length: int) -> list[tuple[str, str]]:
     """(gold answer, answer given) of each question that has a window which holds its answer."""
     made = windows.make(found, input_format(Words(), length), settings, training=True)
     held = np.zeros(len(found.questions), bool)
     np.logical_or.at(held, made.question, made.rows.targets.any(axis=1))
     given = windows.answers(found, made, certain_model(made), settings.answer_length)
-    return [
-        (question.answers[0][0], answer.text)
-        for question, answer, one in zip(found.questions, given, held, strict=True)
-        if one
-    ]
+    return [(question.answers[0][0], answer.text) for question, answer, one in zip(found.questions, given, held, strict=True) if one]
 
 
 def test_the_last_token_of_a_context_of_377_is_reached():
@@ -90,9 +77,7 @@ def spread(count: int) -> list[int]:
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 @hypothesis.given(**SIZES)
-@hypothesis.example(
-    context_tokens=377, question_tokens=4, question_length=64, length=384, stride=128
-)
+@hypothesis.example(context_tokens=377, question_tokens=4, question_length=64, length=384, stride=128)
 def test_every_token_is_reached(context_tokens, question_tokens, question_length, length, stride):
     settings = config.Squad(stride=stride, question_length=question_length)
     tokens = spread(context_tokens)
@@ -106,18 +91,10 @@ def test_every_token_is_reached(context_tokens, question_tokens, question_length
 
 @hypothesis.settings(deadline=None, derandomize=True, max_examples=60)
 @hypothesis.given(answer_length=strategies.integers(1, 60), **SIZES)
-def test_every_span_that_fits_a_window_is_reached(
-    context_tokens, question_tokens, question_length, length, stride, answer_length
-):
-    settings = config.Squad(
-        stride=stride, question_length=question_length, answer_length=answer_length
-    )
+def test_every_span_that_fits_a_window_is_reached(context_tokens, question_tokens, question_length, length, stride, answer_length):
+    settings = config.Squad(stride=stride, question_length=question_length, answer_length=answer_length)
     longest = min(answer_length, context_tokens)
-    spans = [
-        (first, first + size - 1)
-        for size in {longest, (longest + 1) // 2}
-        for first in spread(context_tokens - size + 1)
-    ]
+    spans = [(first, first + size - 1) for size in {longest, (longest + 1) // 2} for first in spread(context_tokens - size + 1)]
     pairs = given_answers(questions_of(context_tokens, question_tokens, spans), settings, length)
     size = length - (min(question_tokens, question_length, length // 2 - 4) + 3) - 1
     step = max(1, min(stride, size // 2))
@@ -132,9 +109,7 @@ def test_a_start_whose_best_window_does_not_hold_the_end_is_answered_from_one_th
     settings = config.Squad(stride=4)
     made = windows.make(found, input_format(Words(), 12), settings, training=True)
     assert made.start.tolist() == [0, 4, 8]
-    assert given_answers(found, settings, 12) == [
-        ("w4 w5 w6 w7 w8 w9 w10 w11", "w4 w5 w6 w7 w8 w9 w10 w11")
-    ]
+    assert given_answers(found, settings, 12) == [("w4 w5 w6 w7 w8 w9 w10 w11", "w4 w5 w6 w7 w8 w9 w10 w11")]
 
 
 def test_of_two_windows_that_hold_a_token_the_one_with_less_context_is_not_heard():

@@ -12,9 +12,17 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS, DECODER_LAYERS = 3, 2
 SETTINGS = {
-    "Model.layers": LAYERS, "Model.decoder_layers": DECODER_LAYERS, "Model.width": 256, "Model.heads": 4, "Model.feed_forward": 256,
-    "Model.dtype": "bfloat16", "Model.max_positions": 256, "Vocabulary.size": 512, "SEQUENCE_LENGTH": 256, "BATCH_SIZE": 32,
-}  # fmt: skip
+    "Model.layers": LAYERS,
+    "Model.decoder_layers": DECODER_LAYERS,
+    "Model.width": 256,
+    "Model.heads": 4,
+    "Model.feed_forward": 256,
+    "Model.dtype": "bfloat16",
+    "Model.max_positions": 256,
+    "Vocabulary.size": 512,
+    "SEQUENCE_LENGTH": 256,
+    "BATCH_SIZE": 32,
+}
 VISIBLE = 224  # slots of the encoder
 COMPILE = """
 import json, re, sys

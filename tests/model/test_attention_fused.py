@@ -39,8 +39,11 @@ def inputs_of(case: Case, rows: int = 2) -> dict:
     mask = attention.Mask(segments(case.queries), segments(case.keys), case.causal) if case.segments else None
     return {
         "arrays": (normal(rows, case.queries, width), normal(rows, case.keys, width), normal(rows, case.keys, width), bias),
-        "d_states": normal(rows, case.queries, width), "mask": mask, "dropout": attention.Dropout(0.2, keys), "heads": case.heads,
-    }  # fmt: skip
+        "d_states": normal(rows, case.queries, width),
+        "mask": mask,
+        "dropout": attention.Dropout(0.2, keys),
+        "heads": case.heads,
+    }
 
 
 def results(backend: str, *, arrays, d_states, mask, dropout, heads) -> dict[str, jax.Array]:
@@ -69,9 +72,15 @@ def assert_kernels_agree_with_xla(backend: str, case: Case):
         assert error < 2e-6, f"{name} differs by {error:.1e} of its norm"
 
 
-@pytest.mark.parametrize("case", [
-    Case(8, 8, 2, 64), Case(40, 8, 4, 32, 4, segments=True, dropout=True), Case(40, 40, 2, 128, 1, True, True, True),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, 8, 2, 64),
+        Case(40, 8, 4, 32, 4, segments=True, dropout=True),
+        Case(40, 40, 2, 128, 1, True, True, True),
+    ],
+    ids=str,
+)
 def test_tpu_kernels_agree_with_xla(case):
     assert_kernels_agree_with_xla("pallas_tpu", case)
 
@@ -82,22 +91,41 @@ def test_gpu_kernels_agree_with_xla():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [
-    Case(8, 8, 2, 128, 2), Case(8, 40, 12, 64, 12),
-    Case(40, 40, 4, 32, 4), Case(40, 440, 12, 64, segments=True, dropout=True), Case(440, 40, 4, 64, 4, segments=True), Case(440, 440, 2, 64, 2),
-    Case(440, 440, 4, 32, dropout=True), Case(440, 440, 2, 64, 2, True, False, True), Case(440, 512, 2, 64, segments=True),
-    Case(512, 440, 4, 64, 1, dropout=True), Case(512, 512, 4, 64, segments=True, causal=True), Case(512, 512, 12, 64, 12, True, False, True),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, 8, 2, 128, 2),
+        Case(8, 40, 12, 64, 12),
+        Case(40, 40, 4, 32, 4),
+        Case(40, 440, 12, 64, segments=True, dropout=True),
+        Case(440, 40, 4, 64, 4, segments=True),
+        Case(440, 440, 2, 64, 2),
+        Case(440, 440, 4, 32, dropout=True),
+        Case(440, 440, 2, 64, 2, True, False, True),
+        Case(440, 512, 2, 64, segments=True),
+        Case(512, 440, 4, 64, 1, dropout=True),
+        Case(512, 512, 4, 64, segments=True, causal=True),
+        Case(512, 512, 12, 64, 12, True, False, True),
+    ],
+    ids=str,
+)
 def test_tpu_kernels_agree_with_xla_at_every_size(case):
     assert_kernels_agree_with_xla("pallas_tpu", case)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [
-    Case(8, 8, 2, 64), Case(40, 72, 2, 32, 1, True, True, True),
-    Case(8, 440, 12, 64, segments=True, dropout=True), Case(440, 440, 2, 64, 2, True, False, True), Case(512, 440, 4, 128, 4),
-    Case(512, 512, 2, 64, segments=True, causal=True, dropout=True),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, 8, 2, 64),
+        Case(40, 72, 2, 32, 1, True, True, True),
+        Case(8, 440, 12, 64, segments=True, dropout=True),
+        Case(440, 440, 2, 64, 2, True, False, True),
+        Case(512, 440, 4, 128, 4),
+        Case(512, 512, 2, 64, segments=True, causal=True, dropout=True),
+    ],
+    ids=str,
+)
 def test_gpu_kernels_agree_with_xla_at_every_size(case):
     assert_kernels_agree_with_xla("pallas_gpu", case)
 
@@ -109,9 +137,7 @@ def test_the_same_weights_are_dropped_as_by_xla(backend):
     keys = jax.random.split(jax.random.key(3), rows)
     identity = jnp.tile(jnp.eye(slots, dtype=jnp.float32), (rows, 1, heads))
     zeros = jnp.zeros_like(identity)
-    states = attention.attention(
-        zeros, zeros, identity, heads=heads, dropout=attention.Dropout(rate, keys), backend=backend
-    ).states  # fmt: skip
+    states = attention.attention(zeros, zeros, identity, heads=heads, dropout=attention.Dropout(rate, keys), backend=backend).states
     weights = states.reshape(rows, slots, heads, slots).swapaxes(1, 2)
     expected = ops.dropout(jnp.ones_like(weights), rate, keys)
     np.testing.assert_array_equal(weights > 0.0, expected > 0.0)

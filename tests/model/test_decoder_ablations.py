@@ -11,13 +11,16 @@ from maelm_jax.training import flops
 
 
 # What the state at a slot of the decoder depends on: other slots before it, after it, the encoder's states by cross-attention.
-@pytest.mark.parametrize("name,before,after,cross", [
-    ("delta_0", True, True, False),
-    ("decoder_causal", True, False, False),
-    ("decoder_cross_added", True, True, True),
-    ("decoder_cross_only", False, False, True),
-    ("decoder_masked_only", False, False, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,before,after,cross",
+    [
+        ("delta_0", True, True, False),
+        ("decoder_causal", True, False, False),
+        ("decoder_cross_added", True, True, True),
+        ("decoder_cross_only", False, False, True),
+        ("decoder_masked_only", False, False, True),
+    ],
+)
 def test_what_the_decoder_attends_to(name, before, after, cross):
     experiment, graph, params, inputs = make(name, "Model.decoder_layers=2")
     width, slots = experiment.model.width, 8

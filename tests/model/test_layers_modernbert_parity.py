@@ -15,17 +15,41 @@ from maelm_jax.model import loss, maelm, masking  # noqa: E402
 SIZE, LENGTH = 100, 32
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 MODEL = config.Model(
-    layers=3, width=32, heads=4, feed_forward=48, decoder_layers=0, max_positions=LENGTH, relative_buckets="none", normalization="pre",
-    positions="rotary", rotary_theta=1000.0, feed_forward_gate=True, biases=False, init_std=0.2, dropout=0.0, attention_dropout=0.0,
-)  # fmt: skip
+    layers=3,
+    width=32,
+    heads=4,
+    feed_forward=48,
+    decoder_layers=0,
+    max_positions=LENGTH,
+    relative_buckets="none",
+    normalization="pre",
+    positions="rotary",
+    rotary_theta=1000.0,
+    feed_forward_gate=True,
+    biases=False,
+    init_std=0.2,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
 
 
 def stock_model() -> torch.nn.Module:
     settings = transformers.ModernBertConfig(
-        vocab_size=SIZE, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=LENGTH,
-        layer_types=["full_attention"] * 3, rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
-        pad_token_id=1, bos_token_id=0, eos_token_id=2, cls_token_id=0, sep_token_id=2, attn_implementation="eager",
-    )  # fmt: skip
+        vocab_size=SIZE,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=LENGTH,
+        layer_types=["full_attention"] * 3,
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        cls_token_id=0,
+        sep_token_id=2,
+        attn_implementation="eager",
+    )
     return transformers.ModernBertForMaskedLM(settings).eval()
 
 
@@ -49,10 +73,12 @@ def stock_names(params: dict) -> dict[str, np.ndarray]:
         qkv = (of[f"attention/{part}/kernel"].T for part in ("query", "key", "value"))
         inner = (of[f"feed_forward/{part}/kernel"].T for part in ("up", "gate"))
         names |= {
-            prefix + "attn.Wqkv.weight": np.concatenate(list(qkv)), prefix + "attn.Wo.weight": of["attention/out/kernel"].T,
-            prefix + "mlp_norm.weight": of["feed_forward_norm/scale"], prefix + "mlp.Wi.weight": np.concatenate(list(inner)),
+            prefix + "attn.Wqkv.weight": np.concatenate(list(qkv)),
+            prefix + "attn.Wo.weight": of["attention/out/kernel"].T,
+            prefix + "mlp_norm.weight": of["feed_forward_norm/scale"],
+            prefix + "mlp.Wi.weight": np.concatenate(list(inner)),
             prefix + "mlp.Wo.weight": of["feed_forward/down/kernel"].T,
-        }  # fmt: skip
+        }
     return names
 
 
@@ -109,5 +135,5 @@ def test_compact_states_are_those_of_the_stock_model_at_the_same_positions(model
     with torch.no_grad():
         theirs = stock.model(
             torch.tensor(np.asarray(inputs.encoder_ids)).long(), attention_mask=torch.tensor(visible), position_ids=positions
-        ).last_hidden_state.numpy()  # fmt: skip
+        ).last_hidden_state.numpy()
     close(ours[visible], theirs[visible], 1e-5)

@@ -14,13 +14,27 @@ from maelm_jax.model import loss, maelm, masking, ops
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH = 32
-TINY = {"layers": 2, "width": 32, "heads": 4, "feed_forward": 64, "decoder_layers": 1, "max_positions": LENGTH, "init_std": 0.2,
-        "dropout": 0.0, "attention_dropout": 0.0}
+TINY = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "feed_forward": 64,
+    "decoder_layers": 1,
+    "max_positions": LENGTH,
+    "init_std": 0.2,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
 
 BERT = {}
 MODERN = {
-    "normalization": "pre", "positions": "rotary", "relative_buckets": "none", "feed_forward_gate": True, "biases": False, "decoder_layers": 2,
-}  # fmt: skip
+    "normalization": "pre",
+    "positions": "rotary",
+    "relative_buckets": "none",
+    "feed_forward_gate": True,
+    "biases": False,
+    "decoder_layers": 2,
+}
 
 
 def make(masking_settings=None, **changes):
@@ -96,14 +110,17 @@ def test_segments_do_not_see_each_other():
     assert not np.array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("delta,changes", [
-    (0.0, {}),
-    pytest.param(0.0, {"relative_buckets": "none"}, marks=pytest.mark.slow),
-    (0.5, {"relative_buckets": "reference"}),
-    (1.0, {"decoder_layers": 0}),
-    pytest.param(0.0, MODERN, marks=pytest.mark.slow),
-    (0.5, MODERN | {"decoder_attention": "self+cross"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "delta,changes",
+    [
+        (0.0, {}),
+        pytest.param(0.0, {"relative_buckets": "none"}, marks=pytest.mark.slow),
+        (0.5, {"relative_buckets": "reference"}),
+        (1.0, {"decoder_layers": 0}),
+        pytest.param(0.0, MODERN, marks=pytest.mark.slow),
+        (0.5, MODERN | {"decoder_attention": "self+cross"}),
+    ],
+)
 def test_compact_is_full_length(delta, changes):
     results = []
     for compact in (True, False):

@@ -39,10 +39,18 @@ def test_reference(path, full_length):
     case = json.loads(str(data["config"]))
     plain_mlm = case["mode"] == "mlm"
     settings = config.Model(
-        layers=case["layers"], width=case["dim"], heads=case["heads"], feed_forward=case["ffn"], max_positions=case["max_positions"],
-        decoder_layers=0 if plain_mlm else case["decoder_layers"], num_buckets=case["rel_pos_bins"], max_distance=case["max_rel_pos"],
-        relative_buckets="reference" if case.get("rel_pos", 1) else "none", dropout=0.0, attention_dropout=0.0,
-    )  # fmt: skip
+        layers=case["layers"],
+        width=case["dim"],
+        heads=case["heads"],
+        feed_forward=case["ffn"],
+        max_positions=case["max_positions"],
+        decoder_layers=0 if plain_mlm else case["decoder_layers"],
+        num_buckets=case["rel_pos_bins"],
+        max_distance=case["max_rel_pos"],
+        relative_buckets="reference" if case.get("rel_pos", 1) else "none",
+        dropout=0.0,
+        attention_dropout=0.0,
+    )
     special = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=case["vocab_size"] - 1)
     graph, init = maelm.create(settings, case["vocab_size"], special)
     ours = traverse_util.flatten_dict(jax.eval_shape(init, jax.random.key(0)), sep="/")

@@ -12,9 +12,24 @@ from maelm_jax.training import sharding, step
 
 # As long to compile as the rest, and no other code: points between others on the same scale, and masks that other tests of this file look at.
 SELDOM = (
-    "delta_25", "delta_75", "delta_100", "decoder_depth_2", "decoder_depth_4", "decoder_depth_6", "decoder_depth_8", "decoder_width_1024",
-    "rate_15", "rate_30", "rate_40", "rate_50", "delta_50", "random_tokens", "renumbered", "spans", "whole_words",
-)  # fmt: skip
+    "delta_25",
+    "delta_75",
+    "delta_100",
+    "decoder_depth_2",
+    "decoder_depth_4",
+    "decoder_depth_6",
+    "decoder_depth_8",
+    "decoder_width_1024",
+    "rate_15",
+    "rate_30",
+    "rate_40",
+    "rate_50",
+    "delta_50",
+    "random_tokens",
+    "renumbered",
+    "spans",
+    "whole_words",
+)
 FILES = [
     pytest.param(path.stem, marks=pytest.mark.slow if path.stem in SELDOM else ())
     for path in sorted((config_files.CONFIGS / "ablations").glob("*.gin"))

@@ -26,10 +26,15 @@ def test_dropout():
     assert ops.dropout(x, 0.1, None) is x
 
 
-@pytest.mark.parametrize("rows,inputs,outputs,transposed", [
-    (ops.LEAST_ROWS, 64, 8, True), (ops.LEAST_ROWS, 8, 64, False), (ops.LEAST_ROWS - 1, 64, 8, False),
-    (ops.LEAST_ROWS, 512, ops.MOST_COLUMNS + 8, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows,inputs,outputs,transposed",
+    [
+        (ops.LEAST_ROWS, 64, 8, True),
+        (ops.LEAST_ROWS, 8, 64, False),
+        (ops.LEAST_ROWS - 1, 64, 8, False),
+        (ops.LEAST_ROWS, 512, ops.MOST_COLUMNS + 8, False),
+    ],
+)
 def test_the_gradient_of_a_kernel_is_a_product_with_the_narrower_factor_on_the_left(rows, inputs, outputs, transposed):
     """XLA's CPU compiler multiplies it faster, and would merge a plain transposition into the product."""
     x, kernel, d_y = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, inputs), (inputs, outputs), (rows, outputs)]))

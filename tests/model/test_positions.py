@@ -65,11 +65,14 @@ def test_t5_buckets_are_those_of_stock_mpnet():
     assert (bucket == expected).all()
 
 
-@pytest.mark.parametrize("buckets,farthest,starts", [
-    (32, 128, {8: 8, 9: 9, 11: 9, 12: 10, 18: 11, 27: 12, 39: 13, 58: 14, 85: 14, 86: 15, 500: 15}),
-    (64, 128, {17: 17, 19: 18, 22: 19, 49: 25, 111: 31, 110: 30}),
-    (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "buckets,farthest,starts",
+    [
+        (32, 128, {8: 8, 9: 9, 11: 9, 12: 10, 18: 11, 27: 12, 39: 13, 58: 14, 85: 14, 86: 15, 500: 15}),
+        (64, 128, {17: 17, 19: 18, 22: 19, 49: 25, 111: 31, 110: 30}),
+        (128, 256, {33: 33, 35: 34, 37: 35, 239: 63, 238: 62}),
+    ],
+)
 def test_reference_buckets(buckets, farthest, starts):
     rows = positions.bucket_of_distance(config.Model(relative_buckets="reference", num_buckets=buckets, max_distance=farthest))
     offset = buckets // 2 - 1
@@ -109,10 +112,7 @@ def test_rotated_scores_depend_on_distances_only():
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 16)).astype(np.float32)) for _ in range(2))
 
     def scores(query: int, key: int) -> np.ndarray:
-        a, b = (
-            positions.rotate(x, positions.rotation(jnp.full((1, 1), at, jnp.int32), 8, 100.0), heads=2)
-            for x, at in ((q, query), (k, key))
-        )  # fmt: skip
+        a, b = (positions.rotate(x, positions.rotation(jnp.full((1, 1), at, jnp.int32), 8, 100.0), heads=2) for x, at in ((q, query), (k, key)))
         return np.asarray((a * b).reshape(2, 8).sum(1))
 
     np.testing.assert_allclose(scores(7, 3), scores(104, 100), rtol=1e-4, atol=1e-5)

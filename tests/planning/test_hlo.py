@@ -38,11 +38,18 @@ ENTRY %main (p: f32[8]) -> f32[8] {
     assert hlo.estimated_cycles(text.replace("estimated", "other")) is None
 
 
-@pytest.mark.parametrize("groups,members", [
-    ("{{0,1,2,3},{4,5,6,7}}", (0, 1, 2, 3)), ("[2,4]<=[8]", (0, 1, 2, 3)), ("[4,2]<=[2,4]T(1,0)", (0, 4)),
-    ("mesh['data'=2,'fsdp'=4] {'fsdp'}", (0, 1, 2, 3)), ("mesh['data'=2,'fsdp'=4] {'data'}", (0, 4)),
-    ("mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0)) {'a'}", (0, 1)), ("mesh['a'=2,'b'=4] {'a','b'}", tuple(range(8))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "groups,members",
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", (0, 1, 2, 3)),
+        ("[2,4]<=[8]", (0, 1, 2, 3)),
+        ("[4,2]<=[2,4]T(1,0)", (0, 4)),
+        ("mesh['data'=2,'fsdp'=4] {'fsdp'}", (0, 1, 2, 3)),
+        ("mesh['data'=2,'fsdp'=4] {'data'}", (0, 4)),
+        ("mesh['a'=2,'b'=1,'c'=4], device_ids=([4,2]T(1,0)) {'a'}", (0, 1)),
+        ("mesh['a'=2,'b'=4] {'a','b'}", tuple(range(8))),
+    ],
+)
 def test_the_devices_of_a_group_are_read_in_every_notation(groups, members):
     line = f"  %r = f32[8]{{0}} all-reduce-start(%p), channel_id=1, replica_groups={groups}, use_global_device_ids=true, to_apply=%add"
     [found] = hlo.collectives(f"ENTRY %main (p: f32[8]) -> f32[8] {{\n{line}\n}}\n")
@@ -56,7 +63,7 @@ def test_a_permutation_sends_the_whole_array_to_one_device():
 
 
 def test_the_parts_of_an_instruction():
-    line = "  ROOT %d.1 = (bf16[2,3]{1,0}, s8[64]{0}) custom-call(%a.0, %b), custom_call_target=\"__cublas$lt$matmul\""
+    line = '  ROOT %d.1 = (bf16[2,3]{1,0}, s8[64]{0}) custom-call(%a.0, %b), custom_call_target="__cublas$lt$matmul"'
     instruction = hlo.Instruction(line, 1, False)
     assert (instruction.name, instruction.opcode, instruction.output) == ("d.1", "custom-call", "(bf16[2,3]{1,0}, s8[64]{0})")
     assert instruction.operands == ["a.0", "b"]

@@ -10,11 +10,18 @@ from maelm_jax.training import sharding
 
 SLICE = topologies.parse("v5e:2x2")
 PLAN = estimate.Plan(
-    config.Experiment(*(section() for section in config.SECTIONS)), sharding.MeshSizes(4, 1, 1), 8,
-    memory={"parameters": target.GIB, "batch": target.GIB / 2}, needed=1.5 * target.GIB, fits=True, model_flops=8e12, compiled=True,
+    config.Experiment(*(section() for section in config.SECTIONS)),
+    sharding.MeshSizes(4, 1, 1),
+    8,
+    memory={"parameters": target.GIB, "batch": target.GIB / 2},
+    needed=1.5 * target.GIB,
+    fits=True,
+    model_flops=8e12,
+    compiled=True,
     collectives=[hlo.Collective("all-reduce", 4_000_000, (0, 1, 2, 3), 1, "jit(step)/transpose/while/body/psum")] * 2,
-    compute=target.Compute(0.2, "the compiler's cycles"), sending=0.05,
-)  # fmt: skip
+    compute=target.Compute(0.2, "the compiler's cycles"),
+    sending=0.05,
+)
 
 
 def test_a_plan_shows_memory_collectives_and_time():
@@ -51,9 +58,13 @@ def test_a_recommendation_has_the_flags_of_its_plan():
     assert report.recommendation(None).startswith("recommended: none")
 
 
-@pytest.mark.parametrize("name,origin", [
-    ("jit(step)/psum", "outside the loops: psum"), ("jit(step)/reduce_scatter:reduce_scatter)", "outside the loops: reduce_scatter"),
-    ("a/while/body/b/while/body/transpose/dot", "backward loop in a loop: dot"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,origin",
+    [
+        ("jit(step)/psum", "outside the loops: psum"),
+        ("jit(step)/reduce_scatter:reduce_scatter)", "outside the loops: reduce_scatter"),
+        ("a/while/body/b/while/body/transpose/dot", "backward loop in a loop: dot"),
+    ],
+)
 def test_the_origin_of_an_operation(name, origin):
     assert report.origin_of(name) == origin

@@ -6,17 +6,37 @@ from maelm_jax import config
 from maelm_jax.planning import hlo, topologies
 
 
-@pytest.mark.parametrize("name,chips,devices,cloud", [
-    ("v4:2x4x4", 32, 64, "v4-64"), ("v5e:16x16", 256, 256, "v5litepod-256"), ("v5p:4x4x8", 128, 128, "v5p-256"), ("v6e:8x8", 64, 64, "v6e-64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,chips,devices,cloud",
+    [
+        ("v4:2x4x4", 32, 64, "v4-64"),
+        ("v5e:16x16", 256, 256, "v5litepod-256"),
+        ("v5p:4x4x8", 128, 128, "v5p-256"),
+        ("v6e:8x8", 64, 64, "v6e-64"),
+    ],
+)
 def test_a_slice_has_its_chips_and_its_name(name, chips, devices, cloud):
     topology = topologies.parse(name)
     assert (topology.chips, topology.count) == (chips, devices) and topology.title.endswith(f" calls it {cloud}")
 
 
-@pytest.mark.parametrize("name", [
-    "v5e:3x5", "v9:2x2", "v5p-256", "cpu:0", "", "h100:9", "h100:0x8", "h100:513x8", "h100:8x", "h100:²", "b300:8", "h100",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v5e:3x5",
+        "v9:2x2",
+        "v5p-256",
+        "cpu:0",
+        "",
+        "h100:9",
+        "h100:0x8",
+        "h100:513x8",
+        "h100:8x",
+        "h100:²",
+        "b300:8",
+        "h100",
+    ],
+)
 def test_an_unknown_topology_lists_the_known(name):
     with pytest.raises(config.ConfigError, match=r"does not exist. Use a TPU slice \(v4: 2x2x1 .*v5e: .*16x16.*\); GPUs .*h100:4x8.*; or cpu:N"):
         topologies.parse(name)
@@ -39,9 +59,14 @@ def test_gpus_are_hosts_by_gpus(name, hosts, gpus_a_host):
     assert topology.gpu.kind.lower() == name[:4] and f"{topology.count} GPUs of" in topology.title
 
 
-@pytest.mark.parametrize("name,memory,flops,bandwidth", [
-    ("a100:1", 80e9, 312e12, 2.04e12), ("h100:1", 80e9, 989e12, 3.35e12), ("h200:1", 141e9, 989e12, 4.8e12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name,memory,flops,bandwidth",
+    [
+        ("a100:1", 80e9, 312e12, 2.04e12),
+        ("h100:1", 80e9, 989e12, 3.35e12),
+        ("h200:1", 141e9, 989e12, 4.8e12),
+    ],
+)
 def test_the_figures_of_a_gpu_are_those_of_its_data_sheet(name, memory, flops, bandwidth):
     gpu = topologies.parse(name).gpu
     assert gpu.memory == pytest.approx(memory, rel=0.08)

@@ -18,8 +18,9 @@ def test_a_pallas_kernel_counts_with_the_bytes_that_it_moves(name, clock, bandwi
     compute = topologies.parse(name).compute(TEXT)
     moved = 3 * 2 * 8 * 440 * 768 + 4 * 8 * 440
     assert {group.kind: (group.launches, group.seconds) for group in compute.groups} == {
-        tpus.CYCLES: (1, pytest.approx(1.5e6 / clock)), tpus.PALLAS: (1, pytest.approx(moved / bandwidth)),
-    }  # fmt: skip
+        tpus.CYCLES: (1, pytest.approx(1.5e6 / clock)),
+        tpus.PALLAS: (1, pytest.approx(moved / bandwidth)),
+    }
     assert compute.seconds == pytest.approx(sum(group.seconds for group in compute.groups))
     assert compute.method == "the compiler's cycles; Pallas kernels by their bytes, at least"
 

@@ -22,9 +22,13 @@ def test_dry_run_says_the_rate_of_text_tokens_of_each_plateau(tmp_path, capsys, 
     lines = [line for line in printed.splitlines() if line.startswith(("mask rate", "steps", "encoder slots"))]
     at = "of text tokens at 16 tokens a segment of one line (<s> and </s> count, but are not masked)"
     assert lines == [
-        "steps 1 to 4: mask rate 0.3, 8 rows a step", "encoder slots 16, masked slots 5 a row", f"mask rate 0.3 of all tokens = 0.3429 {at}",
-        "steps 5 to 10: mask rate 0.15, 8 rows a step", "encoder slots 16, masked slots 3 a row", f"mask rate 0.15 of all tokens = 0.1714 {at}",
-    ]  # fmt: skip
+        "steps 1 to 4: mask rate 0.3, 8 rows a step",
+        "encoder slots 16, masked slots 5 a row",
+        f"mask rate 0.3 of all tokens = 0.3429 {at}",
+        "steps 5 to 10: mask rate 0.15, 8 rows a step",
+        "encoder slots 16, masked slots 3 a row",
+        f"mask rate 0.15 of all tokens = 0.1714 {at}",
+    ]
     total, *of_phases = (float(line.split()[0]) for line in sorted(printed.splitlines()) if "FLOPs in" in line)
     assert "FLOPs in all 10 steps" in printed and max(total, *of_phases) == pytest.approx((total + sum(of_phases)) / 2, rel=1e-3)
 

@@ -197,16 +197,24 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
     assert start.resolve_source(named, str(tmp_path)).encoder_source.path == str(weights)
 
 
-@pytest.mark.parametrize("settings,line", [
-    (["Optimizer.warmup_steps=600"], "Optimizer.warmup_steps=600 is all of the 600 steps: the learning rate rises to the end and does not fall"),
-    (["Optimizer.freeze_encoder_steps=700"], "Optimizer.freeze_encoder_steps=700 is all of the 600 steps: the encoder does not change"),
-    (["Optimizer.warmup_steps=6000"],
-     "Optimizer.warmup_steps=6000 is shortened to the 600 steps of the run: the learning rate rises faster, and to the end"),
-    (["Masking.rate_plateaus=((0, 0.3), (0.9999, 0.15))"], "Masking.rate_plateaus: the one at 0.9999 has no step, so mask rate 0.15 is not trained"),
-    (["Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))"], None),
-    (["Run.batch_size_ramp=((8, 1000),)"], "Run.batch_size=32 is not reached: the run ends at 8 rows a step"),
-    (["Model.unigram_bias=True"], "Model.unigram_bias has no effect: the prediction head is trained already"),
-    (["Run.batch_size_ramp=((8, 100),)"], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings,line",
+    [
+        (["Optimizer.warmup_steps=600"], "Optimizer.warmup_steps=600 is all of the 600 steps: the learning rate rises to the end and does not fall"),
+        (["Optimizer.freeze_encoder_steps=700"], "Optimizer.freeze_encoder_steps=700 is all of the 600 steps: the encoder does not change"),
+        (
+            ["Optimizer.warmup_steps=6000"],
+            "Optimizer.warmup_steps=6000 is shortened to the 600 steps of the run: the learning rate rises faster, and to the end",
+        ),
+        (
+            ["Masking.rate_plateaus=((0, 0.3), (0.9999, 0.15))"],
+            "Masking.rate_plateaus: the one at 0.9999 has no step, so mask rate 0.15 is not trained",
+        ),
+        (["Masking.rate_plateaus=((0, 0.3), (0.5, 0.15))"], None),
+        (["Run.batch_size_ramp=((8, 1000),)"], "Run.batch_size=32 is not reached: the run ends at 8 rows a step"),
+        (["Model.unigram_bias=True"], "Model.unigram_bias has no effect: the prediction head is trained already"),
+        (["Run.batch_size_ramp=((8, 100),)"], None),
+    ],
+)
 def test_settings_without_effect_are_named(settings, line):
     assert summary.without_effect(gin_files.load(["tiny.gin"], ["Model.unigram_bias=False", *settings]), True) == [line] * (line is not None)

@@ -34,9 +34,7 @@ def run_rows(tmp_path, documents, vocabulary, monkeypatch):
     """The rows of a run, in files of 16 rows."""
     monkeypatch.setattr(rows, "SHARD_ROWS", 16)
     (tmp_path / "a.txt").write_text("\n\n".join(documents[:200]))
-    corpus = config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
+    corpus = config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
     ((source, splits),) = rows.prepare(corpus, vocabulary).items()
     return row_record.RunRows({source: splits}, {source: 1.0}, {})
 

@@ -1,6 +1,7 @@
 """Checkpoints that cannot be read: damage is told from storage that does not answer."""
 
 import errno
+import functools
 import logging
 import pathlib
 import random
@@ -31,7 +32,10 @@ def test_flipped_bits_never_load_as_other_numbers(saved, tmp_path, monkeypatch):
                 checkpoint_folders.flip(copy / path.relative_to(saved), bit)
                 break
             bit -= 8 * path.stat().st_size
-        for read in (lambda: checkpoint_params.read_params(str(copy), 2), lambda: checkpoint_params.restore_params(str(copy), like)):  # noqa: B023
+        for read in (
+            functools.partial(checkpoint_params.read_params, str(copy), 2),
+            functools.partial(checkpoint_params.restore_params, str(copy), like),
+        ):
             try:
                 assert checkpoint_folders.equal(read(), checkpoint_folders.state_of(2).params), f"a bit of {path} was flipped"
             except (config.ConfigError, config.RunError):

@@ -12,11 +12,26 @@ def join(coordinator=None, processes=None, process=None):
         pytest.fail("it joined")
 
 
-@pytest.mark.parametrize("given", [
-    ("a:b", 2, 0), ("localhost:99999999", 2, 0), ("localhost:0", 2, 0), (":8476", 2, 0), ("localhost:²", 2, 0), ("localhost", 2, 0),
-    ("localhost:8476", -1, 0), ("localhost:8476", 2, 2), ("localhost:8476", 2, -1), ("localhost:8476", None, None),
-    ("auto", -1, None), ("auto", 0, None), ("auto", None, -1), ("auto", 2, 5),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("a:b", 2, 0),
+        ("localhost:99999999", 2, 0),
+        ("localhost:0", 2, 0),
+        (":8476", 2, 0),
+        ("localhost:²", 2, 0),
+        ("localhost", 2, 0),
+        ("localhost:8476", -1, 0),
+        ("localhost:8476", 2, 2),
+        ("localhost:8476", 2, -1),
+        ("localhost:8476", None, None),
+        ("auto", -1, None),
+        ("auto", 0, None),
+        ("auto", None, -1),
+        ("auto", 2, 5),
+    ],
+    ids=str,
+)
 def test_flags_that_cannot_be_are_refused(monkeypatch, given):
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: pytest.fail("JAX was asked"))
     monkeypatch.setattr(distributed.process_exit, "set_abort_message", lambda text: None)

@@ -15,10 +15,20 @@ def pretend(monkeypatch, kind: str, platform: str, count: int = 4):
     monkeypatch.setattr(jax, "device_count", lambda: count)
 
 
-@pytest.mark.parametrize("kind,peak", [
-    ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H200", 989e12), ("NVIDIA GH200 480GB", 989e12), ("NVIDIA A100-SXM4-40GB", 312e12),
-    ("TPU v5 lite", 197e12), ("TPU v5", 459e12), ("TPU v5p", 459e12), ("TPU v6 lite", 918e12), ("TPU v4", 275e12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind,peak",
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA A100-SXM4-40GB", 312e12),
+        ("TPU v5 lite", 197e12),
+        ("TPU v5", 459e12),
+        ("TPU v5p", 459e12),
+        ("TPU v6 lite", 918e12),
+        ("TPU v4", 275e12),
+    ],
+)
 def test_a_known_accelerator_has_its_data_sheet_figure(monkeypatch, kind, peak):
     pretend(monkeypatch, kind, "tpu" if "TPU" in kind else "gpu")
     assert flops.peak_flops("bfloat16").flops_per_second == 4 * peak

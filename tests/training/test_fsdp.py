@@ -19,9 +19,14 @@ def program():
         layers=LAYERS, decoder_layers=DECODER_LAYERS, width=32, heads=4, feed_forward=64, max_positions=32, dropout=0.0, attention_dropout=0.0
     )
     experiment = config.Experiment(
-        config.Vocabulary(size=300), config.Corpus(sequence_length=32), config.Masking(), model, config.Optimizer(), config.Mesh(2, 4, 1),
+        config.Vocabulary(size=300),
+        config.Corpus(sequence_length=32),
+        config.Masking(),
+        model,
+        config.Optimizer(),
+        config.Mesh(2, 4, 1),
         config.Run(batch_size=32, accumulate=PARTS),
-    )  # fmt: skip
+    )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4, 1), ("data", "fsdp", "tensor"))
     train_step, state, batch = step.abstract(experiment, mesh)
     return state, train_step.lower(state, batch).compile().as_text()

@@ -79,8 +79,17 @@ def rank(params: dict) -> dict[str, float]:
 
 
 def train(
-    monkeypatch, start=0, watch=lambda number: None, step_seconds=lambda number: STEP, loss=lambda step: 1.0, grad_norm=lambda step: 1.0,
-    peak=PEAK, ranks=rank, evaluated=lambda count: None, phase_starts=(0,), **settings
+    monkeypatch,
+    start=0,
+    watch=lambda number: None,
+    step_seconds=lambda number: STEP,
+    loss=lambda step: 1.0,
+    grad_norm=lambda step: 1.0,
+    peak=PEAK,
+    ranks=rank,
+    evaluated=lambda count: None,
+    phase_starts=(0,),
+    **settings,
 ):
     """(lines, saved steps, exit status) of a run on the fake device."""
     device, evaluations = Device(), []
@@ -146,9 +155,15 @@ def test_the_first_step_is_not_timed(monkeypatch):
 def test_each_phase_logs_its_own_speed_and_work(monkeypatch, log_every, start):
     """The phase from step 5 on has steps of another length and work. Its first step is compiled."""
     lines, _, _ = train(
-        monkeypatch, start=start, log_every=log_every, eval_every=1000, train_steps=12, phase_starts=(0, 4), rank_every=2,
+        monkeypatch,
+        start=start,
+        log_every=log_every,
+        eval_every=1000,
+        train_steps=12,
+        phase_starts=(0, 4),
+        rank_every=2,
         step_seconds=lambda number: 3.0 if number >= 4 else 1.0,
-    )  # fmt: skip
+    )
     untimed = [line["step"] for line in lines if line["tokens_per_second"] is None]
     assert set(untimed) <= {start + 1, 5}
     for line in lines:

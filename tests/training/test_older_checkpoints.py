@@ -14,14 +14,17 @@ from maelm_jax.training import checkpoint_params, older_checkpoints
 OLDER = pathlib.Path(__file__).parents[1] / "data" / "workdir_of_2026_11_22" / "run"
 
 
-@pytest.mark.parametrize("older, current", [
-    ("blocks/query/kernel", "blocks/attention/query/kernel"),
-    ("blocks/attention_norm/scale", "blocks/attention_norm/scale"),
-    ("blocks/up/bias", "blocks/feed_forward/up/bias"),
-    ("blocks/output_norm/bias", "blocks/feed_forward_norm/bias"),
-    ("blocks/cross/out/kernel", "blocks/cross_attention/out/kernel"),
-    ("blocks/cross/attention_norm/scale", "blocks/cross_attention_norm/scale"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "older, current",
+    [
+        ("blocks/query/kernel", "blocks/attention/query/kernel"),
+        ("blocks/attention_norm/scale", "blocks/attention_norm/scale"),
+        ("blocks/up/bias", "blocks/feed_forward/up/bias"),
+        ("blocks/output_norm/bias", "blocks/feed_forward_norm/bias"),
+        ("blocks/cross/out/kernel", "blocks/cross_attention/out/kernel"),
+        ("blocks/cross/attention_norm/scale", "blocks/cross_attention_norm/scale"),
+    ],
+)
 @pytest.mark.parametrize("start", ["decoder", "opt_state/1/0/mu/encoder"])
 def test_older_paths_become_current_ones_and_current_ones_stay(start, older, current):
     for path in (older, current):

@@ -21,12 +21,16 @@ def test_a_linear_schedule_rises_to_the_peak_and_falls_to_0():
     assert rates((0, 5, 10, 60, 110), 110, warmup_steps=10) == [0.0, 1.0, 2.0, 1.0, 0.0]
 
 
-@pytest.mark.parametrize("warmup,share,steps,expected", [
-    (10, 0.2, (0, 5, 10, 50, 80, 90, 100), [0.0, 1.0, 2.0, 2.0, 2.0, 1.0, 0.0]),
-    (10, 0.0, (10, 99, 100), [2.0, 2.0, 2.0]),
-    (80, 0.5, (40, 80, 90, 100), [1.0, 2.0, 1.0, 0.0]),  # the decay begins after the warm-up at the earliest
-    (0, 0.5, (0, 50, 75), [2.0, 2.0, 1.0]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "warmup,share,steps,expected",
+    [
+        (10, 0.2, (0, 5, 10, 50, 80, 90, 100), [0.0, 1.0, 2.0, 2.0, 2.0, 1.0, 0.0]),
+        (10, 0.0, (10, 99, 100), [2.0, 2.0, 2.0]),
+        (80, 0.5, (40, 80, 90, 100), [1.0, 2.0, 1.0, 0.0]),  # the decay begins after the warm-up at the earliest
+        (0, 0.5, (0, 50, 75), [2.0, 2.0, 1.0]),
+    ],
+    ids=str,
+)
 def test_wsd_stays_at_the_peak_until_the_last_share_of_the_steps(warmup, share, steps, expected):
     assert rates(steps, 100, warmup_steps=warmup, schedule="wsd", decay_share=share) == expected
 

@@ -47,12 +47,15 @@ def test_a_batch_size_ramp_counts_the_rows_before_each_phase():
     assert [(part.end, part.first_row) for part in parts_of("BATCH_SIZE=16", ramp, "TRAIN_STEPS=40")] == [(30, 0), (40, 120)]
 
 
-@pytest.mark.parametrize("bindings,message", [
-    (["Run.batch_size_ramp=((8, 10), (4, 10))"], "Run.batch_size_ramp must ascend to batch_size 32, got ((8, 10), (4, 10))"),
-    (["Run.batch_size_ramp=((32, 10),)"], "Run.batch_size_ramp must ascend to batch_size 32, got ((32, 10),)"),
-    (["Run.batch_size_ramp=((8, 0),)"], "Run.batch_size_ramp must be a list"),
-    (["Run.batch_size_ramp=((6, 10),)", "Run.accumulate=4"], "Run.batch_size_ramp 6 is not divisible by Run.accumulate 4"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "bindings,message",
+    [
+        (["Run.batch_size_ramp=((8, 10), (4, 10))"], "Run.batch_size_ramp must ascend to batch_size 32, got ((8, 10), (4, 10))"),
+        (["Run.batch_size_ramp=((32, 10),)"], "Run.batch_size_ramp must ascend to batch_size 32, got ((32, 10),)"),
+        (["Run.batch_size_ramp=((8, 0),)"], "Run.batch_size_ramp must be a list"),
+        (["Run.batch_size_ramp=((6, 10),)", "Run.accumulate=4"], "Run.batch_size_ramp 6 is not divisible by Run.accumulate 4"),
+    ],
+)
 def test_a_ramp_that_makes_no_sense_is_refused(bindings, message):
     with pytest.raises(config.ConfigError) as caught:
         gin_files.load(["tiny.gin"], bindings)
@@ -77,14 +80,17 @@ def test_a_plateau_of_a_short_run_can_have_no_step():
     assert [(part.start, part.end) for part in parts] == [(0, 1)]
 
 
-@pytest.mark.parametrize("plateaus,message", [
-    ([[0, 0.3], [0.5, 0.15]], None),
-    (((0.1, 0.3),), "rate_plateaus must begin at 0 and ascend, got ((0.1, 0.3),)"),
-    (((0, 0.3), (0.5, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
-    (((0, 0.3), (0.6, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
-    (((0, 1.0),), "rate_plateaus must be a list, each item (a number, at least 0 and below 1; a number, above 0 and below 1), got ((0, 1.0),)"),
-    (0.3, "rate_plateaus must be a list"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "plateaus,message",
+    [
+        ([[0, 0.3], [0.5, 0.15]], None),
+        (((0.1, 0.3),), "rate_plateaus must begin at 0 and ascend, got ((0.1, 0.3),)"),
+        (((0, 0.3), (0.5, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
+        (((0, 0.3), (0.6, 0.2), (0.5, 0.1)), "must begin at 0 and ascend"),
+        (((0, 1.0),), "rate_plateaus must be a list, each item (a number, at least 0 and below 1; a number, above 0 and below 1), got ((0, 1.0),)"),
+        (0.3, "rate_plateaus must be a list"),
+    ],
+)
 def test_plateaus_that_make_no_sense_are_refused(plateaus, message):
     if message is None:
         assert config.Masking(rate_plateaus=plateaus).rate_plateaus == ((0, 0.3), (0.5, 0.15))

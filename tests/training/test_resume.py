@@ -72,10 +72,23 @@ def command(tmp_path):
 
     (tmp_path / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
     values = {
-        "BATCH_SIZE": 16, "SEQUENCE_LENGTH": 32, "TEXT_FILES": tmp_path / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": tmp_path / "rows",
-        "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64,
-        "Run.log_every": 1, "Run.eval_every": 1000, "Run.eval_rows": 16, "Run.checkpoint_every": 1000, "Run.rank_every": 0,
-    }  # fmt: skip
+        "BATCH_SIZE": 16,
+        "SEQUENCE_LENGTH": 32,
+        "TEXT_FILES": tmp_path / "*.txt",
+        "Vocabulary.size": 400,
+        "Corpus.rows_dir": tmp_path / "rows",
+        "Corpus.processes": 1,
+        "Corpus.heldout_fraction": 0.1,
+        "Model.layers": 1,
+        "Model.width": 32,
+        "Model.heads": 2,
+        "Model.feed_forward": 64,
+        "Run.log_every": 1,
+        "Run.eval_every": 1000,
+        "Run.eval_rows": 16,
+        "Run.checkpoint_every": 1000,
+        "Run.rank_every": 0,
+    }
     bindings = [f"--gin.{name}={value}" for name, value in values.items()]
     return lambda *more: ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *bindings, *more]
 

@@ -6,11 +6,18 @@ from maelm_jax import config
 from maelm_jax.training import row_record
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"[]", b"\xff", b"[" * 100_000, b'{"vocabulary": "a", "length": 32, "sources": {}}',
-    b'{"vocabulary": "a", "length": 32, "sources": {"files:a": {"store": "../x", "fingerprint": null, "rows": {}, "rate": 1.0, "text": {}}}}',
-    b'{"vocabulary": "a", "length": 32, "sources": {"files:a": {"store": "x", "fingerprint": 3, "rows": {}, "rate": 1.0, "text": {}}}}',
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"vocabulary": "a", "length": 32, "sources": {}}',
+        b'{"vocabulary": "a", "length": 32, "sources": {"files:a": {"store": "../x", "fingerprint": null, "rows": {}, "rate": 1.0, "text": {}}}}',
+        b'{"vocabulary": "a", "length": 32, "sources": {"files:a": {"store": "x", "fingerprint": 3, "rows": {}, "rate": 1.0, "text": {}}}}',
+    ],
+)
 def test_a_damaged_record_is_one_line(tmp_path, content):
     (tmp_path / row_record.FILE).write_bytes(content)
     with pytest.raises(config.ConfigError, match=r"rows\.json: damaged") as caught:
@@ -23,11 +30,18 @@ def record(**changes) -> dict:
     return {"vocabulary": "v", "length": 32, "sources": {"files:a": entry | changes}}
 
 
-@pytest.mark.parametrize("changes,described", [
-    ({}, []), ({"text": {"a.txt": "2"}}, []), ({"store": "a-1-3"}, []), ({"rate": 0.5}, ["rate of files:a 1.0 -> 0.5"]),
-    ({"fingerprint": "1" * 64}, ["fingerprint of files:a 000000000000 -> 111111111111"]),
-    ({"fingerprint": None, "store": "a-1-3"}, ["store of files:a a-1-2 -> a-1-3"]),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "changes,described",
+    [
+        ({}, []),
+        ({"text": {"a.txt": "2"}}, []),
+        ({"store": "a-1-3"}, []),
+        ({"rate": 0.5}, ["rate of files:a 1.0 -> 0.5"]),
+        ({"fingerprint": "1" * 64}, ["fingerprint of files:a 000000000000 -> 111111111111"]),
+        ({"fingerprint": None, "store": "a-1-3"}, ["store of files:a a-1-2 -> a-1-3"]),
+    ],
+    ids=str,
+)
 def test_records_differ_in_what_the_rows_hold(changes, described):
     """The text that rows were made from does not count, nor a store's name where fingerprints tell."""
     assert row_record.differences(record(), record(**changes)) == described

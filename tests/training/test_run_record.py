@@ -11,10 +11,22 @@ from maelm_jax import config, train
 from maelm_jax.training import checkpoint_reading, metrics
 
 SETTINGS = {
-    "TRAIN_STEPS": 4, "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "Vocabulary.size": 400, "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1,
-    "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64, "Run.log_every": 1, "Run.eval_every": 4, "Run.eval_rows": 8,
-    "Run.checkpoint_every": 2, "Run.rank_every": 0,
-}  # fmt: skip
+    "TRAIN_STEPS": 4,
+    "BATCH_SIZE": 8,
+    "SEQUENCE_LENGTH": 32,
+    "Vocabulary.size": 400,
+    "Corpus.processes": 1,
+    "Corpus.heldout_fraction": 0.1,
+    "Model.layers": 1,
+    "Model.width": 32,
+    "Model.heads": 2,
+    "Model.feed_forward": 64,
+    "Run.log_every": 1,
+    "Run.eval_every": 4,
+    "Run.eval_rows": 8,
+    "Run.checkpoint_every": 2,
+    "Run.rank_every": 0,
+}
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,7 @@ def vocabulary(texts):
 def corpus(texts, tmp_path):
     (tmp_path / "a.txt").write_text("\n\n".join(texts[:40]))
     (tmp_path / "b.txt").write_text("\n\n".join(texts[40:60]))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1
-    )
+    return config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
 
 
 @pytest.fixture
@@ -251,10 +249,24 @@ def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     """The command itself: changed text, no rows any more, new data accepted."""
     (tmp_path / "a.txt").write_text("\n\n".join(texts))
     settings = {
-        "BATCH_SIZE": 8, "SEQUENCE_LENGTH": 32, "TEXT_FILES": tmp_path / "*.txt", "Vocabulary.size": 400, "Corpus.rows_dir": tmp_path / "rows",
-        "Corpus.processes": 1, "Corpus.heldout_fraction": 0.1, "Model.layers": 1, "Model.width": 32, "Model.heads": 2, "Model.feed_forward": 64,
-        "Run.log_every": 1, "Run.eval_every": 100, "Run.eval_rows": 16, "Run.checkpoint_every": 2, "Run.rank_every": 0, "TRAIN_STEPS": 4,
-    }  # fmt: skip
+        "BATCH_SIZE": 8,
+        "SEQUENCE_LENGTH": 32,
+        "TEXT_FILES": tmp_path / "*.txt",
+        "Vocabulary.size": 400,
+        "Corpus.rows_dir": tmp_path / "rows",
+        "Corpus.processes": 1,
+        "Corpus.heldout_fraction": 0.1,
+        "Model.layers": 1,
+        "Model.width": 32,
+        "Model.heads": 2,
+        "Model.feed_forward": 64,
+        "Run.log_every": 1,
+        "Run.eval_every": 100,
+        "Run.eval_rows": 16,
+        "Run.checkpoint_every": 2,
+        "Run.rank_every": 0,
+        "TRAIN_STEPS": 4,
+    }
 
     def run(name, *more):
         argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / name}", *more]

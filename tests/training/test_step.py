@@ -17,10 +17,14 @@ MODEL = config.Model(layers=2, width=32, heads=4, feed_forward=64, decoder_layer
 
 def experiment(mesh=(1, 1, 1), accumulate=1, batch_size=ROWS):
     return config.Experiment(
-        config.Vocabulary(size=300), config.Corpus(sequence_length=LENGTH), config.Masking(), MODEL,
+        config.Vocabulary(size=300),
+        config.Corpus(sequence_length=LENGTH),
+        config.Masking(),
+        MODEL,
         config.Optimizer(learning_rate=1e-2, warmup_steps=2),
-        config.Mesh(*mesh), config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
-    )  # fmt: skip
+        config.Mesh(*mesh),
+        config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
+    )
 
 
 def batches(count):
@@ -57,9 +61,7 @@ def single():
     return run(experiment())
 
 
-@pytest.mark.parametrize(
-    "mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str
-)  # fmt: skip
+@pytest.mark.parametrize("mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str)
 def test_any_mesh_gives_the_same_losses(single, mesh):
     """Also with a moving average of the parameters."""
     settings = experiment(mesh)
