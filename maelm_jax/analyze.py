@@ -116,12 +116,12 @@ def _flags() -> argparse.ArgumentParser:
     )
     flags.add_argument("--tokens", type=cli.whole_number(1), default=1_000_000, help=tokens)
     sets = "disjoint sets of tokens for the confidence intervals, at most; default 5"
-    flags.add_argument("--sets", type=cli.whole_number(1, 1000), default=5, help=sets)
+    flags.add_argument("--sets", type=cli.whole_number(1), default=5, help=sets)
     step = "step of the checkpoints to measure; default: the newest of each run"
     flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
     all_steps = "also measure the last layer at every checkpoint of each run"
     flags.add_argument("--all_steps", action="store_true", help=all_steps)
-    seed = cli.whole_number(0, 2**32 - 1)
+    seed = cli.whole_number(0)
     flags.add_argument("--seed", type=seed, default=0, help="of the masks; default 0")
     flags.set_defaults(workdir="runs/report")
     return flags
@@ -138,5 +138,10 @@ def name_of(run) -> str:
     return f"{initial_encoder.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else run.name
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-analyze`, or `python -m maelm_jax.analyze`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

@@ -2,22 +2,28 @@
 
 import argparse
 import collections.abc
+import errno
 import hashlib
 import os
 import pathlib
 import platform
-import re
 import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, huge_pages, paths, stopping, storage, workdirs
-from maelm_jax.settings import LARGEST, closest, shown
+from maelm_jax import config, gin_files, huge_pages, storage, workdirs
+from maelm_jax.config import ConfigError
 
-DAY = 86_400  # seconds
 # What helps a command that ran out of memory.
 TRAIN_MEMORY = "use a smaller Run.batch_size, a larger Run.accumulate or a smaller Model"
-FINETUNE_MEMORY = "use a smaller Grid.batch_size or Finetune.eval_batch_size"
+FINETUNE_MEMORY = "use a smaller Grid.batch_size"
+# Errors of a machine that fails (exit status 1). Other errors of a path are wrong input.
+FAILING_MACHINE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO),
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+)
+# Settings that name Python code, which a command runs.
+CODE = ("Corpus.document_filter", "Corpus.task_modules")
 
 Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status
 
@@ -26,10 +32,7 @@ class _Parser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError instead of exiting."""
 
     def error(self, message: str):
-        known = [flag for action in self._actions for flag in action.option_strings]
-        name = message.removeprefix("unrecognized arguments: ").split("=")[0].split(" ")[0]
-        hint = closest(name, known) if message.startswith("unrecognized") else ""
-        raise config.ConfigError(f"{_printable(message)}{hint}; --help lists the flags")
+        raise ConfigError(f"{message}; --help lists the flags")
 
 
 def parser(description: str) -> argparse.ArgumentParser:
@@ -60,19 +63,13 @@ def parser(description: str) -> argparse.ArgumentParser:
     return result
 
 
-def whole_number(least: int, most: int = LARGEST) -> collections.abc.Callable[[str], int]:
-    """Returns the `type` of a flag that takes an integer from `least` to `most`."""
+def whole_number(least: int) -> collections.abc.Callable[[str], int]:
+    """Returns the `type` of a flag that takes an integer of at least `least`."""
 
     def parse_number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:  # int() also raises it for more than 4300 digits
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(
-                f"must be an integer from {least} to {most}, got {shown(text)}"
-            )
-        return value
+        if not text.lstrip("-").isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, got {text}")
+        return int(text)
 
     return parse_number
 
@@ -93,7 +90,7 @@ def add_process_flags(flags: argparse.ArgumentParser):
     )
     group.add_argument(
         "--peer_timeout",
-        type=whole_number(1, DAY),
+        type=whole_number(1),
         default=120,
         metavar="SECONDS",
         help="how long to wait for another process to join or answer",
@@ -115,7 +112,7 @@ class Command(typing.NamedTuple):
 
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
-    """Parses the command line and checks that each value is text and --workdir can be a folder.
+    """Parses the command line.
 
     Raises:
         ConfigError: A flag or value is wrong.
@@ -123,36 +120,16 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
     bindings = [item.removeprefix("--gin.") for item in argv if item.startswith("--gin.")]
     args = flags.parse_args([item for item in argv if not item.startswith("--gin.")])
     for name, value in vars(args).items():
-        for text in value if isinstance(value, list) else [value]:
-            _check_text(f"--{name}", text)
-    for binding in bindings:
-        _check_text("--gin.", binding)
+        if value == "" or value == [""]:  # a shell variable that is not set
+            raise ConfigError(f"--{name} is empty. Give a value, or leave the flag out")
     if args.workdir is None and args.gin_file:
         args.workdir = os.path.join("runs", pathlib.Path(args.gin_file[0]).stem)
-    if args.workdir is not None:
-        args.workdir = os.path.expanduser(args.workdir)  # bash leaves the ~ of --workdir=~/runs
-        paths.check_folder("--workdir", args.workdir)
-    for name in ("input", "output", "predict", "submission"):
+    for name in ("workdir", "input", "output", "predict", "submission"):
         if path := getattr(args, name, None):
-            setattr(args, name, os.path.expanduser(path))
-            storage.require_local(path)
+            setattr(args, name, os.path.expanduser(path))  # bash leaves the ~ of --workdir=~/runs
+            if name != "workdir":
+                storage.require_local(path)
     return Arguments(args, bindings)
-
-
-def _check_text(flag: str, text):
-    """Raises ConfigError for text that cannot be a name or a path."""
-    if not isinstance(text, str):
-        return
-    if not text.strip():
-        raise config.ConfigError(f"{flag} is empty. Give a value, or leave the flag out")
-    if "\0" in text or _printable(text) != " ".join(text.split()):
-        raise config.ConfigError(f"{flag}={shown(text)}: holds a character that is no UTF-8 text")
-
-
-def _printable(text: str) -> str:
-    """Returns `text` on one line, with escapes for characters that UTF-8 cannot encode."""
-    line = " ".join(text.split()).replace("\0", "\\0")
-    return line.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
@@ -165,24 +142,33 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
     args.run = None
     if not args.gin_file:
         if not args.workdir:
-            raise config.ConfigError(
+            raise ConfigError(
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
                 "or --workdir=RUN of a run that was started before"
             )
-        saved = workdirs.records(args.workdir) / gin_files.RECORD
-        if not saved.is_file():
-            raise config.ConfigError(
+        record = workdirs.records(args.workdir) / gin_files.RECORD
+        if not record.is_file():
+            raise ConfigError(
                 f"{workdirs.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
-        args.gin_file, args.run = [str(saved)], args.workdir
-    elif args.workdir:  # an older run that is resumed keeps the values that it does not record
-        record = workdirs.records(args.workdir) / gin_files.RECORD
-        bindings = [*gin_files.values_of_older_run(record), *bindings]
+        args.gin_file, args.run = [str(record)], args.workdir
     experiment = gin_files.load(args.gin_file, bindings)
-    paths.check_folder("Corpus.rows_dir", experiment.corpus.rows_dir)
-    deterministic_operations(experiment.run.deterministic)
+    if args.run:
+        _check_recorded_code(args.run, experiment, bindings)
     return Command(args, experiment)
+
+
+def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list[str]):
+    """Raises ConfigError if only the record of a run, perhaps a stranger's, names code to run."""
+    given = [binding.partition("=")[0] for binding in bindings]
+    values = config.values(experiment)
+    for name in CODE:
+        if values[name] and name not in given:
+            raise ConfigError(
+                f"{run} was made with {name}={values[name]!r}, which runs Python code. "
+                f"To run it, give --gin.{name}='{values[name]}'"
+            )
 
 
 def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
@@ -195,20 +181,38 @@ def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) ->
         ConfigError: A flag, a gin file or a setting is wrong.
     """
     args, bindings = arguments(flags, argv)
-    path = pathlib.Path(args.workdir or "")
-    if not args.workdir or not path.exists() or (path / "config.gin").is_file():
-        return parse(flags, argv)
+    if not args.workdir:
+        raise ConfigError("give --workdir=PATH: a workdir, an export or a folder of transformers")
     if args.gin_file:
-        raise config.ConfigError(
-            f"--gin_file={args.gin_file[0]} has settings of a run, and --workdir={args.workdir} is "
-            "no workdir. Leave it out"
-        )
+        raise ConfigError("--gin_file has settings of a run. Leave it out, and give --workdir=PATH")
+    record = pathlib.Path(args.workdir, gin_files.RECORD)
+    if record.is_file():
+        return Command(args, gin_files.load([str(record)], bindings))
     if bindings:
-        raise config.ConfigError(
+        raise ConfigError(
             f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "
             "workdir. Leave it out"
         )
     return Command(args, None)
+
+
+def listed(flag: str, value: str) -> list[str]:
+    """Returns the paths of a flag that separates them by commas, each once."""
+    paths = [os.path.expanduser(path).rstrip("/") or "/" for path in value.split(",") if path]
+    if not paths or len(set(paths)) < len(paths):
+        raise ConfigError(f"{flag}={value}: give one path or more, each once, between commas")
+    return paths
+
+
+def require_writable(flag: str, path: str):
+    """Raises ConfigError if a file or folder cannot be made at `path`, before long work is done."""
+    folder = pathlib.Path(path).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() and folder != pathlib.Path(path).absolute():
+        raise ConfigError(f"{flag}={path}: {folder} is a file; give a folder")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{flag}={path}: {folder} is read-only or another user's; give another")
 
 
 def compilation_cache() -> pathlib.Path:
@@ -230,15 +234,6 @@ def compilation_cache() -> pathlib.Path:
     return home / "maelm_jax" / f"compiled-{digest}"
 
 
-def deterministic_operations(wanted: bool):
-    """Makes XLA add in a fixed order on GPU if `wanted`. Call it before a device is used."""
-    if not wanted:
-        return
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_deterministic_ops=true".strip()
-    )
-
-
 class Ending(typing.NamedTuple):
     """The line that a command prints for an error, and its exit status."""
 
@@ -246,52 +241,54 @@ class Ending(typing.NamedTuple):
     status: int
 
 
-def ending(error: BaseException, advice: str = "") -> Ending | None:
-    """Returns the line and exit status for an error, or None for a defect of the program.
+def ending(error: Exception, advice: str = "") -> Ending:
+    """Returns the line and the exit status for an error.
 
-    `advice` is for a lack of memory (see `run`).
+    Args:
+        error: What the command raised.
+        advice: What helps when the command runs out of memory.
     """
-    if isinstance(error, (config.ConfigError, config.RunError)):
-        return Ending(str(error), error.status)
+    message = " ".join(str(error).split())
+    if isinstance(error, (ConfigError, config.RunError)):
+        return Ending(message, error.status)
+    if "No space left" in message or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
+        return Ending(f"{_describe(error)}; free some space. What was whole stays whole", 1)
     # Of a device: a JaxRuntimeError, which commands without JAX do not import.
-    if isinstance(error, MemoryError) or re.match("RESOURCE_EXH|.*Out of memory", str(error)):
-        return Ending("this machine has too little memory" + (advice and f"; {advice}"), 1)
-    if not isinstance(error, OSError):
-        return None
-    line = f"{_path_of(error)}: {paths.describe(error)}"
-    if error.errno in paths.FAILING:
-        return Ending(line, 1)
-    return Ending(line, 2) if error.errno in paths.WRONG_PATH and error.filename else None
+    if isinstance(error, MemoryError) or message.startswith(("RESOURCE_EXH", "Out of memory")):
+        return Ending(f"this machine has too little memory{advice and f'; {advice}'}", 1)
+    if isinstance(error, OSError):
+        is_input = error.filename and error.errno not in FAILING_MACHINE
+        return Ending(_describe(error), 2 if is_input else 1)
+    line = f"{type(error).__name__}: {message[:500]} (--verbose shows where)"
+    return Ending(line, 2 if isinstance(error, ValueError) else 1)
 
 
-def _path_of(error: OSError) -> str:
-    """Returns the path of an error. If it has two paths (a moved file), the second."""
-    path = error.filename2 or error.filename
-    return os.fsdecode(path) if isinstance(path, (str, bytes)) else "a file"
+def _describe(error: Exception) -> str:
+    """Returns the file of an error, if it has one, and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename2 or error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 def status_of(main: Main, argv: list[str], advice: str = "") -> int:
-    """Calls `main(argv)` and returns the exit status. Prints a known error as one line."""
+    """Calls `main(argv)` and returns the exit status. Prints an error as one line."""
     try:
         return main(argv) or 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        how = ending(error, advice)
-        if how is None:
-            raise
         if "--verbose" in argv:
             traceback.print_exc()
-        print(f"error: {_printable(how.line)}", file=sys.stderr)
-        return how.status
+        line, status = ending(error, advice)
+        print(f"error: {line}", file=sys.stderr)
+        return status
 
 
 def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """Runs a command and ends the process with its exit status.
 
-    The status is that of `main` (0: success), that of `ending` for a known error (2: wrong input,
-    3: diverged, 1: other failures), 130 after Ctrl-C, 143 after SIGTERM, and 1 for an unknown
-    error.
+    The status is that of `main` (0: success), that of `ending` for an error (2: wrong input, 3:
+    diverged, 1: other failures), and 130 after Ctrl-C.
 
     Args:
         main: The command. It takes the list of arguments.
@@ -300,7 +297,6 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """
     if trains:
         huge_pages.use_huge_pages(sys.argv[1:])
-    stopping.exit_on_sigterm()
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     # JAX's default is 1 s. Several programs of each start compile faster than that.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

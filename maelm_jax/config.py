@@ -1,44 +1,156 @@
-"""All settings, one frozen dataclass for each concern. gin binds nothing else.
+"""All settings: one frozen dataclass for each concern. gin binds nothing else.
 
-settings.py checks every field against its declaration here. `python -m maelm_jax.config` prints
-docs/configuration.md. gin_files.py reads gin files into an `Experiment`. This module imports
-neither JAX nor TensorFlow, so that a wrong setting is reported within a second.
-config_finetune.py has the settings of fine-tuning, config_model.py those of the model,
-config_optimizer.py those of the optimizer, config_run.py those of the length of a run.
+Each field is declared once, with its type, range, default, unit and meaning. pydantic checks every
+new instance. gin_files.py reads gin files into an `Experiment`. `python -m maelm_jax.config` prints
+docs/configuration.md. This module imports neither JAX nor TensorFlow, so that a wrong setting is
+reported within a second.
 """
 
 import dataclasses
+import difflib
+import functools
+import math
 import sys
 import typing
 
-from maelm_jax import config_finetune
-from maelm_jax.config_finetune import RANDOM as RANDOM
-from maelm_jax.config_finetune import Conll as Conll
-from maelm_jax.config_finetune import CustomTask as CustomTask
-from maelm_jax.config_finetune import Finetune
-from maelm_jax.config_finetune import Grid as Grid
-from maelm_jax.config_finetune import Squad as Squad
-from maelm_jax.config_model import Model as Model
-from maelm_jax.config_optimizer import Optimizer as Optimizer
-from maelm_jax.config_run import Run as Run
-from maelm_jax.settings import (
-    Axis,
-    Rate,
-    Settings,
-    Share,
-    ShareBelowOne,
-    ShareInside,
-    Text,
-    declare,
-    field_names,
-    page,
-    setting,
-)
-from maelm_jax.settings import ConfigError as ConfigError
-from maelm_jax.settings import RunError as RunError
+import pydantic
+
 from maelm_jax.special_ids import SpecialIds as SpecialIds
 
 LEAST_VOCABULARY = 300  # ids
+# Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
+# the control of an experiment.
+RANDOM = "random:"
+
+Positive = typing.Annotated[int, pydantic.Field(ge=1)]
+Count = typing.Annotated[int, pydantic.Field(ge=0)]
+Seed = typing.Annotated[int, pydantic.Field(ge=0, lt=2**32)]
+Axis = Positive | typing.Literal[-1]  # devices on one axis of the mesh
+Above0 = typing.Annotated[float, pydantic.Field(gt=0)]
+Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
+ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
+ShareInside = typing.Annotated[float, pydantic.Field(gt=0, lt=1)]
+Text = typing.Annotated[str, pydantic.Field(min_length=1)]
+Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet", "modernbert"]
+Task = typing.Literal[
+    "cola",
+    "sst2",
+    "mrpc",
+    "stsb",
+    "qqp",
+    "mnli",
+    "qnli",
+    "rte",
+    "wnli",
+    "squad1",
+    "squad2",
+    "own",
+    "conll",
+]
+
+
+class ConfigError(ValueError):
+    """Wrong input. The command prints the message as one line."""
+
+    status = 2  # exit status of the process
+
+
+class RunError(RuntimeError):
+    """The run cannot continue, for a reason other than wrong input. Printed as one line."""
+
+    status = 1  # exit status of the process
+
+
+class Settings:
+    """Base class of the settings dataclasses."""
+
+    def check(self):
+        """Raises ConfigError if values do not fit together. Subclasses override it."""
+
+    def require(self, condition: bool, message: str):
+        """Raises ConfigError with `Section.message` unless `condition` is true."""
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}.{message}")
+
+    def listed(self, name: str) -> tuple:
+        """Returns a field as a tuple. A single value gives a tuple of one."""
+        value = getattr(self, name)
+        return value if isinstance(value, tuple) else (value,)
+
+    def require_distinct(self, name: str):
+        """Raises ConfigError when the list in a field holds a value twice."""
+        values = self.listed(name)
+        self.require(len(set(values)) == len(values), f"{name} names a value twice: {values}")
+
+
+def setting(default, meaning: str, unit: str = "", free: bool = False, part: str = "", **limits):
+    """Declares a field of a settings dataclass.
+
+    Args:
+        default: The value if no gin file binds the field. A function without arguments is called
+            for each new instance.
+        meaning: One sentence.
+        unit: What the value counts or measures, in the plural.
+        free: Whether the value may differ when a run resumes, because it changes no past step.
+        part: "encoder" or "decoder" if the value determines the function of that part of the model.
+        **limits: Limits of pydantic.Field: ge, gt, le, lt, multiple_of.
+    """
+    limits |= {"default_factory" if callable(default) else "default": default}
+    extra = {"unit": unit, "free": free, "part": part}
+    return pydantic.Field(description=meaning, json_schema_extra=extra, **limits)
+
+
+def section(cls: type):
+    """Declares a field that holds another section. gin binds that section by its own name."""
+    return pydantic.Field(default_factory=cls)
+
+
+def declare(cls: type) -> type:
+    """Class decorator for a frozen dataclass that checks each new instance.
+
+    Types are strict: text is not accepted for a number. Infinity and NaN are refused. Lists become
+    tuples. A wrong value raises ConfigError.
+    """
+    rules = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    cls = pydantic.dataclasses.dataclass(frozen=True, config=rules)(cls)
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def checked_init(self, **values):
+        try:
+            construct(self, **{name: _without_lists(value) for name, value in values.items()})
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name, value = first["loc"][0], str(first["input"])
+            message = f"{cls.__name__}.{name}: {first['msg']}, got {value[:80]!r}"
+            if name not in field_names(cls):
+                near = difflib.get_close_matches(name, field_names(cls), n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                message = f"{cls.__name__}.{name}: there is no such setting{hint}"
+            raise ConfigError(message) from None
+        self.check()
+
+    cls.__init__ = checked_init
+    return cls
+
+
+def _without_lists(value):
+    """Returns the value with tuples for lists, also for the lists in a list or tuple."""
+    return tuple(map(_without_lists, value)) if isinstance(value, (list, tuple)) else value
+
+
+def field_names(cls: type, part: str = "") -> list[str]:
+    """Returns the names of a section's settings, without fields that hold other sections.
+
+    Args:
+        cls: The section.
+        part: Return the settings of this part of the model only (see `setting`).
+    """
+    return [
+        name
+        for name, field in cls.__pydantic_fields__.items()
+        if field.json_schema_extra and part in ("", field.json_schema_extra["part"])
+    ]
 
 
 @declare
@@ -53,7 +165,6 @@ class Vocabulary(Settings):
         "Ids, special tokens included. Not read with `file`.",
         "ids",
         ge=LEAST_VOCABULARY,
-        le=2**24,
     )
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
@@ -61,7 +172,6 @@ class Vocabulary(Settings):
         "Text to train the vocabulary on, picked by document hash from 8 times as much.",
         "MB",
         gt=0,
-        le=1e6,
     )
 
 
@@ -69,7 +179,7 @@ class Vocabulary(Settings):
 class Corpus(Settings):
     """Where text comes from and how it is cut into rows. A row is one packed training sequence."""
 
-    sources: dict[Text, Rate] = setting(
+    sources: dict[Text, Above0] = setting(
         lambda: {"installed_docs": 1.0},
         "Rate of each source in the mixture. A source is "
         "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
@@ -84,14 +194,14 @@ class Corpus(Settings):
     task_modules: tuple[Text, ...] = setting(
         (), "Python modules to import, so that `seqio:` names are registered."
     )
-    tfds_data_dir: Text | None = setting(None, "Folder of TFDS datasets. None is TFDS's own.")
-    sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8, le=2**20)
+    tfds_data_dir: Text | None = setting(
+        None, "Folder of TFDS datasets. None is TFDS's own.", free=True
+    )
+    sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float = setting(
         0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
     )
-    minimum_characters: int = setting(
-        0, "Shorter documents are left out.", "characters", ge=0, le=10**9
-    )
+    minimum_characters: int = setting(0, "Shorter documents are left out.", "characters", ge=0)
     document_filter: Text | None = setting(
         None, "Python function `module:function`. Leaves out documents for which it is False."
     )
@@ -101,14 +211,18 @@ class Corpus(Settings):
     skip_bad_files: bool = setting(
         False, "True leaves out files that cannot be read. False ends the command."
     )
-    rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.")
+    rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.", free=True)
     shuffle_shards: int = setting(
-        0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0, le=10**6
+        0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0
     )
     cache_gb: float = setting(
-        0.0, "Memory for rows read in place. 0 copies those in a bucket.", "GB", ge=0, le=1e5
+        0.0,
+        "Memory for rows read in place. 0 copies those in a bucket.",
+        "GB",
+        ge=0,
+        free=True,
     )
-    processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, le=4096)
+    processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, free=True)
 
     def check(self):
         self.require(len(self.sources) > 0, "sources must name at least one source")
@@ -204,18 +318,538 @@ class Masking(Settings):
 
 
 @declare
+class Model(Settings):
+    """The encoder, the decoder above it and the prediction head."""
+
+    layers: int = setting(12, "Layers of the encoder.", "layers", ge=1, part="encoder")
+    width: Positive = setting(768, "Size of a hidden state.", "values", part="encoder")
+    heads: Positive = setting(12, "Attention heads. They divide `width`.", "heads", part="encoder")
+    feed_forward: int = setting(
+        3072, "Width of the feed-forward block.", "values", ge=1, part="encoder"
+    )
+    feed_forward_gate: bool = setting(
+        False, "True multiplies the activation by a second linear map: GeGLU.", part="encoder"
+    )
+    normalization: typing.Literal["post", "pre"] = setting(
+        "post",
+        "Where LayerNorm stands: `post` after each sum (BERT), `pre` before each sublayer.",
+        part="encoder",
+    )
+    biases: bool = setting(
+        True,
+        "False leaves the biases out of the layers' linear maps and all normalizations.",
+        part="encoder",
+    )
+    decoder_layers: int = setting(
+        4,
+        "Layers of the decoder. 0 needs all [MASK]s in the encoder.",
+        "layers",
+        ge=0,
+        le=1000,
+        part="decoder",
+    )
+    decoder_width: Positive | None = setting(
+        None,
+        "Positive of the decoder, with heads of the encoder's size. None is `width`.",
+        "values",
+        part="decoder",
+    )
+    decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
+        "self",
+        "The decoder attends to its own states (self), those of the encoder (cross) or "
+        "both in turn.",
+        part="decoder",
+    )
+    decoder_causal: bool = setting(
+        False, "True hides later slots from its self-attention.", part="decoder"
+    )
+    decoder_slots: typing.Literal["all", "masked"] = setting(
+        "all", "Slots that the decoder computes. `masked` needs cross-attention.", part="decoder"
+    )
+    decoder_refills_mask: bool = setting(
+        True,
+        "True gives the decoder [MASK] also where the encoder saw a masked slot.",
+        part="decoder",
+    )
+    positions: typing.Literal["learned", "rotary"] = setting(
+        "learned",
+        "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.",
+        part="encoder",
+    )
+    rotary_theta: float = setting(
+        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, le=1e9, part="encoder"
+    )
+    local_attention: Count = setting(
+        0,
+        "Window of layers with local attention, half to each side. 0: no such layers.",
+        "tokens",
+        part="encoder",
+    )
+    global_every: Positive = setting(
+        3,
+        "With local attention, layers 0, n, 2n, ... attend to the whole segment.",
+        "layers",
+        part="encoder",
+    )
+    local_rotary_theta: float = setting(
+        10_000.0,
+        "Base in layers with local attention (`rotary_theta`).",
+        gt=1,
+        le=1e9,
+        part="encoder",
+    )
+    max_positions: int = setting(
+        512,
+        "The longest row that fits; rows of a learned table.",
+        "tokens",
+        ge=1,
+        le=2**20,
+        part="encoder",
+    )
+    token_types: int = setting(
+        0,
+        "Positive of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
+        "types",
+        ge=0,
+        part="encoder",
+    )
+    relative_buckets: typing.Literal["t5", "reference", "none"] = setting(
+        "t5",
+        "Relative position bias. `t5` loads into stock MPNet, `none` into stock RoBERTa.",
+        part="encoder",
+    )
+    num_buckets: int = setting(
+        32, "Buckets of the bias.", "buckets", ge=8, le=2**20, multiple_of=4, part="encoder"
+    )
+    max_distance: Positive = setting(
+        128, "From here on all pairs share a bucket.", "tokens", part="encoder"
+    )
+    relative_bias_init: typing.Literal["normal", "local"] = setting(
+        "normal", "How the bias starts. `local` is minus the distance times a slope per head."
+    )
+    decoder_relative_bias: bool = setting(
+        False,
+        "True gives the decoder a relative bias of its own, also if the encoder has none.",
+        part="decoder",
+    )
+    init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0)
+    unigram_bias: bool = setting(False, "True starts the head's bias at log frequencies.")
+    dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder. The decoder has none.")
+    attention_dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder's attention weights.")
+    layer_norm_eps: float = setting(
+        1e-5, "Added to the variance in layer normalisation.", gt=0, le=1, part="encoder"
+    )
+    family: Family | None = setting(
+        None,
+        "Stock family: decides sentence pairs, heads and the class of an export. "
+        "None is the first that fits.",
+        part="encoder",
+    )
+    dtype: typing.Literal["float32", "bfloat16"] = setting(
+        "float32", "Type of the computation. Parameters are float32."
+    )
+    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu", "pallas_gpu"] = setting(
+        "auto",
+        "What computes attention. `auto` is a fused kernel where the device has one.",
+        free=True,
+    )
+    rematerialise: bool = setting(False, "True recomputes layers in the backward pass.", free=True)
+    scan_layers: bool | None = setting(
+        None,
+        "True compiles one layer and loops over it, False each layer. None: True except on GPUs.",
+        free=True,
+    )
+    logit_tile: Positive | None = setting(
+        None,
+        "Masked tokens whose logits exist at a time. None is all of them.",
+        "tokens",
+        free=True,
+    )
+
+    def check(self):
+        wrong = f"width {self.width} is not divisible by heads {self.heads}"
+        self.require(self.width % self.heads == 0, wrong)
+        self.require(
+            self.max_distance > self.num_buckets // 2,
+            f"max_distance must exceed num_buckets / 2, got {self.max_distance}",
+        )
+        rotary, head = self.positions == "rotary", self.width // self.heads
+        self.require(
+            not rotary or self.relative_buckets == "none",
+            f"positions = 'rotary' needs relative_buckets = 'none', got {self.relative_buckets!r}",
+        )
+        self.require(
+            not rotary or not self.decoder_relative_bias,
+            "positions = 'rotary' needs decoder_relative_bias = False",
+        )
+        wrong = f"positions = 'rotary' needs heads of an even size, got width / heads = {head}"
+        self.require(not rotary or head % 2 == 0, wrong)
+        self.require(
+            rotary or self.local_attention == 0, "local_attention needs positions = 'rotary'"
+        )
+        self._check_decoder()
+
+    def _check_decoder(self):
+        self.require(
+            self.decoder_layers > 0 or self.has_plain_decoder,
+            "decoder_layers = 0 needs the defaults of decoder_width, decoder_attention, "
+            "decoder_causal and decoder_slots",
+        )
+        self.require(
+            self.decoder_slots == "all" or "cross" in self.decoder_attention,
+            "decoder_slots = 'masked' needs decoder_attention with 'cross'",
+        )
+        self.require(
+            not self.decoder_causal or "self" in self.decoder_attention,
+            "decoder_causal needs decoder_attention with 'self'",
+        )
+
+    def check_decoder_width(self):
+        """Raises ConfigError if heads of the encoder's size do not fill the decoder's width."""
+        width, head = self.decoder_width or 0, self.width // self.heads
+        wrong = f"decoder_width {width} is not a multiple of the encoder's head size {head}"
+        self.require(width % head == 0, wrong)
+
+    @property
+    def feed_forward_kernels(self) -> int:
+        """The number of matrices in a feed-forward block."""
+        return 3 if self.feed_forward_gate else 2
+
+    @property
+    def has_bert_blocks(self) -> bool:
+        """Whether the layers are BERT's: post-LN, biases, no gate, no rotary positions."""
+        kind = (self.normalization, self.positions, self.feed_forward_gate, self.biases)
+        return kind == ("post", "learned", False, True)
+
+    @property
+    def has_plain_decoder(self) -> bool:
+        """Whether the decoder is the paper's: the encoder's width, bidirectional self-attention."""
+        kind = (self.decoder_attention, self.decoder_causal, self.decoder_slots)
+        return self.decoder_width is None and kind == ("self", False, "all")
+
+    @property
+    def without_decoder(self) -> "Model":
+        """The model of the encoder alone. The settings of its decoder are those of the paper's."""
+        return dataclasses.replace(
+            self,
+            decoder_layers=0,
+            decoder_relative_bias=False,
+            decoder_width=None,
+            decoder_attention="self",
+            decoder_causal=False,
+            decoder_slots="all",
+        )
+
+    @property
+    def decoder(self) -> "Model":
+        """Model with the sizes of the decoder, or with those of the encoder if there is none.
+
+        No layer of a decoder has local attention.
+        """
+        width = self.decoder_width or self.width
+        heads = width * self.heads // self.width
+        feed_forward = max(width * self.feed_forward // self.width, 1)
+        sizes = {"width": width, "heads": heads, "feed_forward": feed_forward}
+        layers = self.decoder_layers or self.layers
+        return dataclasses.replace(self, layers=layers, local_attention=0, **sizes)
+
+
+@declare
+class Optimizer(Settings):
+    """AdamW as in the published code, or Muon. The learning rate rises linearly to its peak."""
+
+    kind: typing.Literal["adamw", "muon"] = setting(
+        "adamw",
+        "Rule that updates the weight matrices of the layers. AdamW updates all other "
+        "parameters. Fine-tuning accepts AdamW only.",
+    )
+    learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
+    muon_learning_rate: Above0 = setting(
+        2e-3, "Peak learning rate of the matrices that Muon updates."
+    )
+    warmup_steps: Count = setting(
+        10_000,
+        "Steps in which the rate rises from 0 to its peak. More steps than the run has "
+        "count as those of the run.",
+        "steps",
+    )
+    schedule: typing.Literal["linear", "wsd"] = setting(
+        "linear",
+        "After the warm-up, the rate falls to 0 over all other steps (linear) or over "
+        "the last ones (wsd).",
+    )
+    decay_share: ShareBelowOne = setting(
+        0.1, "With wsd, the share of all steps in which the rate falls."
+    )
+    b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
+    b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
+    eps: float = setting(1e-6, "Added to the denominator of Adam's update.", gt=0)
+    weight_decay: float = setting(0.01, "Decoupled from the gradient.", ge=0)
+    decay_norms_and_biases: bool = setting(
+        True, "False exempts biases and the scales of LayerNorms from the decay."
+    )
+    clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0)
+    ema_decay: ShareBelowOne = setting(
+        0.0,
+        "Decay, a step, of the average of the weights that is evaluated and exported. 0 is "
+        "none. Not in fine-tuning.",
+    )
+    freeze_encoder_steps: Count = setting(
+        0,
+        "First steps in which the weights of the encoder do not change. Fine-tuning ignores "
+        "this setting.",
+        "steps",
+    )
+
+
+@declare
 class Mesh(Settings):
     """How devices are divided. The product is the number of devices."""
 
     data: Axis = setting(
-        -1, "Data parallelism. One axis can be -1: it takes the devices that are left.", "devices"
+        -1,
+        "Data parallelism. One axis can be -1: it takes the devices that are left.",
+        "devices",
+        free=True,
     )
-    fsdp: Axis = setting(1, "Data parallelism with sharded parameters and moments.", "devices")
-    tensor: Axis = setting(1, "Tensor parallelism.", "devices")
+    fsdp: Axis = setting(
+        1, "Data parallelism with sharded parameters and moments.", "devices", free=True
+    )
+    tensor: Axis = setting(1, "Tensor parallelism.", "devices", free=True)
 
     def check(self):
         sizes = (self.data, self.fsdp, self.tensor)
         self.require(sizes.count(-1) <= 1, f"sizes can hold one -1 at most, got {sizes}")
+
+
+@declare
+class Run(Settings):
+    """The length of a run and what it leaves behind."""
+
+    train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
+    batch_size: Positive = setting(2048, "Positive of a step, over all devices and hosts.", "rows")
+    batch_size_ramp: tuple[tuple[Positive, Positive], ...] = setting(
+        (), "First batch sizes, ascending: (rows of a step, steps with it). Then `batch_size`."
+    )
+    accumulate: Positive = setting(
+        1, "Microbatches that a step is computed in.", "microbatches", free=True
+    )
+    seed: int = setting(
+        0,
+        "Seed of data order, weights and masks. All but the order use its last 32 bits.",
+        ge=0,
+    )
+    init_from: Text | None = setting(
+        None,
+        "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
+        free=True,
+    )
+    log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
+    eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
+    eval_rows: Positive = setting(4096, "Positive of an evaluation, the same each time.", "rows")
+    rank_every: Count = setting(
+        5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
+    )
+    checkpoint_every: Positive = setting(
+        5_000,
+        "Steps between checkpoints. One more is written before the mask rate or the batch "
+        "size changes.",
+        "steps",
+        free=True,
+    )
+    checkpoint_minutes: Above0 | None = setting(
+        None,
+        "A checkpoint also when this long has passed since the last one.",
+        "minutes",
+        free=True,
+    )
+    keep_checkpoints: Positive = setting(
+        3, "Newest checkpoints that are kept.", "checkpoints", free=True
+    )
+    keep_every: Positive | None = setting(
+        None, "Checkpoints at multiples of this step are kept too.", "steps", free=True
+    )
+
+    def check(self):
+        sizes = [size for _, size in self.named_batch_sizes]
+        self.require(
+            sizes == sorted(set(sizes)),
+            f"batch_size_ramp must ascend to batch_size {self.batch_size}, "
+            f"got {self.batch_size_ramp}",
+        )
+
+    @property
+    def named_batch_sizes(self) -> list[tuple[str, int]]:
+        """(name of the setting, rows of a step) of all batch sizes of the run, in their order."""
+        ramp = [("Run.batch_size_ramp", size) for size, _ in self.batch_size_ramp]
+        return [*ramp, ("Run.batch_size", self.batch_size)]
+
+
+class FileSettings(Settings):
+    """Base class of settings that name a training file and a dev file."""
+
+    def require_files(self, gin_file: str):
+        """Raises ConfigError when a file is not named. `gin_file` has the macros for both."""
+        for name, macro in (("train_file", "TRAIN_FILE"), ("dev_file", "DEV_FILE")):
+            is_named = getattr(self, name) is not None
+            remedy = f"Give --gin_file={gin_file} --gin.{macro}=FILE"
+            self.require(is_named, f"{name} is missing. {remedy}")
+
+
+@declare
+class Grid(Settings):
+    """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination.
+
+    `Optimizer` has the other settings of the optimiser. `Run` has the cadence.
+    """
+
+    seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
+    batch_size: Positive | tuple[Positive, ...] = setting(32, "Examples of a step.", "examples")
+    learning_rate: Above0 | tuple[Above0, ...] = setting(3e-5, "Its peak.")
+    epochs: Positive | tuple[Positive, ...] = setting(3, "Passes over the data.", "epochs")
+    small_task_epochs: Positive | tuple[Positive, ...] = setting(
+        (), "Tried as well below 10,000 training examples.", "epochs"
+    )
+    warmup: ShareBelowOne | tuple[ShareBelowOne, ...] = setting(
+        0.06, "Share of all steps until the peak."
+    )
+
+    def check(self):
+        for name in ("seeds", "batch_size", "learning_rate", "epochs", "warmup"):
+            self.require_distinct(name)
+            self.require(bool(self.listed(name)), f"{name} must hold a value")
+        self.require_distinct("small_task_epochs")
+
+
+@declare
+class Squad(Settings):
+    """SQuAD 1.1 and 2.0."""
+
+    question_length: Positive = setting(64, "Longest question, cut off there.", "tokens")
+    stride: Positive = setting(
+        128, "Distance of two windows' starts, at most half a window.", "tokens"
+    )
+    answer_length: Positive = setting(30, "Longest answer.", "tokens")
+    dev_share: ShareBelowOne = setting(
+        0.0, "Without a training file: share of the dev file's articles that is evaluated."
+    )
+
+
+@declare
+class CustomTask(FileSettings):
+    """The task `own`: one or two columns of text, and labels or a score, in your own files."""
+
+    train_file: Text | None = setting(
+        None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.", free=True
+    )
+    dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.", free=True)
+    columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
+    label: Text = setting("label", "Column of the label, labels or score.")
+    labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
+    label_separator: Text | None = setting(
+        None, "Separator of the labels in a cell. Set it if a text can have several, or none."
+    )
+    score_range: tuple[float, ...] = setting(
+        (), "In a regression: the lowest score that can occur, and the highest."
+    )
+
+    def check_complete(self):
+        """Raises ConfigError when a setting that the task `own` needs is missing."""
+        self.require_files("finetune/own.gin")
+        count = len(self.columns)
+        self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
+        self.require(
+            len({*self.columns, self.label}) == count + 1,
+            f"columns and label must be different columns, got {self.columns} and {self.label!r}",
+        )
+        if self.score_range:
+            self.require(
+                not self.labels, "labels and score_range are both given. Leave one of them out"
+            )
+            self.require(
+                self.label_separator is None,
+                "label_separator and score_range are both given. Leave one of them out",
+            )
+            low, high = self.score_range if len(self.score_range) == 2 else (0.0, 0.0)
+            self.require(
+                0 < high - low < math.inf,
+                f"score_range must be the lowest and the highest score, got {self.score_range}",
+            )
+            return
+        self.require(
+            len(set(self.labels)) == len(self.labels) > 1,
+            f"labels must name two classes or more, each once, got {self.labels}. "
+            "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead",
+        )
+        if self.label_separator is not None:
+            self.require(
+                self.label_separator == " " or not self.label_separator.isspace(),
+                f"label_separator={self.label_separator!r} separates cells or lines. "
+                "Choose another separator, as ','",
+            )
+            unclear = [label for label in self.labels if self.label_separator in label]
+            self.require(
+                not unclear,
+                f"labels: {unclear} contain the label_separator {self.label_separator!r}. "
+                "Choose another separator",
+            )
+
+
+@declare
+class Conll(FileSettings):
+    """The task `conll`: a label for each word, in your own files with a line for each word."""
+
+    train_file: Text | None = setting(
+        None,
+        "Columns between spaces or tabs, a blank line between sentences. It has all labels.",
+        free=True,
+    )
+    dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.", free=True)
+    word_column: int = setting(0, "Column of the word, from 0. -1 is the last.")
+    label_column: int = setting(-1, "Column of the label, from 0. -1 is the last.")
+
+    def check_complete(self):
+        """Raises ConfigError when a setting that the task `conll` needs is missing."""
+        self.require_files("finetune/conll.gin")
+
+
+@declare
+class Finetune(Settings):
+    """Fine-tuning on labelled tasks. The sections below have its other settings."""
+
+    tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
+    init_from: Text | None = setting(None, "The encoder, from --init_from.")
+    data_dir: Text | None = setting(
+        None,
+        "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.",
+        free=True,
+    )
+    evaluations: Positive = setting(
+        2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations"
+    )
+    eval_batch_size: Positive = setting(
+        64, "Examples of an evaluation step.", "examples", free=True
+    )
+    max_length: int = setting(
+        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
+    )
+    train_examples: Positive | None = setting(
+        None, "Size of the sample to train on, the same for every seed. None is all.", "examples"
+    )
+    dev_examples: Positive | None = setting(
+        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
+    )
+    grid: Grid = section(Grid)
+    squad: Squad = section(Squad)
+    custom: CustomTask = section(CustomTask)
+    conll: Conll = section(Conll)
+
+    def check(self):
+        self.require_distinct("tasks")
+        if "own" in self.listed("tasks"):
+            self.custom.check_complete()
+        if "conll" in self.listed("tasks"):
+            self.conll.check_complete()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,21 +933,23 @@ class Experiment:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-ALL_SECTIONS = (*SECTIONS, *config_finetune.SECTIONS)
+FINETUNE_SECTIONS = (Finetune, Grid, Squad, CustomTask, Conll)
+ALL_SECTIONS = (*SECTIONS, *FINETUNE_SECTIONS)
 
 
 def sections(experiment: Experiment) -> list[Settings]:
-    """All sections of an experiment. A section that lies in another one comes after it."""
+    """Returns all sections of an experiment. A section that lies in another one follows it."""
     parts = []
     for field in dataclasses.fields(experiment):
         part = getattr(experiment, field.name)
         if part is not None:
-            parts += [part, *part.sections()]
+            inner = (getattr(part, name) for name in type(part).__pydantic_fields__)
+            parts += [part, *(value for value in inner if isinstance(value, Settings))]
     return parts
 
 
 def values(experiment: Experiment) -> dict[str, typing.Any]:
-    """{"Section.field": value} of all settings."""
+    """Returns {"Section.field": value} of all settings."""
     return {
         f"{type(part).__name__}.{name}": getattr(part, name)
         for part in sections(experiment)
@@ -321,5 +957,82 @@ def values(experiment: Experiment) -> dict[str, typing.Any]:
     }
 
 
+def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = ()) -> list[str]:
+    """Returns the settings that differ and may not, as lines `Section.field: old -> new`.
+
+    Args:
+        old: The recorded settings.
+        new: The current settings.
+        also_free: Beginnings of names ("Section.field") that may differ, beside the free settings.
+    """
+    if (old.finetune is None) != (new.finetune is None):
+        return ["one pretrains, the other fine-tunes"]
+    free = {
+        f"{cls.__name__}.{name}"
+        for cls in ALL_SECTIONS
+        for name in field_names(cls)
+        if cls.__pydantic_fields__[name].json_schema_extra["free"]
+    }
+    after = values(new)
+    return [
+        f"{name}: {value!r} -> {after[name]!r}"
+        for name, value in values(old).items()
+        if value != after[name] and name not in free and not name.startswith(also_free)
+    ]
+
+
+PAGE = """# Configuration
+
+`python -m maelm_jax.config > docs/configuration.md` prints this page from the declarations in
+`maelm_jax/config.py`.
+
+Bind a setting in a gin file (`Model.layers = 6`) or on the command line
+(`--gin.Model.layers=6`). The command line replaces what a file says. Macros are short names for
+the settings that change most often. `configs/base.gin` defines `TRAIN_STEPS`, `BATCH_SIZE`,
+`SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES`. `configs/finetune/base.gin` defines those of
+fine-tuning. Give a macro or the setting that it stands for, not both.
+
+A wrong value or name ends the command with exit status 2 and one line that names the setting. A
+resumed run keeps its settings, except those marked *free*, which change no past step.
+"""
+
+
+def render_page() -> str:
+    """Returns docs/configuration.md: for each section, a table of its fields."""
+    lines = [PAGE]
+    for cls in ALL_SECTIONS:
+        schema = pydantic.TypeAdapter(cls).json_schema()["properties"]
+        lines += [f"## {cls.__name__}", "", " ".join(cls.__doc__.split()), ""]
+        lines += ["| setting | values | default | unit | meaning |", "|---|---|---|---|---|"]
+        for name in field_names(cls):
+            field = cls.__pydantic_fields__[name]
+            extra = field.json_schema_extra
+            default = f"`{field.get_default(call_default_factory=True)!r}`"
+            label = f"`{name}`" + (" (free)" if extra["free"] else "")
+            cells = (label, _values(schema[name]), default, extra["unit"], field.description)
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _values(schema: dict) -> str:
+    """Returns the values that a JSON schema accepts, in words."""
+    if choices := schema.get("anyOf"):
+        return " or ".join(map(_values, choices))
+    if choices := schema.get("enum", [schema["const"]] if "const" in schema else None):
+        return ", ".join(f"`{choice!r}`" for choice in choices)
+    words = {"null": "None", "string": "text", "object": "a dict", "array": "a list"}
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+        "multipleOf": "a multiple of",
+    }
+    limits = [f"{word} {schema[key]:g}" for key, word in bounds.items() if key in schema]
+    kind = schema["type"]
+    return " ".join([words.get(kind, kind), " and ".join(limits)]).strip()
+
+
 if __name__ == "__main__":
-    sys.stdout.write(page(ALL_SECTIONS))
+    sys.stdout.write(render_page())

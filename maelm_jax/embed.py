@@ -53,8 +53,7 @@ def main(argv: list[str]) -> int:
 
     loaded = encoder.Encoder.load(args.workdir, args.step)
     if experiment is not None:
-        free = (*setting_changes.FREE_ON_RESUME, "Model.dtype")
-        setting_changes.check_workdir(args.workdir, experiment, free)
+        setting_changes.check_workdir(args.workdir, experiment, ("Model.dtype",))
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
         loaded = dataclasses.replace(loaded, model=model)
     if args.max_length is not None:
@@ -106,5 +105,10 @@ def save(path: str, vectors: np.ndarray):
             np.save(file, vectors)
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-embed`, or `python -m maelm_jax.embed`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

@@ -145,11 +145,16 @@ def _flags() -> argparse.ArgumentParser:
     step = "step of the checkpoints to measure; default: the newest of each run"
     flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
     flags.add_argument("--all_steps", action="store_true", help="measure every checkpoint")
-    seed = cli.whole_number(0, 2**32 - 1)
+    seed = cli.whole_number(0)
     flags.add_argument("--seed", type=seed, help="with --text: of the masks; default 0")
     flags.add_argument("--output", metavar="FILE", help="the JSON file to write")
     return flags
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-evaluate`, or `python -m maelm_jax.evaluate`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

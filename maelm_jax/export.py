@@ -168,5 +168,10 @@ def _print_reports(reports: list[dict] | None, unverified: str):
             )
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-export`, or `python -m maelm_jax.export`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

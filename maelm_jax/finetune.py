@@ -34,7 +34,7 @@ import argparse
 import logging
 import pathlib
 
-from maelm_jax import cli, config, paths, setting_changes, storage
+from maelm_jax import cli, config, paths, storage
 
 # Settings of pretraining that have no effect here, and the settings that do the same.
 REPLACED = {
@@ -112,7 +112,7 @@ def _check(args: argparse.Namespace, bindings: list[str]):
             raise config.ConfigError(
                 f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
             )
-        if setting_changes.is_listed(name, UNREAD) and name not in READ:
+        if name.startswith(UNREAD) and name not in READ:
             raise config.ConfigError(f"--gin.{binding}: fine-tuning does not read {name}")
 
 
@@ -169,7 +169,6 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
     paths.check_folder("--workdir", args.workdir)
     known = table.labels(pathlib.Path(args.workdir))
     plan = experiments.plan(args.init_from, args.gin_file, bindings, args.step, known)
-    cli.deterministic_operations(any(one.experiment.run.deterministic for one in plan.planned))
 
     import jax
 
@@ -184,5 +183,10 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
         return runs.run_all(pathlib.Path(args.workdir), plan)
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-finetune`, or `python -m maelm_jax.finetune`."""
     cli.run(main, trains=True, advice=cli.FINETUNE_MEMORY)
+
+
+if __name__ == "__main__":
+    command()

@@ -101,5 +101,10 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-plan`, or `python -m maelm_jax.plan`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

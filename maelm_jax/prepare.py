@@ -84,7 +84,7 @@ def _flags() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--hosts",
-        type=cli.whole_number(1, 10_000),
+        type=cli.whole_number(1),
         default=1,
         metavar="N",
         help="machines that share the work",
@@ -95,9 +95,7 @@ def _flags() -> argparse.ArgumentParser:
         metavar="I",
         help="tokenise one part only, from 0; needs --shards",
     )
-    parser.add_argument(
-        "--shards", type=cli.whole_number(1, 10_000), metavar="N", help="number of parts"
-    )
+    parser.add_argument("--shards", type=cli.whole_number(1), metavar="N", help="number of parts")
     parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
     parser.add_argument(
         "--skip_bad_files",
@@ -168,5 +166,10 @@ def number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-prepare`, or `python -m maelm_jax.prepare`."""
     cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

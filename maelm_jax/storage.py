@@ -1,27 +1,24 @@
 """Atomic file writes, and folders in buckets (gs://, s3://) through fsspec.
 
-Small reads from a bucket are slow, and a bucket cannot append to a file. So rows, which are read
-at random, are copied to this machine once, or fetched as whole files into memory. Metrics and
-TensorBoard files are written to a local folder, which is copied to the bucket. Checkpoints are
-written to the bucket directly, because Orbax writes few large objects.
+Small reads from a bucket are slow, and a bucket cannot append to a file. So metrics and TensorBoard
+files are written to a local folder, which is copied to the bucket. Checkpoints are written to the
+bucket directly, because Orbax writes few large objects.
 """
 
 import contextlib
 import errno
 import fcntl
-import functools
 import hashlib
+import json
 import logging
 import os
 import pathlib
 import shutil
-import threading
 import time
 import typing
 
-from maelm_jax import settings
+from maelm_jax.config import ConfigError, RunError
 
-POLL_SECONDS = 1.0  # between attempts to lock
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 log = logging.getLogger(__name__)
 
@@ -30,30 +27,67 @@ log = logging.getLogger(__name__)
 def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
     """Opens a temporary file for bytes that replaces `path` when the block ends.
 
-    If the block raises, the temporary file is removed and `path` is unchanged. A reader never sees
-    a partly written file, even if the writer is killed.
+    A reader never sees a partly written file, even if the writer is killed or the machine loses
+    power: the file is flushed before it is renamed, and its folder afterwards. If the block raises,
+    `path` is unchanged.
 
     Raises:
         FileNotFoundError: The folder does not exist. It is not created, because somebody may have
             removed it on purpose.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(
-        f"{path.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_native_id()}.tmp"
-    )
+    temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
+        flush_folder(path.parent)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def flush_folder(path: str | os.PathLike):
+    """Makes the names in a folder survive a loss of power (fsync)."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write(path: str | os.PathLike, content: bytes | str):
     """Writes a file atomically (`atomic_file`). A `str` is encoded as UTF-8."""
     with atomic_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike, remedy: str = "is it damaged, or of another kind?"):
+    """Context manager that turns any error about the content of a file into one line.
+
+    Args:
+        path: The file that the block reads and parses.
+        remedy: How to correct the problem.
+
+    Raises:
+        ConfigError: The block raised another error than OSError, RunError or ConfigError.
+    """
+    try:
+        yield
+    except (ConfigError, RunError, OSError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ConfigError(f"{path} cannot be read ({reason}); {remedy}") from error
+
+
+def read_json(path: str | os.PathLike) -> typing.Any:
+    """Reads a JSON file. Raises ConfigError if it is not JSON."""
+    with reading(path):
+        return json.loads(pathlib.Path(path).read_bytes())
 
 
 def try_lock(file: typing.BinaryIO | int) -> bool:
@@ -100,7 +134,7 @@ def in_bucket(path: str | os.PathLike) -> bool:
 def require_local(path: str):
     """Raises ConfigError if `path` is in a bucket, for code that supports local folders only."""
     if in_bucket(path):
-        raise settings.ConfigError(
+        raise ConfigError(
             f"{path}: only train and prepare know buckets; "
             "give a folder of this machine (gcloud storage cp -r copies one)"
         )
@@ -122,45 +156,6 @@ def local_path(path: str) -> pathlib.Path:
     return folder
 
 
-def reaching(function: typing.Callable) -> typing.Callable:
-    """Decorates a function of a path, so that a refusal or failure of a bucket is one line.
-
-    The libraries of buckets raise many types of exceptions, also an OSError without a number.
-
-    Raises:
-        RunError: The bucket refuses or does not answer.
-    """
-
-    @functools.wraps(function)
-    def call(path, *arguments, **options):
-        try:
-            return function(path, *arguments, **options)
-        except FileNotFoundError:
-            raise
-        except Exception as error:
-            without_number = isinstance(error, OSError) and error.errno is None
-            if not in_bucket(path) or not (without_number or is_of_bucket(error)):
-                raise
-            raise unreachable(path, error) from error
-
-    return call
-
-
-def is_of_bucket(error: Exception) -> bool:
-    """Returns whether an error comes from a library of buckets."""
-    libraries = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs")
-    return type(error).__module__.partition(".")[0] in libraries
-
-
-def unreachable(path: str, error: Exception) -> settings.RunError:
-    """Returns the error for a bucket that refuses or does not answer."""
-    return settings.RunError(
-        f"{path}: the bucket cannot be reached now ({settings.described(error)}); check its name "
-        "and your permissions, then give the same command again"
-    )
-
-
-@reaching
 def folders_with(path: str, pattern: str, manifest: str) -> dict[str, float]:
     """Returns the subfolders of a bucket's folder that hold a file `manifest`.
 
@@ -177,7 +172,6 @@ def folders_with(path: str, pattern: str, manifest: str) -> dict[str, float]:
     return {name.split("/")[-2]: files.modified(name).timestamp() for name in manifests}
 
 
-@reaching
 def fetch_folders(
     path: str, pattern: str, manifest: str, parent: pathlib.Path, depth: int | None = None
 ):
@@ -201,7 +195,7 @@ def fetch_folders(
             continue
         with open(parent / f".{target.name}.lock", "wb") as lock:
             while not try_lock(lock):  # another process of this machine copies it
-                time.sleep(POLL_SECONDS)
+                time.sleep(1.0)
             if target.is_dir():
                 continue
             arriving = parent / f".{target.name}.{os.uname().nodename}.partial"
@@ -214,7 +208,6 @@ def fetch_folders(
                 shutil.rmtree(arriving, ignore_errors=True)
 
 
-@reaching
 def fetch_files(path: str, names: typing.Sequence[str]):
     """Copies files of a bucket's folder into `local_path(path)`.
 
@@ -224,12 +217,12 @@ def fetch_files(path: str, names: typing.Sequence[str]):
     for name in names:
         target = local_path(path) / name
         if files.exists(f"{root}/{name}"):
+            target.parent.mkdir(parents=True, exist_ok=True)
             write(target, files.cat_file(f"{root}/{name}"))
         else:
             target.unlink(missing_ok=True)
 
 
-@reaching
 def send(path: str):
     """Copies all files of `local_path(path)` to the bucket, except temporary and lock files.
 
@@ -244,7 +237,6 @@ def send(path: str):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
 
 
-@reaching
 def remove(path: str, name: str):
     """Deletes a file from `local_path(path)` and from the bucket, if it is there."""
     (local_path(path) / name).unlink(missing_ok=True)
@@ -270,7 +262,7 @@ def file_system(path: str):
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         files, root = fsspec.url_to_fs(path, use_listings_cache=False)
     except ImportError as error:
-        raise settings.ConfigError(
+        raise ConfigError(
             f"{path}: {error}; pip install '.[bucket]' has what buckets need"
         ) from error
     return files, root.rstrip("/")

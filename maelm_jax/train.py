@@ -17,7 +17,7 @@ checkpoint. Exit status: 0 done, 143 stopped by SIGTERM after saving a checkpoin
 import logging
 import time
 
-from maelm_jax import cli, setting_changes, settings, workdirs
+from maelm_jax import cli, setting_changes, settings, storage, workdirs
 
 
 def main(argv: list[str]) -> int:
@@ -47,6 +47,8 @@ def main(argv: list[str]) -> int:
             f"--workdir={args.workdir}: Orbax writes no checkpoints to s3://; "
             "give gs://..., or a folder on a disk that all processes share"
         )
+    if not storage.in_bucket(args.workdir):
+        cli.require_writable("--workdir", f"{args.workdir}/config.gin")
     if experiment.finetune:
         raise settings.ConfigError(
             "train pretrains: give the finetune files to python -m maelm_jax.finetune"
@@ -70,5 +72,10 @@ def main(argv: list[str]) -> int:
             return run.pretrain(options, experiment, encoder_source)
 
 
-if __name__ == "__main__":
+def command():
+    """Runs `maelm-train`, or `python -m maelm_jax.train`."""
     cli.run(main, trains=True, advice=cli.TRAIN_MEMORY)
+
+
+if __name__ == "__main__":
+    command()

@@ -13,7 +13,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 
 # Top to bottom. A module imports from its own layer and from those below it.
 LAYERS = (
-    {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan", "commands"},
+    {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan"},
     {"pretraining", "finetuning"},
     {"analysis", "encoders", "planning"},
     {"training"},
@@ -21,9 +21,9 @@ LAYERS = (
     {"model"},
     {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
     {"gin_files"},
-    {"gin_reader"},
-    {"config", "config_finetune", "config_model", "config_optimizer", "config_run", "config_files"},
-    {"settings", "special_ids", "storage", "json_files", "tables", "plotting"},
+    {"settings", "storage", "json_files"},
+    {"config"},
+    {"special_ids", "tables", "plotting"},
 )
 
 

@@ -120,7 +120,7 @@ def test_an_installed_wheel_trains_from_any_folder(wheel, tmp_path):
 @pytest.mark.slow
 def test_an_editable_installation_reads_the_configs_of_the_checkout(tmp_path):
     installed = fresh_environment(tmp_path / "fresh", "-e", ROOT)
-    query = "import maelm_jax; from maelm_jax import config_files; print(maelm_jax.__file__, config_files.CONFIGS)"
+    query = "import maelm_jax; from maelm_jax import gin_files; print(maelm_jax.__file__, gin_files.CONFIGS)"
     done = run_in(tmp_path / "elsewhere", installed / "python", "-c", query)
     assert done.stdout.split() == [str(ROOT / "maelm_jax" / "__init__.py"), str(ROOT / "configs")], done.stderr
     done = run_in(tmp_path / "elsewhere", installed / "maelm-train", "--gin_file=missing.gin")

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import http.server
 import json
 import os
 import pathlib
@@ -22,7 +21,6 @@ from maelm_jax.analysis import runs
 from maelm_jax.data import block_files, prepared_folders, rows_dir, rows_in_place, sources, store
 from maelm_jax.data.documents import Unavailable
 from maelm_jax.encoders import source
-from maelm_jax.pretraining import start
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
@@ -187,38 +185,20 @@ def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch
     assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}
 
 
-@pytest.mark.parametrize("code", [401, 403])  # 503 is tried again for two minutes first
-def test_a_bucket_that_refuses_is_one_line(tmp_path, monkeypatch, code):
-    class Refuses(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            content = json.dumps({"error": {"code": code, "message": "Backend Error"}}).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+def test_a_write_is_whole_or_absent(tmp_path):
+    storage.write(tmp_path / "file", "one")
+    with pytest.raises(OSError), storage.atomic_file(tmp_path / "file") as file:
+        file.write(b"half")
+        raise OSError
+    assert (tmp_path / "file").read_text() == "one" and len(list(tmp_path.iterdir())) == 1
 
-        def log_message(self, *_):
-            pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("gcsfs.GCSFileSystem.retries", 1, raising=False)
-    corpus = config.Corpus(text_files="gs://refusing/*.txt", rows_dir=str(tmp_path / "rows"))
-    in_bucket = config.Corpus(text_files="*.txt", rows_dir="gs://refusing/rows")
-    calls = (
-        lambda: list(sources.documents_of(f"files:{corpus.text_files}", corpus)),
-        lambda: rows_dir.fetch(in_bucket, "*", "store.json"),
-        lambda: storage.fetch_files("gs://refusing/run", ["config.gin"]),
-        lambda: storage.remove("gs://refusing/run", "origin.json"),
-        lambda: start._has_checkpoint("gs://refusing/run"),
-    )
-    for call in calls:
-        with pytest.raises(config.RunError, match="gs://refusing/.*: the bucket cannot be reached now .*the same command again"):
-            call()
-    server.shutdown()
-    server.server_close()
+def test_an_error_about_the_content_of_a_file_names_it(tmp_path):
+    (tmp_path / "cut.json").write_text('{"a": ')
+    with pytest.raises(config.ConfigError, match=r"cut\.json.*JSONDecodeError"):
+        storage.read_json(tmp_path / "cut.json")
+    with pytest.raises(FileNotFoundError):
+        storage.read_json(tmp_path / "absent.json")
 
 
 def test_an_empty_name_of_the_cache_is_none(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, setting_changes, storage, workdirs
+from maelm_jax import config, gin_files, storage, workdirs
 from maelm_jax.analysis import ranks
 from maelm_jax.data import batches, rows, sources, vocabularies
 from maelm_jax.model import maelm
@@ -168,7 +168,7 @@ def other_masks(run: TrainedRun) -> list[str]:
     """Describes how the masks of the measurement differ from those of the run's settings."""
     if run.training is None:
         return []
-    changes = setting_changes.differences(run.training.evaluated, run.experiment.evaluated)
+    changes = config.differences(run.training.evaluated, run.experiment.evaluated)
     of_masks = [change for change in changes if change.startswith("Masking.")]
     if not of_masks:
         return []

@@ -39,7 +39,6 @@ PASSING_NUMBERS = (
 )
 
 
-@storage.reaching
 def expand(pattern: str) -> list[str]:
     """Returns the files and folders that a glob pattern matches, sorted.
 
@@ -88,13 +87,8 @@ def opened(path: str) -> typing.Iterator[typing.BinaryIO]:
     """Opens a file for bytes."""
     if storage.in_bucket(path):
         files, name = storage.file_system(path)
-        try:
-            with files.open(name, "rb") as file:
-                yield file
-        except Exception as error:
-            if not storage.is_of_bucket(error):
-                raise
-            raise storage.unreachable(path, error) from error
+        with files.open(name, "rb") as file:
+            yield file
     else:
         with open(path, "rb") as file:
             yield file
@@ -130,7 +124,6 @@ class Version(typing.NamedTuple):
     content_hash: str | None  # hash that stands for the content; None if it must be read
 
 
-@storage.reaching
 def version(path: str) -> Version:
     """Looks up the present state of a file.
 

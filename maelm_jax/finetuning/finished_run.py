@@ -6,7 +6,7 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import config, gin_files, setting_changes
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabularies
 from maelm_jax.finetuning import batches, input_format, predictor, results, table, tasks
 from maelm_jax.finetuning.task_data import DevSet
@@ -14,7 +14,6 @@ from maelm_jax.finetuning.task_data import DevSet
 # Settings that change where examples come from and how they are computed, not what is predicted of
 # them. SQuAD's say how answers are read from the scores.
 FREE = (
-    *setting_changes.FREE_ON_RESUME,
     "Model.dtype",
     "Finetune.max_length",
     "Squad.",
@@ -87,7 +86,7 @@ def read(workdir: str | None, bindings: list[str], flag: str) -> FinishedRun:
     if recorded.finetune is None:
         raise config.ConfigError(f"{saved}: no settings of fine-tuning. Is it a fine-tuning run?")
     experiment = gin_files.load([str(saved)], bindings)
-    if changes := setting_changes.differences(recorded, experiment, FREE):
+    if changes := config.differences(recorded, experiment, FREE):
         raise config.ConfigError(
             f"{flag} uses the settings of the run in --workdir, and these differ from them: "
             f"{'; '.join(changes)}. Leave them out"

@@ -12,7 +12,7 @@ import shutil
 
 import numpy as np
 
-from maelm_jax import config, gin_files, json_files, setting_changes
+from maelm_jax import config, gin_files, json_files
 from maelm_jax.finetuning import initial_encoder, results
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
@@ -219,8 +219,8 @@ def _check_settings(folder: pathlib.Path, experiment: config.Experiment):
         name = initial_encoder.normalised(recorded.finetune.init_from)
         same_spelling = dataclasses.replace(recorded.finetune, init_from=name)
         recorded = dataclasses.replace(recorded, finetune=same_spelling)
-    free = (*setting_changes.FREE_ON_RESUME, *UNREAD)
-    if changes := setting_changes.differences(recorded, experiment, free):
+    free = UNREAD
+    if changes := config.differences(recorded, experiment, free):
         raise config.ConfigError(
             f"{folder} holds a run with other settings ({'; '.join(changes)}): "
             "give another --workdir, or the same settings"

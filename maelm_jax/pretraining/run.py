@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from maelm_jax import config, setting_changes, storage
+from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, vocabularies, vocabulary_training
 from maelm_jax.encoders import origin, source
@@ -204,7 +204,7 @@ def record_start(
         encoder_source: What the run starts from if `done` is 0. None: random weights.
     """
     if before:
-        changes = setting_changes.differences(before.experiment, setup.experiment, free=())
+        changes = config.differences(before.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)

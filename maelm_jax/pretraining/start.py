@@ -61,7 +61,6 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     return ResolvedSource(adopted.experiment, encoder_source)
 
 
-@storage.reaching
 def _has_checkpoint(workdir: str) -> bool:
     """Returns whether a workdir has a complete checkpoint.
 

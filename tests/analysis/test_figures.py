@@ -9,10 +9,10 @@ import pytest
 from matplotlib import pyplot
 from testing import flat_lines
 
-from maelm_jax import config_files, plotting
+from maelm_jax import gin_files, plotting
 from maelm_jax.analysis import figures
 
-RESULTS = json.loads((config_files.CONFIGS.parent / "docs" / "miniature" / "ranks.json").read_text())
+RESULTS = json.loads((gin_files.CONFIGS.parent / "docs" / "miniature" / "ranks.json").read_text())
 for run in RESULTS["runs"]:  # the file is older than these entries
     run |= {"fine_tuned": run["started_from"] is not None, "rank_curve": {"steps": [], "ranks": []}}
 STYLES = dict(zip((run["name"] for run in RESULTS["runs"]), plotting.line_styles(), strict=False))

@@ -5,13 +5,13 @@ import types
 
 import pytest
 
-from maelm_jax import config, config_files
+from maelm_jax import config, gin_files
 from maelm_jax.finetuning import experiments, initial_encoder, runs
 from maelm_jax.finetuning import grid as grid_module
 from maelm_jax.training import sharding
 
 
-@pytest.mark.parametrize("path", sorted((config_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
 def test_every_config_loads_on_a_pretrained_run(path, pretrained):
     files = {"base": ["finetune/base.gin", "finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(
         path.stem, [f"finetune/{path.name}"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ablations import LENGTH, ROWS, SIZE, SPECIAL, draw, encoded, is_masked, load, make, make_model, some_rows
 
-from maelm_jax import config, config_files
+from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking, model_inputs
 from maelm_jax.training import sharding, step
 
@@ -31,8 +31,7 @@ SELDOM = (
     "whole_words",
 )
 FILES = [
-    pytest.param(path.stem, marks=pytest.mark.slow if path.stem in SELDOM else ())
-    for path in sorted((config_files.CONFIGS / "ablations").glob("*.gin"))
+    pytest.param(path.stem, marks=pytest.mark.slow if path.stem in SELDOM else ()) for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))
 ]
 
 
