@@ -8,41 +8,39 @@ import jax
 import numpy as np
 import tqdm
 
-from maelm_jax.analysis import curves, moments, ranks, runs
+from maelm_jax import config
+from maelm_jax.analysis import moments, ranks, runs
 from maelm_jax.model import attention_choice, keys, maelm
-from maelm_jax.training import checkpoint_params
-
-MOST_SETS = 100  # more sets take more batches and narrow the intervals little
+from maelm_jax.training import checkpoint_params, metrics
 
 
-def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
+def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
     """Measures one run.
 
     Args:
         run: The run.
         rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens for the confidence intervals, at most.
+        sets: Disjoint sets of tokens, at most.
         seed: Seed of the masks.
 
     Returns:
         Everything that the report needs, ready for JSON.
     """
-    experiment, training, curve = run.experiment, run.training, curves.NO_CURVE
-    if training:
-        curve = curves.heldout_curve(run.workdir, training, run.step)
-    unmasked = runs.unmasked_tokens(run, rows)
-    possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
+    experiment, training = run.experiment, run.training
+    unmasked = runs.count_unmasked(run, rows)
+    possible_sets = count_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
-    measure_batch = _compiled(run, rows.shape[1])
-    moments_by_set = _moments_of_sets(run, measure_batch, rows, possible_sets, seed)
+    measure_batch = _compile(run, rows.shape[1])
+    moments_by_set = _measure_sets(run, measure_batch, rows, possible_sets, seed)
     layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    lines = metrics.read(run.path) if training else []
     return {
         "name": run.name,
-        "workdir": run.workdir,
+        "workdir": run.path,
         "step": run.step,
-        "started_from": runs.started_from(experiment),
+        "started_from": (experiment.finetune or experiment.run).init_from,
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -55,23 +53,54 @@ def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed:
             for kind in moments.TOKEN_KINDS
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
-        "curve": curve,
+        "curve": read_loss_curve(lines, training, run.step),
         "fine_tuned": experiment.finetune is not None,
-        "rank_curve": curves.rank_curve(run.workdir),
+        "rank_curve": read_rank_curve(lines),
     }
 
 
-def number_of_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
-    """Number of disjoint sets: `requested`, or fewer so that each can have a rank.
+def read_loss_curve(
+    lines: list[dict], training: config.Experiment | None, last_step: int
+) -> dict[str, list]:
+    """Returns the evaluations of a pretraining run until `last_step`.
+
+    Args:
+        lines: The run's metrics.jsonl.
+        training: Settings of the run, or None if they are not known.
+        last_step: Evaluations after this step are left out.
+
+    Returns:
+        Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
+    """
+    evaluations = [line for line in lines if "unigram" in line and line["step"] <= last_step]
+    a_step = training.run.batch_size * training.corpus.sequence_length if training else 0
+    return {
+        "tokens": [line["step"] * a_step for line in evaluations],
+        "losses": [line["eval_loss"] for line in evaluations],
+        "unigrams": [line["unigram"] for line in evaluations],
+    }
+
+
+def read_rank_curve(lines: list[dict]) -> dict[str, list]:
+    """Returns the ranks that a run logged: lists `steps` and `ranks` (last layer, no [MASK])."""
+    lines = [line for line in lines if "rank_plain_last" in line]
+    return {
+        "steps": [line["step"] for line in lines],
+        "ranks": [line["rank_plain_last"] for line in lines],
+    }
+
+
+def count_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
+    """Returns the number of disjoint sets: `requested`, or fewer so that each can have a rank.
 
     A set consists of whole rows. A margin of a tenth allows for rows of different lengths.
     """
     with_enough_tokens = unmasked * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
-    return max(1, min(requested, MOST_SETS, rows, with_enough_tokens))
+    return max(1, min(requested, rows, with_enough_tokens))
 
 
-def ranks_by_step(
-    run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+def measure_steps(
+    run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
 ) -> list[dict]:
     """Measures the ranks of the last layer at every checkpoint of a run.
 
@@ -79,23 +108,27 @@ def ranks_by_step(
         run: The run.
         rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens for the confidence intervals.
+        sets: Disjoint sets of tokens.
         seed: Seed of the masks.
 
     Returns:
-        For each checkpoint {"step": its step, name of a set of tokens: its ranks}, ready for JSON.
+        For each checkpoint {"step": its step, kind of tokens: its ranks}, ready for JSON.
     """
-    measure_batch = _compiled(run, rows.shape[1], layers=(run.experiment.model.layers,))
+    measure_batch = _compile(run, rows.shape[1], layers=(run.experiment.model.layers,))
     result = []
-    for step in checkpoint_params.all_steps(run.workdir):
+    for step in checkpoint_params.all_steps(run.path):
         checkpoint = runs.at_step(run, step)
-        moments_by_set = _moments_of_sets(checkpoint, measure_batch, rows, sets, seed)
-        result.append({"step": step} | ranks.without_spectra(moments_by_set, 0, tau))
+        moments_by_set = _measure_sets(checkpoint, measure_batch, rows, sets, seed)
+        described = ranks.describe(moments_by_set, 0, tau)
+        for kind in (*moments.TOKEN_KINDS, "all"):
+            for large in ("spectrum", "centred_spectrum", "use_of_dimensions"):
+                described[kind].pop(large, None)
+        result.append(described | {"step": step})
     return result
 
 
-def _compiled(
-    run: runs.TrainedRun, length: int, layers: tuple[int, ...] | None = None
+def _compile(
+    run: runs.MeasuredRun, length: int, layers: tuple[int, ...] | None = None
 ) -> collections.abc.Callable:
     """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
@@ -112,14 +145,14 @@ def _compiled(
     return jax.jit(measure_on_one_device)
 
 
-def _moments_of_sets(
-    run: runs.TrainedRun,
+def _measure_sets(
+    run: runs.MeasuredRun,
     measure_batch: collections.abc.Callable,
     rows: np.ndarray,
     sets: int,
     seed: int,
 ) -> list[dict[str, moments.Moments]]:
-    """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
+    """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
     key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [

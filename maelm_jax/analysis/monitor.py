@@ -86,7 +86,7 @@ class RankMonitor:
         result = {}
         for name in ("plain", "real", "all"):
             tokens = moments_of_set[name]
-            if ranks.enough(tokens.count, self._width):
+            if ranks.has_rank(tokens.count, self._width):
                 for layer, depth in enumerate(("middle", "last")):
                     spectrum = ranks.spectrum(tokens.second(layer))
                     result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, ranks.TAU)

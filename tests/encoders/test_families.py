@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.analysis import encoders  # noqa: E402
+from maelm_jax.analysis import runs  # noqa: E402
 from maelm_jax.encoders import adoption, families, inference, source, verify, weight_files  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
@@ -154,7 +154,7 @@ def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_r
 
 def test_local_attention_is_measured_and_its_compact_encoder_is_refused(tmp_path, vocabulary):
     folder = stock_folder(tmp_path / "stock", "modernbert-local", "AutoModel", vocabulary)
-    [run] = encoders.open_encoders([str(folder)], "some.txt")
+    [run] = runs.open_encoders([str(folder)], "some.txt")
     assert run.experiment.model.local_attention == 8
     encoder_source = source.find(str(folder))
     with pytest.raises(config.ConfigError, match="Model.local_attention .* set Masking.compact to False") as error:
