@@ -94,7 +94,7 @@ class Model(Settings):
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32."
     )
-    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu", "pallas_gpu"] = setting(
+    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
         "auto", "What computes attention. `auto` is a fused kernel where the device has one."
     )
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.")

@@ -9,7 +9,7 @@ import numpy as np
 import tqdm
 
 from maelm_jax.analysis import curves, moments, ranks, runs
-from maelm_jax.model import attention_choice, keys, maelm
+from maelm_jax.model import attention, keys, maelm
 from maelm_jax.training import checkpoint_params
 
 MOST_SETS = 100  # more sets take more batches and narrow the intervals little
@@ -106,7 +106,7 @@ def _compiled(
     measure = moments.measure(graph, masking, length, special, layers)
 
     def measure_on_one_device(*arguments):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return measure(*arguments)
 
     return jax.jit(measure_on_one_device)

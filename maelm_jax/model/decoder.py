@@ -10,9 +10,9 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config
 from maelm_jax.model import layers, stack
-from maelm_jax.model.attention import Mask, ScoreTerms, rotations
+from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.model_inputs import SlotInfo
-from maelm_jax.model.positions import RelativeBias
+from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
 
 
 class Decoder(nnx.Module):
@@ -75,6 +75,6 @@ class Decoder(nnx.Module):
             bias = self.relative_bias(queries.positions, dtype, keys.positions)
             terms = terms._replace(bias=bias)
         if self.settings.positions == "rotary":
-            turned = rotations(self.settings, queries.positions, keys.positions)
+            turned = compute_rotations(self.settings, queries.positions, keys.positions)
             terms = terms._replace(rotations=turned)
         return terms

@@ -97,7 +97,7 @@ class Attention(nnx.Module):
         context: Float[Array, "B S D"],
         terms: attention.ScoreTerms,
         keys: Key[Array, " B"] | None = None,
-    ) -> attention.Attended:
+    ) -> attention.AttentionOutput:
         """Lets each token of `x` attend to the tokens of `context`.
 
         Args:
@@ -109,36 +109,17 @@ class Attention(nnx.Module):
         Returns:
             The output, without the residual connection, and the carrier of `terms`.
         """
-        attended = attention.attention(
+        output = attention.attend(
             self.query(x),
             self.key(context),
             self.value(context),
             heads=self.heads,
             terms=terms,
-            dropout=attention.Dropout(self.dropout, keys),
+            dropout_rate=self.dropout,
+            dropout_keys=keys,
             backend=self.backend,
         )
-        return attended._replace(states=self.out(attended.states))
-
-    def prepare_terms(
-        self,
-        terms: attention.ScoreTerms,
-        x: Float[Array, "B T D"],
-        context: Float[Array, "B S D"],
-        has_dropout: bool,
-    ) -> attention.ScoreTerms:
-        """Computes once what each layer of a stack adds to its scores."""
-        call = attention.Call(
-            heads=self.heads,
-            head_size=x.shape[2] // self.heads,
-            queries=x.shape[1],
-            keys=context.shape[1],
-            dtype=x.dtype,
-            dropout_rate=self.dropout if has_dropout else 0.0,
-            has_bias=terms.bias is not None,
-            has_dense_mask=terms.local is not None,
-        )
-        return attention.prepare_terms(terms, call, self.backend)
+        return output._replace(states=self.out(output.states))
 
 
 class FeedForward(nnx.Module):
@@ -208,7 +189,7 @@ class Block(nnx.Module):
         is_first: Bool[Array, ""],
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
-    ) -> attention.Attended:
+    ) -> attention.AttentionOutput:
         """Applies the layer.
 
         Args:
@@ -234,7 +215,7 @@ class Block(nnx.Module):
             x = save_for_backward(self._residual(x, y) + self.cross_attention(y, *cross).states)
         y = norms[-1](x)
         x = self._residual(x, y) + dropout(self.feed_forward(y), self.dropout, feed_forward_keys)
-        return attention.Attended(x, carrier)
+        return attention.AttentionOutput(x, carrier)
 
     def _norms_between_parts(self) -> list[LayerNorm]:
         """Returns the LNs after the layer's first part and before its last."""

@@ -15,11 +15,17 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import keys, layers, ops, stack
-from maelm_jax.model.attention import Mask, ScoreTerms, rotations
+from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_window
+from maelm_jax.model.positions import (
+    MASKED_OUT,
+    Mask,
+    RelativeBias,
+    compute_rotations,
+    within_window,
+)
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -82,7 +88,7 @@ class Encoder(nnx.Module):
         if settings.relative_buckets != "none":
             terms = terms._replace(bias=self.relative_bias(positions, dtype))
         if settings.positions == "rotary":
-            terms = terms._replace(rotations=rotations(settings, positions, positions))
+            terms = terms._replace(rotations=compute_rotations(settings, positions, positions))
         if settings.local_attention:
             terms = terms._replace(local=self._local_terms(positions, segments, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
@@ -96,7 +102,7 @@ class Encoder(nnx.Module):
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
         near = within_window(positions, settings.local_attention, dtype)
         mask = jnp.minimum(Mask(segments, segments).as_bias(dtype), near)
-        return ScoreTerms(mask=mask, rotations=rotations(settings, positions, positions))
+        return ScoreTerms(mask=mask, rotations=compute_rotations(settings, positions, positions))
 
 
 class Head(nnx.Module):

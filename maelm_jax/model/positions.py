@@ -14,11 +14,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from maelm_jax import config
 
 MASKED_OUT = -1e9  # finite: softmax over a row without any visible key then gives no NaN
+
+
+class Mask(typing.NamedTuple):
+    """Which keys a query sees: those of its own segment. Keys of segment 0 are empty."""
+
+    queries: Int[Array, "B T"]  # segments
+    keys: Int[Array, "B S"]  # segments
+    causal: bool = False  # True also hides the keys at later slots than the query's
+
+    def as_bias(self, dtype: jnp.dtype) -> Float[Array, "B 1 T S"]:
+        """Returns the mask as a term of the scores: 0 at keys that are seen, -1e9 at others.
+
+        The axis of size 1 stands for all heads.
+        """
+        same: Bool[Array, "B T S"] = self.queries[:, :, None] == self.keys[:, None, :]
+        seen = same & (self.keys > 0)[:, None, :]
+        if self.causal:
+            seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
+        return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
 def bucket_of_distance(settings: config.Model) -> np.ndarray:
@@ -198,7 +217,14 @@ class Rotation(typing.NamedTuple):
     sin: Float[Array, "B T P"]
 
 
-def rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rotation:
+class Rotations(typing.NamedTuple):
+    """Rotary positions of the queries and of the keys."""
+
+    queries: Rotation
+    keys: Rotation
+
+
+def compute_rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rotation:
     """Returns the rotation of each slot (Su et al. 2021, arXiv 2104.09864).
 
     Pair i turns by position * theta^(-2 i / head_size).
@@ -207,6 +233,17 @@ def rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rota
     frequencies = jnp.asarray(1.0 / np.float32(theta) ** exponents)
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None]
     return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def compute_rotations(
+    settings: config.Model, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
+) -> Rotations:
+    """Returns the rotary positions of queries and keys."""
+    head_size = settings.width // settings.heads
+    return Rotations(
+        compute_rotation(queries, head_size, settings.rotary_theta),
+        compute_rotation(keys, head_size, settings.rotary_theta),
+    )
 
 
 def rotate(x: Float[Array, "B T D"], by: Rotation, heads: int) -> Float[Array, "B T D"]:

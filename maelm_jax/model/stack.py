@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention, attention_choice, layers, ops
+from maelm_jax.model import attention, layers, ops
 from maelm_jax.model.layers import Block
 
 
@@ -86,10 +86,10 @@ def are_scanned(settings: config.Model, platform: str) -> bool:
 
     Args:
         settings: The model.
-        platform: As `attention_choice.platform_of` returns it.
+        platform: As `attention.Target` has it.
     """
     chosen = settings.scan_layers
-    return platform not in ("gpu", "rocm") if chosen is None else chosen
+    return platform != "gpu" if chosen is None else chosen
 
 
 def run(
@@ -124,9 +124,13 @@ def run(
     graph, state = nnx.split(blocks)
     norms = _input_norms(blocks)
     depth = jax.tree.leaves(state)[0].shape[0]
+    rate = 0.0 if keys is None else settings.attention_dropout
     if blocks.attends_to != "cross":
-        terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
-    cross = _prepare_cross_attention(blocks, x, cross)
+        terms = _prepare_terms(terms, settings, x, x, rate)
+    if cross is not None:
+        # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
+        cross_terms = _prepare_terms(cross.terms, settings, x, cross.states, 0.0)
+        cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
     def body(carry, layer):
         (x, carrier), (index, parameters, norm) = carry, layer
@@ -141,10 +145,13 @@ def run(
         carry = block(x, layer_terms, norm, is_first, layer_keys, cross)
         return carry, carry.states if all_layers else None
 
-    platform = attention_choice.current_target().platform
+    platform = attention.current_target().platform
     scanned = are_scanned(settings, platform)
     body = _recomputing(body, settings.rematerialise, scanned, platform)
-    start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
+    start, numbers = (
+        attention.AttentionOutput(x, terms.carrier),
+        jnp.arange(depth, dtype=jnp.uint32),
+    )
     unroll = 1 if scanned else depth
     last, sums = jax.lax.scan(body, start, (numbers, state, norms.params), unroll=unroll)
     # Entry 0 of `norms` is the LN after the last layer.
@@ -186,9 +193,11 @@ def _recomputing(
         body: The forward pass of a layer.
         saves_nothing: Whether only the layer's input is kept (`Model.rematerialise`).
         scanned: Whether the layers are a loop.
-        platform: As `attention_choice.platform_of` returns it.
+        platform: As `attention.Target` has it.
     """
-    policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
+    policy = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention.saves_cudnn_outputs
+    )
     if saves_nothing:
         policy = jax.checkpoint_policies.nothing_saveable
     # Without a loop, XLA merges the recomputation with the forward pass and keeps the values, so
@@ -211,17 +220,14 @@ def _terms_of_layer(
     return jax.tree.map(of_kind, terms._replace(local=None), terms.local)
 
 
-def _prepare_cross_attention(
-    blocks: Block,
+def _prepare_terms(
+    terms: attention.ScoreTerms,
+    settings: config.Model,
     x: Float[Array, "B T D"],
-    cross: layers.CrossAttentionInputs | None,
-) -> layers.CrossAttentionInputs | None:
-    """Computes once what every layer adds to the scores of cross-attention.
-
-    It has no carrier: the gradients of its bias are left to XLA to sum.
-    """
-    if cross is None:
-        return None
-    module = blocks.attention if blocks.attends_to == "cross" else blocks.cross_attention
-    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout=False)
-    return cross._replace(terms=terms._replace(carrier=None))
+    context: Float[Array, "B S D"],
+    dropout_rate: float,
+) -> attention.ScoreTerms:
+    """Computes once what each layer adds to the scores of the attention of x to context."""
+    has_bias = terms.bias is not None
+    call = attention.describe_call(settings, x.shape[1], context.shape[1], dropout_rate, has_bias)
+    return attention.prepare_terms(terms, call, settings.attention_backend)

@@ -17,7 +17,7 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.data import batches, packing, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention_choice, keys, maelm
+from maelm_jax.model import attention, keys, maelm
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import row_record, run_rows, step
 
@@ -260,7 +260,7 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return loss_fn(params, part, numbers, key, False)
 
     tokens, unigram_loss = int((rows != vocabulary.pad).sum()), _unigram(model, parts)

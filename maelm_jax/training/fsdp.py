@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from maelm_jax.model import attention_choice, stack
+from maelm_jax.model import attention, stack
 from maelm_jax.training import sharding
 
 
@@ -41,7 +41,7 @@ def each_device(
     in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
     def traced_for_mesh(*arguments):
-        with attention_choice.traced_for(attention_choice.target_of(mesh)):
+        with attention.trace_for(attention.mesh_target(mesh)):
             return function(*arguments)
 
     return jax.shard_map(
