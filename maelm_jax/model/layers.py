@@ -12,7 +12,7 @@ import typing
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
@@ -154,16 +154,23 @@ class CrossAttentionInputs(typing.NamedTuple):
 AttendsTo = typing.Literal["self", "self+cross", "cross"]
 
 
+class LayerState(typing.NamedTuple):
+    """What a layer hands to the next one."""
+
+    total: Float[Array, "B T D"]  # the sum of the residual connections
+    states: Float[Array, "B T D"]  # the same after LayerNorm
+    carrier: Float[Array, "B H T S"] | None  # of `attention.ScoreTerms`
+
+
 class Block(nnx.Module):
-    """One Transformer layer: attention, then feed-forward, each with a residual connection.
+    """One Transformer layer: attention, then feed-forward.
 
-    It takes and returns the sum x of a residual connection. The layer that reads a sum normalizes
-    it, so that the backward pass keeps sums only and computes the normalized states again.
+    Each part reads normalized states y and adds its output to a sum: x = r + part(y), y = LN(x).
+    Post-LN adds to the normalized states, r = y. Pre-LN adds to the sum before, r = x.
 
-    Post-LN: y = LN(x); x = y + attention(y); y = LN(x); x = y + feed_forward(y). The first of these
-    LNs is the one after the feed-forward block of the layer before.
-    Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)).
-    The first layer of a stack has no LN before its attention.
+    So every LayerNorm follows a part and has its name. In a pre-LN stack, the `feed_forward_norm`
+    of a layer is what stock models call the next layer's attention norm, and that of the last layer
+    is their final norm. The first layer reads the embeddings.
 
     With "self+cross", cross-attention stands between the two. With "cross", `attention` is
     cross-attention.
@@ -178,54 +185,44 @@ class Block(nnx.Module):
             self.cross_attention = Attention(settings, rngs)
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
-        self.normalizes_first = settings.normalization == "pre"
+        self.is_pre_norm = settings.normalization == "pre"
         self.dropout = settings.dropout
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        state: LayerState,
         terms: attention.ScoreTerms,
-        norm: LayerNorm,
-        is_first: Bool[Array, ""],
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
-    ) -> attention.AttentionOutput:
+    ) -> LayerState:
         """Applies the layer.
 
         Args:
-            x: The sum that the previous layer returned.
+            state: What the previous layer returned.
             terms: What changes the scores of self-attention.
-            norm: Normalizes x. A post-LN layer is given the LN of the layer before.
-            is_first: Whether this is the first layer of its stack, which does not normalize x.
             keys: Keys of dropout, one for each row. None: no dropout.
             cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:
-            The new sum, and the carrier of `terms`.
+            What the next layer reads.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
-        norms = self._norms_between_parts()
-        y = jnp.where(is_first, x, norm(x))
-        context, context_terms = cross if self.attends_to == "cross" else (y, terms)
-        output, carrier = self.attention(y, context, context_terms, weight_keys)
-        x = self._residual(x, y) + dropout(output, self.dropout, attention_keys)
-        x = save_for_backward(x)
+        x, y, carrier = state
+        if self.attends_to == "cross":
+            output = self.attention(y, *cross, weight_keys).states
+        else:
+            terms = terms._replace(carrier=carrier)
+            output, carrier = self.attention(y, y, terms, weight_keys)
+        x = self._add(x, y, dropout(output, self.dropout, attention_keys))
+        y = self.attention_norm(x)
         if self.attends_to == "self+cross":
-            y = norms[0](x)
-            x = save_for_backward(self._residual(x, y) + self.cross_attention(y, *cross).states)
-        y = norms[-1](x)
-        x = self._residual(x, y) + dropout(self.feed_forward(y), self.dropout, feed_forward_keys)
-        return attention.AttentionOutput(x, carrier)
+            x = self._add(x, y, self.cross_attention(y, *cross).states)
+            y = self.cross_attention_norm(x)
+        x = self._add(x, y, dropout(self.feed_forward(y), self.dropout, feed_forward_keys))
+        return LayerState(x, self.feed_forward_norm(x), carrier)
 
-    def _norms_between_parts(self) -> list[LayerNorm]:
-        """Returns the LNs after the layer's first part and before its last."""
-        norms = [self.attention_norm, self.feed_forward_norm]
-        if self.attends_to == "self+cross":
-            norms.insert(1, self.cross_attention_norm)
-        return norms[1:] if self.normalizes_first else norms[:-1]
-
-    def _residual(
-        self, x: Float[Array, "B T D"], normalized: Float[Array, "B T D"]
+    def _add(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], output: Float[Array, "B T D"]
     ) -> Float[Array, "B T D"]:
-        """Returns what the output of a part is added to, given the sum x and LN(x)."""
-        return x if self.normalizes_first else normalized
+        """Returns the sum after a part that read y, the normalized x."""
+        return save_for_backward((x if self.is_pre_norm else y) + output)

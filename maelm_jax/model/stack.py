@@ -62,11 +62,7 @@ def _gathered(parameters, dtype: jnp.dtype):
 
 
 def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self") -> Block:
-    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N.
-
-    In a pre-LN stack, `attention_norm` of the first layer normalizes the sum after the last layer,
-    because the first layer has no LN before its attention.
-    """
+    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
 
     def block(key) -> Block:
         return Block(settings, nnx.Rngs(key), attends_to)
@@ -109,7 +105,7 @@ def run(
     Args:
         blocks: A result of `create`. Parameters that are `Scattered` are gathered one layer at a
             time, in the forward pass and again in the backward pass.
-        x: States that enter the first layer.
+        x: Normalized states that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
@@ -118,12 +114,10 @@ def run(
         all_layers: True returns the states after each layer, not only after the last.
 
     Returns:
-        The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`. They are
-        normalized: the attention of the next layer reads them like this.
+        The normalized states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
-    graph, state = nnx.split(blocks)
-    norms = _input_norms(blocks)
-    depth = jax.tree.leaves(state)[0].shape[0]
+    graph, parameters = nnx.split(blocks)
+    depth = jax.tree.leaves(parameters)[0].shape[0]
     rate = 0.0 if keys is None else settings.attention_dropout
     if blocks.attends_to != "cross":
         terms = _prepare_terms(terms, settings, x, x, rate)
@@ -132,56 +126,23 @@ def run(
         cross_terms = _prepare_terms(cross.terms, settings, x, cross.states, 0.0)
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
-    def body(carry, layer):
-        (x, carrier), (index, parameters, norm) = carry, layer
-        parameters = _gathered(parameters, x.dtype)
+    def body(state, layer):
+        index, parameters = layer
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        block = nnx.merge(graph, parameters)
-        is_first, is_global = index == 0, index % settings.global_every == 0
-        layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
-        norm = nnx.merge(norms.graph, norm)
-        carry = block(x, layer_terms, norm, is_first, layer_keys, cross)
-        return carry, carry.states if all_layers else None
+        block = nnx.merge(graph, _gathered(parameters, x.dtype))
+        layer_terms = _terms_of_layer(terms, index % settings.global_every == 0)
+        state = block(state, layer_terms, layer_keys, cross)
+        return state, state.states if all_layers else None
 
     platform = attention.current_target().platform
     scanned = are_scanned(settings, platform)
     body = _recomputing(body, settings.rematerialise, scanned, platform)
-    start, numbers = (
-        attention.AttentionOutput(x, terms.carrier),
-        jnp.arange(depth, dtype=jnp.uint32),
-    )
+    start, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     unroll = 1 if scanned else depth
-    last, sums = jax.lax.scan(body, start, (numbers, state, norms.params), unroll=unroll)
-    # Entry 0 of `norms` is the LN after the last layer.
-    if not all_layers:
-        return norms.apply(jax.tree.map(lambda p: p[0], norms.params), last.states)
-    next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms.params)
-    return jax.vmap(norms.apply)(next_norms, sums)
-
-
-class _InputNorms(typing.NamedTuple):
-    """The LNs that normalize what each layer reads."""
-
-    graph: nnx.GraphDef
-    params: nnx.State  # [N, D]
-
-    def apply(self, params, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Normalizes x with the parameters of one LN."""
-        return nnx.merge(self.graph, params)(x)
-
-
-def _input_norms(blocks: Block) -> _InputNorms:
-    """Returns the LNs that normalize what each layer reads.
-
-    Entry 0 is the LN that follows the last layer, because layer 0 reads its input as it is. `run`
-    applies that LN to the last sum.
-    """
-    if blocks.normalizes_first:
-        return _InputNorms(*nnx.split(blocks.attention_norm))
-    graph, norms = nnx.split(blocks.feed_forward_norm)
-    return _InputNorms(graph, jax.tree.map(lambda p: jnp.roll(p, 1, axis=0), norms))
+    last, states = jax.lax.scan(body, start, (numbers, parameters), unroll=unroll)
+    return states if all_layers else last.states
 
 
 def _recomputing(

@@ -179,12 +179,12 @@ def test_gradients_are_the_same_however_they_are_computed(architecture, way):
 
 
 @pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
-def test_of_each_layer_the_backward_pass_keeps_three_arrays_of_states(architecture):
-    """Its input, the sum after attention and attention's output; beside queries, keys, values and the inner product."""
+def test_of_each_layer_the_backward_pass_keeps_four_arrays_of_states(architecture):
+    """Its input, the sums after attention and feed-forward, attention's output; beside queries, keys, values, the inner product."""
     graph, params, inputs = make(**architecture)
     _, backward = jax.vjp(lambda p: maelm.apply(graph, p).encode(inputs), params)
     states = (TINY["layers"], *inputs.encoder_slots.shape, TINY["width"])
-    assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 3
+    assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 4
 
 
 def test_bfloat16_follows_float32():

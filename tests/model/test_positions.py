@@ -112,9 +112,11 @@ def test_rotated_scores_depend_on_distances_only():
     q, k = (jnp.asarray(rng.normal(size=(1, 1, 16)).astype(np.float32)) for _ in range(2))
 
     def scores(query: int, key: int) -> np.ndarray:
-        a, b = (positions.rotate(x, positions.rotation(jnp.full((1, 1), at, jnp.int32), 8, 100.0), heads=2) for x, at in ((q, query), (k, key)))
+        a, b = (
+            positions.rotate(x, positions.compute_rotation(jnp.full((1, 1), at, jnp.int32), 8, 100.0), heads=2) for x, at in ((q, query), (k, key))
+        )
         return np.asarray((a * b).reshape(2, 8).sum(1))
 
     np.testing.assert_allclose(scores(7, 3), scores(104, 100), rtol=1e-4, atol=1e-5)
     assert np.abs(scores(7, 3) - scores(7, 4)).min() > 1e-2
-    np.testing.assert_array_equal(positions.rotate(q, positions.rotation(jnp.zeros((1, 1), jnp.int32), 8, 100.0), heads=2), q)
+    np.testing.assert_array_equal(positions.rotate(q, positions.compute_rotation(jnp.zeros((1, 1), jnp.int32), 8, 100.0), heads=2), q)
