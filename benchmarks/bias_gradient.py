@@ -90,7 +90,7 @@ def table_gradient(experiment: config.Experiment, backend: str, dtype: str):
     setup = training_setup.set_up(experiment)
     loss = step.pretraining_loss(experiment, setup.graph, setup.special)
     numbers = jax.numpy.arange(len(setup.ids), dtype=jax.numpy.uint32)
-    key = keys.of_stream(experiment.run.seed, keys.TRAIN_STREAM)
+    key = keys.make_stream_key(experiment.run.seed, keys.TRAIN_STREAM)
 
     @jax.jit
     def gradient(params):

@@ -198,7 +198,6 @@ SETTINGS = [
     "Masking.keep_fraction=-1",
     "Masking.random_fraction=0.5",
     "Masking.renumber=no",
-    "Masking.compact=0",
     "Model.layers=0",
     "Model.layers=-2",
     "Model.layers=100000",

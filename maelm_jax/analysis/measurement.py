@@ -120,7 +120,7 @@ def _moments_of_sets(
     seed: int,
 ) -> list[dict[str, moments.Moments]]:
     """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
-    key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    key, bounds = keys.make_key(seed), np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(

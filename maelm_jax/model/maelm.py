@@ -241,7 +241,7 @@ def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> 
 def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
     """Returns the encoder's parameters as a dict of jax.ShapeDtypeStruct."""
     init = _define_encoder(settings, vocabulary_size, pad_id).init
-    return jax.eval_shape(init, keys.of_seed(0))
+    return jax.eval_shape(init, keys.make_key(0))
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

@@ -41,12 +41,10 @@ def budget(masking: config.Masking, length: int) -> Budget:
         length: L, tokens.
 
     Returns:
-        V and M. V is rounded up to a multiple of 8, at most L. Without `masking.compact` it is L.
+        V and M. V is rounded up to a multiple of 8, at most L.
     """
     slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)
-    if not masking.compact:
-        return Budget(length, masked)
     visible = (
         length
         - math.floor(masking.rate * length)
@@ -189,7 +187,8 @@ def draw(
         row_keys: One key for each row.
         ids: Tokens of packed rows.
         masking: The settings of masking.
-        sizes: Result of `budget` for these settings and L.
+        sizes: Result of `budget` for these settings and L. With a larger V of L, the encoder reads
+            whole rows with empty slots, and computes the same function.
         special: Ids of special tokens.
 
     Returns:

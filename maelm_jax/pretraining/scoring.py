@@ -228,7 +228,6 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
                 random_fraction=0.0,
                 keep_fraction=0.0,
                 renumber=False,
-                compact=True,
             ),
         )
         for model in models
@@ -256,7 +255,7 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
     parts = np.concatenate([rows, padding]).reshape(-1, size, rows.shape[1])
     graph, _ = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     loss_fn = step.pretraining_loss(experiment, graph, vocabulary.special)
-    key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
+    key = keys.make_stream_key(experiment.run.seed, keys.EVALUATION_STREAM)
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):

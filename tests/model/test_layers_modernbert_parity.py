@@ -108,7 +108,7 @@ def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(mo
         return loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs).loss_nats
 
     value, gradient = jax.jit(jax.value_and_grad(total))(params)
-    targets, weights = (np.asarray(x) for x in loss.targets(inputs))
+    targets, weights = (np.asarray(x) for x in loss.gather_targets(inputs))
     slots = torch.tensor(np.asarray(inputs.masked_slots)).long().clamp(max=LENGTH - 1)
     masked = torch.tensor(np.asarray(inputs.encoder_ids)).long()
     logits = stock(masked, attention_mask=torch.tensor(ids != 1)).logits

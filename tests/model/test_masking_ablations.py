@@ -129,11 +129,12 @@ def test_renumbered_positions_hide_where_tokens_were_dropped():
 def test_compact_is_full_length(name):
     """Invariant 3, forward, for the variants that touch slots or positions."""
     logits = []
-    for compact in (True, False):
-        _, graph, params, inputs = make(name, f"Masking.compact={compact}", "Masking.rate=0.4")
+    for full_length in (False, True):
+        experiment, graph, params, _ = make(name, "Masking.rate=0.4")
+        inputs = draw(experiment.masking, some_rows(), full_length)
         real = np.asarray(inputs.masked_slots) < LENGTH
         logits.append(np.asarray(jax.jit(lambda p, x, g=graph: maelm.apply(g, p)(x))(params, inputs))[real])
-        assert (inputs.encoder_slots.shape[1] < LENGTH) == (compact and name != "whole_words")
+        assert (inputs.encoder_slots.shape[1] < LENGTH) == (not full_length and name != "whole_words")
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-4)
 
 
