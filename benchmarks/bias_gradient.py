@@ -58,12 +58,11 @@ def attention_gradient(experiment: config.Experiment, backend: str, dtype: str):
     arrays = jax.random.normal(jax.random.key(0), shape).astype(jnp.bfloat16).astype(dtype)
     numbers = jnp.broadcast_to(jnp.arange(slots), shape[2:4])
     graph, table = flax.nnx.split(positions.RelativeBias(model, flax.nnx.Rngs(0)))
-    model = dataclasses.replace(model, dtype=dtype)
-    call = attention.describe_call(model, slots, slots, dropout_rate=0.0, has_bias=True)
+    model = dataclasses.replace(model, dtype=dtype, attention_backend=backend)
 
     def total(table):
         bias = flax.nnx.merge(graph, table)(numbers, arrays.dtype)
-        terms = attention.prepare_terms(attention.ScoreTerms(bias), call, backend)
+        terms = attention.prepare_terms(attention.ScoreTerms(bias), model, slots, slots, 0.0)
 
         def layer(carrier, inputs):
             q, k, v, d_states = inputs

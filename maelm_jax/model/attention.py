@@ -125,41 +125,34 @@ def choose_backend(requested: str, call: Call, target: Target) -> Choice:
     Raises:
         ConfigError: The requested backend cannot compute the call.
     """
-    if requested == "xla":
-        return Choice("xla", "as set")
     fused = {"gpu": "cudnn", "tpu": "pallas_tpu"}.get(target.platform)
-    obstacle = _find_obstacle(fused if requested == "auto" else requested, call, target)
-    if requested != "auto":
-        if obstacle:
-            raise config.ConfigError(
-                f"Model.attention_backend='{requested}' cannot compute this attention: {obstacle}. "
-                "Use 'auto' or 'xla'"
-            )
-        interpreted = requested == "pallas_tpu" and target.platform != "tpu"
-        return Choice(
-            requested, "as set, in Pallas' interpreter: slow" if interpreted else "as set"
-        )
-    if fused is None:
+    backend = fused if requested == "auto" else requested
+    if backend is None:
         return Choice("xla", f"the platform is {target.platform}")
-    if call.dtype != jnp.bfloat16:
-        obstacle = f"the dtype is {call.dtype}, not bfloat16"
-    elif target.devices > 1 and not target.sharded_rows:
-        obstacle = f"XLA shards the arrays over {target.devices} devices"
+    if backend == "xla":
+        return Choice("xla", "as set")
+    find_obstacle = _find_cudnn_obstacle if backend == "cudnn" else _find_tpu_obstacle
+    obstacle = find_obstacle(call, target)
+    if requested == "auto":
+        if call.dtype != jnp.bfloat16:
+            obstacle = f"the dtype is {call.dtype}, not bfloat16"
+        elif target.devices > 1 and not target.sharded_rows:
+            obstacle = f"XLA shards the arrays over {target.devices} devices"
+        if obstacle:
+            return Choice("xla", f"{backend} cannot compute it: {obstacle}")
+        return Choice(backend, f"{call.dtype} on {target.device_kind}")
     if obstacle:
-        return Choice("xla", f"{fused} cannot compute it: {obstacle}")
-    return Choice(fused, f"{call.dtype} on {target.device_kind}")
-
-
-def _find_obstacle(backend: str | None, call: Call, target: Target) -> str | None:
-    """Says why a fused backend cannot compute a call. None: it can."""
-    if backend == "cudnn":
-        return _find_cudnn_obstacle(call, target)
-    if backend == "pallas_tpu":
-        return _find_tpu_obstacle(call, target)
-    return None
+        raise config.ConfigError(
+            f"Model.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
+            "Use 'auto' or 'xla'"
+        )
+    if backend == "pallas_tpu" and target.platform != "tpu":
+        return Choice(backend, "as set, in Pallas' interpreter: slow")
+    return Choice(backend, "as set")
 
 
 def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
+    """Says why cuDNN cannot compute a call. None: it can."""
     if not target.has_cudnn:
         return f"{target.device_kind} is no NVIDIA GPU of the Ampere generation or a later one"
     if call.dropout_rate > 0:
@@ -177,6 +170,7 @@ def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
 
 
 def _find_tpu_obstacle(call: Call, target: Target) -> str | None:
+    """Says why the TPU kernels cannot compute a call. None: they can."""
     if call.has_dense_mask:
         return "layers attend within a window, and the kernel compares segments only"
     kernel_heads = attention_tpu.heads_per_step(call.head_size)
@@ -267,7 +261,9 @@ def attend(
     return AttentionOutput(states, terms.carrier)
 
 
-def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> ScoreTerms:
+def prepare_terms(
+    terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
+) -> ScoreTerms:
     """Computes once what all layers of a stack add to their scores.
 
     The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
@@ -275,10 +271,14 @@ def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> Score
 
     Args:
         terms: What each layer adds.
-        call: Shapes and dtype of each layer's attention.
-        backend: `Model.attention_backend`.
+        model: As for `describe_call`, like queries, keys and dropout_rate.
+        queries: Slots of a row that attend.
+        keys: Slots of a row that they attend to.
+        dropout_rate: Dropout of the attention weights.
     """
-    uses_kernels = choose_backend(backend, call, current_target()).backend == "pallas_tpu"
+    call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
+    choice = choose_backend(model.attention_backend, call, current_target())
+    uses_kernels = choice.backend == "pallas_tpu"
     if uses_kernels and terms.bias is None:
         return terms
     terms = _merge_mask(terms, call.dtype)

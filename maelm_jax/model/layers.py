@@ -52,13 +52,15 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
+def create_embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
     """Returns a table of `rows` vectors of the model's width."""
     init = nnx.initializers.normal(settings.init_std)
     return nnx.Param(init(rngs.params(), (rows, settings.width), jnp.float32))
 
 
-def zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+def zero_empty_slots(
+    x: Float[Array, "B T D"], segments: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
     """Returns x with 0 at empty slots (segment 0)."""
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
 

@@ -18,13 +18,13 @@ from maelm_jax.model import keys, layers, ops, stack
 from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
-from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
+from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
 from maelm_jax.model.positions import (
     MASKED_OUT,
     Mask,
     RelativeBias,
     compute_rotations,
-    within_window,
+    make_window_mask,
 )
 
 
@@ -37,12 +37,16 @@ class Encoder(nnx.Module):
     """The encoder, which is kept after pretraining. With MAE-LM it reads visible tokens only."""
 
     def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
-        table = layers.embedding(table_rows(vocabulary_size), settings, rngs)
+        table = layers.create_embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
         if settings.positions == "learned":
-            self.position_embedding = layers.embedding(settings.max_positions, settings, rngs)
+            self.position_embedding = layers.create_embedding(
+                settings.max_positions, settings, rngs
+            )
         if settings.token_types:
-            self.token_type_embedding = layers.embedding(settings.token_types, settings, rngs)
+            self.token_type_embedding = layers.create_embedding(
+                settings.token_types, settings, rngs
+            )
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = RelativeBias(settings, rngs)
@@ -83,24 +87,24 @@ class Encoder(nnx.Module):
             x = x + jnp.take(self.position_embedding[...], positions, axis=0)
         x = x.astype(dtype)
         keys = ops.split_keys(keys, 2)
-        x = layers.zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
+        x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         terms = ScoreTerms(mask=Mask(segments, segments))
         if settings.relative_buckets != "none":
             terms = terms._replace(bias=self.relative_bias(positions, dtype))
         if settings.positions == "rotary":
             terms = terms._replace(rotations=compute_rotations(settings, positions, positions))
         if settings.local_attention:
-            terms = terms._replace(local=self._local_terms(positions, segments, dtype))
+            terms = terms._replace(local=self._compute_local_terms(positions, segments, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
         return jnp.concatenate([x[None], states]) if all_layers else states
 
-    def _local_terms(
+    def _compute_local_terms(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"], dtype: jnp.dtype
     ) -> ScoreTerms:
         """Returns what changes the scores of the layers with local attention."""
         theta = self.settings.local_rotary_theta
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
-        near = within_window(positions, settings.local_attention, dtype)
+        near = make_window_mask(positions, settings.local_attention, dtype)
         mask = jnp.minimum(Mask(segments, segments).as_bias(dtype), near)
         return ScoreTerms(mask=mask, rotations=compute_rotations(settings, positions, positions))
 
@@ -162,7 +166,7 @@ class MaeLm(nnx.Module):
         return self.encoder(
             inputs.encoder_ids,
             inputs.encoder_positions,
-            at_slots(inputs.segments, inputs.encoder_slots),
+            take_at_slots(inputs.segments, inputs.encoder_slots),
             keys,
             all_layers,
         )
@@ -199,8 +203,8 @@ class MaeLm(nnx.Module):
         slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
-            slots = slots.at(inputs.masked_slots)
-        encoded_slots = SlotInfo(inputs.segments, inputs.positions).at(inputs.encoder_slots)
+            slots = slots.take(inputs.masked_slots)
+        encoded_slots = SlotInfo(inputs.segments, inputs.positions).take(inputs.encoder_slots)
         return self.decoder(x, slots, encoded, encoded_slots)
 
 

@@ -40,7 +40,7 @@ class Mask(typing.NamedTuple):
         return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
 
 
-def bucket_of_distance(settings: config.Model) -> np.ndarray:
+def compute_distance_buckets(settings: config.Model) -> np.ndarray:
     """Returns the bucket of each distance between two positions.
 
     `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
@@ -75,19 +75,19 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
     return (bucket - bucket.min()).astype(np.int32)
 
 
-def _bucket(
+def _find_buckets(
     positions: Int[Array, "B T"], keys: Int[Array, "B S"], buckets: tuple[int, ...]
 ) -> Int[Array, "B T S"]:
     """Returns the bucket of each pair of query and key.
 
-    `buckets` is the result of `bucket_of_distance`.
+    `buckets` is the result of `compute_distance_buckets`.
     """
     middle = len(buckets) // 2
 
-    def gathered(distance):
+    def gather(distance):
         return jnp.take(jnp.asarray(buckets, jnp.int32), distance + middle, mode="clip")
 
-    def selected(distance):
+    def select(distance):
         result = jnp.full(distance.shape, buckets[0], jnp.int32)
         for start in np.flatnonzero(np.diff(buckets)) + 1:
             result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
@@ -96,7 +96,7 @@ def _bucket(
     # A TPU gathers numbers one by one. About thirty selections a number are one pass over memory
     # there. A GPU and a CPU have the table in their first cache.
     distance = keys[:, None, :] - positions[:, :, None]
-    return jax.lax.platform_dependent(distance, tpu=selected, default=gathered)
+    return jax.lax.platform_dependent(distance, tpu=select, default=gather)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -115,18 +115,18 @@ def _look_up(
 
 
 def _look_up_forward(table, positions, keys, buckets, dtype):
-    def gathered(table, bucket):
+    def gather(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
-    def selected(table, bucket):
+    def select(table, bucket):
         bucket, rows = bucket[:, None], table[:, None, :, None, None]
         result = jnp.broadcast_to(rows[0], (bucket.shape[0], table.shape[1], *bucket.shape[2:]))
         for number in range(1, len(table)):
             result = jnp.where(bucket == number, rows[number], result)
         return result
 
-    bucket = _bucket(positions, keys, buckets)
-    bias = jax.lax.platform_dependent(table.astype(dtype), bucket, tpu=selected, default=gathered)
+    bucket = _find_buckets(positions, keys, buckets)
+    bias = jax.lax.platform_dependent(table.astype(dtype), bucket, tpu=select, default=gather)
     return bias, (bucket, positions, keys, table.shape[0])
 
 
@@ -145,7 +145,7 @@ def _look_up_backward(buckets, dtype, saved, d_bias):
     def products(d_bias):
         def add(total, sequence):
             positions, keys, d_bias = (x[None] for x in sequence)
-            return total + product(d_bias, _bucket(positions, keys, buckets)), None
+            return total + product(d_bias, _find_buckets(positions, keys, buckets)), None
 
         return jax.lax.scan(add, zero, (positions, keys, d_bias))[0]
 
@@ -167,7 +167,7 @@ class RelativeBias(nnx.Module):
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.buckets = tuple(bucket_of_distance(settings).tolist())
+        self.buckets = tuple(compute_distance_buckets(settings).tolist())
         shape = (settings.num_buckets, settings.heads)
         if settings.relative_bias_init == "local":
             # Each row stands for the smallest distance in its bucket: the loop assigns it last.
@@ -198,7 +198,7 @@ class RelativeBias(nnx.Module):
         return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
 
 
-def within_window(
+def make_window_mask(
     positions: Int[Array, "B T"], window: int, dtype: jnp.dtype
 ) -> Float[Array, "B 1 T T"]:
     """Returns the mask of local attention, as a term of the scores.

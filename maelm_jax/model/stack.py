@@ -19,10 +19,11 @@ from maelm_jax.model.layers import Block
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Scattered:
-    """A parameter of a stack of layers, sharded over the mesh axis `fsdp` (training/fsdp.py).
+class ShardedParameter:
+    """A parameter w of a stack of layers, sharded over the mesh axis `fsdp` (training/fsdp.py).
 
-    Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.
+    w = all_gather(part) + offset, so dL/doffset = dL/dw: `offset` is a zero array of w's shape that
+    receives the gradient of the whole parameter.
     """
 
     # This device's shard [N, ...]: an array, or an nnx.Param that holds one.
@@ -34,31 +35,31 @@ class Scattered:
     def gather(self, dtype: jnp.dtype) -> Array:
         """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
         gathered = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
-        return _plus_offset(gathered, self.offset)
+        return _add_offset(gathered, self.offset)
 
 
 @jax.custom_vjp
-def _plus_offset(x, offset):
+def _add_offset(x, offset):
     """Returns `x + offset` for offset 0. Only the gradient of `offset` is used."""
     return x
 
 
-_plus_offset.defvjp(
+_add_offset.defvjp(
     lambda x, offset: (x, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
 )
 
 
-def _is_scattered(leaf) -> bool:
-    return isinstance(leaf, Scattered)
+def _is_sharded(leaf) -> bool:
+    return isinstance(leaf, ShardedParameter)
 
 
-def _gathered(parameters, dtype: jnp.dtype):
+def _gather_parameters(parameters, dtype: jnp.dtype):
     """Returns the parameters of a layer, all of them whole."""
 
     def leaf(parameter):
-        return parameter.gather(dtype) if _is_scattered(parameter) else parameter
+        return parameter.gather(dtype) if _is_sharded(parameter) else parameter
 
-    return jax.tree.map(leaf, parameters, is_leaf=_is_scattered)
+    return jax.tree.map(leaf, parameters, is_leaf=_is_sharded)
 
 
 def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self") -> Block:
@@ -73,7 +74,7 @@ def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo 
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
-def are_scanned(settings: config.Model, platform: str) -> bool:
+def should_scan(settings: config.Model, platform: str) -> bool:
     """Returns whether the layers are one compiled body in a loop (`Model.scan_layers`).
 
     A GPU waits for the copies of a loop: each pass reads a layer's parameters from the stacked
@@ -103,8 +104,8 @@ def run(
     computes all else again.
 
     Args:
-        blocks: A result of `create`. Parameters that are `Scattered` are gathered one layer at a
-            time, in the forward pass and again in the backward pass.
+        blocks: A result of `create`. A `ShardedParameter` is gathered one layer at a time, in the
+            forward pass and again in the backward pass.
         x: Normalized states that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
@@ -117,13 +118,15 @@ def run(
         The normalized states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
     graph, parameters = nnx.split(blocks)
-    depth = jax.tree.leaves(parameters)[0].shape[0]
-    rate = 0.0 if keys is None else settings.attention_dropout
+    depth, slots = jax.tree.leaves(parameters)[0].shape[0], x.shape[1]
     if blocks.attends_to != "cross":
-        terms = _prepare_terms(terms, settings, x, x, rate)
+        rate = 0.0 if keys is None else settings.attention_dropout
+        terms = attention.prepare_terms(terms, settings, slots, slots, rate)
     if cross is not None:
+        cross_terms = attention.prepare_terms(
+            cross.terms, settings, slots, cross.states.shape[1], dropout_rate=0.0
+        )
         # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
-        cross_terms = _prepare_terms(cross.terms, settings, x, cross.states, 0.0)
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
     def body(state, layer):
@@ -131,21 +134,21 @@ def run(
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        block = nnx.merge(graph, _gathered(parameters, x.dtype))
-        layer_terms = _terms_of_layer(terms, index % settings.global_every == 0)
+        block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
+        layer_terms = _select_terms(terms, index % settings.global_every == 0)
         state = block(state, layer_terms, layer_keys, cross)
         return state, state.states if all_layers else None
 
     platform = attention.current_target().platform
-    scanned = are_scanned(settings, platform)
-    body = _recomputing(body, settings.rematerialise, scanned, platform)
+    scanned = should_scan(settings, platform)
+    body = _checkpoint_layer(body, settings.rematerialise, scanned, platform)
     start, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     unroll = 1 if scanned else depth
     last, states = jax.lax.scan(body, start, (numbers, parameters), unroll=unroll)
     return states if all_layers else last.states
 
 
-def _recomputing(
+def _checkpoint_layer(
     body: collections.abc.Callable, saves_nothing: bool, scanned: bool, platform: str
 ) -> collections.abc.Callable:
     """Returns the body of a layer, whose backward pass computes again what is not saved.
@@ -168,27 +171,12 @@ def _recomputing(
     return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
 
 
-def _terms_of_layer(
-    terms: attention.ScoreTerms, is_global: Bool[Array, ""]
-) -> attention.ScoreTerms:
+def _select_terms(terms: attention.ScoreTerms, is_global: Bool[Array, ""]) -> attention.ScoreTerms:
     """Returns the prepared terms of a layer, which has global or local attention."""
     if terms.local is None:
         return terms
 
-    def of_kind(of_global, of_local):
-        return jnp.where(is_global, of_global, of_local)
+    def select(global_term, local_term):
+        return jnp.where(is_global, global_term, local_term)
 
-    return jax.tree.map(of_kind, terms._replace(local=None), terms.local)
-
-
-def _prepare_terms(
-    terms: attention.ScoreTerms,
-    settings: config.Model,
-    x: Float[Array, "B T D"],
-    context: Float[Array, "B S D"],
-    dropout_rate: float,
-) -> attention.ScoreTerms:
-    """Computes once what each layer adds to the scores of the attention of x to context."""
-    has_bias = terms.bias is not None
-    call = attention.describe_call(settings, x.shape[1], context.shape[1], dropout_rate, has_bias)
-    return attention.prepare_terms(terms, call, settings.attention_backend)
+    return jax.tree.map(select, terms._replace(local=None), terms.local)

@@ -14,7 +14,7 @@ from maelm_jax.training import phases
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     """Returns one line: the backend of the encoder and of the decoder, with the reason.
 
-    It also says so if the layers are no loop (`stack.are_scanned`).
+    It also says so if the layers are no loop (`stack.should_scan`).
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of them.
@@ -76,7 +76,7 @@ def _line(
     target: attention.Target,
 ) -> str:
     parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
-    if not stack.are_scanned(model, target.platform):
+    if not stack.should_scan(model, target.platform):
         parts.append("each layer compiled by itself")
     return f"attention: {'; '.join(parts)}"
 

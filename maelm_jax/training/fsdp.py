@@ -88,12 +88,15 @@ def differentiable(params: dict) -> dict:
 
 
 def parameters(variables: dict, params: dict) -> dict:
-    """Returns the model's parameters, whole or `Scattered`, as a function of `differentiable`."""
+    """Returns the model's parameters as a function of `differentiable`.
+
+    A stacked parameter that is sharded over `fsdp` is a `stack.ShardedParameter`.
+    """
 
     def leaf(keys, variable, part):
         axis, stacked, _ = _layout(keys)
         if stacked and axis is not None:
-            return stack.Scattered(part, variable, axis - 1)
+            return stack.ShardedParameter(part, variable, axis - 1)
         return variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)

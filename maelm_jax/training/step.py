@@ -139,7 +139,7 @@ def _gradient_on_device(
 
     gradient_of = jax.grad(loss_and_sums, has_aux=True)
     # For a stacked parameter sharded over `fsdp` this is a zero array of the whole shape
-    # (stack.Scattered), so that its gradient is that of the whole parameter.
+    # (stack.ShardedParameter), so that its gradient is that of the whole parameter.
     variables = fsdp.differentiable(params)
     if accumulate == 1:
         gradient, sums = gradient_of(variables, batch, row_numbers)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from maelm_jax import config
 from maelm_jax.model import attention, ops, positions
 
 RATE = 0.2
@@ -138,11 +139,11 @@ def test_sums_in_bfloat16_change_the_gradient_of_the_bias_table_by_less_than_1_p
     rows, heads, slots, buckets = 1, 2, 32, 8
     keys = jax.random.split(jax.random.key(5), 4)
     q, k, v, d_states = (jax.random.normal(key, (rows, slots, 64 * heads)).astype(jnp.bfloat16) for key in keys)
-    of_slots = jnp.arange(slots, dtype=jnp.int32)[None]
-    bucket_of_distance = tuple(np.random.default_rng(5).integers(0, buckets, 2 * slots - 1).tolist())
+    slot_numbers = jnp.arange(slots, dtype=jnp.int32)[None]
+    buckets_by_distance = tuple(np.random.default_rng(5).integers(0, buckets, 2 * slots - 1).tolist())
 
     def loss(table, backend, dtype):
-        bias = positions._look_up(table, of_slots, of_slots, bucket_of_distance, dtype)
+        bias = positions._look_up(table, slot_numbers, slot_numbers, buckets_by_distance, dtype)
         carrier = None if backend == "xla" else bias
 
         def layer(carrier, scale):
@@ -166,7 +167,7 @@ def test_devices_divide_the_heads_of_a_kernel():
     (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
 
     def states(q, k, v, bias, keys, *, backend="pallas_tpu"):
-        terms = attention.prepare_terms(attention.ScoreTerms(bias), attention.Call(4, 64, 16, 16, q.dtype, RATE, True), backend)
+        terms = attention.prepare_terms(attention.ScoreTerms(bias), config.Model(width=256, heads=4, attention_backend=backend), 16, 16, RATE)
         return attention.attend(q, k, v, heads=4, terms=terms, dropout_rate=RATE, dropout_keys=keys, backend=backend)
 
     def on_each_device(*arguments):

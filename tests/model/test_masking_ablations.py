@@ -206,7 +206,7 @@ def test_the_rate_holds_where_a_unit_more_does_not_fit_into_the_row(unit, length
 
 def test_a_word_longer_than_the_limit_is_cut():
     ids = jnp.full((1, LENGTH), 60, jnp.int32).at[0, 0].set(0)
-    first = masking._first_of_unit(jax.random.key(0), ids[0], ids[0] != 0, "word", SPECIAL)
+    first = masking._find_unit_starts(jax.random.key(0), ids[0], ids[0] != 0, "word", SPECIAL)
     assert np.unique(np.asarray(first), return_counts=True)[1].tolist() == [1, 10, 10, 10, 1]
 
 
