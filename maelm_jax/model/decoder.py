@@ -10,9 +10,8 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config
 from maelm_jax.model import layers, stack
-from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.model_inputs import SlotInfo
-from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
+from maelm_jax.model.positions import RelativeBias
 
 
 class Decoder(nnx.Module):
@@ -57,24 +56,14 @@ class Decoder(nnx.Module):
             rows = jnp.take(self.position_embedding[...], slots.positions, axis=0)
             x = x + rows.astype(x.dtype)
         x = layers.zero_empty_slots(self.norm(x), slots.segments)
+        bias = self.relative_bias if settings.decoder_relative_bias else None
         cross = None
         if "cross" in settings.decoder_attention:
-            terms = self._compute_terms(x.dtype, slots, encoded_slots)
+            terms = layers.compute_terms(settings, slots, encoded_slots, x.dtype, bias)
             cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms)
-        terms = self._compute_terms(x.dtype, slots, slots, settings.decoder_causal)
+        causal = settings.decoder_causal
+        terms = layers.compute_terms(settings, slots, slots, x.dtype, bias, causal)
         return stack.run(self.blocks, x, terms, settings, cross=cross)
 
     def _resize_states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.resize(x) if self.resizes else x
-
-    def _compute_terms(
-        self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
-    ) -> ScoreTerms:
-        terms = ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
-        if self.settings.decoder_relative_bias:
-            bias = self.relative_bias(queries.positions, dtype, keys.positions)
-            terms = terms._replace(bias=bias)
-        if self.settings.positions == "rotary":
-            turned = compute_rotations(self.settings, queries.positions, keys.positions)
-            terms = terms._replace(rotations=turned)
-        return terms

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
+from maelm_jax.model.model_inputs import SlotInfo
 from maelm_jax.model.ops import dropout, gelu, layer_norm, linear, save_for_backward, split_keys
+from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
 
 
 class Linear(nnx.Module):
@@ -63,6 +65,33 @@ def zero_empty_slots(
 ) -> Float[Array, "B T D"]:
     """Returns x with 0 at empty slots (segment 0)."""
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
+
+
+def compute_terms(
+    settings: config.Model,
+    queries: SlotInfo,
+    keys: SlotInfo,
+    dtype: jnp.dtype,
+    bias: RelativeBias | None = None,
+    causal: bool = False,
+) -> attention.ScoreTerms:
+    """Returns what segments and positions add to the scores of attention.
+
+    Args:
+        settings: The encoder's settings, or the decoder's.
+        queries: Segments and positions of the queries.
+        keys: Segments and positions of the keys.
+        dtype: Type of the computation.
+        bias: The relative position bias, if there is one.
+        causal: True hides keys at later slots than the query's.
+    """
+    terms = attention.ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
+    if bias is not None:
+        terms = terms._replace(bias=bias(queries.positions, dtype, keys.positions))
+    if settings.positions == "rotary":
+        rotations = compute_rotations(settings, queries.positions, keys.positions)
+        terms = terms._replace(rotations=rotations)
+    return terms
 
 
 class LayerNorm(nnx.Module):

@@ -19,13 +19,7 @@ from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
-from maelm_jax.model.positions import (
-    MASKED_OUT,
-    Mask,
-    RelativeBias,
-    compute_rotations,
-    make_window_mask,
-)
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias, make_window_mask
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -88,25 +82,21 @@ class Encoder(nnx.Module):
         x = x.astype(dtype)
         keys = ops.split_keys(keys, 2)
         x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
-        terms = ScoreTerms(mask=Mask(segments, segments))
-        if settings.relative_buckets != "none":
-            terms = terms._replace(bias=self.relative_bias(positions, dtype))
-        if settings.positions == "rotary":
-            terms = terms._replace(rotations=compute_rotations(settings, positions, positions))
+        slots = SlotInfo(segments, positions)
+        bias = self.relative_bias if settings.relative_buckets != "none" else None
+        terms = layers.compute_terms(settings, slots, slots, dtype, bias)
         if settings.local_attention:
-            terms = terms._replace(local=self._compute_local_terms(positions, segments, dtype))
+            terms = terms._replace(local=self._compute_local_terms(slots, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
         return jnp.concatenate([x[None], states]) if all_layers else states
 
-    def _compute_local_terms(
-        self, positions: Int[Array, "B T"], segments: Int[Array, "B T"], dtype: jnp.dtype
-    ) -> ScoreTerms:
+    def _compute_local_terms(self, slots: SlotInfo, dtype: jnp.dtype) -> ScoreTerms:
         """Returns what changes the scores of the layers with local attention."""
         theta = self.settings.local_rotary_theta
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
-        near = make_window_mask(positions, settings.local_attention, dtype)
-        mask = jnp.minimum(Mask(segments, segments).as_bias(dtype), near)
-        return ScoreTerms(mask=mask, rotations=compute_rotations(settings, positions, positions))
+        terms = layers.compute_terms(settings, slots, slots, dtype)
+        window = make_window_mask(slots.positions, settings.local_attention, dtype)
+        return terms._replace(mask=jnp.minimum(terms.mask.as_bias(dtype), window))
 
 
 class Head(nnx.Module):
