@@ -34,7 +34,7 @@ PROGRAMS = (
     Program((*TINY, "--topology=a100:1"), CUDNN_TINY, 800),
     Program((*TINY, "--topology=h100:8"), CUDNN_TINY, 800),
     Program((*TINY, "--topology=h200:2x4", "--gin.Mesh.fsdp=2", "--gin.Mesh.tensor=2"), CUDNN_TINY, 1300),
-    Program((*BASE, "--topology=h200:1", "--gin.BATCH_SIZE=32"), WITH_DROPOUT, 1800),
+    Program((*BASE, "--topology=h200:1", "--gin.BATCH_SIZE=32"), WITH_DROPOUT, 1600),
     Program((*BASE, NO_DROPOUT, "--topology=h100:8", "--gin.BATCH_SIZE=256"), CUDNN_BASE, 1600, GRADIENT_MB),
     Program((*BASE, NO_DROPOUT, "--topology=h200:4x8", "--gin.BATCH_SIZE=1024"), CUDNN_BASE, 1600, GRADIENT_MB),
 )
