@@ -224,14 +224,14 @@ def attend(
         q = rotate(q, terms.rotations.queries, heads)
         k = rotate(k, terms.rotations.keys, heads)
     call = Call(
-        heads,
-        q.shape[2] // heads,
-        q.shape[1],
-        k.shape[1],
-        q.dtype,
-        0.0 if dropout_keys is None else dropout_rate,
-        terms.bias is not None,
-        isinstance(terms.mask, jax.Array),
+        heads=heads,
+        head_size=q.shape[2] // heads,
+        queries=q.shape[1],
+        keys=k.shape[1],
+        dtype=q.dtype,
+        dropout_rate=0.0 if dropout_keys is None else dropout_rate,
+        has_bias=terms.bias is not None,
+        has_dense_mask=isinstance(terms.mask, jax.Array),
     )
     target = current_target()
     chosen = choose_backend(backend, call, target).backend
@@ -302,13 +302,13 @@ def describe_call(
         has_bias: Whether there is a relative position bias.
     """
     return Call(
-        model.heads,
-        model.width // model.heads,
-        queries,
-        keys,
-        jnp.dtype(model.dtype),
-        dropout_rate,
-        has_bias,
+        heads=model.heads,
+        head_size=model.width // model.heads,
+        queries=queries,
+        keys=keys,
+        dtype=jnp.dtype(model.dtype),
+        dropout_rate=dropout_rate,
+        has_bias=has_bias,
         has_dense_mask=model.local_attention > 0,
     )
 

@@ -208,23 +208,21 @@ def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
     (_, queries, width), keys = q.shape, k.shape[1]
     group = heads_per_step(width // settings.heads)
     lanes = width // settings.heads * group
-    operand_specs = Operands()
-    if operands.query_segments is not None:
-        query_segments = pl.BlockSpec((1, 1, queries), lambda i, j: (i, 0, 0))
-        key_segments = pl.BlockSpec((1, 1, keys), lambda i, j: (i, 0, 0))
-        operand_specs = Operands(query_segments, key_segments)
-    if operands.head_words is not None:
-        words = pl.BlockSpec(memory_space=pltpu.SMEM)
-        operand_specs = operand_specs._replace(head_words=words, row_words=words)
-    bias_spec = None
-    if bias is not None:
-        bias_spec = pl.BlockSpec((1, group, queries, keys), lambda i, j: (i, j, 0, 0))
+    words = pl.BlockSpec(memory_space=pltpu.SMEM)
+    operand_specs = (
+        pl.BlockSpec((1, 1, queries), lambda i, j: (i, 0, 0)),
+        pl.BlockSpec((1, 1, keys), lambda i, j: (i, 0, 0)),
+        words,
+        words,
+    )
+    given = zip(operands, operand_specs, strict=True)
+    bias_spec = pl.BlockSpec((1, group, queries, keys), lambda i, j: (i, j, 0, 0))
     return _Specs(
         pl.BlockSpec((1, queries, lanes), lambda i, j: (i, 0, j)),
         pl.BlockSpec((1, keys, lanes), lambda i, j: (i, 0, j)),
-        bias_spec,
+        None if bias is None else bias_spec,
         pl.BlockSpec((1, 1, 2 * group, queries), lambda i, j: (i, j, 0, 0)),
-        operand_specs,
+        Operands(*(None if operand is None else spec for operand, spec in given)),
     )
 
 
