@@ -52,7 +52,6 @@ UNREAD = (
     "Vocabulary.",
     "Corpus.",
     "Masking.rate_plateaus",
-    "Masking.compact",
     "Model.decoder_",
     "Model.unigram_bias",
     "Model.logit_tile",

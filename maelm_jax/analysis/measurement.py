@@ -10,7 +10,7 @@ import tqdm
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks, runs
-from maelm_jax.model import attention_choice, keys, maelm
+from maelm_jax.model import attention, keys, maelm
 from maelm_jax.training import checkpoint_params, metrics
 
 
@@ -139,7 +139,7 @@ def _compile(
     measure = moments.measure(graph, masking, length, special, layers)
 
     def measure_on_one_device(*arguments):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return measure(*arguments)
 
     return jax.jit(measure_on_one_device)
@@ -153,7 +153,7 @@ def _measure_sets(
     seed: int,
 ) -> list[dict[str, moments.Moments]]:
     """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
-    key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    key, bounds = keys.make_key(seed), np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(

@@ -17,7 +17,7 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.data import batches, packing, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention_choice, keys, maelm
+from maelm_jax.model import attention, keys, maelm
 from maelm_jax.pretraining import unigram
 from maelm_jax.training import row_record, run_rows, step
 
@@ -228,7 +228,6 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
                 random_fraction=0.0,
                 keep_fraction=0.0,
                 renumber=False,
-                compact=True,
             ),
         )
         for model in models
@@ -256,11 +255,11 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
     parts = np.concatenate([rows, padding]).reshape(-1, size, rows.shape[1])
     graph, _ = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     loss_fn = step.pretraining_loss(experiment, graph, vocabulary.special)
-    key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
+    key = keys.make_stream_key(experiment.run.seed, keys.EVALUATION_STREAM)
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return loss_fn(params, part, numbers, key, False)
 
     tokens, unigram_loss = int((rows != vocabulary.pad).sum()), _unigram(model, parts)

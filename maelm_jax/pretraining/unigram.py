@@ -128,12 +128,16 @@ def cross_entropy(
         ConfigError: No token is masked.
     """
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-    mask_key = keys.of_step(keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)).masks
+    mask_key = keys.split_step_key(
+        keys.make_stream_key(experiment.run.seed, keys.EVALUATION_STREAM)
+    ).masks
 
     @jax.jit
     def targets(part, numbers):
-        mask_keys = keys.of_rows(mask_key, numbers)
-        return loss.targets(masking.draw(mask_keys, part, experiment.masking, sizes, special))
+        mask_keys = keys.make_row_keys(mask_key, numbers)
+        return loss.gather_targets(
+            masking.draw(mask_keys, part, experiment.masking, sizes, special)
+        )
 
     total = count = 0.0
     size = heldout.shape[1]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from maelm_jax.model import attention_choice, stack
+from maelm_jax.model import attention, stack
 from maelm_jax.training import sharding
 
 
@@ -41,7 +41,7 @@ def each_device(
     in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
     def traced_for_mesh(*arguments):
-        with attention_choice.traced_for(attention_choice.target_of(mesh)):
+        with attention.trace_for(attention.mesh_target(mesh)):
             return function(*arguments)
 
     return jax.shard_map(
@@ -88,12 +88,15 @@ def differentiable(params: dict) -> dict:
 
 
 def parameters(variables: dict, params: dict) -> dict:
-    """Returns the model's parameters, whole or `Scattered`, as a function of `differentiable`."""
+    """Returns the model's parameters as a function of `differentiable`.
+
+    A stacked parameter that is sharded over `fsdp` is a `stack.ShardedParameter`.
+    """
 
     def leaf(keys, variable, part):
         axis, stacked, _ = _layout(keys)
         if stacked and axis is not None:
-            return stack.Scattered(part, variable, axis - 1)
+            return stack.ShardedParameter(part, variable, axis - 1)
         return variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)

@@ -60,7 +60,7 @@ def pretraining_loss(experiment: config.Experiment, graph, special: config.Speci
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
-        mask_keys, dropout_keys = (keys.of_rows(k, numbers) for k in keys.of_step(key))
+        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
         inputs = masking.draw(mask_keys, rows, experiment.masking, sizes, special)
         prediction = maelm.apply(graph, params).predict(inputs, dropout_keys if train else None)
         return loss.masked_cross_entropy(prediction, inputs, experiment.model.logit_tile)
@@ -86,7 +86,9 @@ def create_state(
     """
 
     def fresh():
-        return _initial_state(init(keys.of_stream(seed, keys.INIT_STREAM)), optimizer, ema_decay)
+        return _initial_state(
+            init(keys.make_stream_key(seed, keys.INIT_STREAM)), optimizer, ema_decay
+        )
 
     shapes = state_shapes(init, optimizer, mesh, ema_decay)
     return jax.jit(fresh, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))()
@@ -103,7 +105,7 @@ def state_shapes(
     Raises:
         ConfigError: The mesh does not divide a parameter.
     """
-    params = jax.eval_shape(init, keys.of_seed(0))
+    params = jax.eval_shape(init, keys.make_key(0))
     shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer, ema_decay), params)
     return sharding.sharded_shapes(shapes, mesh)
 
@@ -137,7 +139,7 @@ def _gradient_on_device(
 
     gradient_of = jax.grad(loss_and_sums, has_aux=True)
     # For a stacked parameter sharded over `fsdp` this is a zero array of the whole shape
-    # (stack.Scattered), so that its gradient is that of the whole parameter.
+    # (stack.ShardedParameter), so that its gradient is that of the whole parameter.
     variables = fsdp.differentiable(params)
     if accumulate == 1:
         gradient, sums = gradient_of(variables, batch, row_numbers)
@@ -219,7 +221,7 @@ def make_train_step(
     )
 
     def train_step(state, batch):
-        key = jax.random.fold_in(keys.of_stream(seed, keys.TRAIN_STREAM), state.step)
+        key = jax.random.fold_in(keys.make_stream_key(seed, keys.TRAIN_STREAM), state.step)
         gradient, sums = gradient_of_batch(state.params, key, batch, _row_numbers(batch))
         count = jnp.maximum(sums.count, 1.0)
         # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
@@ -284,7 +286,7 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
         return fsdp.sum_over_devices(loss_fn(gathered, batch, numbers, key, False))
 
     def eval_step(params: dict, batch, first):
-        key = keys.of_stream(seed, keys.EVALUATION_STREAM)
+        key = keys.make_stream_key(seed, keys.EVALUATION_STREAM)
         numbers = first + _row_numbers(batch)
         return fsdp.each_device(sums, mesh, fsdp.specs(params), PartitionSpec())(
             params, key, batch, numbers
