@@ -11,76 +11,75 @@ Try microbatches, rematerialisation and meshes, and recommend one:
 Show memory and collectives on 8 simulated CPU devices:
     python -m maelm_jax.plan --gin_file=tiny.gin --topology=cpu:8
 
-h200:4x8 is 4 hosts with 8 GPUs each. Memory, collectives and kernels are read from the compiled
-program. Step time is an estimate: the time of all kernels, each counted as often as it runs, plus
-the time to send the bytes. Nothing overlaps in it. On a TPU, the kernels' time comes from the
-compiler's cycles. On a GPU, it comes from rooflines and the compiler's cost model
-(planning/gpu_cost.py). No compiler estimates the Pallas kernels of this project's attention. They
-count as bytes / bandwidth, which is a lower bound. Waiting for data is left out, so a real run can
-be slower. Exit status 0: the step fits, or no memory limit is known. 1: the step (with --sweep:
+h200:4x8 is 4 hosts with 8 GPUs each. Memory and collectives are facts about the compiled program.
+Time is an estimate: the time to compute plus the time to send the bytes. Nothing overlaps in it,
+and waiting for data is left out. On a TPU, computing comes from the compiler's cycles. The compiler
+has none for the Pallas kernels of this project's attention. They count with their bytes, which is a
+lower bound. On a GPU, computing is the model's FLOPs at the peak of the data sheet. No step is as
+fast as that. Exit status 0: the step fits, or no memory limit is known. 1: the step (with --sweep:
 every step) does not fit, or another failure. 2: wrong input.
 """
 
 import argparse
+import collections
+import collections.abc
 import dataclasses
-import sys
+import functools
+import typing
 
-import tqdm
+from maelm_jax import cli, config, tables
+from maelm_jax.planning import targets
+from maelm_jax.planning.targets import GIB
 
-from maelm_jax import cli, config
-from maelm_jax.planning import topologies
+if typing.TYPE_CHECKING:  # imports JAX, which targets.start_compiler configures
+    from maelm_jax.planning.estimate import Plan
+
+MOST_COMPILATIONS = 6  # of one search for the largest microbatch
+USABLE = 0.99  # share of the memory that the search aims at
+SWEEP_ROWS = (32, 16, 8, 4)  # rows of a microbatch on one device
+SWEEP_FSDP = (1, 8)  # sizes of Mesh.fsdp to try, besides the number of devices
+SECONDS_A_DAY = 86_400
+# Each is wider than its values, so that the lines of a sweep align.
+SWEEP_COLUMNS = (
+    "data x fsdp x tensor",
+    "rows a device",
+    "parts",
+    "rematerialise",
+    "GiB a device",
+    "fits",
+    "estimated step, ms",
+    "sent a step, MB",
+)
 
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
     args, experiment = cli.parse(_flags(), argv)
-    if args.sweep and args.no_largest:
-        raise config.ConfigError("--no_largest: --sweep does not look for the largest microbatch")
     if experiment.finetune:
         raise config.ConfigError("plan compiles pretraining steps: leave the finetune files out")
-    target = topologies.parse(args.topology)
-    devices = target.devices()
+    target = targets.parse(args.topology)
+    devices = targets.start_compiler(target)
     print(target.title, flush=True)
 
-    # These import JAX, which `target.devices` configures.
     from maelm_jax.data import vocabularies
     from maelm_jax.encoders import adoption, source
-    from maelm_jax.planning import estimate, report, search
-    from maelm_jax.training import flops, phases
+    from maelm_jax.planning import estimate
 
     if experiment.run.init_from:
         encoder_source = source.find(experiment.run.init_from)
         experiment = adoption.adopt(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
-    run_phases = phases.of_run(experiment)
-    size = experiment.vocabulary.size
-    flops_by_phase = [sum(flops.flops_terms(one.experiment, size).values()) for one in run_phases]
-    most = run_phases[flops_by_phase.index(max(flops_by_phase))]
-    experiment = most.experiment
-    if len(run_phases) > 1:
-        print(
-            f"the plan is for the steps with the most FLOPs, {phases.describe(most)}. So the time "
-            "of the run is an upper bound. Steps at a higher mask rate can need more memory",
-            flush=True,
-        )
+    compile_step = functools.partial(estimate.compile_step, target=target, devices=devices)
     if args.sweep:
-        plans = []
-        programs = search.sweep(experiment, target, devices)
-        print(report.sweep_header(), flush=True)
-        for plan in programs:
-            tqdm.tqdm.write(report.sweep_line(plan))  # above the progress bar
-            sys.stdout.flush()
-            plans.append(plan)
-        print(report.recommendation(search.fastest(plans)))
-        return 1 if all(plan.fits is False for plan in plans) else 0
-    plan = estimate.compile_step(experiment, target, devices)
-    print(report.of_plan(plan, target), flush=True)
+        return _sweep(choices(experiment, len(devices)), compile_step)
+    plan = compile_step(experiment)
+    print(describe(plan, target), flush=True)
     if not args.no_largest and target.memory:
-        largest = search.largest_microbatch(plan, target, devices)
+        largest, compiled = largest_microbatch(plan, target.memory, compile_step)
         print(
-            f"largest microbatch that fits: {largest.rows or 'none'} rows a device, in eights "
-            f"above 16 (compiled: {', '.join(map(str, sorted(largest.compiled)))})"
+            f"largest microbatch that fits: {largest or 'none'} rows a device, in eights above 16 "
+            f"(compiled: {', '.join(map(str, sorted(compiled)))})"
         )
     return 0 if plan.fits is not False else 1
 
@@ -99,6 +98,183 @@ def _flags() -> argparse.ArgumentParser:
     )
     flags.add_argument("--no_largest", action="store_true", help=largest_help)
     return flags
+
+
+def describe(plan: "Plan", target: targets.Target) -> str:
+    """Describes one plan: memory, collectives and, if it is estimated, time."""
+    run, length = plan.experiment.run, plan.experiment.corpus.sequence_length
+    head = (
+        f"mesh {plan.mesh._asdict()}; {run.batch_size} rows of {length} a step: {plan.rows} a "
+        f"device in each of {run.accumulate} part(s); "
+        f"rematerialise {plan.experiment.model.rematerialise}\n{plan.attention}"
+    )
+    limit = f"{target.memory / GIB:.2f}" if target.memory else ""
+    if plan.memory is None:
+        needed = f"{plan.needed / GIB:.2f} GiB a device of {limit}"
+        return f"{head}\n\ndoes not fit: the compiler needs {needed}"
+    sizes = plan.memory | {"all": plan.needed}
+    rows = [(name, f"{size / GIB:.3f}") for name, size in sizes.items()]
+    memory = tables.plain(("memory", "GiB a device"), rows)
+    if plan.fits is not None:
+        memory += f"\n{'fits' if plan.fits else 'does not fit'} in {limit} GiB a device"
+    a_device = plan.model_flops / target.count
+    time = f"model FLOPs a step: {plan.model_flops:.4g}; {a_device:.4g} a device"
+    if plan.time:
+        time += f"\n{_describe_time(plan, target)}"
+    return "\n\n".join(filter(None, (head, memory, _collectives(plan), time)))
+
+
+def _collectives(plan: "Plan") -> str:
+    """Table of the collectives by kind and number of devices. Empty: there are none."""
+    groups = collections.defaultdict(list)
+    for one in plan.collectives:
+        groups[one.kind, one.group].append(one)
+    rows = [
+        (
+            *kind_and_devices,
+            sum(one.times for one in ones),
+            f"{sum(one.total_bytes for one in ones) / 1e6:.3f}",
+            f"{sum(one.sent_bytes for one in ones) / 1e6:.3f}",
+        )
+        for kind_and_devices, ones in sorted(groups.items())
+    ]
+    header = ("collective", "devices", "times a step", "arrays a step, MB", "sent a step, MB")
+    return tables.plain(header, rows) if rows else ""
+
+
+def _describe_time(plan: "Plan", target: targets.Target) -> str:
+    time, steps = plan.time, plan.experiment.run.train_steps
+    # A GPU's time is a roofline, so a real step takes longer.
+    name, most, least = (
+        ("estimated step", "", "") if target.clock else ("roofline", "at most ", "at least ")
+    )
+    mfu = plan.model_flops / time.seconds / time.peak_flops
+    days = time.seconds * steps / SECONDS_A_DAY
+    return (
+        f"{name}: {1e3 * time.computing:.1f} ms computing ({time.method}) + "
+        f"{1e3 * time.sending:.1f} ms sending (bytes / link speed)\n"
+        f"that is {most}{plan.tokens / time.seconds:,.0f} tokens/s, MFU {mfu:.1%} of "
+        f"{time.peak_flops / 1e15:.2f} PFLOP/s\n"
+        f"{steps:,} steps: {least}{days:.2f} days, {24 * days * target.chips:,.0f} chip-hours"
+    )
+
+
+def largest_microbatch(
+    plan: "Plan", limit: float, compile_step: collections.abc.Callable[..., "Plan"]
+) -> tuple[int, list[int]]:
+    """Finds the largest microbatch that fits. The number of microbatches stays.
+
+    Memory grows almost linearly with the rows. Interpolation between the compiled microbatches
+    therefore needs few compilations.
+
+    Args:
+        plan: The first attempt.
+        limit: Bytes of a device.
+        compile_step: Compiles an experiment.
+
+    Returns:
+        Rows on one device (0: none fits), and the rows of all microbatches that were compiled.
+    """
+    needed = {plan.rows: plan.needed}  # {rows: bytes}
+    largest = plan.rows if plan.fits else 0
+    refused = [] if plan.fits else [plan.rows]
+    rows = 2 * plan.rows if plan.fits else plan.rows // 2
+    while rows > largest and rows not in needed and len(needed) < MOST_COMPILATIONS:
+        run = plan.experiment.run
+        run = dataclasses.replace(run, batch_size=run.batch_size // plan.rows * rows)
+        attempt = compile_step(dataclasses.replace(plan.experiment, run=run))
+        needed[rows] = attempt.needed
+        if attempt.fits:
+            largest = max(largest, rows)
+        else:
+            refused.append(rows)
+        (few, bytes_of_few), (many, bytes_of_many) = min(needed.items()), max(needed.items())
+        bytes_a_row = max(bytes_of_many - bytes_of_few, 1.0) / (many - few)
+        rows = int(few + (USABLE * limit - bytes_of_few) / bytes_a_row)
+        if refused:
+            rows = min(rows, min(refused) - 1)
+        if rows > 16:
+            rows -= rows % 8
+    return largest, list(needed)
+
+
+def choices(experiment: config.Experiment, devices: int) -> list[config.Experiment]:
+    """Meshes, rematerialisation and microbatches to try, all with the same batch size.
+
+    `Mesh.tensor` stays as it is set. On each mesh, the choices without rematerialisation and with
+    many rows come first.
+
+    Raises:
+        ConfigError: There are none: `Mesh.tensor` does not divide the devices, or the batch is no
+            multiple of any of the microbatches.
+    """
+    result: list[config.Experiment] = []
+    tensor, batch_size = experiment.mesh.tensor, experiment.run.batch_size
+    row_devices = devices // tensor if tensor > 0 and devices % tensor == 0 else 0
+    widths = (experiment.model.width, experiment.model.decoder.width)
+    for fsdp in dict.fromkeys((*SWEEP_FSDP, row_devices)) if row_devices else ():
+        if row_devices % fsdp or any(width % fsdp for width in widths):
+            continue
+        mesh = config.Mesh(row_devices // fsdp, fsdp, tensor)
+        for rematerialise in (False, True):
+            model = dataclasses.replace(experiment.model, rematerialise=rematerialise)
+            for rows in SWEEP_ROWS:
+                parts, rest = divmod(batch_size, rows * row_devices)
+                if parts and not rest:
+                    run = dataclasses.replace(experiment.run, accumulate=parts)
+                    result.append(dataclasses.replace(experiment, mesh=mesh, model=model, run=run))
+    if not result:
+        raise config.ConfigError(
+            f"--sweep has nothing to try. Mesh.tensor={tensor} must divide the {devices} devices. "
+            f"Run.batch_size={batch_size} must be a multiple of {devices} / Mesh.tensor x "
+            f"{', '.join(map(str, SWEEP_ROWS))} rows: give another --gin.BATCH_SIZE"
+        )
+    return result
+
+
+def _sweep(
+    experiments: list[config.Experiment], compile_step: collections.abc.Callable[..., "Plan"]
+) -> int:
+    """Compiles every choice, prints a line for each and a recommendation."""
+    print(f"{len(experiments)} programs\n{tables.plain(SWEEP_COLUMNS, [])}", flush=True)
+    plans = []
+    for experiment in experiments:
+        plans.append(compile_step(experiment))
+        table = tables.plain(SWEEP_COLUMNS, [_sweep_cells(plans[-1])])
+        print(table.splitlines()[-1], flush=True)
+    print(recommend(plans))
+    return 1 if all(plan.fits is False for plan in plans) else 0
+
+
+def _sweep_cells(plan: "Plan") -> tuple:
+    """Cells of the line of one plan of a sweep."""
+    sent = sum(one.sent_bytes for one in plan.collectives) / 1e6
+    return (
+        "x".join(map(str, plan.mesh)),
+        plan.rows,
+        plan.experiment.run.accumulate,
+        plan.experiment.model.rematerialise,
+        f"{plan.needed / GIB:.2f}",
+        {True: "yes", False: "no", None: "?"}[plan.fits],
+        f"{1e3 * plan.time.seconds:.1f}" if plan.time and plan.fits else "-",
+        f"{sent:,.0f}" if plan.memory else "-",
+    )
+
+
+def recommend(plans: list["Plan"]) -> str:
+    """The flags of the plan with the least estimated time of those that fit, the first of equals.
+
+    On GPUs, whose estimate knows neither microbatches nor rematerialisation, that is the plan that
+    sends least, with the most rows and without rematerialisation if it fits.
+    """
+    timed = [plan for plan in plans if plan.fits and plan.time]
+    if not timed:
+        return "recommended: none. No plan fits and has an estimated time"
+    plan = min(timed, key=lambda plan: plan.time.seconds)
+    flags = {f"Mesh.{name}": size for name, size in plan.mesh._asdict().items()}
+    flags["Run.accumulate"] = plan.experiment.run.accumulate
+    flags["Model.rematerialise"] = plan.experiment.model.rematerialise
+    return "recommended: " + " ".join(f"--gin.{name}={value}" for name, value in flags.items())
 
 
 def command():

@@ -1,1 +1,1 @@
-"""Memory, communication and time of a step, from the compiler, without the device."""
+"""A training step compiled for devices that are not at hand: its memory, bytes sent and time."""

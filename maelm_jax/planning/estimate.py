@@ -3,46 +3,73 @@
 import dataclasses
 import math
 import re
+import typing
 
 import jax
 import numpy as np
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
-from maelm_jax.planning.target import GIB, Compute, Target
+from maelm_jax.planning.targets import GIB, Target
 from maelm_jax.training import attention_report, flops, sharding, step
 
-BYTES_OF_A_VALUE = 4  # every value of the state and of a batch
 UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
+
+
+class StepTime(typing.NamedTuple):
+    """Seconds of a step. Nothing overlaps in it."""
+
+    computing: float
+    sending: float
+    method: str  # where `computing` comes from
+    peak_flops: float  # FLOP/s of all devices, from the data sheet
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.sending
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One experiment compiled for one target. Bytes are per device, seconds are per step."""
+    """One experiment compiled for one target. Bytes are per device."""
 
     experiment: config.Experiment
     mesh: sharding.MeshSizes
     rows: int  # of a microbatch on one device
-    memory: dict[str, float]  # bytes by kind
+    attention: str  # the attention backend and why
+    model_flops: float  # of a step on all devices
     needed: float  # bytes in all
     fits: bool | None  # None: no limit is known
-    model_flops: float  # of a step on all devices
-    attention: str = ""  # the attention backend and why
-    compiled: bool = False  # False: the compiler refused, because the step does not fit
+    memory: dict[str, float] | None = None  # bytes by kind. None: the compiler refused the step
     collectives: list[hlo.Collective] = dataclasses.field(default_factory=list)
-    compute: Compute | None = None  # None: no estimate
-    sending: float | None = None  # seconds. None: no estimate
-
-    @property
-    def seconds(self) -> float | None:
-        if self.compute is None or self.sending is None:
-            return None
-        return self.compute.seconds + self.sending
+    time: StepTime | None = None  # None: no estimate
 
     @property
     def tokens(self) -> int:
         """Tokens of a step on all devices."""
         return self.experiment.run.batch_size * self.experiment.corpus.sequence_length
+
+
+class LoweredStep(typing.NamedTuple):
+    """A training step that is ready to be compiled."""
+
+    mesh: jax.sharding.Mesh
+    lowered: jax.stages.Lowered
+    argument_bytes: float  # of one device: its part of the state and of the batch
+
+
+def lower_step(experiment: config.Experiment, devices: list) -> LoweredStep:
+    """Lowers the training step of an experiment for devices that need not exist here."""
+    sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
+    # The order of the devices changes neither the memory nor the bytes sent.
+    mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
+    sharding.check_mesh(experiment, mesh)
+    train_step, state, batch = step.abstract(experiment, mesh)
+    arguments = sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves((state, batch))
+    )
+    return LoweredStep(mesh, train_step.lower(state, batch), arguments)
 
 
 def compile_step(experiment: config.Experiment, target: Target, devices: list) -> Plan:
@@ -51,52 +78,47 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
     Args:
         experiment: The settings.
         target: What to compile for.
-        devices: Its devices, as `target.devices()` returns them.
+        devices: Its devices, from `targets.start_compiler`.
 
     Returns:
-        The plan. If the step does not fit, `fits` is False and `needed` is what the compiler says
-        that it needs.
+        The plan. If the compiler refuses the step because it does not fit, `fits` is False and
+        `needed` is what the compiler says that it needs.
     """
-    sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
-    # The order of the devices changes neither the memory nor the bytes sent.
-    mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
-    sharding.check_mesh(experiment, mesh)
-    train_step, state, batch = step.abstract(experiment, mesh)
-    memory = {
-        "parameters": _bytes_of_a_device(state.params),
-        "optimiser's state": _bytes_of_a_device((state.opt_state, state.average)),
-        "batch": _bytes_of_a_device(batch),
-    }
+    lowered = lower_step(experiment, devices)
+    sizes, run = sharding.MeshSizes(**lowered.mesh.shape), experiment.run
     plan = Plan(
         experiment,
         sizes,
-        rows=_microbatch_rows(experiment, sizes),
-        memory=memory,
+        rows=run.batch_size // (sizes.data * sizes.fsdp * run.accumulate),
+        attention=attention_report.describe(experiment, lowered.mesh),
+        model_flops=sum(flops.flops_terms(experiment, experiment.vocabulary.size).values()),
         needed=0.0,
         fits=None,
-        model_flops=sum(flops.flops_terms(experiment, experiment.vocabulary.size).values()),
-        attention=attention_report.describe(experiment, mesh),
     )
     try:
-        program = train_step.lower(state, batch).compile()
+        program = lowered.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        needed = needed_bytes(str(error), sum(memory.values()))
+        needed = needed_bytes(str(error), lowered.argument_bytes)
         if needed is None:
             raise
         return dataclasses.replace(plan, needed=needed, fits=False)
-    gradient = sum(x.size for x in jax.tree.leaves(state.params)) * BYTES_OF_A_VALUE / sizes.tensor
-    return _with_program(plan, program, gradient, target)
-
-
-def _bytes_of_a_device(tree) -> float:
-    """Bytes that one device holds of a tree of sharded arrays."""
-    leaves = jax.tree.leaves(tree)
-    return BYTES_OF_A_VALUE * sum(math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
-
-
-def _microbatch_rows(experiment: config.Experiment, sizes: sharding.MeshSizes) -> int:
-    run = experiment.run
-    return run.batch_size // (sizes.data * sizes.fsdp * run.accumulate)
+    analysis, text = program.memory_analysis(), program.as_text()
+    memory = {
+        "parameters, optimiser's state, batch": analysis.argument_size_in_bytes,
+        "activations, gradients, temporaries": analysis.temp_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes,
+        "program": analysis.generated_code_size_in_bytes,
+    }
+    needed, collectives = sum(memory.values()), hlo.collectives(text)
+    return dataclasses.replace(
+        plan,
+        needed=needed,
+        fits=None if target.memory is None else needed <= target.memory,
+        memory=memory,
+        collectives=collectives,
+        time=step_time(text, collectives, plan.model_flops, target),
+    )
 
 
 def needed_bytes(message: str, arguments: float) -> float | None:
@@ -116,30 +138,37 @@ def needed_bytes(message: str, arguments: float) -> float | None:
     return used if match[1] == "Used " else used + arguments
 
 
-def _with_program(plan: Plan, program, gradient: float, target: Target) -> Plan:
-    """Adds to a plan what the compiled program says.
+def step_time(
+    text: str, collectives: list[hlo.Collective], model_flops: float, target: Target
+) -> StepTime | None:
+    """Estimates the time of a step.
 
     Args:
-        plan: The plan.
-        program: The compiled step.
-        gradient: Bytes of the gradient of one device's rows.
-        target: What the program was compiled for.
+        text: Optimised HLO text of the step.
+        collectives: Its collectives.
+        model_flops: Its model FLOPs on all devices.
+        target: What it was compiled for.
+
+    Returns:
+        The time, or None for simulated devices.
     """
-    analysis, text = program.memory_analysis(), program.as_text()
-    memory = plan.memory | {
-        "gradient (of one device's rows)": gradient,
-        "activations and temporaries": max(analysis.temp_size_in_bytes - gradient, 0),
-        "program": analysis.generated_code_size_in_bytes,
-    }
-    needed = sum(memory.values())
-    collectives = hlo.collectives(text)
-    return dataclasses.replace(
-        plan,
-        compiled=True,
-        memory=memory,
-        needed=needed,
-        fits=None if target.memory is None else needed <= target.memory,
-        collectives=collectives,
-        compute=target.compute(text),
-        sending=target.sending(collectives),
-    )
+    if target.kind is None:
+        return None
+    sending = sum(one.sent_bytes / _link(one, target) for one in collectives)
+    peak = flops.PEAK_FLOPS[target.kind] * target.chips
+    if target.clock is None:
+        return StepTime(model_flops / peak, sending, "model FLOPs at the peak", peak)
+    estimate = hlo.cycles(text)
+    kernels = estimate.kernel_bytes / target.bandwidth
+    method = "the compiler's cycles"
+    if kernels:
+        method += f", and {1e3 * kernels:.1f} ms of Pallas kernels by their bytes"
+    if estimate.unknown:
+        method += f", without {estimate.unknown} operation(s) that it does not estimate"
+    return StepTime(estimate.cycles / target.clock + kernels, sending, method, peak)
+
+
+def _link(collective: hlo.Collective, target: Target) -> float:
+    """Bytes/s that a device sends in a collective. A ring is as fast as its slowest link."""
+    hosts = {device // target.devices_a_host for device in collective.members}
+    return target.network if len(hosts) > 1 else target.link

@@ -11,35 +11,139 @@ import typing
 
 import numpy as np
 
-BYTES = {  # of one value
-    "pred": 1,
-    "s8": 1,
-    "u8": 1,
-    "s16": 2,
-    "u16": 2,
-    "bf16": 2,
-    "f16": 2,
-    "s32": 4,
-    "u32": 4,
-    "f32": 4,
-    "s64": 8,
-    "u64": 8,
-    "f64": 8,
-}
-# Targets of the calls of kernels that are written in Pallas: of a TPU, of a GPU (Triton).
-_PALLAS = re.compile(r'custom_call_target="(tpu_custom_call|__gpu\$xla\.gpu\.triton)"')
 # Operations that run the instructions of other computations one by one.
 CONTROL_FLOW = ("while", "conditional", "call", "async-start")
+TPU_KERNEL = 'custom_call_target="tpu_custom_call"'  # a kernel that is written in Pallas
+# The compiler writes 2^63 - 1 cycles where it has no estimate. Values from `UNKNOWN` on mean that.
+UNKNOWN = 2**62
 _OPCODE = re.compile(r"(?<= )([a-z][\w\-]*)\(")
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _COLLECTIVE = re.compile(
     r"= (.*?) (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\("
 )
-_SHAPE = re.compile(r"\b(pred|bf16|[suf]\d+)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b(?:pred|(?:bf|[suf])(\d+)\w*)\[([\d,]*)\]")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=(%?[\w.\-]+)"
     r"|branch_computations=\{([^}]*)\}"
 )
+
+
+class Instruction(typing.NamedTuple):
+    """An instruction of a step."""
+
+    line: str
+    times: int  # runs in a step
+    fused: bool  # inside another operation, as a fusion, which is one kernel
+
+    @property
+    def name(self) -> str:
+        """The compiler's name."""
+        return self.line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
+
+    @property
+    def opcode(self) -> str:
+        """The operation, as "fusion" or "all-reduce-start"."""
+        match = _OPCODE.search(self.line)
+        return match[1] if match else ""
+
+    @property
+    def output(self) -> str:
+        """Text of the output's shape."""
+        match = _OPCODE.search(self.line)
+        return self.line[self.line.index(" = ") + 3 : match.start() - 1] if match else ""
+
+    @property
+    def jax_name(self) -> str:
+        """The JAX operation that it comes from. Empty: unknown."""
+        match = re.search(r'op_name="([^"]*)"', self.line)
+        return match[1] if match else ""
+
+    @property
+    def cycles(self) -> int | None:
+        """The TPU compiler's estimate of one run. None: the text has none."""
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.line)
+        return int(match[1]) if match and not self.fused else None
+
+
+def computations(text: str) -> dict[str, list[str]]:
+    """Divides an HLO text into its computations: {name: lines}. The entry is also named ENTRY."""
+    result, current = {}, None
+    for line in text.splitlines():
+        if current is None:
+            if header := _HEADER.match(line):
+                current = result[header[2]] = []
+                if header[1]:
+                    result["ENTRY"] = current
+        elif line.startswith("}"):
+            current = None
+        else:
+            current.append(line)
+    return result
+
+
+def executed(text: str) -> collections.abc.Iterator[Instruction]:
+    """Yields every instruction of a step, with those of the computations that it calls."""
+    lines_of = computations(text)
+
+    def walk(computation: str, times: int, fused: bool):
+        for line in lines_of.get(computation, ()):
+            instruction = Instruction(line, times, fused)
+            yield instruction
+            trips = _trips(line, lines_of) if " while(" in line else 1
+            inside = fused or instruction.opcode not in CONTROL_FLOW
+            for single, branches in _CALLED.findall(line):
+                for called in (single or branches).split(","):
+                    yield from walk(called.strip().lstrip("%"), times * trips, inside)
+
+    yield from walk("ENTRY", 1, False)
+
+
+def _trips(line: str, lines_of: dict[str, list[str]]) -> int:
+    """Number of times that the body of a while loop runs.
+
+    If the compiler does not state it, it is the constant that the loop's condition compares its
+    counter with. The counter of `lax.scan` starts at 0.
+    """
+    if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
+        return int(known[1])
+    condition = lines_of.get(re.search(r"condition=%?([\w.\-]+)", line)[1], ())
+    constants = (re.search(r"constant\((\d+)\)", one) for one in condition)
+    return max((int(match[1]) for match in constants if match), default=1)
+
+
+def array_bytes(shapes: str) -> list[int]:
+    """Bytes of every array in the text of a shape, as "(f32[8,16], bf16[4])"."""
+    return [
+        math.prod(map(int, filter(None, sizes.split(",")))) * int(bits or 8) // 8
+        for bits, sizes in _ARRAY.findall(shapes)
+    ]
+
+
+class Cycles(typing.NamedTuple):
+    """The TPU compiler's estimate of one step on one core."""
+
+    cycles: int
+    kernel_bytes: int  # that Pallas kernels move. The compiler does not estimate their cycles
+    unknown: int  # number of other operations without an estimate
+
+
+def cycles(text: str) -> Cycles:
+    """Sums the estimated cycles of a step, each operation as often as it runs."""
+    total, kernel_bytes, unknown = 0, 0, 0
+    for instruction in executed(text):
+        if TPU_KERNEL in instruction.line:
+            kernel_bytes += instruction.times * tpu_kernel_bytes(instruction)
+        elif instruction.cycles is not None and instruction.cycles < UNKNOWN:
+            total += instruction.times * instruction.cycles
+        elif instruction.cycles is not None:
+            unknown += 1
+    return Cycles(total, kernel_bytes, unknown)
+
+
+def tpu_kernel_bytes(call: Instruction) -> int:
+    """Bytes of the operands and of the output of a Pallas kernel on a TPU."""
+    operands = re.search(r"operand_layout_constraints=\{(.*?\})\}", call.line)
+    return sum(array_bytes(call.output)) + sum(array_bytes(operands[1]))
 
 
 class Collective(typing.NamedTuple):
@@ -90,7 +194,7 @@ def collectives(text: str) -> list[Collective]:
     return result
 
 
-def _collective(instruction: "Instruction") -> Collective | None:
+def _collective(instruction: Instruction) -> Collective | None:
     """The collective that an instruction is, or None if it is another operation."""
     match = _COLLECTIVE.search(instruction.line)
     if match is None:
@@ -102,61 +206,7 @@ def _collective(instruction: "Instruction") -> Collective | None:
     elif asynchronous and kind != "all-reduce":  # (inputs, outputs)
         sizes = sizes[len(sizes) // 2 :]
     size = sum(sizes) * (len(members) if kind == "reduce-scatter" else 1)
-    return Collective(kind, size, members, instruction.times, operation_name(instruction.line))
-
-
-def array_bytes(shapes: str) -> list[int]:
-    """Bytes of every array in the text of a shape, as "(f32[8,16], bf16[4])"."""
-    return [
-        math.prod(map(int, filter(None, dims.split(",")))) * BYTES.get(kind, 4)
-        for kind, dims in _SHAPE.findall(shapes)
-    ]
-
-
-def operation_name(line: str) -> str:
-    """The JAX operation that an instruction comes from. Empty: unknown."""
-    match = re.search(r'op_name="([^"]*)"', line)
-    return match[1] if match else ""
-
-
-# The compiler writes 2^63 - 1 cycles where it has no estimate. Values from `UNKNOWN` on mean that.
-UNKNOWN = 2**62
-
-
-class CycleEstimate(typing.NamedTuple):
-    """The TPU compiler's estimate of one step on one core."""
-
-    cycles: int
-    operations: int  # with an estimate, each counted as often as it runs
-    unknown: list[str]  # names of the operations without an estimate, which `cycles` leaves out
-
-
-def estimated_cycles(text: str) -> CycleEstimate | None:
-    """Reads the estimated cycles of one step.
-
-    Args:
-        text: Optimised HLO text.
-
-    Returns:
-        The cycles of all fusions and copies with an estimate, each counted as often as it runs.
-        None if the text has no estimates.
-    """
-    total, operations, unknown = 0, 0, set()
-    for instruction in executed(text):
-        match = re.search(r'"estimated_cycles":"(\d+)"', instruction.line)
-        if match is None or instruction.fused:
-            continue
-        if int(match[1]) >= UNKNOWN:
-            unknown.add(instruction.name)
-        else:
-            operations += instruction.times
-            total += instruction.times * int(match[1])
-    return CycleEstimate(total, operations, sorted(unknown)) if operations or unknown else None
-
-
-def is_pallas(instruction: "Instruction") -> bool:
-    """Whether an instruction calls a kernel that is written in Pallas."""
-    return _PALLAS.search(instruction.line) is not None
+    return Collective(kind, size, members, instruction.times, instruction.jax_name)
 
 
 def _members(line: str) -> tuple[int, ...]:
@@ -186,114 +236,3 @@ def _iota(shape: str, permutation: str | None) -> np.ndarray:
 
 def _integers(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text)))
-
-
-class Instruction(typing.NamedTuple):
-    """An instruction of a step."""
-
-    line: str
-    times: int  # runs in a step
-    fused: bool  # inside another operation, as a fusion, which is one kernel
-
-    @property
-    def name(self) -> str:
-        return name_of(self.line)
-
-    @property
-    def opcode(self) -> str:
-        """The operation, as "fusion" or "all-reduce-start"."""
-        match = _OPCODE.search(self.line)
-        return match[1] if match else ""
-
-    @property
-    def output(self) -> str:
-        """Text of the output's shape."""
-        match = _OPCODE.search(self.line)
-        return self.line[self.line.index(" = ") + 3 : match.start() - 1] if match else ""
-
-    @property
-    def operands(self) -> list[str]:
-        """Names of the operands."""
-        match = _OPCODE.search(self.line)
-        return re.findall(
-            r"%([\w.\-]+)", self.line[match.end() : self.line.index(")", match.end())]
-        )
-
-
-class Program(typing.NamedTuple):
-    """An HLO module."""
-
-    computations: dict[str, list[str]]  # lines by name
-    entry: str  # name of the computation that starts
-
-
-def executed(text: str) -> collections.abc.Iterator[Instruction]:
-    """Yields every instruction of a step, with those of the computations that it calls."""
-    program = parse(text)
-
-    def walk(computation: str, times: int, fused: bool):
-        for line in program.computations.get(computation, ()):
-            yield Instruction(line, times, fused)
-            if "(" not in line:
-                continue
-            trips = _trips(line, program) if " while(" in line else 1
-            inside = Instruction(line, times, fused).opcode not in CONTROL_FLOW
-            for called in _called(line):
-                yield from walk(called, times * trips, fused or inside)
-
-    yield from walk(program.entry, 1, False)
-
-
-def name_of(line: str) -> str:
-    """Name of an instruction."""
-    return line.split(" = ")[0].strip().removeprefix("ROOT ").lstrip("%")
-
-
-def _called(line: str) -> list[str]:
-    """Names of the computations that an instruction calls."""
-    names = []
-    for single, branches in _CALLED.findall(line):
-        names += branches.split(",") if branches else [single]
-    return [name.strip().lstrip("%") for name in names]
-
-
-def parse(text: str) -> Program:
-    """Divides an HLO text into its computations."""
-    computations, entry, current = {}, "", None
-    for line in text.splitlines():
-        if current is None:
-            if header := _HEADER.match(line):
-                current = computations[header[2]] = []
-                entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
-            current = None
-        else:
-            current.append(line)
-    return Program(computations, entry)
-
-
-def _trips(line: str, program: Program) -> int:
-    """Number of times that the body of a while loop runs.
-
-    If the compiler does not state it, it is the constant that the loop's condition compares its
-    counter with. The counter of `lax.scan` starts at 0.
-    """
-    if known := re.search(r'known_trip_count":\{"n":"(\d+)"', line):
-        return int(known[1])
-    name = re.search(r"condition=%?([\w.\-]+)", line)[1]
-    matches = (re.search(r"constant\((\d+)\)", one) for one in program.computations.get(name, ()))
-    return max((int(match[1]) for match in matches if match), default=1)
-
-
-def output_shapes(program: Program) -> dict[str, str]:
-    """Text of the output's shape of every instruction, by name."""
-    lines = (line for computation in program.computations.values() for line in computation)
-    instructions = (Instruction(line, times=1, fused=False) for line in lines)
-    return {one.name: one.output for one in instructions}
-
-
-def moved_bytes(instruction: Instruction, shapes: dict[str, str]) -> int:
-    """Bytes of the operands and of the output, without the workspace of a library's kernel."""
-    inputs = (shapes.get(name, "") for name in instruction.operands)
-    texts = [*inputs, re.sub(r"\b[su]8\[\d+\]", "", instruction.output)]
-    return sum(sum(array_bytes(text)) for text in texts)

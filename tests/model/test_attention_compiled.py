@@ -28,15 +28,13 @@ COMPILE = """
 import json, re, sys
 SCORES = '(f32|bf16).[0-9]+,[0-9]+,(?:224,224|256,256).'
 from maelm_jax import cli
-from maelm_jax.planning import topologies
+from maelm_jax.planning import targets
 _, experiment = cli.parse(cli.parser(""), sys.argv[1:])
-devices = topologies.parse("v5e:2x2").devices()
-import jax, numpy as np
-from maelm_jax.training import attention_report, sharding, step
-sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
-mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
-train_step, state, batch = step.abstract(experiment, mesh)
-program = train_step.lower(state, batch).compile()
+devices = targets.start_compiler(targets.parse("v5e:2x2"))
+from maelm_jax.planning import estimate
+from maelm_jax.training import attention_report
+mesh, lowered, _ = estimate.lower_step(experiment, devices)
+program = lowered.compile()
 text = program.as_text()
 scores, is_fused = set(), False
 for line in text.splitlines():
