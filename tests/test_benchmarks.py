@@ -5,7 +5,6 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import subprocess
 import sys
 
 import jax
@@ -146,12 +145,3 @@ def test_scores_of_other_settings_are_refused_and_a_new_workdir_is_made(tmp_path
     module.check_workdir(more_seeds)
     with pytest.raises(config.ConfigError, match="runs of other settings"):
         module.check_workdir(argparse.Namespace(**vars(settings) | {"epochs": 2}))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not here: pip install '.[plan]'")
-def test_the_compiler_s_clock_is_that_of_the_data_sheet():
-    """The figures of docs/tpus.md; in a process of its own, because the devices of JAX are chosen once."""
-    command = [sys.executable, str(HERE / "compiler_clock.py"), "--topology=v5e:2x2"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert "88% of the peak" in done.stdout and "2.5 times bytes / bandwidth" in done.stdout, done.stderr
