@@ -44,7 +44,7 @@ class Tpu(typing.NamedTuple):
     # each axis of the torus.
     link: float
     cores: int  # devices that the compiler lists for a chip
-    slices: tuple[str, ...]  # shapes of the slices that exist
+    slices: str  # shapes of the slices that exist
     cloud: str  # format of the cloud's name of a slice, which counts chips or cores
 
 
@@ -56,19 +56,8 @@ class Gpu(typing.NamedTuple):
     network: float  # bytes/s of a GPU's share of its host's network: one adapter a GPU
 
 
-SQUARES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-CUBES = (
-    "2x2x1",
-    "2x2x2",
-    "2x2x4",
-    "2x4x4",
-    "4x4x4",
-    "4x4x8",
-    "4x8x8",
-    "8x8x8",
-    "8x8x16",
-    "8x16x16",
-)
+SQUARES = "2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+CUBES = "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8 8x8x16 8x16x16"
 TPUS = {
     "v4": Tpu("TPU v4", 32 * GIB, 1.2e12, 1.05e9, 4.5e10, 2, CUBES, "v4-{cores}"),
     "v5e": Tpu("TPU v5 lite", 16 * GIB, 8.19e11, 1.5e9, 4.5e10, 1, SQUARES, "v5litepod-{chips}"),
@@ -105,14 +94,14 @@ def parse(name: str) -> Target:
         ConfigError: There are no such devices. The message lists those there are.
     """
     kind, _, shape = name.partition(":")
-    if kind in TPUS and shape in TPUS[kind].slices:
+    if kind in TPUS and shape in TPUS[kind].slices.split():
         return _tpu_slice(name, TPUS[kind], math.prod(map(int, shape.split("x"))))
     gpus = re.fullmatch(rf"(?:([1-9][0-9]{{0,3}})x)?([1-{MOST_GPUS_A_HOST}])", shape)
     if kind in GPUS and gpus:
         return _gpu_cluster(name, kind, int(gpus[1] or 1), int(gpus[2]))
     if kind == "cpu" and re.fullmatch("[1-9][0-9]{0,3}", shape):
         return Target(name, f"{name}: {shape} simulated CPU devices", int(shape), int(shape))
-    slices = "; ".join(f"{kind}: {' '.join(tpu.slices)}" for kind, tpu in TPUS.items())
+    slices = "; ".join(f"{kind}: {tpu.slices}" for kind, tpu in TPUS.items())
     raise config.ConfigError(
         f"--topology={name} does not exist. Use a TPU slice ({slices}); GPUs of one host or of "
         f"several, as h100:8 or h100:4x8 ({', '.join(GPUS)}; up to {MOST_GPUS_A_HOST} a host); or "
