@@ -215,7 +215,7 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     for fsdp in dict.fromkeys((*SWEEP_FSDP, row_devices)) if row_devices else ():
         if row_devices % fsdp or any(width % fsdp for width in widths):
             continue
-        mesh = config.Mesh(row_devices // fsdp, fsdp, tensor)
+        mesh = config.Mesh(data=row_devices // fsdp, fsdp=fsdp, tensor=tensor)
         for rematerialise in (False, True):
             model = dataclasses.replace(experiment.model, rematerialise=rematerialise)
             for rows in SWEEP_ROWS:

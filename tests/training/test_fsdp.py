@@ -24,7 +24,7 @@ def program():
         config.Masking(),
         model,
         config.Optimizer(),
-        config.Mesh(2, 4, 1),
+        config.Mesh(data=2, fsdp=4, tensor=1),
         config.Run(batch_size=32, accumulate=PARTS),
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4, 1), ("data", "fsdp", "tensor"))
