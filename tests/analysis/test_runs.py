@@ -106,10 +106,20 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
         counts.append(count)
         return store[:count]
 
-    recorded = types.SimpleNamespace(stores={"a": {"heldout": store}}, rates={"a": 1.0})
+    recorded = types.SimpleNamespace(split=lambda name: {"a": store}, rates={"a": 1.0})
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: recorded)
     monkeypatch.setattr(runs.batches, "heldout", heldout)
     monkeypatch.setattr(runs, "check_enough", lambda *_: None)
     run = trained("a", "SEQUENCE_LENGTH=8", vocabulary=types.SimpleNamespace(pad=1))
     assert len(runs.heldout_rows(run, 1000)) == 1000 and counts == [251, 502, 1004]
     assert len(runs.heldout_rows(run, 10**6)) == 10_000 and counts[-1] == 10_000
+
+
+def test_code_that_a_run_names_is_not_run_by_an_analysis(tmp_path, monkeypatch):
+    """The record of a run may be a stranger's."""
+    (tmp_path / "a.txt").write_text("One text.")
+    monkeypatch.setattr(run_rows, "open_recorded", lambda *_: None)
+    for binding in ("Corpus.document_filter='os:system'", "Corpus.task_modules=('antigravity',)"):
+        run = trained("a", f"TEXT_FILES='{tmp_path}/a.txt'", f"Corpus.rows_dir='{tmp_path}/rows'", binding)
+        with pytest.raises(config.ConfigError, match="Corpus.document_filter or Corpus.task_modules"):
+            runs.heldout_rows(run, 10)
