@@ -18,6 +18,7 @@ import typing
 
 from maelm_jax.config import ConfigError, RunError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 LOCK_POLL_SECONDS = 0.5
 log = logging.getLogger(__name__)
@@ -44,8 +45,10 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         flush_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL and not error.filename:
+            error.filename = str(path)
         raise
 
 

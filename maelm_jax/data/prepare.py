@@ -103,27 +103,15 @@ def prepare(
     """
     try:
         names = store_names(corpus, vocabulary)
-    except Unavailable as error:
-        prepared = find(corpus, vocabulary)
-        if prepared is None:
-            raise
-        log.warning("%s; taking the rows that were prepared before", error)
-        return prepared
-    for source, name in names.items():
-        if storage.in_bucket(corpus.rows_dir):
+        for source, name in names.items():
+            parts = _parts_folder(corpus, name)
             if not has_store(corpus, name):
-                return _take_from_bucket(corpus, vocabulary)
-            continue
-        parts = _parts_folder(corpus, name)
-        if not has_store(corpus, name):
-            with storage.locked(parts / "lock", f"prepares {parts}"):
-                if not has_store(corpus, name):
-                    began = time.monotonic()
-                    _write_plan(parts, source, corpus, vocabulary)
-                    make_all(parts)
-                    _join(parts)
-                    log.info("%s: %.0f s, kept in %s", source, time.monotonic() - began, name)
-        shutil.rmtree(parts, ignore_errors=True)  # perhaps of a process that was killed
+                rows.require_local(corpus)
+                _make_store(parts, source, corpus, vocabulary, make_all)
+            shutil.rmtree(parts, ignore_errors=True)  # also of a process that was killed
+    except Unavailable as error:
+        key = f"rows-{request(corpus, vocabulary)}"
+        return open_record(rows.recall_instead(corpus, key, error), corpus)
     rates = sources.rates(corpus)
     record = {
         "request": request(corpus, vocabulary),
@@ -140,18 +128,6 @@ def prepare(
     }
     prepared = open_record(record, corpus)
     rows.remember(corpus, f"rows-{record['request']}", record)
-    return prepared
-
-
-def _take_from_bucket(corpus: Corpus, vocabulary: Vocabulary) -> Prepared:
-    """Opens the rows of another state of the text, because none are prepared in a bucket."""
-    prepared = find(corpus, vocabulary)
-    if prepared is None:
-        rows.require_local(corpus)
-    log.warning(
-        "%s has no rows of this state of the text; taking those that were prepared last",
-        corpus.rows_dir,
-    )
     return prepared
 
 
@@ -387,14 +363,32 @@ def _in_batches(documents: typing.Iterable[str]) -> typing.Iterator[list[str]]:
         yield batch
 
 
-def _join(folder: pathlib.Path):
-    """Joins all parts of a folder into the store.
+def _make_store(
+    folder: pathlib.Path,
+    source: str,
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    make_all: typing.Callable[[pathlib.Path], None],
+):
+    """Makes the parts of a source and joins them, unless another process does so meanwhile."""
+    store = folder.with_suffix("")
+    with storage.locked(folder / "lock", f"prepares {folder}"):
+        if not store.is_dir():
+            began = time.monotonic()
+            _write_plan(folder, source, corpus, vocabulary)
+            make_all(folder)
+            _join(folder, store)
+            log.info("%s: %.0f s, kept in %s", source, time.monotonic() - began, store)
+
+
+def _join(folder: pathlib.Path, store: pathlib.Path):
+    """Joins all parts of a folder into a store.
 
     Raises:
         ConfigError: The text changed after the command began. The parts are removed.
         RunError: A part is damaged. It is removed, and made again by the next start.
     """
-    plan, store = _read_plan(folder), folder.with_suffix("")
+    plan = _read_plan(folder)
     if not store.name.endswith(f"-{sources.identity(plan.source, plan.corpus)}"):
         shutil.rmtree(folder)
         raise ConfigError(
@@ -402,14 +396,13 @@ def _join(folder: pathlib.Path):
             "give the same command again when nothing writes to these files"
         )
     paths = [_part_path(folder, number) for number in range(len(plan.parts))]
-    counts = {split: dict.fromkeys(rows.COUNTS, 0) for split in rows.SPLITS}
+    counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
     left_out: dict[str, typing.Any] = {"documents": 0, "files": {}}
     for path in paths:
         with _opened_part(path) as archive:
             content = json.loads(archive.read("counts.json"))
         for split in rows.SPLITS:
-            for name in rows.COUNTS:
-                counts[split][name] += content["counts"][split][name]
+            counts[split].update(content["counts"][split])
         left_out["documents"] += content["left_out"]["documents"]
         left_out["files"] |= content["left_out"]["files"]
 

@@ -257,11 +257,8 @@ def documents(path: str, field: str, start: int = 0, end: int | None = None):
         RunError: The file cannot be read at the moment.
     """
     reader = _reader_of(path)
-    if reader in (_paragraph_documents, _json_documents):
-        yield from reader(path, field, start, end)
-        return
     with _naming(path):
-        yield from reader(path, field)
+        yield from reader(path, field, start, end) if end else reader(path, field)
 
 
 def lines(path: str, start: int = 0) -> typing.Iterator[tuple[int, bytes]]:
@@ -351,7 +348,7 @@ def decode(line: bytes, path: str, offset: int) -> str:
         ) from error
 
 
-def _paragraph_documents(path: str, field: str, start: int, end: int | None):
+def _paragraph_documents(path: str, field: str, start: int = 0, end: int | None = None):
     """Reads a .txt file: a paragraph on each line, a blank line between documents.
 
     A range begins after the first blank line at `start` or after it, and ends at the first blank
@@ -376,7 +373,7 @@ def _paragraph_documents(path: str, field: str, start: int, end: int | None):
         yield "\n".join(paragraphs)
 
 
-def _json_documents(path: str, field: str, start: int, end: int | None):
+def _json_documents(path: str, field: str, start: int = 0, end: int | None = None):
     """Reads a .jsonl file: a record on each line."""
     for offset, line in lines(path, start):
         if end is not None and offset >= end:

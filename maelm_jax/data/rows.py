@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import typing
@@ -19,6 +20,7 @@ import tensorstore
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError, Corpus, RunError
+from maelm_jax.data.readers import Unavailable
 
 MANIFEST = "store.json"
 SPLITS = ("train", "heldout")
@@ -30,6 +32,7 @@ BUCKET_CACHE = 2_000_000_000
 REQUESTS = 128  # to a bucket at the same time
 # Errors of a bucket or network that does not answer, as TensorStore's messages begin.
 FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
+log = logging.getLogger(__name__)
 
 
 class Rows:
@@ -328,10 +331,10 @@ def path_of(corpus: Corpus, name: str) -> str:
 
 
 def require_local(corpus: Corpus):
-    """Raises ConfigError if `Corpus.rows_dir` is in a bucket, where nothing is prepared."""
+    """Raises Unavailable if `Corpus.rows_dir` is in a bucket, where nothing is prepared."""
     if storage.in_bucket(corpus.rows_dir):
-        raise ConfigError(
-            f"{corpus.rows_dir} holds no rows or vocabulary for these settings; "
+        raise Unavailable(
+            f"{corpus.rows_dir} holds no rows or vocabulary for these settings and this text; "
             "launch/prepare_data.sh makes them and copies them there"
         )
 
@@ -344,11 +347,10 @@ def remember(corpus: Corpus, name: str, value: typing.Any):
         name: Names the settings.
         value: Anything that JSON can hold.
     """
-    path, content = path_of(corpus, f"{name}.json"), json.dumps(value, indent=1)
-    if storage.in_bucket(path) or recall(corpus, name) == value:
-        return
-    with contextlib.suppress(PermissionError):
-        storage.write(path, content)
+    path = path_of(corpus, f"{name}.json")
+    if not storage.in_bucket(path) and recall(corpus, name) != value:
+        with contextlib.suppress(PermissionError):
+            storage.write(path, json.dumps(value, indent=1))
 
 
 def recall(corpus: Corpus, name: str) -> typing.Any | None:
@@ -360,3 +362,12 @@ def recall(corpus: Corpus, name: str) -> typing.Any | None:
         return None
     with storage.reading(path):
         return json.loads(content)
+
+
+def recall_instead(corpus: Corpus, name: str, reason: Unavailable) -> typing.Any:
+    """`recall`, where the text or its rows are not. Raises `reason` if nothing was kept."""
+    value = recall(corpus, name)
+    if value is None:
+        raise reason
+    log.warning("%s; taking what was prepared before for these settings", reason)
+    return value

@@ -7,7 +7,6 @@ import itertools
 import logging
 import os
 import pathlib
-import re
 import time
 import typing
 
@@ -23,9 +22,6 @@ TIMES_READ = 8  # text read, as a multiple of the sample
 PARTS_READ = 64  # a large corpus is read from the beginnings of about so many parts
 LINE_CHARACTERS = 1 << 14  # at most 64 KiB of UTF-8, the limit of SentencePiece's trainer
 ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained vocabulary
-# What SentencePiece's messages say about a size that does not fit the text.
-TOO_LARGE = re.compile(r"less than or equal to (\d+)|value <= (\d+)")
-TOO_SMALL = re.compile(r"required_chars\S* (\d+) vs (\d+)")
 log = logging.getLogger(__name__)
 
 
@@ -58,21 +54,14 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
         rates = sources.rates(corpus)
         text = rows.digest([sources.identity(source, corpus) for source in rates])
         path = rows.path_of(corpus, f"{pointer}-{text}.model")
-    except Unavailable:
-        name = rows.recall(corpus, pointer)
-        if name is None:
-            raise
-        return vocabularies.load(rows.path_of(corpus, name))
-    if not storage.exists(path):
-        if storage.in_bucket(path):
-            name = rows.recall(corpus, pointer)
-            if name is None:
-                rows.require_local(corpus)
-            return vocabularies.load(rows.path_of(corpus, name))
-        with storage.locked(f"{path}.lock", "trains the same vocabulary"):
-            if not os.path.exists(path):
-                storage.write(path, _train_on(corpus, rates, settings).content)
-        pathlib.Path(f"{path}.lock").unlink(missing_ok=True)
+        if not storage.exists(path):
+            rows.require_local(corpus)
+            with storage.locked(f"{path}.lock", "trains the same vocabulary"):
+                if not os.path.exists(path):
+                    storage.write(path, _train_on(corpus, rates, settings).content)
+            pathlib.Path(f"{path}.lock").unlink(missing_ok=True)
+    except Unavailable as error:
+        path = rows.path_of(corpus, rows.recall_instead(corpus, pointer, error))
     rows.remember(corpus, pointer, os.path.basename(path))
     return vocabularies.load(path)
 
@@ -172,7 +161,7 @@ def train(
         settings: Size and kind of the vocabulary, and size of the sample.
 
     Raises:
-        ConfigError: There is no text, or `settings.size` does not fit the text.
+        ConfigError: There is no text, or `settings.size` does not fit it.
     """
     lines = [
         line[start : start + LINE_CHARACTERS]
@@ -208,7 +197,10 @@ def train(
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        raise config.ConfigError(_reason(" ".join(str(error).split()), settings.size)) from error
+        reason = " ".join(str(error).rpartition("]")[2].split())
+        raise config.ConfigError(
+            f"Vocabulary.size={settings.size} does not fit this corpus: {reason}"
+        ) from error
     return vocabularies.SentencePieceVocabulary(_without_machine(model.getvalue()))
 
 
@@ -217,25 +209,3 @@ def _without_machine(content: bytes) -> bytes:
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
     proto.trainer_spec.ClearField("num_threads")
     return proto.SerializeToString(deterministic=True)
-
-
-def _reason(message: str, size: int) -> str:
-    """Returns our message for a message of SentencePiece's trainer."""
-    too_large = TOO_LARGE.search(message)
-    if "too high" in message or too_large:
-        most = int(too_large[1] or too_large[2]) + 1 if too_large else None
-        if most is not None and most < config.LEAST_VOCABULARY:
-            return (
-                f"the corpus supports a vocabulary of {most} ids only, and the smallest has "
-                f"{config.LEAST_VOCABULARY}: give more text"
-            )
-        return (
-            "vocabulary larger than the corpus supports: set Vocabulary.size "
-            f"{'lower' if most is None else f'to at most {most}'} (it is {size})"
-        )
-    if too_small := TOO_SMALL.search(message):
-        return (
-            f"Vocabulary.size {size} does not hold the corpus's characters: "
-            f"set it above {int(too_small[2]) + 1}"
-        )
-    return f"Vocabulary: SentencePiece cannot train on this corpus: {message[:300]}"

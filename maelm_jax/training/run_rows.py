@@ -80,11 +80,9 @@ def _open(recorded: dict, corpus: config.Corpus) -> Prepared | None:
 
 
 def _prepare(corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared:
-    if jax.process_index():
-        found = prepare.find(corpus, vocabulary)
-        if found:
-            return found
-    return prepare.prepare(corpus, vocabulary)
+    is_first = jax.process_index() == 0  # the others open what it has prepared
+    found = None if is_first else prepare.find(corpus, vocabulary)
+    return found or prepare.prepare(corpus, vocabulary)
 
 
 def _open_or_remake(
@@ -147,14 +145,11 @@ def _in_order(chosen: Prepared, recorded: dict) -> Prepared:
 
     Batches depend on the order of the sources, and settings of another order count as equal.
     """
-    names = sorted(
-        chosen.stores,
-        key=lambda source: (
-            list(recorded["sources"]).index(source)
-            if source in recorded["sources"]
-            else len(recorded["sources"])
-        ),
-    )
+    names = [
+        source
+        for source in dict.fromkeys([*recorded["sources"], *chosen.stores])
+        if source in chosen.stores
+    ]
     entries = {source: chosen.record["sources"][source] for source in names}
     stores = {source: chosen.stores[source] for source in names}
     return Prepared(stores, chosen.record | {"sources": entries})
