@@ -29,7 +29,6 @@ SHARD_ROWS = 4096  # rows in one file
 CHUNK_ROWS = 16  # the smallest number of rows that is read
 LOCAL_CACHE = 256_000_000  # bytes of chunks in memory. The system caches files of this machine too.
 BUCKET_CACHE = 2_000_000_000
-REQUESTS = 128  # to a bucket at the same time
 # Errors of a bucket or network that does not answer, as TensorStore's messages begin.
 FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
 log = logging.getLogger(__name__)
@@ -44,13 +43,13 @@ class Rows:
         statistics: What the store's manifest says of the split: COUNTS, `mean_segment` (tokens) and
             `fill` (share of the slots that are not padded).
         context: TensorStore's context, which holds the cache.
-        whole_files: Whether the file of a requested row is read as a whole, into the cache. This
-            saves requests where all rows of a file are needed soon.
 
     Attributes:
         length: Ids in a row.
         shard_rows: Rows in one file of the store.
         statistics: As above.
+        whole_files: Whether the file of a requested row is read as a whole, into the cache. This
+            saves requests where all rows of a file are needed soon.
 
     Raises:
         ConfigError: The array is missing or damaged.
@@ -58,14 +57,9 @@ class Rows:
     """
 
     def __init__(
-        self,
-        store: str,
-        split: str,
-        statistics: dict[str, float],
-        context: tensorstore.Context,
-        whole_files: bool = False,
+        self, store: str, split: str, statistics: dict[str, float], context: tensorstore.Context
     ):
-        self._store, self.statistics, self._whole_files = store, statistics, whole_files
+        self._store, self.statistics, self.whole_files = store, statistics, False
         spec = {
             "driver": "zarr3",
             "kvstore": _kvstore(f"{store}/{split}"),
@@ -84,6 +78,11 @@ class Rows:
 
     def __len__(self) -> int:
         return self.array.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row."""
+        return self.length * self.array.dtype.numpy_dtype.itemsize
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
         """Reads rows.
@@ -105,7 +104,7 @@ class Rows:
         numbers = np.asarray(numbers, np.int64)
         if not numbers.size:
             return lambda: np.zeros((0, self.length), np.int32)
-        if not self._whole_files:
+        if not self.whole_files:
             reading = self.array.oindex[numbers].read()
             return lambda: self._wait(reading).astype(np.int32)
         files = [
@@ -126,8 +125,7 @@ class Rows:
             reading = self.array[start : min(start + self.shard_rows, len(self))].read()
             self._files[number] = reading
             reading.add_done_callback(functools.partial(self._forget_content, number))
-            file_bytes = self.shard_rows * self.length * self.array.dtype.numpy_dtype.itemsize
-            while len(self._files) > max(BUCKET_CACHE // file_bytes, 1):
+            while len(self._files) > max(BUCKET_CACHE // (self.shard_rows * self.row_bytes), 1):
                 self._files.popitem(last=False)
         self._files.move_to_end(number)
         return self._files[number]
@@ -185,12 +183,13 @@ def read_manifest(store: str) -> dict:
         return {key: manifest[key] for key in ("fingerprint", "length", "splits", "left_out")}
 
 
-def open_stores(stores: dict[str, str], whole_files: bool = False) -> dict[str, dict[str, Rows]]:
+def open_stores(stores: dict[str, str], in_windows: bool = False) -> dict[str, dict[str, Rows]]:
     """Opens stores, which share a cache.
 
     Args:
         stores: {source: the store's folder, on this machine or in a bucket}.
-        whole_files: Whether files in a bucket are read as a whole (`Rows`).
+        in_windows: Whether few files are needed at a time (`Corpus.shuffle_shards`). Files in a
+            bucket are then read as a whole, and also if all of them fit into the cache.
 
     Returns:
         {source: {"train": Rows, "heldout": Rows}}
@@ -200,20 +199,16 @@ def open_stores(stores: dict[str, str], whole_files: bool = False) -> dict[str, 
         RunError: The bucket does not answer.
     """
     in_bucket = any(map(storage.in_bucket, stores.values()))
-    context = tensorstore.Context(
-        {
-            "cache_pool": {"total_bytes_limit": BUCKET_CACHE if in_bucket else LOCAL_CACHE},
-            "gcs_request_concurrency": {"limit": REQUESTS},
-            "s3_request_concurrency": {"limit": REQUESTS},
-        }
-    )
+    cache_bytes = BUCKET_CACHE if in_bucket else LOCAL_CACHE
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
     result = {}
     for source, store in stores.items():
-        splits = read_manifest(store)["splits"]
-        result[source] = {
-            split: Rows(store, split, splits[split], context, whole_files and in_bucket)
-            for split in SPLITS
-        }
+        statistics = read_manifest(store)["splits"]
+        result[source] = {split: Rows(store, split, statistics[split], context) for split in SPLITS}
+    opened = [rows for splits in result.values() for rows in splits.values()]
+    total_bytes = sum(len(rows) * rows.row_bytes for rows in opened)
+    for rows in opened:
+        rows.whole_files = in_bucket and (in_windows or total_bytes <= cache_bytes)
     return result
 
 

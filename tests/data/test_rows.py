@@ -96,7 +96,8 @@ def test_whole_files_in_a_small_cache_give_the_same_rows(whole, monkeypatch):
     monkeypatch.setattr(rows, "BUCKET_CACHE", 3 * 256 * LENGTH * 2)  # three files
     plain = opened(whole)["train"]
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": rows.BUCKET_CACHE}})
-    train = rows.Rows(str(whole), "train", plain.statistics, context, whole_files=True)
+    train = rows.Rows(str(whole), "train", plain.statistics, context)
+    train.whole_files = True
     rng = np.random.default_rng(0)
     requests = [rng.integers(0, len(plain), 64) for _ in range(9)]
     waiting = [train.request(numbers) for numbers in requests]
