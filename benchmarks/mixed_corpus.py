@@ -11,7 +11,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import config
-from maelm_jax.data import sources, table_files, vocabulary_sample, vocabulary_training
+from maelm_jax.data import readers, sources, vocabulary_training
 
 SAMPLE_MEGABYTES = 16.0  # of text for the vocabulary
 DONE = "corpus.json"  # says what the corpus was made of; written last
@@ -33,7 +33,6 @@ class Corpus:
             "--gin_file=base.gin",
             f"--gin.TEXT_FILES={self.folder}/text/*",
             f"--gin.Vocabulary.file={self.folder}/vocabulary",
-            "--gin.Corpus.deduplicate=False",
         ]
 
     def packed_megabytes(self) -> float:
@@ -58,7 +57,7 @@ class Corpus:
                 part.append(next(documents))
                 size += len(part[-1].encode())
             writers[number % len(writers)](self.folder / "text" / f"{number:04d}", part)
-        sample = vocabulary_sample.of_source(
+        sample = vocabulary_training.sample(
             f"files:{self.folder}/text/*", settings, SAMPLE_MEGABYTES
         )
         trained = vocabulary_training.train(sample, config.Vocabulary(size=self.ids))
@@ -68,7 +67,7 @@ class Corpus:
 
 def write_parquet(path: pathlib.Path, documents: list[str]):
     """Writes a .parquet file with the column `text`."""
-    pyarrow = table_files.import_pyarrow()
+    pyarrow = readers.import_pyarrow()
     pyarrow.parquet.write_table(
         pyarrow.table({"text": documents}), path.with_suffix(".parquet"), row_group_size=1000
     )
@@ -76,7 +75,7 @@ def write_parquet(path: pathlib.Path, documents: list[str]):
 
 def write_jsonl_zst(path: pathlib.Path, documents: list[str]):
     """Writes a .jsonl.zst file with the field `text`."""
-    pyarrow = table_files.import_pyarrow()
+    pyarrow = readers.import_pyarrow()
     with pyarrow.CompressedOutputStream(f"{path}.jsonl.zst", "zstd") as file:
         for document in documents:
             file.write(json.dumps({"text": document}).encode() + b"\n")

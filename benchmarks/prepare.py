@@ -36,7 +36,7 @@ def main(argv: list[str]):
     flags.add_argument("--rounds", type=int, default=3)
     args, experiment = cli.parse(flags, argv)
 
-    from maelm_jax.data import rows, sources, vocabularies
+    from maelm_jax.data import prepare, sources, vocabularies
 
     corpus = dataclasses.replace(
         experiment.corpus, processes=experiment.corpus.processes or os.cpu_count()
@@ -66,13 +66,13 @@ def main(argv: list[str]):
                 bare.append(time.perf_counter() - start)
                 bare_cpu.append(sum(part.cpu_seconds for part in encoded))
                 start, cpu_before = time.perf_counter(), sum(os.times()[:4])
-                stores = rows.prepare(
+                prepared = prepare.prepare(
                     dataclasses.replace(corpus, rows_dir=f"{folder}/{number}"), words
                 )
                 ours.append(time.perf_counter() - start)
                 ours_cpu.append(sum(os.times()[:4]) - cpu_before)
     filled = sum(
-        split.statistics["tokens"] for store in stores.values() for split in store.values()
+        split.statistics["tokens"] for store in prepared.stores.values() for split in store.values()
     )
     print(
         f"{size:.1f} MB of text, {len(texts):,} documents, {corpus.processes} processes; "

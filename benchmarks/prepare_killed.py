@@ -5,7 +5,7 @@ r"""Prepare a corpus of mixed files by every driver, killed on the way, and comp
 
 The corpus is made of repeats of the text: files of .parquet, .jsonl.zst and .txt.gz in turn, and a
 vocabulary. It is prepared four times: by the local driver undisturbed, then by the local driver, as
-an array job (--shard, --shards, --join) and by Beam, each killed --kills times. Kills come at
+an array job (--part, --parts, --join) and by Beam, each killed --kills times. Kills come at
 random moments and hit by turns the whole process group and one worker alone. What was killed, or
 ended because a worker was killed, is started again by the same command. Every file of every store
 must equal the undisturbed one, byte for byte.
@@ -34,7 +34,6 @@ import mixed_corpus
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 POLL_SECONDS = 0.1
 PATIENCE = 4 * 3600.0  # seconds after which a phase counts as hung
-NOT_COMPARED = "file_hashes.json"  # its keys have the times of the files
 HEADER = (
     f"{'':<20}{'kills of':>8}{'of one':>9}\n"
     f"{'driver':<20}{'all':>8}{'worker':>9}{'seconds':>9}{'MB/s':>8}{'MB, worker':>11}"
@@ -194,19 +193,19 @@ def phases_of(driver: str, flags: list[str], processes: int, beam: str) -> list[
         )
         beam_flags = [f"--beam_{option}" for option in options]
         return [[[beam, *prepare[1:], "--runner=beam", *beam_flags]]]
-    shards = 2 * processes  # as many as there are processes run at a time
-    parts = [
-        [*prepare, "--gin.Corpus.processes=1", f"--shard={shard}", f"--shards={shards}"]
-        for shard in range(shards)
+    count = 2 * processes  # as many as there are processes run at a time
+    tasks = [
+        [*prepare, "--gin.Corpus.processes=1", f"--part={part}", f"--parts={count}"]
+        for part in range(count)
     ]
-    return [parts[:processes], parts[processes:], [[*prepare, "--join"]]]
+    return [tasks[:processes], tasks[processes:], [[*prepare, "--join"]]]
 
 
 def contents(rows: pathlib.Path) -> dict[str, str]:
     """Returns {file: SHA-256} of a folder of rows."""
     result = {}
     for path in sorted(rows.rglob("*")):
-        if path.is_file() and path.name != NOT_COMPARED:
+        if path.is_file():
             with open(path, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             result[str(path.relative_to(rows))] = digest

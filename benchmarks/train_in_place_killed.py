@@ -1,16 +1,16 @@
 r"""Train from rows that lie in a bucket, killed on the way, and compare with rows on disk.
 
     python benchmarks/train_in_place_killed.py --rows=rows --workdir=/tmp/in_place \
-        --cache_gb=0.5 --kills=3 --gin_file=base.gin --gin.TRAIN_STEPS=2400
+        --kills=3 --gin_file=base.gin --gin.TRAIN_STEPS=2400
 
 The rows, made by `prepare`, go into a bucket of an S3 emulator on this machine (moto, which keeps
 them in memory). The run trains twice: with the rows on disk, undisturbed, and with those in the
-bucket, through a cache of --cache_gb, killed --kills times at random moments and started again by
-the same command. Every loss, gradient norm and held-out loss must be the same to the last bit.
+bucket, killed --kills times at random moments and started again by the same command. Every loss,
+gradient norm and held-out loss must be the same to the last bit.
 
 Other flags are those of maelm_jax.train, and choose the model and the windows in which rows are
-shuffled (Corpus.shuffle_shards). The table has the memory of the process, and how many files it
-fetched from the bucket.
+shuffled (Corpus.shuffle_shards). The table has the memory of the process, and how many requests
+for rows the bucket answered.
 """
 
 import argparse
@@ -33,11 +33,11 @@ import emulators
 POLL_SECONDS = 0.1
 MOST_DELAY = 2.0  # seconds from a line of metrics to a kill
 COMPARED = ("step", "loss", "accuracy", "grad_norm", "eval_loss")
-HEADER = f"{'rows':<10}{'kills':>6}{'seconds':>9}{'memory, MB':>12}{'files fetched':>15}"
+HEADER = f"{'rows':<10}{'kills':>6}{'seconds':>9}{'memory, MB':>12}{'requests':>15}"
 
 
-def files_fetched(log: pathlib.Path) -> int:
-    """Returns how many files of rows were read from the emulator, by its log."""
+def requests_for_rows(log: pathlib.Path) -> int:
+    """Returns how many requests for rows the emulator answered, by its log."""
     return sum("GET /" in line and "/c/" in line for line in log.read_text().splitlines())
 
 
@@ -96,7 +96,6 @@ def main():
     )
     flags.add_argument("--rows", type=pathlib.Path, required=True, help="folder made by prepare")
     flags.add_argument("--workdir", type=pathlib.Path, required=True)
-    flags.add_argument("--cache_gb", type=float, default=0.5)
     flags.add_argument("--kills", type=int, default=3)
     flags.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     args, train_flags = flags.parse_known_args()
@@ -110,9 +109,8 @@ def main():
         import s3fs
 
         s3fs.S3FileSystem().put(f"{args.rows}/", f"{bucket}/rows/", recursive=True)
-        in_bucket = (f"{bucket}/rows", args.cache_gb)
-        row_folders = {"disk": (args.rows.resolve(), 0), "bucket": in_bucket}
-        for name, (rows, cache_gb) in row_folders.items():
+        row_folders = {"disk": args.rows.resolve(), "bucket": f"{bucket}/rows"}
+        for name, rows in row_folders.items():
             command = [
                 sys.executable,
                 "-m",
@@ -120,12 +118,11 @@ def main():
                 *train_flags,
                 f"--workdir={folder / name}",
                 f"--gin.Corpus.rows_dir={rows}",
-                f"--gin.Corpus.cache_gb={cache_gb}",
             ]
             measured = train(command, folder / name, kills)
             print(
                 f"{name:<10}{measured.kills:>6}{measured.seconds:>9.0f}"
-                f"{measured.memory / 1e6:>12.0f}{files_fetched(folder / 'emulator.log'):>15}",
+                f"{measured.memory / 1e6:>12.0f}{requests_for_rows(folder / 'emulator.log'):>15}",
                 flush=True,
             )
             results.append(numbers(folder / name))

@@ -4,10 +4,11 @@
 #   launch/prepare_data.sh [--dry-run] DESTINATION --gin_file=base.gin [flags of maelm_jax.prepare]
 #
 # DESTINATION is a folder, gs://BUCKET/rows or s3://BUCKET/rows. On a shared disk every host may run
-# this script, with its own --host=I --hosts=N. For a bucket, rows are made in the folder SCRATCH
-# (default ./rows) and copied with gcloud or aws, which must be logged in. All that is in SCRATCH is
-# copied. PYTHON is the interpreter (default .venv/bin/python). Paths in the flags are relative to
-# the repository. Give training --gin.Corpus.rows_dir=DESTINATION.
+# this script with its own --part=I --parts=N, and one of them with --join at the end. For a bucket,
+# rows are made in the folder SCRATCH (default ./rows) and copied with gcloud or aws, which must be
+# logged in. All that is in SCRATCH is copied. PYTHON is the interpreter (default
+# .venv/bin/python). Paths in the flags are relative to the repository. Give training
+# --gin.Corpus.rows_dir=DESTINATION.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")/.."
@@ -36,15 +37,16 @@ case $destination in
 esac
 run "${PYTHON:-.venv/bin/python}" -m maelm_jax.prepare "$@" "--gin.Corpus.rows_dir=$rows"
 
-# store.json marks a store as complete, so it is copied last.
+# These files say that a store is whole, so they are copied last.
 case $destination in
   gs://*)
-    run gcloud storage rsync --recursive --exclude='.*(store\.json|\.parts/.*)$' \
+    run gcloud storage rsync --recursive --exclude='.*(store\.json|rows-[^/]*\.json|\.parts/.*)$' \
       "$rows" "$destination"
     run gcloud storage rsync --recursive --exclude='.*\.parts/.*' "$rows" "$destination"
     ;;
   s3://*)
-    run aws s3 sync "$rows" "$destination" --exclude '*store.json' --exclude '*.parts/*'
+    run aws s3 sync "$rows" "$destination" --exclude '*store.json' \
+      --exclude 'rows-*.json' --exclude '*.parts/*'
     run aws s3 sync "$rows" "$destination" --exclude '*.parts/*'
     ;;
 esac

@@ -187,40 +187,29 @@ class Corpus(Settings):
     text_files: Text | None = setting(
         None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`."
     )
-    json_field: Text = setting("text", "Field of a .jsonl record that holds the document.")
-    text_column: Text = setting(
-        "text", "Column of .parquet and .arrow files, feature of TFRecord and ArrayRecord files."
+    text_field: Text = setting(
+        "text",
+        "Field of a .jsonl record, column of a .parquet or .arrow file, or feature of a TFRecord "
+        "or ArrayRecord file that holds the document.",
     )
     task_modules: tuple[Text, ...] = setting(
-        (), "Python modules to import, so that `seqio:` names are registered."
-    )
-    tfds_data_dir: Text | None = setting(
-        None, "Folder of TFDS datasets. None is TFDS's own.", free=True
+        (), "Python modules that prepare imports, so that `seqio:` names are registered."
     )
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float = setting(
         0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
     )
-    minimum_characters: int = setting(0, "Shorter documents are left out.", "characters", ge=0)
     document_filter: Text | None = setting(
-        None, "Python function `module:function`. Leaves out documents for which it is False."
-    )
-    deduplicate: bool = setting(
-        False, "True leaves out a document whose exact text came before in its source."
+        None,
+        "Python function `module:function` that prepare calls. Leaves out documents for which it "
+        "is False.",
     )
     skip_bad_files: bool = setting(
-        False, "True leaves out files that cannot be read. False ends the command."
+        False, "True leaves out files that cannot be read. False ends the command.", free=True
     )
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.", free=True)
     shuffle_shards: int = setting(
         0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0
-    )
-    cache_gb: float = setting(
-        0.0,
-        "Memory for rows read in place. 0 copies those in a bucket.",
-        "GB",
-        ge=0,
-        free=True,
     )
     processes: int = setting(0, "Tokenising processes. 0 is one for each core.", ge=0, free=True)
 
@@ -266,7 +255,9 @@ class Masking(Settings):
         lt=1,
     )
     unit: typing.Literal["token", "word", "span"] = setting(
-        "token", "What is masked as a whole. A span is 4.5 tokens long on average."
+        "token",
+        "What is masked as a whole, at most ten tokens. A span is 4.5 tokens long on average. A "
+        "word ends at a space, also in text that has none inside a line.",
     )
     encoder_mask_fraction: Share = setting(
         0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM."

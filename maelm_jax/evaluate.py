@@ -8,8 +8,8 @@ A model is a workdir of pretraining, an export with --format=pytorch, a folder o
 with a language-model head, or a checkpoint of the published code. With --text, all models read the
 same start of the text: 4 characters for each of --tokens. Each model uses its own vocabulary, so
 compare losses only between models of one vocabulary. --rate of the tokens are masked one by one. An
-MLM model reads [MASK] at these positions. The encoder of MAE-LM skips them. --gin.Corpus.json_field
-and --gin.Corpus.text_column name the field or the column that holds the text.
+MLM model reads [MASK] at these positions. The encoder of MAE-LM skips them. --gin.Corpus.text_field
+names the field or the column that holds the text.
 
 Without --text, a workdir is measured as in its own evaluations: on its held-out rows, with its
 masks. This gives the `eval_loss` of its metrics.jsonl.
@@ -36,7 +36,7 @@ HEADER = (
     "accuracy",
     "below unigram",
 )
-OF_TEXT = ("Corpus.json_field", "Corpus.text_column")  # settings that --text may need
+OF_TEXT = ("Corpus.text_field",)  # settings that --text may need
 
 
 def main(argv: list[str]) -> int:

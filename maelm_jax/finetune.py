@@ -47,7 +47,7 @@ REPLACED = {
     "Run.init_from": "--init_from",
     "Corpus.sequence_length": "Finetune.max_length",
 }
-# Settings of pretraining that nothing replaces, except those in READ.
+# Settings of pretraining that nothing replaces.
 UNREAD = (
     "Vocabulary.",
     "Corpus.",
@@ -63,7 +63,6 @@ UNREAD = (
     "Run.eval_rows",
     "Run.keep_",
 )
-READ = ("Corpus.tfds_data_dir",)
 
 
 def main(argv: list[str]) -> int:
@@ -111,7 +110,7 @@ def _check(args: argparse.Namespace, bindings: list[str]):
             raise config.ConfigError(
                 f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
             )
-        if name.startswith(UNREAD) and name not in READ:
+        if name.startswith(UNREAD):
             raise config.ConfigError(f"--gin.{binding}: fine-tuning does not read {name}")
 
 

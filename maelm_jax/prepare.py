@@ -2,34 +2,26 @@ r"""Prepares the rows of a corpus: trains its vocabulary, then tokenises and pac
 
     python -m maelm_jax.prepare --gin_file=tiny.gin
     python -m maelm_jax.prepare --gin_file=base.gin --gin.TEXT_FILES='/data/*.jsonl.gz' \
-        --host=0 --hosts=4
+        --part=3 --parts=64
 
 The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An
 interrupted preparation continues where it stopped. With --workdir=RUN and no --gin_file, the
 settings and the vocabulary are those of RUN. With Run.init_from, the vocabulary is that of
 the encoder, as in training.
 
-To divide the work, start the command with --hosts=N on N machines that share Corpus.rows_dir.
-Give each machine its own --host=I. Host 0 joins the parts. In an array job, whose tasks need not
-run at the same time, give each task --shard=I --shards=N. Start the command with --join at the end.
---runner=beam does both as one pipeline of Apache Beam. --beam_NAME=VALUE gives it Beam's options.
+To divide the work among machines that share Corpus.rows_dir, for example as an array job, give
+each task --part=I --parts=N, with I from 0. The tasks need not run at the same time. Start the
+command with --join when all are done. --runner=beam does both as one pipeline of Apache Beam.
+--beam_NAME=VALUE gives it Beam's options.
 """
 
 import argparse
 import dataclasses
+import functools
 import logging
 
 from maelm_jax import cli, config, storage, tables
-from maelm_jax.data import (
-    beam_runner,
-    block_files,
-    cleaning,
-    rows,
-    store_manifest,
-    vocabularies,
-    vocabulary_training,
-)
-from maelm_jax.data.store import Rows
+from maelm_jax.data import beam_runner, prepare, rows, vocabularies, vocabulary_training
 
 COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
 
@@ -52,51 +44,43 @@ def main(argv: list[str]) -> int:
     vocabulary = _vocabulary_of(args.run)  # also if the text has changed since
     if vocabulary is None:
         vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
-    if args.runner == "beam":
-        beam_runner.prepare(corpus, vocabulary, beam_options)
-    elif args.shard is not None:
-        rows.write_part(corpus, vocabulary, args.shard, args.shards)
-        print(f"shard {args.shard} of {args.shards} is done; --join joins them")
+    if args.part is not None:
+        prepare.make_parts(corpus, vocabulary, args.part, args.parts)
+        print(f"part {args.part} of {args.parts} is done; --join joins them")
         return 0
     if args.join:
-        rows.join(corpus, vocabulary)
-    stores = rows.prepare(corpus, vocabulary, args.host, args.hosts)
+        prepared = prepare.join(corpus, vocabulary)
+    elif args.runner == "beam":
+        make_all = functools.partial(beam_runner.make_with_beam, options=beam_options)
+        prepared = prepare.prepare(corpus, vocabulary, make_all)
+    else:
+        prepared = prepare.prepare(corpus, vocabulary)
     print(
         f"vocabulary of {vocabulary.size} ids, sha256 {vocabulary.fingerprint[:12]}; "
         f"rows of {corpus.sequence_length} ids"
     )
-    print(table(stores))
-    for source, splits in stores.items():
-        left_out = store_manifest.left_out(splits["train"].folder)
-        if left_out is not None:
-            print(left_out_line(source, left_out))
+    print(table(prepared.stores))
+    for source, entry in prepared.record["sources"].items():
+        left_out = rows.read_manifest(rows.path_of(corpus, entry["store"]))["left_out"]
+        if left_out["documents"] or left_out["files"]:
+            print(
+                f"left out of {source}: {left_out['documents']:,} documents by "
+                f"Corpus.document_filter, {len(left_out['files'])} files "
+                f"({'; '.join(left_out['files'].values())})"
+            )
     return 0
 
 
 def _flags() -> argparse.ArgumentParser:
     parser = cli.parser(__doc__)
     parser.add_argument(
-        "--host",
-        type=cli.whole_number(0),
-        default=0,
-        metavar="I",
-        help="number of this machine, from 0",
-    )
-    parser.add_argument(
-        "--hosts",
-        type=cli.whole_number(1),
-        default=1,
-        metavar="N",
-        help="machines that share the work",
-    )
-    parser.add_argument(
-        "--shard",
+        "--part",
         type=cli.whole_number(0),
         metavar="I",
-        help="tokenise one part only, from 0; needs --shards",
+        help="do one share of the work only, from 0; needs --parts",
     )
-    parser.add_argument("--shards", type=cli.whole_number(1), metavar="N", help="number of parts")
-    parser.add_argument("--join", action="store_true", help="join the parts of every --shard")
+    parser.add_argument("--parts", type=cli.whole_number(1), metavar="N", help="number of shares")
+    parser.add_argument("--join", action="store_true", help="join the shares of every --part")
     parser.add_argument(
         "--skip_bad_files",
         action="store_true",
@@ -129,22 +113,17 @@ def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Expe
 
 def check_division(args: argparse.Namespace):
     """Raises ConfigError if the flags that divide the work do not fit together."""
-    if not 0 <= args.host < args.hosts:
+    if (args.part is None) != (args.parts is None):
+        raise config.ConfigError("--part and --parts: give both, or neither")
+    if args.part is not None and args.part >= args.parts:
         raise config.ConfigError(
-            f"--host={args.host} --hosts={args.hosts}: host must lie between 0 and hosts - 1"
+            f"--part={args.part} --parts={args.parts}: part must lie between 0 and parts - 1"
         )
-    if (args.shard is None) != (args.shards is None):
-        raise config.ConfigError("--shard and --shards: give both, or neither")
-    if args.shard is not None and args.shard >= args.shards:
-        raise config.ConfigError(
-            f"--shard={args.shard} --shards={args.shards}: shard must lie between 0 and shards - 1"
-        )
-    divisions = (args.hosts > 1, args.shard is not None, args.join, args.runner == "beam")
-    if sum(divisions) > 1:
-        raise config.ConfigError("--hosts, --shard, --join and --runner=beam: give one of them")
+    if sum((args.part is not None, args.join, args.runner == "beam")) > 1:
+        raise config.ConfigError("--part, --join and --runner=beam: give one of them")
 
 
-def table(stores: dict[str, dict[str, Rows]]) -> str:
+def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
     """Returns the statistics of each source and split, as an aligned table."""
     lines = [
         (source, split, *(number(store.statistics[column]) for column in COLUMNS))
@@ -152,13 +131,6 @@ def table(stores: dict[str, dict[str, Rows]]) -> str:
         for split, store in splits.items()
     ]
     return tables.plain(("source", "split", *COLUMNS), lines, left=2)
-
-
-def left_out_line(source: str, left_out: block_files.LeftOut) -> str:
-    """Returns what was left out of a source, as one line."""
-    counts = ", ".join(f"{left_out.documents[reason]:,} {reason}" for reason in cleaning.REASONS)
-    line = f"left out of {source}: documents: {counts}; files: {len(left_out.files)}"
-    return line + (f" ({', '.join(left_out.files)})" if left_out.files else "")
 
 
 def number(value: float) -> str:

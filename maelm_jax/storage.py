@@ -13,13 +13,14 @@ import json
 import logging
 import os
 import pathlib
-import shutil
 import time
 import typing
 
 from maelm_jax.config import ConfigError, RunError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
+LOCK_POLL_SECONDS = 0.5
 log = logging.getLogger(__name__)
 
 
@@ -44,8 +45,10 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         flush_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in FULL and not error.filename:
+            error.filename = str(path)
         raise
 
 
@@ -113,6 +116,25 @@ def try_lock(file: typing.BinaryIO | int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
+    """Context manager that holds the lock of a file, and waits while another process holds it.
+
+    A process that is killed frees its lock.
+
+    Args:
+        path: The file. It is created with its folder, and it stays.
+        what: What the other process does, for the message that says why this one waits.
+    """
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        if not try_lock(file):
+            log.warning("another process %s; waiting for it", what)
+            while not try_lock(file):
+                time.sleep(LOCK_POLL_SECONDS)
+        yield
+
+
 def unused(path):
     """Returns a path that does not exist: `path`, or the first free one of STEM-2, STEM-3, ...
 
@@ -156,56 +178,20 @@ def local_path(path: str) -> pathlib.Path:
     return folder
 
 
-def folders_with(path: str, pattern: str, manifest: str) -> dict[str, float]:
-    """Returns the subfolders of a bucket's folder that hold a file `manifest`.
-
-    Args:
-        path: A folder in a bucket.
-        pattern: Glob pattern for the names of the subfolders.
-        manifest: A file name.
-
-    Returns:
-        {name of the subfolder: time at which the bucket got its manifest, in seconds}
-    """
-    files, root = file_system(path)
-    manifests = files.glob(f"{root}/{pattern}/{manifest}")
-    return {name.split("/")[-2]: files.modified(name).timestamp() for name in manifests}
+def read_bytes(path: str | os.PathLike) -> bytes:
+    """Reads a file on this machine or in a bucket."""
+    if not in_bucket(path):
+        return pathlib.Path(path).read_bytes()
+    files, name = file_system(str(path))
+    return files.cat_file(name)
 
 
-def fetch_folders(
-    path: str, pattern: str, manifest: str, parent: pathlib.Path, depth: int | None = None
-):
-    """Copies subfolders of a bucket's folder to this machine.
-
-    A folder that is on this machine already is not copied again.
-
-    Args:
-        path: A folder in a bucket.
-        pattern: Glob pattern for the names of the subfolders.
-        manifest: A file name. Only subfolders that hold this file are copied.
-        parent: The folder that they are copied into. It is created if it does not exist.
-        depth: Deeper files are not copied. The files of a subfolder itself have depth 1.
-    """
-    files, root = file_system(path)
-    parent.mkdir(parents=True, exist_ok=True)
-    for manifest_path in files.glob(f"{root}/{pattern}/{manifest}"):
-        source = manifest_path.rsplit("/", 1)[0]
-        target = parent / source.rsplit("/", 1)[1]
-        if target.is_dir():
-            continue
-        with open(parent / f".{target.name}.lock", "wb") as lock:
-            while not try_lock(lock):  # another process of this machine copies it
-                time.sleep(1.0)
-            if target.is_dir():
-                continue
-            arriving = parent / f".{target.name}.{os.uname().nodename}.partial"
-            shutil.rmtree(arriving, ignore_errors=True)  # of a process that was killed
-            arriving.mkdir()
-            try:
-                files.get(f"{source}/", f"{arriving}/", recursive=True, maxdepth=depth)
-                os.rename(arriving, target)
-            finally:
-                shutil.rmtree(arriving, ignore_errors=True)
+def exists(path: str | os.PathLike) -> bool:
+    """Returns whether a file or folder exists, on this machine or in a bucket."""
+    if not in_bucket(path):
+        return pathlib.Path(path).exists()
+    files, name = file_system(str(path))
+    return files.exists(name)
 
 
 def fetch_files(path: str, names: typing.Sequence[str]):

@@ -40,6 +40,9 @@ def write_text(folder: pathlib.Path):
     folder.mkdir(parents=True, exist_ok=True)
     paragraphs = [" ".join(topic.split()) for topic in topics.topics.values()]
     (folder / "topics.txt").write_text("\n\n".join(paragraphs))
+    (folder / "large").mkdir(exist_ok=True)  # of several parts
+    for number in range(5):
+        (folder / "large" / f"{number}.txt").write_text("\n\n".join(paragraphs * 15))
     lines = ["text\tlong"]
     for paragraph in paragraphs:
         first = paragraph.split(". ")[0][:200]
@@ -53,7 +56,8 @@ def cases(text: pathlib.Path, pretrained: pathlib.Path) -> list[Case]:
         return ["train", *training(text, folder / "run", f"--gin.Corpus.rows_dir={folder / 'rows'}")]
 
     def prepare(folder):
-        return ["prepare", *training(text, folder / "run", f"--gin.Corpus.rows_dir={folder / 'rows'}")]
+        more = (f"--gin.TEXT_FILES={text}/large/*.txt", "--gin.Corpus.processes=2")
+        return ["prepare", *training(text, folder / "run", f"--gin.Corpus.rows_dir={folder / 'rows'}", *more)]
 
     def finetune(folder):
         settings = {
@@ -77,7 +81,7 @@ def cases(text: pathlib.Path, pretrained: pathlib.Path) -> list[Case]:
 
     return [
         Case("train", train, trained),
-        Case("prepare", prepare, lambda folder: files_of(folder / "rows", ("*/store.json", "*/train/c/*/*", "*/*.model"))),
+        Case("prepare", prepare, lambda folder: files_of(folder / "rows", ("*.model", "*.json", "*/store.json", "*/train/c/*/*"))),
         Case("finetune", finetune, tuned),
         Case("export", export, exported),
     ]

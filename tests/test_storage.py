@@ -1,15 +1,12 @@
 """Folders in a bucket, against emulators of Google Cloud Storage and S3: text, rows and files are read and sent; a refusal is one line."""
 
+import dataclasses
 import gzip
-import hashlib
-import json
 import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from pydoc_data import topics
 
 import numpy as np
@@ -18,88 +15,76 @@ from emulators import put
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
-from maelm_jax.data import block_files, prepared_folders, rows_dir, rows_in_place, sources, store
-from maelm_jax.data.documents import Unavailable
+from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
 from maelm_jax.encoders import source
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
 
 
-def test_stores_are_copied_once_and_only_whole_ones(bucket, cache):
-    for name in ("a-1/store.json", "a-1/train/c/0/0", "a-2/train/c/0/0", "b-1/store.json"):
-        put(f"{bucket}/rows/{name}", name.encode())
-    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
-    folder = storage.local_path(f"{bucket}/rows")
-    copied = sorted(str(path.relative_to(folder)) for path in folder.glob("a-*/**/*") if path.is_file())
-    assert copied == ["a-1/store.json", "a-1/train/c/0/0"]
-    put(f"{bucket}/rows/a-1/store.json", b"another")
-    storage.fetch_folders(f"{bucket}/rows", "a-*", "store.json", storage.local_path(f"{bucket}/rows"))
-    assert (folder / "a-1" / "store.json").read_bytes() == b"a-1/store.json"
-
-
-def test_what_a_killed_copy_left_is_removed(bucket, cache):
-    put(f"{bucket}/rows5/a-1/store.json", b"{}")
-    folder = storage.local_path(f"{bucket}/rows5")
-    left = folder / f".a-1.{os.uname().nodename}.partial"
-    left.mkdir(parents=True)
-    (left / "half").write_bytes(b"x")
-    storage.fetch_folders(f"{bucket}/rows5", "a-*", "store.json", folder)
-    assert [path.name for path in (folder / "a-1").iterdir()] == ["store.json"] and not left.exists()
-
-
-def test_processes_of_a_machine_copy_a_store_once(bucket, cache, monkeypatch):
-    put(f"{bucket}/rows6/a-1/store.json", b"{}")
-    folder = storage.local_path(f"{bucket}/rows6")
-    copies = []
-    files, _ = storage.file_system(f"{bucket}/rows6")
-    get = files.get
-    monkeypatch.setattr(files, "get", lambda *arguments, **options: copies.append(1) or time.sleep(0.5) or get(*arguments, **options))
-    monkeypatch.setattr(storage, "file_system", lambda path: (files, path.partition("://")[2]))
-    threads = [threading.Thread(target=storage.fetch_folders, args=(f"{bucket}/rows6", "a-*", "store.json", folder)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert copies == [1] and (folder / "a-1" / "store.json").read_bytes() == b"{}"
-
-
-def test_where_the_text_is_not_the_rows_that_came_last_into_the_bucket_are_taken(bucket, cache, caplog):
-    """Not those that were copied last to this machine. Only they are copied."""
-    corpus = config.Corpus(text_files="gone/*.txt", rows_dir=f"{bucket}/rows7")
-    for state in ("s-c", "s-a", "s-b", "s-a"):  # the last one was prepared again
-        put(f"{bucket}/rows7/{state}/store.json", state.encode())
-        time.sleep(1.1)  # S3 counts in seconds
-    folder = prepared_folders.find(corpus, "s", ["files:gone/*.txt"], "store.json")
-    assert folder.name == "s-a" and (folder / "store.json").read_bytes() == b"s-a"
-    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == ["s-a"]
-    assert "the newest of 3 states of the text" in caplog.text
-
-
-def test_rows_stay_in_the_bucket_and_are_read_through_a_cache(bucket, cache, tmp_path):
-    table = np.arange(400, dtype=np.uint16).reshape(50, 8)
-    counts = {split: dict.fromkeys(block_files.COUNTS, 50) for split in block_files.SPLITS}
-    with open(tmp_path / "block.npz", "wb") as file:
-        np.savez(file, counts=json.dumps(counts), train=table, heldout=table)
-    (tmp_path / "s-1").mkdir()
-    store.write(tmp_path / "s-1", [tmp_path / "block.npz"], "here", "0", 8, np.dtype(np.uint16), 16)
-    for path in (tmp_path / "s-1").rglob("*"):
+def put_folder(folder: pathlib.Path, place: str):
+    for path in folder.rglob("*"):
         if path.is_file():
-            put(f"{bucket}/rows4/{path.relative_to(tmp_path)}", path.read_bytes())
-    corpus = config.Corpus(rows_dir=f"{bucket}/rows4/", cache_gb=600e-9)  # two of four files
-    rows_dir.fetch(corpus, "s-*", "store.json")
-    folder = rows_dir.prepared_folder(corpus) / "s-1"
-    assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == ["store.json", "zarr.json", "zarr.json"]
-    rows = rows_in_place.open_stores({"here": folder}, corpus)["here"]["train"]
-    for numbers in (np.arange(50), np.array([49, 3, 17, 3])):
-        assert (rows[numbers] == table[numbers]).all()
-    files, root = storage.file_system(corpus.rows_dir)
-    files.rm_file(f"{root}/s-1/train/c/2/0")
-    with pytest.raises(config.ConfigError, match=f"{bucket}/rows4/s-1/train/c/2/0: missing"):
-        rows[np.array([40])]
-    copied = config.Corpus(rows_dir=f"{bucket}/rows4/")  # a copy is another folder
-    rows_dir.fetch(copied, "s-*", "store.json")
-    assert (rows_dir.prepared_folder(copied) / "s-1" / "train" / "c" / "1" / "0").is_file()
+            put(f"{place}/{path.relative_to(folder)}", path.read_bytes())
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Rows that were prepared on this machine: their corpus, vocabulary and record."""
+    folder = tmp_path_factory.mktemp("prepared")
+    texts = [" ".join(topic.split()) for topic in topics.topics.values()]
+    (folder / "a.txt").write_text("\n\n".join(texts))
+    corpus = config.Corpus(text_files=f"{folder}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "SHARD_ROWS", 256)
+        vocabulary = vocabulary_training.vocabulary_for(config.Vocabulary(size=400), corpus)
+        return corpus, vocabulary, prepare.prepare(corpus, vocabulary)
+
+
+def test_rows_are_read_in_place_from_a_bucket(bucket, prepared, monkeypatch):
+    """Also where the text is gone or has another time; a file that is missing or damaged is named."""
+    corpus, vocabulary, here = prepared
+    folder = pathlib.Path(corpus.rows_dir)
+    put_folder(folder, f"{bucket}/rows")
+    ((source, splits),) = here.stores.items()
+    for text, shards in ((corpus.text_files, 0), (corpus.text_files, 2), ("/nowhere/*.txt", 0)):
+        elsewhere = dataclasses.replace(corpus, rows_dir=f"{bucket}/rows/", shuffle_shards=shards)
+        if text == corpus.text_files:
+            found = vocabulary_training.vocabulary_for(config.Vocabulary(size=400), elsewhere)
+            assert found.fingerprint == vocabulary.fingerprint
+            there = prepare.prepare(elsewhere, vocabulary)
+        else:
+            there = prepare.open_record(here.record, elsewhere)
+        assert there.record == here.record
+        for split in splits:
+            every = np.arange(len(splits[split]))
+            np.testing.assert_array_equal(there.stores[source][split][every], splits[split][every])
+        one, other = (batches.Batches(prepared.split("train"), prepared.rates, 16, 5, shuffle_shards=shards) for prepared in (here, there))
+        for step in (0, 1, 7):
+            np.testing.assert_array_equal(one.batch(step), other.batch(step))
+    os.utime(folder.parent / "a.txt", (1, 1))
+    there = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary)
+    assert there.record == here.record, "no rows of this state of the text, so the last ones"
+    files, root = storage.file_system(f"{bucket}/rows")
+    (entry,) = here.record["sources"].values()
+    name = f"{entry['store']}/train/c/1/0"
+    content = bytearray(files.cat_file(f"{root}/{name}"))
+    content[-50] ^= 1
+    files.pipe_file(f"{root}/{name}", bytes(content))
+    files.rm_file(f"{root}/{entry['store']}/train/c/2/0")
+    broken = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary).split("train")[source]
+    for number in (511, 512):
+        with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0") as caught:
+            broken[np.array([number])]
+        assert "\n" not in str(caught.value)
+    with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
+        prepare.prepare(dataclasses.replace(elsewhere_of(corpus, bucket), sequence_length=16), vocabulary)
+    with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=300), elsewhere_of(corpus, bucket))
+
+
+def elsewhere_of(corpus, bucket):
+    return dataclasses.replace(corpus, rows_dir=f"{bucket}/rows")
 
 
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # files of workdirs, which S3 has none of
@@ -136,7 +121,7 @@ def test_what_knows_no_bucket_says_so(tmp_path):
 
 
 def test_text_in_a_bucket_is_read_where_it_lies(bucket, tmp_path, monkeypatch):
-    """A nested glob of several formats; unchanged files are not read again, changed ones are another text."""
+    """A nested glob of several formats, a file cut into ranges; a changed file is another text."""
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": ["three", "four"]}), tmp_path / "c.parquet")
@@ -145,13 +130,16 @@ def test_text_in_a_bucket_is_read_where_it_lies(bucket, tmp_path, monkeypatch):
     put(f"{bucket}/text/b/d.jsonl.gz", gzip.compress(b'{"text": "five"}'))
     source = f"files:{bucket}/text/**/*.*"
     corpus = config.Corpus(sources={source: 1.0}, rows_dir=str(tmp_path / "rows"))
-    assert list(sources.documents_of(source, corpus)) == ["one", "two", "three", "four", "five"]
+    for size in (8_000_000, 5):
+        monkeypatch.setattr(sources, "PART_BYTES", size)
+        assert list(sources.documents_of(source, corpus)) == ["one", "two", "three", "four", "five"]
+    assert len(sources.parts(source, corpus)) == 4
     first = sources.identity(source, corpus)
     assert first == sources.identity(source, corpus)
     put(f"{bucket}/text/a/a.txt", b"one\n\nTWO")
     assert sources.identity(source, corpus) != first
-    with pytest.raises(Unavailable, match=rf"no text file matches '{bucket}/nothing/\*\.txt'"):
-        sources.shards(f"files:{bucket}/nothing/*.txt", corpus)
+    with pytest.raises(readers.Unavailable, match=rf"no text file matches '{bucket}/nothing/\*\.txt'"):
+        sources.parts(f"files:{bucket}/nothing/*.txt", corpus)
 
 
 @pytest.mark.slow
@@ -169,20 +157,6 @@ def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
         subprocess.run([*common, *flags], check=True, cwd=ROOT, timeout=300)
     one, two = (sorted((path.parts[-4:], path.read_bytes()) for path in (tmp_path / name).rglob("c/*/*")) for name in "12")
     assert one == two and {parts[0] for parts, _ in one} == {"train", "heldout"}
-
-
-def test_what_a_mixture_holds_is_read_from_the_bucket(bucket, cache, monkeypatch):
-    """Where seqio is not installed; what the bucket does not have stays an error."""
-
-    def unavailable(*_):
-        raise Unavailable("no seqio here")
-
-    monkeypatch.setattr(sources.seqio_tasks, "members", unavailable)
-    corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=f"{bucket}/rows3")
-    with pytest.raises(Unavailable):
-        sources.rates(corpus)
-    put(f"{bucket}/rows3/mixture-{hashlib.sha256(b'seqio:both').hexdigest()[:12]}.json", b'{"seqio:a": 0.25, "seqio:b": 0.75}')
-    assert sources.rates(corpus) == {"seqio:a": 0.25, "seqio:b": 0.75}
 
 
 def test_a_write_is_whole_or_absent(tmp_path):

@@ -150,8 +150,7 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)
     running.wait()
-    in_place = "--gin.Corpus.cache_gb=1e-4"  # the rows are not copied to the second machine
-    line = [*python, "maelm_jax.train", *bindings, *in_bucket, in_place]
+    line = [*python, "maelm_jax.train", *bindings, *in_bucket]
     done = subprocess.run(line, cwd=ROOT, env=environment("two"), capture_output=True, text=True)
     assert not list((tmp_path / "two").glob("maelm_jax/*/**/c"))
     assert done.returncode == 0 and "resuming gs://" in done.stdout, done.stderr

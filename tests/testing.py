@@ -25,7 +25,7 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import cli, config, huge_pages
-from maelm_jax.data import rows
+from maelm_jax.data import prepare
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Parameter trees to {path: leaf} and back.
@@ -300,9 +300,9 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     return folder
 
 
-def prepared_rows(corpus, vocabulary, **kwargs) -> dict[str, np.ndarray]:
+def prepared_rows(corpus, vocabulary) -> dict[str, np.ndarray]:
     """{split: rows} of a corpus of one source."""
-    (splits,) = rows.prepare(corpus, vocabulary, **kwargs).values()
+    (splits,) = prepare.prepare(corpus, vocabulary).stores.values()
     return {split: store[np.arange(len(store))] for split, store in splits.items()}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import ranks
-from maelm_jax.data import batches, packing, rows, sources, vocabularies
+from maelm_jax.data import batches, packing, prepare, sources, vocabularies
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.training import run_rows
 
@@ -146,12 +146,18 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
             f"{run.path} was fine-tuned from {pretrained}, which has no rows of text to measure "
             "on: give --gin.Corpus.text_files='books/*.txt'"
         )
-    stores = recorded.stores if recorded else rows.prepare(corpus, run.vocabulary)
-    rates = recorded.rates if recorded else sources.rates(corpus)
-    heldout = {name: store["heldout"] for name, store in stores.items()}
+    if not recorded and (corpus.document_filter or corpus.task_modules):
+        # The record of a run may be a stranger's, so the code that it names is not run here.
+        raise config.ConfigError(
+            "to prepare text here would run Corpus.document_filter or Corpus.task_modules of "
+            f"{pretrained}: prepare its rows with python -m maelm_jax.prepare, or leave them "
+            "out by --gin.Corpus.document_filter=None --gin.Corpus.task_modules='()'"
+        )
+    prepared = recorded or prepare.prepare(corpus, run.vocabulary)
+    heldout = prepared.split("heldout")
     count, available = 2 * tokens // corpus.sequence_length + 1, sum(map(len, heldout.values()))
     while True:  # the rows are a prefix of those that a larger count gives
-        read = batches.heldout(heldout, rates, min(count, available))
+        read = batches.heldout(heldout, prepared.rates, min(count, available))
         if count >= available or (read != run.vocabulary.pad).sum() >= tokens:
             break
         count *= 2

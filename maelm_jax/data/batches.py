@@ -16,11 +16,11 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.data.store import Rows
+from maelm_jax.data.rows import Rows
 
 PERIOD = 65536  # slots of the schedule, so rates are exact to 1 in 65,536
 ROUNDS = 6  # rounds of the Feistel network
-STEPS_AHEAD = 64  # rows of so many coming steps are fetched while a step runs
+STEPS_AHEAD = 16  # rows of so many coming steps are requested while a step runs
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -127,12 +127,11 @@ class Location(typing.NamedTuple):
     row: np.ndarray  # row number in the task's store, int64 [n]
 
 
-class TaskRows(typing.NamedTuple):
-    """The rows of one task in a batch."""
+class RequestedRows(typing.NamedTuple):
+    """The rows of one task in a batch, which are being read."""
 
-    store: Rows
     in_batch: np.ndarray  # whether a row of the batch is of this task, bool [n]
-    numbers: np.ndarray  # row numbers in the store, int64
+    wait: typing.Callable[[], np.ndarray]  # returns the rows, int32 [m, length]
 
 
 class Batches:
@@ -167,7 +166,7 @@ class Batches:
         self.row_indices = np.asarray(row_indices, np.int64)
         self.shuffle_shards, self.first_example = shuffle_shards, first_example
         self.length = self.stores[0].length
-        self._step_ahead = 0  # the first step whose rows are not requested yet
+        self._requested: dict[int, list[RequestedRows]] = {}  # by step
 
     def locate(self, examples: np.ndarray) -> Location:
         """Finds the rows of examples.
@@ -199,31 +198,23 @@ class Batches:
     def batch(self, step: int) -> np.ndarray:
         """Reads this host's rows of one step, int32 [len(row_indices), length].
 
-        Stores that are read where they lie begin to fetch the rows of the coming steps.
+        The rows of the coming steps are requested too, so that their reading takes no time later.
         """
+        steps = range(step, step + 1 + STEPS_AHEAD)
+        self._requested = {each: self._requested.get(each) or self._request(each) for each in steps}
         result = np.empty((len(self.row_indices), self.length), np.int32)
-        for part in self._rows_of(step):
-            result[part.in_batch] = part.store[part.numbers]
-        if any(store.fetches for store in self.stores):
-            self._fetch_ahead(step)
+        for part in self._requested.pop(step):
+            result[part.in_batch] = part.wait()
         return result
 
-    def _rows_of(self, step: int) -> list[TaskRows]:
-        """Finds this host's rows of one step."""
+    def _request(self, step: int) -> list[RequestedRows]:
+        """Begins to read this host's rows of one step."""
         task, _, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
         masks = [task == index for index in range(len(self.stores))]
         return [
-            TaskRows(store, mask, row[mask]) for store, mask in zip(self.stores, masks, strict=True)
+            RequestedRows(mask, store.request(row[mask]))
+            for store, mask in zip(self.stores, masks, strict=True)
         ]
-
-    def _fetch_ahead(self, step: int):
-        """Requests the rows of the next STEPS_AHEAD steps, as far as the cache has space."""
-        if not step < self._step_ahead <= step + STEPS_AHEAD + 1:
-            self._step_ahead = step + 1
-        while self._step_ahead <= step + STEPS_AHEAD:
-            if not all(part.store.fetch(part.numbers) for part in self._rows_of(self._step_ahead)):
-                break
-            self._step_ahead += 1
 
 
 def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:

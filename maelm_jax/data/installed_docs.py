@@ -23,7 +23,6 @@ import warnings
 
 from maelm_jax import config, storage
 from maelm_jax.data import workers
-from maelm_jax.data.documents import Unavailable
 
 VERSION = 1  # version of the rules below; the name of the kept file depends on it
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
@@ -83,22 +82,9 @@ def versions() -> dict[str, str]:
     return result
 
 
-def identity(partial: bool = False) -> str:
-    """Returns a hash of the versions of the distributions.
-
-    Args:
-        partial: True accepts that some distributions are not installed.
-
-    Raises:
-        Unavailable: A distribution is not installed and `partial` is False.
-    """
-    installed = versions()
-    missing = [name for name in DISTRIBUTIONS if name not in installed]
-    if missing and not partial:
-        raise Unavailable(
-            f"installed_docs: not installed: {', '.join(missing)}; pip install -r requirements.txt"
-        )
-    return hashlib.sha256(f"{VERSION} {sorted(installed.items())}".encode()).hexdigest()
+def identity() -> str:
+    """Returns what identifies the text: the versions of the installed distributions."""
+    return f"{VERSION} {sorted(versions().items())}"
 
 
 def text_file(corpus: config.Corpus) -> pathlib.Path:
@@ -107,18 +93,18 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
     The text is extracted if the file is missing. It is made of those DISTRIBUTIONS that are
     installed. Its SHA-256 is logged.
     """
-    path = storage.local_path(corpus.rows_dir) / f"installed_docs-{identity(partial=True)[:12]}.txt"
+    digest = hashlib.sha256(identity().encode()).hexdigest()[:12]
+    path = pathlib.Path(corpus.rows_dir).expanduser() / f"installed_docs-{digest}.txt"
     if not path.is_file():
         documents = extract(modules(), workers.count(corpus))
         content = ("\n\n".join(documents) + "\n").encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, content)
-        digest = hashlib.sha256(content).hexdigest()
         log.info(
             "installed_docs: %d documents, %.1f MB, sha256 %s, kept in %s",
             len(documents),
             len(content) / 1e6,
-            digest,
+            hashlib.sha256(content).hexdigest(),
             path,
         )
     return path
@@ -149,10 +135,10 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
         paths: Python files. A docstring that an earlier file has is left out.
         processes: Number of processes that parse files.
     """
-    batches = [paths[start : start + 200] for start in range(0, len(paths), 200)]
-    results = workers.results(_docstrings_of, batches, max(min(processes, len(batches)), 1))
+    batches = [paths[start : start + 50] for start in range(0, len(paths), 50)]
+    results = dict(workers.results(_docstrings_of, list(enumerate(batches)), processes))
     seen, documents = set(), []
-    for strings in (strings for batch in results for strings in batch):
+    for strings in (strings for number in sorted(results) for strings in results[number]):
         new = [text for text in dict.fromkeys(strings) if text not in seen]
         seen.update(new)
         if new:
@@ -160,12 +146,14 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
     return documents
 
 
-def _docstrings_of(paths: list[str]) -> list[list[str]]:
+def _docstrings_of(batch: tuple[int, list[str]]) -> tuple[int, list[list[str]]]:
+    """Returns the number of a batch of files, and the docstrings of each of its files."""
+    number, paths = batch
     enabled = gc.isenabled()
     # A syntax tree has many small objects. Searching them for cycles takes longer than parsing.
     gc.disable()
     try:
-        return [docstrings(pathlib.Path(path)) for path in paths]
+        return number, [docstrings(pathlib.Path(path)) for path in paths]
     finally:
         if enabled:
             gc.enable()

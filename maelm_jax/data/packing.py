@@ -1,9 +1,11 @@
-"""Packs documents into rows: documents -> lines -> sentences -> ids -> rows of one length.
+"""Packs documents into rows: documents -> lines -> ids -> sentences -> rows of one length.
 
 A segment is `<s>` line `</s>` line `</s>` ... of one document. A row can hold several segments.
 When the next sentence does not fit into the row, the segment ends and the row is padded. The
 document goes on in the next row, in a new segment. Segment numbers and positions are not stored,
 because a segment begins at each `<s>`.
+
+A line is encoded as a whole, as in fine-tuning, and cut into sentences afterwards.
 """
 
 import itertools
@@ -12,9 +14,10 @@ import typing
 import numpy as np
 
 from maelm_jax.data import vocabularies
-from maelm_jax.data.documents import sentences
 
 MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row
+
+Document = list[list[np.ndarray]]  # lines, each a list of sentences, each int32 [ids]
 
 
 class Packed(typing.NamedTuple):
@@ -25,85 +28,94 @@ class Packed(typing.NamedTuple):
 
 
 class Packer:
-    """Fills rows of `length` ids, greedily and in order."""
+    """Fills rows of `length` ids, greedily and in order.
+
+    Attributes:
+        segments: Number of segments begun so far.
+    """
 
     def __init__(self, vocabulary: vocabularies.Vocabulary, length: int):
-        self.bos, self.pad, self.eos = vocabulary.bos, vocabulary.pad, vocabulary.eos
+        self._bos, self._eos = (np.array([index]) for index in (vocabulary.bos, vocabulary.eos))
+        self._pad = vocabulary.pad
         self.length = length
-        self.rows: list[list[int]] = []
-        self.row: list[int] = []
-        self.open = False  # whether a segment is open; a slot is kept free for its last `</s>`
         self.segments = 0
+        self._rows: list[np.ndarray] = []
+        self._row: list[np.ndarray] = []
+        self._used = 0  # slots of the row
+        self._open = False  # whether a segment is open; a slot is kept free for its last `</s>`
 
-    def add(self, document: list[list[list[int]]]):
-        """Adds a document: a list of lines, each a list of sentences, each a list of ids."""
+    def add(self, document: Document):
+        """Adds a document."""
         for line in document:
-            line = [ids for ids in line if ids]
             for ids in line:
-                self._sentence(ids)
+                self._add_sentence(ids)
             if line:
-                self.row.append(self.eos)
-        self.open = False
+                self._append(self._eos)
+        self._open = False
+
+    def take(self) -> np.ndarray:
+        """Returns the full rows and forgets them, uint32 [rows, length]."""
+        rows, self._rows = self._rows, []
+        return np.stack(rows) if rows else np.zeros((0, self.length), np.uint32)
 
     def finish(self) -> np.ndarray:
-        """Returns all rows, uint32 [rows, length]. The last row is padded."""
-        if self.row:
+        """Returns the rows that are left, uint32 [rows, length]. The last row is padded."""
+        if self._row:
             self._break()
-        if not self.rows:
-            return np.zeros((0, self.length), np.uint32)
-        return np.fromiter(
-            itertools.chain.from_iterable(self.rows), np.uint32, len(self.rows) * self.length
-        ).reshape(-1, self.length)
+        return self.take()
 
-    def _sentence(self, ids: list[int]):
-        if not self.open and self.length - len(self.row) < min(MINIMUM_SLOTS, self.length):
+    def _add_sentence(self, ids: np.ndarray):
+        if not self._open and self.length - self._used < min(MINIMUM_SLOTS, self.length):
             self._break()
-        if len(ids) > self._free_slots():
-            # A sentence that is longer than a row is cut between tokens.
-            if len(ids) + 2 > self.length:
-                ids = self._fill_rows(ids)
-            else:
-                self._break()
-        self._append(ids)
-
-    def _fill_rows(self, ids: list[int]) -> list[int]:
-        """Fills rows with the ids and returns the rest, which fits into the current row."""
-        start = 0
-        while len(ids) - start > (free := self._free_slots()):
-            if free > 0:
-                self._append(ids[start : start + free])
-                start += free
+        while len(ids) > (free := self._free_slots()):
+            if len(ids) + 2 > self.length and free > 0:  # longer than a row: cut between tokens
+                self._append_text(ids[:free])
+                ids = ids[free:]
             self._break()
-        return ids[start:]
+        self._append_text(ids)
 
     def _free_slots(self) -> int:
         """Returns how many ids the row can take, apart from `<s>` and the closing `</s>`."""
-        return self.length - len(self.row) - 1 - (not self.open)
+        return self.length - self._used - 1 - (not self._open)
 
-    def _append(self, ids: list[int]):
-        if not self.open:
-            self.row.append(self.bos)
-            self.open = True
+    def _append_text(self, ids: np.ndarray):
+        if not self._open:
+            self._append(self._bos)
+            self._open = True
             self.segments += 1
-        self.row += ids
+        self._append(ids)
+
+    def _append(self, ids: np.ndarray):
+        self._row.append(ids)
+        self._used += len(ids)
 
     def _break(self):
-        if self.row[-1] != self.eos:
-            self.row.append(self.eos)
-        self.rows.append(self.row + [self.pad] * (self.length - len(self.row)))
-        self.row = []
-        self.open = False
+        if self._row[-1] is not self._eos:
+            self._append(self._eos)
+        row = np.full(self.length, self._pad, np.uint32)
+        np.concatenate(self._row, out=row[: self._used], casting="unsafe")
+        self._rows.append(row)
+        self._row, self._used, self._open = [], 0, False
 
 
-def tokenise(
-    documents: list[str], vocabulary: vocabularies.Vocabulary
-) -> list[list[list[list[int]]]]:
-    """Returns the ids of documents, as documents -> lines -> sentences -> ids."""
-    cut = [[sentences(line) for line in text.split("\n")] for text in documents]
-    ids = iter(
-        vocabulary.encode_batch([sentence for lines in cut for line in lines for sentence in line])
-    )
-    return [[list(itertools.islice(ids, len(line))) for line in lines] for lines in cut]
+def tokenise(documents: list[str], vocabulary: vocabularies.Vocabulary) -> list[Document]:
+    """Returns the ids of documents, as documents -> lines -> sentences -> ids.
+
+    The ids of the sentences of a line together are those of `vocabulary.encode(line)`.
+    """
+    lines = [text.split("\n") for text in documents]
+    encoded = vocabulary.encode_batch(list(itertools.chain.from_iterable(lines)))
+    ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int32)
+    line_ends = np.cumsum([len(line) for line in encoded], dtype=np.int64)
+    is_end = vocabulary.sentence_ends(ids)
+    is_end[line_ends[line_ends > 0] - 1] = True
+    ends = np.flatnonzero(is_end) + 1
+    sentences = np.split(ids, ends[:-1])
+    # The number of sentences up to the end of each line.
+    counts = np.searchsorted(ends, line_ends, side="right")
+    starts = itertools.chain([0], counts)
+    per_line = iter([sentences[start:end] for start, end in zip(starts, counts, strict=False)])
+    return [list(itertools.islice(per_line, len(part))) for part in lines]
 
 
 def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> Packed:

@@ -1,329 +1,368 @@
-"""Prepares fixed-length rows of ids on disk, once for each (source, vocabulary, length).
+"""The store: the rows of one source on disk or in a bucket, a zarr3 array for each split.
 
-A store (store.py) is a folder under Corpus.rows_dir (prepared_folders.py). packing.py turns text
-into rows, blocks.py divides the work.
+A store is a folder with the arrays `train` and `heldout` and the file `store.json`. TensorStore
+checks the CRC-32C of every chunk that it reads. A chunk that is missing is an error and never reads
+as zeros.
 """
 
+import collections
 import contextlib
-import dataclasses
+import functools
+import hashlib
+import json
 import logging
+import os
 import pathlib
-import re
-import shutil
-import time
+import typing
 
 import numpy as np
+import tensorstore
 
-from maelm_jax import config, storage
-from maelm_jax.data import (
-    block_files,
-    blocks,
-    cleaning,
-    deduplication,
-    prepared_folders,
-    rows_dir,
-    rows_in_place,
-    sources,
-    store,
-    store_manifest,
-    vocabularies,
-    waiting,
-)
+from maelm_jax import storage
+from maelm_jax.config import ConfigError, Corpus, RunError
+from maelm_jax.data.readers import Unavailable
 
-SHARD_ROWS = 4096  # rows in one file of the store
+MANIFEST = "store.json"
+SPLITS = ("train", "heldout")
+COUNTS = ("documents", "bytes", "rows", "segments", "tokens")
+SHARD_ROWS = 4096  # rows in one file
+CHUNK_ROWS = 16  # the smallest number of rows that is read
+LOCAL_CACHE = 256_000_000  # bytes of chunks in memory. The system caches files of this machine too.
+BUCKET_CACHE = 2_000_000_000
+# Errors of a bucket or network that does not answer, as TensorStore's messages begin.
+FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
 log = logging.getLogger(__name__)
 
 
-def prepare(
-    corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary,
-    host: int = 0,
-    hosts: int = 1,
-    any_text: bool = False,
-) -> dict[str, dict[str, store.Rows]]:
-    """Opens the rows of each source of the corpus. Makes those that do not exist yet.
-
-    Hosts with one shared `rows_dir` each tokenise a part of the text. Host 0 joins the parts and
-    the others wait for it. The rows do not depend on the number of hosts and processes.
+class Rows:
+    """The rows of one split of a store.
 
     Args:
-        corpus: The sources, and the folder of the rows.
-        vocabulary: Turns text into ids.
-        host: Number of this host, from 0.
-        hosts: Number of hosts that share the work.
-        any_text: True accepts rows of an earlier state of the text, see `folders`.
+        store: The store's folder, on this machine or in a bucket.
+        split: "train" or "heldout".
+        statistics: What the store's manifest says of the split: COUNTS, `mean_segment` (tokens) and
+            `fill` (share of the slots that are not padded).
+        context: TensorStore's context, which holds the cache.
+
+    Attributes:
+        length: Ids in a row.
+        shard_rows: Rows in one file of the store.
+        statistics: As above.
+        whole_files: Whether the file of a requested row is read as a whole, into the cache. This
+            saves requests where all rows of a file are needed soon.
+
+    Raises:
+        ConfigError: The array is missing or damaged.
+        RunError: The bucket does not answer.
+    """
+
+    def __init__(
+        self, store: str, split: str, statistics: dict[str, float], context: tensorstore.Context
+    ):
+        self._store, self.statistics, self.whole_files = store, statistics, False
+        spec = {
+            "driver": "zarr3",
+            "kvstore": _kvstore(f"{store}/{split}"),
+            "recheck_cached_data": "open",
+            "recheck_cached_metadata": "open",
+            "fill_missing_data_reads": False,
+        }
+        opening = tensorstore.open(spec, context=context, read=True, open=True)
+        self.array: tensorstore.TensorStore = self._wait(opening)
+        self.length: int = self.array.shape[1]
+        self.shard_rows: int = self.array.chunk_layout.write_chunk.shape[0]
+        # Files that were read as a whole, the last ones. A file that is read holds its future.
+        self._files: collections.OrderedDict[int, tensorstore.Future] = collections.OrderedDict()
+        if len(self) != statistics["rows"]:
+            raise self._error(f"{split} has {len(self)} rows, not {statistics['rows']}")
+
+    def __len__(self) -> int:
+        return self.array.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored row."""
+        return self.length * self.array.dtype.numpy_dtype.itemsize
+
+    def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
+        """Reads rows.
+
+        Args:
+            numbers: Row numbers in any order, with repeats, int [n].
+
+        Returns:
+            The rows, int32 [n, length].
+
+        Raises:
+            ConfigError: A file is missing or damaged. The message names it.
+            RunError: The bucket does not answer.
+        """
+        return self.request(numbers)()
+
+    def request(self, numbers: np.ndarray) -> typing.Callable[[], np.ndarray]:
+        """Begins to read rows, and returns a function that waits for them (see `__getitem__`)."""
+        numbers = np.asarray(numbers, np.int64)
+        if not numbers.size:
+            return lambda: np.zeros((0, self.length), np.int32)
+        if not self.whole_files:
+            reading = self.array.oindex[numbers].read()
+            return lambda: self._wait(reading).astype(np.int32)
+        files = [
+            self._request_file(file) for file in np.unique(numbers // self.shard_rows).tolist()
+        ]
+
+        def wait() -> np.ndarray:
+            for file in filter(None, files):
+                self._wait(file)
+            return self._wait(self.array.oindex[numbers].read()).astype(np.int32)
+
+        return wait
+
+    def _request_file(self, number: int) -> tensorstore.Future | None:
+        """Begins to read a file into the cache. Returns None if it was read."""
+        if number not in self._files:
+            start = number * self.shard_rows
+            reading = self.array[start : min(start + self.shard_rows, len(self))].read()
+            self._files[number] = reading
+            reading.add_done_callback(functools.partial(self._forget_content, number))
+            while len(self._files) > max(BUCKET_CACHE // (self.shard_rows * self.row_bytes), 1):
+                self._files.popitem(last=False)
+        self._files.move_to_end(number)
+        return self._files[number]
+
+    def _forget_content(self, number: int, reading: tensorstore.Future):
+        """Drops the result of a file that was read: its chunks are in the cache."""
+        if self._files.get(number) is reading and reading.exception() is None:
+            self._files[number] = None
+
+    def _wait(self, future: tensorstore.Future) -> typing.Any:
+        """Waits for TensorStore. Its errors name the file."""
+        try:
+            return future.result()
+        except ValueError as error:
+            raise self._error(str(error)) from error
+
+    def _error(self, reason: str) -> ConfigError | RunError:
+        reason = " ".join(reason.partition(" [tensorstore_spec")[0].split())[:300]
+        if reason.startswith(FAILURES):
+            return RunError(f"{self._store}: {reason}; start again when the storage answers")
+        return ConfigError(
+            f"{self._store}: {reason}; remove the folder and run python -m maelm_jax.prepare "
+            "again, or copy the folder again"
+        )
+
+
+def _kvstore(path: str) -> str | dict:
+    """Returns how TensorStore finds a folder."""
+    if not storage.in_bucket(path):
+        return {"driver": "file", "path": f"{os.path.abspath(path)}/"}
+    kind, _, rest = path.partition("://")
+    bucket, _, folder = rest.partition("/")
+    spec = {"driver": {"gs": "gcs", "s3": "s3"}[kind], "bucket": bucket, "path": f"{folder}/"}
+    # Other libraries read this variable, for storage that is not Amazon's. TensorStore does not.
+    if kind == "s3" and (endpoint := os.environ.get("AWS_ENDPOINT_URL")):
+        spec |= {"endpoint": endpoint, "aws_region": os.environ.get("AWS_DEFAULT_REGION", "auto")}
+    return spec
+
+
+def read_manifest(store: str) -> dict:
+    """Reads the manifest of a store: `fingerprint`, `vocabulary`, `length`, `splits`, `left_out`.
+
+    Raises:
+        ConfigError: The store is missing or damaged.
+    """
+    path = f"{store}/{MANIFEST}"
+    try:
+        content = storage.read_bytes(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{store}: no rows here (no {MANIFEST}); run python -m maelm_jax.prepare"
+        ) from error
+    with storage.reading(path, "remove the folder and run python -m maelm_jax.prepare again"):
+        manifest = json.loads(content)
+        return {key: manifest[key] for key in ("fingerprint", "length", "splits", "left_out")}
+
+
+def open_stores(stores: dict[str, str], in_windows: bool = False) -> dict[str, dict[str, Rows]]:
+    """Opens stores, which share a cache.
+
+    Args:
+        stores: {source: the store's folder, on this machine or in a bucket}.
+        in_windows: Whether few files are needed at a time (`Corpus.shuffle_shards`). Files in a
+            bucket are then read as a whole, and also if all of them fit into the cache.
 
     Returns:
         {source: {"train": Rows, "heldout": Rows}}
 
     Raises:
-        ConfigError: A source cannot be read or has too little text for one row, or `rows_dir`
-            cannot be used.
+        ConfigError: A store is missing or damaged.
+        RunError: The bucket does not answer.
     """
-    store_folders = folders(corpus, vocabulary, any_text)
-    for source, folder in store_folders.items():
-        if not is_complete(folder):
-            with rows_dir.writing(corpus):
-                _make(folder, source, corpus, vocabulary, host, hosts)
-        # The blocks of this process, or of one that was killed after the join.
-        shutil.rmtree(blocks_folder(folder), ignore_errors=True)
-    stores = rows_in_place.open_stores(store_folders, corpus)
-    for source, splits in stores.items():
-        if not len(splits["train"]):
-            raise config.ConfigError(
-                f"{source}: no text left to train on; {_why_empty(store_folders[source])}"
-            )
-    return stores
+    in_bucket = any(map(storage.in_bucket, stores.values()))
+    cache_bytes = BUCKET_CACHE if in_bucket else LOCAL_CACHE
+    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
+    result = {}
+    for source, store in stores.items():
+        statistics = read_manifest(store)["splits"]
+        result[source] = {split: Rows(store, split, statistics[split], context) for split in SPLITS}
+    opened = [rows for splits in result.values() for rows in splits.values()]
+    total_bytes = sum(len(rows) * rows.row_bytes for rows in opened)
+    for rows in opened:
+        rows.whole_files = in_bucket and (in_windows or total_bytes <= cache_bytes)
+    return result
 
 
-def _why_empty(folder: pathlib.Path) -> str:
-    """Returns what may have left a store without rows to train on."""
-    left_out = store_manifest.left_out(folder)
-    if left_out and left_out.files:
-        first = next(iter(left_out.files.values()))
-        return f"files left out: {len(left_out.files)}, the first for this reason: {first}"
-    return "the source is too short, or Corpus.heldout_fraction too large"
-
-
-def is_complete(folder: pathlib.Path) -> bool:
-    """Returns whether the store in a folder is complete."""
-    return (folder / store_manifest.FILE).is_file()
-
-
-def prepared(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> bool:
-    """Returns whether the rows of every source exist."""
-    return all(map(is_complete, folders(corpus, vocabulary).values()))
-
-
-def folders(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False
-) -> dict[str, pathlib.Path]:
-    """Returns the folder of each source's rows. It may not exist yet.
+def write(
+    folder: pathlib.Path,
+    blocks: typing.Callable[[str], typing.Iterable[np.ndarray]],
+    counts: dict[str, dict[str, int]],
+    length: int,
+    dtype: np.dtype,
+    left_out: dict,
+):
+    """Writes a store.
 
     Args:
-        corpus: The sources, and the folder of the rows.
-        vocabulary: Turns text into ids.
-        any_text: True gives the newest rows of an earlier state of the text, if the present text
-            has no rows.
+        folder: The store's folder. Its parent exists.
+        blocks: Returns the rows of a split, in order, in arrays of any number of rows.
+        counts: {split: {name: number}} of COUNTS.
+        length: Ids in a row.
+        dtype: The type of ids.
+        left_out: What was left out of the source, for `store.json`.
+
+    Raises:
+        RunError: The disk is full, or cannot be written to.
     """
-    return {
-        source: prepared_folders.find(
-            corpus, prefix(source, corpus, vocabulary), [source], store_manifest.FILE, any_text
-        )
-        for source in sources.rates(corpus)
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        try:
+            _write_array(
+                folder / split, blocks(split), (counts[split]["rows"], length), dtype, digest
+            )
+        except ValueError as error:  # TensorStore's error for every failure of the disk
+            reason = " ".join(str(error).split())[:300]
+            raise RunError(
+                f"{folder}: the rows could not be written ({reason}); free some space or check the "
+                "disk, then give the same command again: it joins the finished parts"
+            ) from error
+    manifest = {
+        "fingerprint": digest.hexdigest(),
+        "length": length,
+        "splits": {split: _statistics(counts[split], length) for split in SPLITS},
+        "left_out": left_out,
+    }
+    storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
+
+
+def _write_array(
+    path: pathlib.Path,
+    blocks: typing.Iterable[np.ndarray],
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    digest,
+):
+    """Writes one array and adds its bytes to `digest`."""
+    inner = {
+        "chunk_shape": [CHUNK_ROWS, shape[1]],
+        "index_location": "start",
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "crc32c"},
+        ],
+    }
+    metadata = {
+        "shape": shape,
+        "data_type": dtype.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [SHARD_ROWS, shape[1]]},
+        },
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+    }
+    spec = {
+        "driver": "zarr3",
+        "kvstore": _kvstore(str(path)),
+        "metadata": metadata,
+        "store_data_equal_to_fill_value": True,  # else a chunk of zeros would be missing
+    }
+    array = tensorstore.open(spec, create=True, delete_existing=True).result()
+    start = 0
+    for rows in _in_whole_files(blocks):
+        digest.update(np.ascontiguousarray(rows))
+        array[start : start + len(rows)].write(rows).result()
+        start += len(rows)
+
+
+def _in_whole_files(blocks: typing.Iterable[np.ndarray]) -> typing.Iterator[np.ndarray]:
+    """Yields the rows in arrays that fill whole files, the last one apart."""
+    waiting: list[np.ndarray] = []
+    for block in blocks:
+        waiting.append(block)
+        if sum(map(len, waiting)) >= SHARD_ROWS:
+            rows = np.concatenate(waiting)
+            end = len(rows) - len(rows) % SHARD_ROWS
+            yield rows[:end]
+            waiting = [rows[end:]]
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _statistics(counts: dict[str, int], length: int) -> dict[str, float]:
+    """Returns the counts, the mean segment length and `fill`, the share of slots not padded."""
+    return counts | {
+        "mean_segment": round(counts["tokens"] / max(counts["segments"], 1), 2),
+        "fill": round(counts["tokens"] / max(counts["rows"] * length, 1), 5),
     }
 
 
-def prefix(source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
-    """Returns the start of the names of a source's stores, the same for every state of its text."""
-    request = [
-        store_manifest.VERSION,
-        source,
-        prepared_folders.text_fields(corpus),
-        vocabulary.fingerprint,
-        corpus.sequence_length,
-        corpus.heldout_fraction,
-        *cleaning.request(corpus),
-    ]
-    name = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
-    return prepared_folders.prefix(name, request)
+def digest(request: typing.Any) -> str:
+    """Returns a short hash of what something was made of, for the name of its folder."""
+    return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]
 
 
-def check_parts(corpus: config.Corpus):
-    """Raises ConfigError if the settings do not allow parts that know nothing of each other."""
-    if corpus.deduplicate:
-        raise config.ConfigError(
-            "Corpus.deduplicate compares all documents, and a part of an array job or pipeline "
-            "has only its own; start prepare with --host=I --hosts=N instead, on all machines at "
-            "the same time"
+def path_of(corpus: Corpus, name: str) -> str:
+    """Returns the path of a file or folder in `Corpus.rows_dir`."""
+    return f"{os.path.expanduser(corpus.rows_dir).rstrip('/')}/{name}"
+
+
+def require_local(corpus: Corpus):
+    """Raises Unavailable if `Corpus.rows_dir` is in a bucket, where nothing is prepared."""
+    if storage.in_bucket(corpus.rows_dir):
+        raise Unavailable(
+            f"{corpus.rows_dir} holds no rows or vocabulary for these settings and this text; "
+            "launch/prepare_data.sh makes them and copies them there"
         )
 
 
-def write_part(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, part: int, parts: int):
-    """Tokenises one part of the text, as one task of an array job. `join` makes the stores.
+def remember(corpus: Corpus, name: str, value: typing.Any):
+    """Keeps what was prepared last for some settings, for machines without the text.
 
     Args:
-        corpus: The sources, and the folder of the rows, which all tasks share.
-        vocabulary: Turns text into ids.
-        part: Number of the part, from 0.
-        parts: Number of parts.
-
-    Raises:
-        ConfigError: The text cannot be read or changes meanwhile, or `rows_dir` cannot be used.
+        corpus: Holds `rows_dir`. Nothing is kept if it is in a bucket or is read-only.
+        name: Names the settings.
+        value: Anything that JSON can hold.
     """
-    check_parts(corpus)
-    for source, folder in folders(corpus, vocabulary).items():
-        if is_complete(folder):
-            continue
-        prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
-        blocks_path = blocks_folder(folder)
-        with rows_dir.writing(corpus):
-            _take_over_blocks(folder, source, corpus, vocabulary)
-        with rows_dir.writing(corpus), _only_process(blocks_path, part):
-            text_before = prepared_folders.text_to_read(folder, [source], corpus)
-            shards = sources.shards(source, corpus)
-            _write_blocks(folder, blocks_path, shards, corpus, vocabulary, part, parts, None)
-            check_unchanged(text_before, blocks_path, corpus)
+    path = path_of(corpus, f"{name}.json")
+    if not storage.in_bucket(path) and recall(corpus, name) != value:
+        with contextlib.suppress(PermissionError):
+            storage.write(path, json.dumps(value, indent=1))
 
 
-def join(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary):
-    """Joins the parts of all sources into stores.
-
-    Args:
-        corpus: The sources, and the folder of the rows.
-        vocabulary: Turns text into ids.
-
-    Raises:
-        ConfigError: A part is not finished. The message names a shard that lacks it.
-    """
-    for source, folder in folders(corpus, vocabulary).items():
-        if is_complete(folder):
-            continue
-        blocks_path, shards = blocks_folder(folder), sources.shards(source, corpus)
-        unfinished = [
-            shard.path or f"{source}, part {number}"
-            for number, shard in enumerate(shards)
-            if block_files.missing(blocks_path, number)
-        ]
-        if unfinished:
-            raise config.ConfigError(
-                f"{blocks_path}: {len(unfinished)} of {len(shards)} files are not finished, the "
-                f"first is {unfinished[0]}; run prepare with every --shard first"
-            )
-        with rows_dir.writing(corpus), _only_process(blocks_path, 0):
-            if not is_complete(folder):
-                _join(folder, blocks_path, source, len(shards), corpus, vocabulary)
-            shutil.rmtree(blocks_path, ignore_errors=True)
-
-
-def blocks_folder(folder: pathlib.Path) -> pathlib.Path:
-    """Returns the folder of the blocks of a store that is not complete."""
-    return folder.with_name(f"{folder.name}.parts")
-
-
-def _make(
-    folder: pathlib.Path,
-    source: str,
-    corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary,
-    host: int,
-    hosts: int,
-):
-    """Makes the store of a source, together with the other hosts."""
-    prepared_folders.require_local(corpus, f"whole store of the rows of {source}")
-    prepared_folders.log_changes(folder, [source], corpus, store_manifest.FILE)
-    started = time.monotonic()
-    parts = blocks_folder(folder)
-    _take_over_blocks(folder, source, corpus, vocabulary)
-    with _only_process(parts, host):
-        if not is_complete(folder):
-            text_before = prepared_folders.text_to_read(folder, [source], corpus)
-            shards = sources.shards(source, corpus)
-            duplicates = None
-            if corpus.deduplicate:
-                duplicates = deduplication.find(
-                    source, parts, shards, host, hosts, lambda: is_complete(folder)
-                )
-            if not is_complete(folder):  # host 0 may have joined the blocks already
-                _write_blocks(folder, parts, shards, corpus, vocabulary, host, hosts, duplicates)
-            if host == 0:
-                waiting.for_hosts(
-                    source, parts, lambda: block_files.all_written(parts, len(shards))
-                )
-                check_unchanged(text_before, parts, corpus)
-                _join(folder, parts, source, len(shards), corpus, vocabulary)
-            else:
-                waiting.for_hosts(source, parts, lambda: is_complete(folder))
-    splits = store_manifest.read(folder)["splits"]
-    megabytes = sum(splits[split]["bytes"] for split in block_files.SPLITS) / 1e6
-    log.info(
-        "%s: %.1f MB of text in %.0f s, kept in %s",
-        source,
-        megabytes,
-        time.monotonic() - started,
-        folder,
-    )
-
-
-def _take_over_blocks(
-    folder: pathlib.Path, source: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
-):
-    """Renames the blocks of a preparation that ended at a bad file, which is now to be left out.
-
-    They are the same: `Corpus.skip_bad_files` changes nothing in the blocks of good files.
-    """
-    if not corpus.skip_bad_files or blocks_folder(folder).exists():
-        return
-    strict = dataclasses.replace(corpus, skip_bad_files=False)
-    content = folder.name.rpartition("-")[2]
-    name = f"{prefix(source, strict, vocabulary)}-{content}"
-    earlier = blocks_folder(folder.with_name(name))
-    with contextlib.ExitStack() as files:
-        locks = [files.enter_context(open(path, "wb")) for path in earlier.glob("*.lock")]
-        if not earlier.is_dir() or not all(map(storage.try_lock, locks)):
-            return  # another process works there
-        with contextlib.suppress(OSError):  # another host has just begun
-            earlier.rename(blocks_folder(folder))
-            log.info("%s: going on from the blocks of %s", source, earlier.name)
-
-
-def check_unchanged(before: dict[str, dict[str, str]], parts: pathlib.Path, corpus: config.Corpus):
-    """Removes the blocks and raises ConfigError if the text changed while it was read."""
+def recall(corpus: Corpus, name: str) -> typing.Any | None:
+    """Returns what `remember` kept, here or in a bucket, None if there is nothing."""
+    path = path_of(corpus, f"{name}.json")
     try:
-        prepared_folders.check_unchanged(before, corpus)
-    except config.ConfigError:
-        shutil.rmtree(parts, ignore_errors=True)
-        raise
-
-
-def _only_process(parts: pathlib.Path, host: int) -> contextlib.AbstractContextManager[None]:
-    """Context manager that waits while another process works on the same blocks as this host.
-
-    Two commands that are started twice by mistake would else join the same store at once.
-    """
-    return waiting.only_process(parts / waiting.LOCK_FILE.format(host), f"prepares {parts}")
-
-
-def _write_blocks(
-    folder: pathlib.Path,
-    parts: pathlib.Path,
-    shards: list[sources.Shard],
-    corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary,
-    host: int,
-    hosts: int,
-    duplicates: list[np.ndarray] | None,
-):
-    try:
-        with waiting.beating(parts, host):
-            blocks.write(parts, shards, vocabulary, corpus.sequence_length, host, hosts, duplicates)
+        content = storage.read_bytes(path)
     except FileNotFoundError:
-        # Host 0 may have joined all blocks and removed the folder while this host was reading.
-        if not is_complete(folder):
-            raise
+        return None
+    with storage.reading(path):
+        return json.loads(content)
 
 
-def _join(
-    folder: pathlib.Path,
-    parts: pathlib.Path,
-    source: str,
-    shards: int,
-    corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary,
-):
-    """Joins all blocks into the store."""
-    prepared_folders.record_text(folder, [source], corpus)
-    left_out = None
-    if cleaning.changed_settings(corpus):
-        left_out = block_files.left_out(parts, shards)
-    with waiting.beating(parts, host=0):
-        store.write(
-            folder,
-            block_files.finished(parts, shards),
-            source,
-            vocabulary.fingerprint,
-            corpus.sequence_length,
-            blocks.dtype(vocabulary),
-            SHARD_ROWS,
-            left_out,
-        )
+def recall_instead(corpus: Corpus, name: str, reason: Unavailable) -> typing.Any:
+    """`recall`, where the text or its rows are not. Raises `reason` if nothing was kept."""
+    value = recall(corpus, name)
+    if value is None:
+        raise reason
+    log.warning("%s; taking what was prepared before for these settings", reason)
+    return value

@@ -3,8 +3,9 @@
 import hashlib
 import typing
 
-from maelm_jax import config
-from maelm_jax.data import documents, seqio_tasks, sources, vocabularies
+from maelm_jax.config import Corpus
+from maelm_jax.data import sources, vocabularies
+from maelm_jax.data.seqio_tasks import SPLIT, import_seqio
 
 
 def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
@@ -13,10 +14,11 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
     seqio's base class takes 0 as the padding id and stops decoding at the first `</s>`. This class
     has the vocabulary's padding id and decodes all ids.
     """
-    seqio = seqio_tasks.import_seqio()
+    seqio = import_seqio()
     import tensorflow
 
     class SeqioVocabulary(seqio.Vocabulary):
+        fingerprint = vocabulary.fingerprint
         bos_id = property(lambda self: vocabulary.bos)
         eos_id = property(lambda self: vocabulary.eos)
         pad_id = property(lambda self: vocabulary.pad)
@@ -28,16 +30,14 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
             return vocabulary.encode(s)
 
         def _decode(self, ids):
-            return vocabulary.decode(ids)
-
-        def decode(self, ids):
             return vocabulary.decode([int(i) for i in ids])
+
+        decode = _decode
 
         def _encode_tf(self, s):
             def encode(value):
-                return tensorflow.constant(
-                    vocabulary.encode(value.numpy().decode("utf-8")), tensorflow.int32
-                )
+                ids = vocabulary.encode(value.numpy().decode("utf-8"))
+                return tensorflow.constant(ids, tensorflow.int32)
 
             ids = tensorflow.py_function(encode, [s], tensorflow.int32)
             ids.set_shape([None])
@@ -48,8 +48,7 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
                 lambda row: vocabulary.decode(row.numpy().tolist()), [ids], tensorflow.string
             )
 
-        def decode_tf(self, ids):
-            return self._decode_tf(ids)
+        decode_tf = _decode_tf
 
         def __eq__(self, other):
             return getattr(other, "fingerprint", None) == vocabulary.fingerprint
@@ -57,12 +56,10 @@ def seqio_vocabulary(vocabulary: vocabularies.Vocabulary):
         def __hash__(self):
             return hash(vocabulary.fingerprint)
 
-        fingerprint = vocabulary.fingerprint
-
     return SeqioVocabulary()
 
 
-def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
+def register(corpus: Corpus, vocabulary: vocabularies.Vocabulary) -> str:
     """Registers each source as a seqio Task and all of them as a Mixture by their rates.
 
     A `seqio:` source is a Task already and enters the Mixture unchanged, with all documents. The
@@ -75,54 +72,43 @@ def register(corpus: config.Corpus, vocabulary: vocabularies.Vocabulary) -> str:
 
     Returns:
         The name of the Mixture.
-
-    Raises:
-        ConfigError: The corpus has settings that only `prepare` knows.
     """
-    seqio = seqio_tasks.import_seqio()
-    for setting in ("deduplicate", "skip_bad_files"):
-        if getattr(corpus, setting):
-            raise config.ConfigError(
-                f"Corpus.{setting} works on whole files and corpora, a seqio Task gives one "
-                "document after the other: set it to False"
-            )
+    seqio = import_seqio()
     rates = sources.rates(corpus)
-    key = hashlib.sha256(f"{vocabulary.fingerprint} {corpus}".encode()).hexdigest()[:12]
+    request = f"{vocabulary.fingerprint} {corpus}"
+    mixture = f"maelm_{hashlib.sha256(request.encode()).hexdigest()[:12]}"
     names = []
     for source, rate in rates.items():
         name = source.removeprefix("seqio:")
         if name == source:
-            name = f"maelm_{key}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+            name = f"{mixture}_{hashlib.sha256(source.encode()).hexdigest()[:8]}"
         if name not in seqio.TaskRegistry.names():
             seqio.TaskRegistry.add(
                 name,
-                source=seqio.FunctionDataSource(
-                    _dataset_function(source, corpus), splits=[seqio_tasks.SPLIT]
-                ),
+                source=seqio.FunctionDataSource(_dataset_function(source, corpus), splits=[SPLIT]),
                 preprocessors=[seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()],
                 output_features={
                     "targets": seqio.Feature(seqio_vocabulary(vocabulary), add_eos=False)
                 },
             )
         names.append((name, rate))
-    mixture = f"maelm_{key}"
     if mixture not in seqio.MixtureRegistry.names():
         seqio.MixtureRegistry.add(mixture, names)
     return mixture
 
 
-def _dataset_function(source: str, corpus: config.Corpus) -> typing.Callable:
+def _dataset_function(source: str, corpus: Corpus) -> typing.Callable:
     def dataset(split, shuffle_files, seed=None):
         import tensorflow
 
         del split, shuffle_files, seed  # there is one split, in one order
-        signature = {"targets": tensorflow.TensorSpec((), tensorflow.string)}
 
         def examples():
             for text in sources.documents_of(source, corpus):
-                if not documents.is_heldout(text, corpus.heldout_fraction):
+                if not sources.is_heldout(text, corpus.heldout_fraction):
                     yield {"targets": text}
 
+        signature = {"targets": tensorflow.TensorSpec((), tensorflow.string)}
         return tensorflow.data.Dataset.from_generator(examples, output_signature=signature)
 
     return dataset

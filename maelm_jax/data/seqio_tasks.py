@@ -5,15 +5,13 @@ machine that has neither.
 """
 
 import importlib
-import logging
 import os
 import socket
 import typing
 import urllib.request
 
-from maelm_jax import config
-from maelm_jax.data.documents import Unavailable
-from maelm_jax.settings import described
+from maelm_jax.config import ConfigError, Corpus
+from maelm_jax.data.readers import Unavailable
 
 SPLIT = "train"
 NETWORK_HOST = "storage.googleapis.com"  # TFDS looks there first; a name that any network knows
@@ -25,17 +23,9 @@ FIELDS = ("text", "targets_pretokenized", "targets")  # of seqio Tasks
 TFDS_FIELDS = ("text", "book_text", "content", "document", "article")
 
 
-def import_tensorflow():
-    """Returns the tensorflow module, for files of records. Raises Unavailable without it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise Unavailable(
-            f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
-            "pip install 'maelm_jax[data]'"
-        ) from error
-    return tensorflow
+def is_dataset(source: str) -> bool:
+    """Returns whether a source is a TFDS dataset or a seqio Task."""
+    return source.startswith(("tfds:", "seqio:"))
 
 
 def import_seqio():
@@ -51,7 +41,7 @@ def import_seqio():
     return seqio
 
 
-def _task(source: str, corpus: config.Corpus):
+def _task(source: str, corpus: Corpus):
     """Returns the Task of a `seqio:` name. Raises ConfigError if it or a module is unknown."""
     seqio = import_seqio()
     name = source.removeprefix("seqio:")
@@ -59,20 +49,25 @@ def _task(source: str, corpus: config.Corpus):
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise config.ConfigError(
+            raise ConfigError(
                 f"Corpus.task_modules: {module!r} cannot be imported "
-                f"({described(error)}); correct it, install it or set PYTHONPATH"
+                f"({type(error).__name__}: {error}); correct it, install it or set PYTHONPATH"
             ) from error
     if name not in seqio.TaskRegistry.names() and name not in seqio.MixtureRegistry.names():
         modules = ", ".join(corpus.task_modules) or "none"
-        raise config.ConfigError(
+        raise ConfigError(
             f"seqio knows no Task or Mixture {name!r} (modules imported: {modules}); "
             "name its module in Corpus.task_modules"
         )
-    return seqio.get_mixture_or_task(name)
+    task = seqio.get_mixture_or_task(name)
+    if SPLIT not in task.splits:
+        raise ConfigError(
+            f"seqio Task {name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}"
+        )
+    return task
 
 
-def members(source: str, corpus: config.Corpus) -> dict[str, float]:
+def members(source: str, corpus: Corpus) -> dict[str, float]:
     """Returns the members of a seqio Mixture.
 
     Returns:
@@ -85,7 +80,7 @@ def members(source: str, corpus: config.Corpus) -> dict[str, float]:
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def _builder(source: str, corpus: config.Corpus, instead: str = OWN_TEXT):
+def _builder(source: str, instead: str):
     """Returns the builder of a prepared TFDS dataset. Raises Unavailable if there is none.
 
     `instead` says what the user can do without the dataset.
@@ -94,36 +89,27 @@ def _builder(source: str, corpus: config.Corpus, instead: str = OWN_TEXT):
     import tensorflow_datasets
 
     name = source.removeprefix("tfds:")
-    data_dir = corpus.tfds_data_dir or tensorflow_datasets.core.constants.DATA_DIR
-    missing = f"TFDS dataset {name!r} is not in {data_dir} and cannot be downloaded"
-    remedy = (
-        f"or where there is a network run `tfds build {name} --data_dir=DIR`, copy DIR here, and "
-        "set Corpus.tfds_data_dir"
-    )
     try:
-        builder = tensorflow_datasets.builder(name, data_dir=corpus.tfds_data_dir)
-        if builder.is_prepared() or _download(builder):
-            return builder
+        builder = tensorflow_datasets.builder(name)
+        if not builder.is_prepared():
+            if not _has_network():
+                raise ConnectionError(f"this machine cannot look up {NETWORK_HOST}")
+            builder.download_and_prepare()
+        return builder
     except Exception as error:  # TFDS raises many types, including network errors
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        if not _has_network():
-            reason += f"; this machine cannot look up {NETWORK_HOST}"
-        raise Unavailable(f"{missing} ({reason}). {instead}, {remedy}") from error
-    raise Unavailable(f"{missing}. {instead}, {remedy}")
-
-
-def _download(builder) -> bool:
-    from tensorflow_datasets.core.download import downloader
-
-    if not _has_network():
-        downloader.MAX_RETRIES = 0  # by default TFDS tries each address for minutes
-    logging.getLogger(__name__).info("downloading %s", builder.info.full_name)
-    builder.download_and_prepare()  # needs no network if the files were fetched before
-    return builder.is_prepared()
+        raise Unavailable(
+            f"TFDS dataset {name!r} is not in {tensorflow_datasets.core.constants.DATA_DIR} and "
+            f"cannot be downloaded ({reason}). {instead}, or where there is a network run `tfds "
+            f"build {name} --data_dir=DIR`, copy DIR here, and set TFDS_DATA_DIR=DIR"
+        ) from error
 
 
 def _has_network() -> bool:
-    """Returns whether this machine looks up names of the internet, or has a proxy that does."""
+    """Returns whether this machine looks up names of the internet, or has a proxy that does.
+
+    Without this check, TFDS tries each address for minutes.
+    """
     # Beside the proxies, `no_proxy` is listed as "no".
     has_proxy = {"http", "https", "all"} & urllib.request.getproxies().keys()
     try:
@@ -132,79 +118,67 @@ def _has_network() -> bool:
         return False
 
 
-def _info_of_training_text(source: str, corpus: config.Corpus):
+def _training_info(source: str):
     """Returns the information about a dataset. Raises ConfigError if it has no training split."""
-    info = _builder(source, corpus).info
+    info = _builder(source, OWN_TEXT).info
     if SPLIT not in info.splits:
-        raise config.ConfigError(
+        raise ConfigError(
             f"TFDS dataset {info.full_name!r} has no split {SPLIT!r}, only "
             f"{', '.join(info.splits)}. Name another dataset in Corpus.sources"
         )
     return info
 
 
-def _tfds_source(source: str, corpus: config.Corpus):
+def _tfds_source(source: str):
     """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
-    name, version = _info_of_training_text(source, corpus).full_name.rsplit("/", 1)
-    return import_seqio().TfdsDataSource(
-        f"{name}:{version}", tfds_data_dir=corpus.tfds_data_dir, splits=[SPLIT], read_only=True
-    )
+    name, version = _training_info(source).full_name.rsplit("/", 1)
+    return import_seqio().TfdsDataSource(f"{name}:{version}", splits=[SPLIT], read_only=True)
 
 
-def records(source: str, corpus: config.Corpus, split: str) -> list[dict] | None:
+def records(source: str, split: str) -> list[dict] | None:
     """Returns all records of one split of a TFDS dataset, in the order of the files.
 
     Args:
         source: `tfds:NAME`.
-        corpus: Holds the folder of TFDS datasets.
         split: The split's name.
 
     Returns:
         The records as NumPy values, or None if the dataset has no such split.
     """
-    builder = _builder(source, corpus, PUBLISHED_FILES)
+    builder = _builder(source, PUBLISHED_FILES)
     if split not in builder.info.splits:
         return None
     return list(builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator())
 
 
-def shard_count(source: str, corpus: config.Corpus) -> int:
-    """Returns the number of parts that the source can be read in. A part is one or more files."""
-    if source.startswith("tfds:"):
-        return max(len(_tfds_source(source, corpus).list_shards(SPLIT)), 1)
-    task = _task(source, corpus)
-    if SPLIT not in task.splits:
-        raise config.ConfigError(
-            f"seqio Task {task.name!r} has no split {SPLIT!r}, only {', '.join(task.splits)}"
-        )
-    return max(len(task.source.list_shards(SPLIT)), 1)
+def shard_count(source: str, corpus: Corpus) -> int:
+    """Returns the number of parts that a source can be read in. A part is one or more files."""
+    is_tfds = source.startswith("tfds:")
+    files = _tfds_source(source) if is_tfds else _task(source, corpus).source
+    return max(len(files.list_shards(SPLIT)), 1)
 
 
-def identity(source: str, corpus: config.Corpus) -> str:
+def identity(source: str, corpus: Corpus) -> str:
     """Returns what identifies the text of a source.
 
     For a TFDS dataset it is the name, the version and the sizes. For a Task it is the name, the
     number of examples and the file names, because seqio knows no more about the text.
     """
     if source.startswith("tfds:"):
-        info = _info_of_training_text(source, corpus)
-        return (
-            f"{info.full_name} {info.splits[SPLIT].num_examples} "
-            f"{info.splits[SPLIT].num_bytes} {info.splits[SPLIT].shard_lengths}"
-        )
+        info = _training_info(source)
+        split = info.splits[SPLIT]
+        return f"{info.full_name} {split.num_examples} {split.num_bytes} {split.shard_lengths}"
     task = _task(source, corpus)
-    return (
-        f"{task.name} {task.num_input_examples(SPLIT)} "
-        f"{[os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]}"
-    )
+    names = [os.path.basename(str(name)) for name in task.source.list_shards(SPLIT)]
+    return f"{task.name} {task.num_input_examples(SPLIT)} {names}"
 
 
-def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.Iterator[str]:
+def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterator[str]:
     """Yields the texts of one part of a source, in the order of the files.
 
     Args:
         source: `tfds:NAME` or `seqio:NAME`.
-        corpus: Holds the folder of TFDS datasets and the modules of Tasks.
+        corpus: Holds the modules of Tasks.
         index: Number of the part, from 0.
         count: Number of parts.
 
@@ -214,24 +188,23 @@ def texts(source: str, corpus: config.Corpus, index: int, count: int) -> typing.
     seqio = import_seqio()
     part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
     if source.startswith("tfds:"):
-        dataset = _tfds_source(source, corpus).get_dataset(SPLIT, shuffle=False, shard_info=part)
-        decoder, fields = None, TFDS_FIELDS
+        dataset = _tfds_source(source).get_dataset(SPLIT, shuffle=False, shard_info=part)
+        feature, fields = None, TFDS_FIELDS
     else:
         task = _task(source, corpus)
         dataset = task.get_dataset(
             sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1
         )
-        decoder, fields = task.output_features.get("targets"), FIELDS
+        feature, fields = task.output_features.get("targets"), FIELDS
     field = next((field for field in fields if field in dataset.element_spec), None)
     if field is None:
-        raise config.ConfigError(
+        raise ConfigError(
             f"{source}: no text field among {', '.join(dataset.element_spec)}; "
             f"one of {', '.join(fields)} is needed"
         )
     for example in dataset.as_numpy_iterator():
         value = example[field]
-        yield (
-            value.decode("utf-8", "replace")
-            if isinstance(value, bytes)
-            else decoder.vocabulary.decode([int(i) for i in value])
-        )
+        if isinstance(value, bytes):
+            yield value.decode("utf-8", "replace")
+        else:
+            yield feature.vocabulary.decode([int(i) for i in value])

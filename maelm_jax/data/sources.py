@@ -1,104 +1,135 @@
-"""Reads text from `installed_docs`, `files:GLOB`, `tfds:NAME` and `seqio:NAME`.
+"""The text of `installed_docs`, `files:GLOB`, `tfds:NAME` and `seqio:NAME` sources.
 
-A source is read as shards. Each shard can be read alone and gives its documents in a fixed order.
-TensorFlow and seqio are imported only for `tfds:` and `seqio:` sources.
+The text of a source is divided into parts, which can be read alone. A part is some small files, a
+large file, or a range of one. How it is divided depends on the text alone.
 """
 
 import collections
-import dataclasses
+import contextlib
+import functools
 import hashlib
+import importlib
+import inspect
+import itertools
 import logging
+import os
 import typing
 
-from maelm_jax import config, json_files, storage
-from maelm_jax.data import (
-    cleaning,
-    documents,
-    file_hashes,
-    file_sources,
-    installed_docs,
-    rows_dir,
-    seqio_tasks,
-)
+from maelm_jax.config import ConfigError, Corpus
+from maelm_jax.data import installed_docs, readers, seqio_tasks
 
-DIFFERENCES_SHOWN = 5
+PART_BYTES = 8_000_000  # of the files of a part, if they can be divided so
 CHARACTERS_PER_TOKEN = 4  # about as many in English; turns a number of tokens into text
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """A part of a source: one file, or part `index` of `count` of a TFDS or seqio source.
+class Piece(typing.NamedTuple):
+    """Something of a source that a part holds as a whole."""
 
-    Shards can be pickled.
+    name: str  # a file, or the source itself if it is a dataset
+    start: int  # first byte; of a dataset: the number of its shard
+    end: int | None  # end of the bytes, None for all; of a dataset: how many shards it has
+
+
+def rates(corpus: Corpus) -> dict[str, float]:
+    """Returns {source: share of the rows}, summing to 1. Members of a seqio Mixture replace it.
+
+    Raises:
+        Unavailable: A source is a `seqio:` name, and seqio is not installed.
     """
-
-    source: str
-    corpus: config.Corpus
-    path: str = ""
-    index: int = 0
-    count: int = 1
-
-    def documents(self, dropped: collections.Counter[str] | None = None) -> typing.Iterator[str]:
-        """Reads the documents, in a fixed order, without short and refused ones.
-
-        Args:
-            dropped: Counts the documents that are left out, by the reason (cleaning.REASONS).
-
-        Raises:
-            ConfigError: The data cannot be read. The message names the file and the position.
-        """
-        if _is_dataset(self.source):
-            texts = seqio_tasks.texts(self.source, self.corpus, self.index, self.count)
-        else:
-            texts = file_sources.documents_of(self.path, self.corpus)
-        for document in filter(None, map(documents.clean, texts)):
-            reason = cleaning.reason_to_drop(document, self.corpus)
-            if reason is None:
-                yield document
-            elif dropped is not None:
-                dropped[reason] += 1
-
-    def readable_documents(self) -> typing.Iterator[str]:
-        """Reads the documents. With `Corpus.skip_bad_files`, up to where the file is bad."""
-        try:
-            yield from self.documents()
-        except documents.BadFile as error:
-            if not self.corpus.skip_bad_files:
-                raise
-            log.warning("left out: %s", error)
+    result: dict[str, float] = {}
+    for source, rate in corpus.rates.items():
+        members = {source: 1.0}
+        if source.startswith("seqio:"):
+            members = seqio_tasks.members(source, corpus)
+        for member, share in members.items():
+            result[member] = result.get(member, 0.0) + rate * share
+    return result
 
 
-def _is_dataset(source: str) -> bool:
-    return source.startswith(("tfds:", "seqio:"))
-
-
-def shards(source: str, corpus: config.Corpus) -> list[Shard]:
-    """Returns the shards of a source, in order.
+def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
+    """Returns the parts of a source, in the order of its text.
 
     The text of `installed_docs` is extracted once and kept.
 
     Raises:
         ConfigError: No file matches, the TFDS dataset is missing, or seqio does not know the name.
     """
-    if _is_dataset(source):
+    if seqio_tasks.is_dataset(source):
         count = seqio_tasks.shard_count(source, corpus)
-        return [Shard(source, corpus, index=index, count=count) for index in range(count)]
+        return [[Piece(source, index, count)] for index in range(count)]
     if source == "installed_docs":
-        return [Shard(source, corpus, path=str(installed_docs.text_file(corpus)))]
-    return [Shard(source, corpus, path=path) for path in file_sources.matching(source)]
+        source = f"files:{installed_docs.text_file(corpus)}"
+    result: list[list[Piece]] = []
+    free = 0
+    for file in readers.list_files(source.removeprefix("files:")):
+        for piece in _cut(file):
+            size = file.size if piece.end is None else piece.end - piece.start
+            if not result or size > free:
+                result.append([])
+                free = PART_BYTES
+            result[-1].append(piece)
+            free -= size
+    return result
 
 
-def documents_of(source: str, corpus: config.Corpus) -> typing.Iterator[str]:
-    """Reads all documents of a source, in the order of its shards.
+def _cut(file: readers.File) -> list[Piece]:
+    """Cuts a large file into ranges, if it can be cut."""
+    count = -(-file.size // PART_BYTES)
+    if count < 2 or not readers.can_be_cut(file.path):
+        return [Piece(file.path, 0, None)]
+    bounds = [file.size * number // count for number in range(count + 1)]
+    return [Piece(file.path, start, end) for start, end in itertools.pairwise(bounds)]
 
-    With `Corpus.skip_bad_files`, a file is read up to the place where it is bad.
+
+def documents_of_part(
+    part: typing.Iterable[Piece], corpus: Corpus, dropped: collections.Counter[str] | None = None
+) -> typing.Iterator[str]:
+    """Reads the documents of a part in order, without those that `Corpus.document_filter` refuses.
+
+    Args:
+        part: The part.
+        corpus: Says how it is read.
+        dropped: Its entry "documents" counts the refused documents.
+
+    Raises:
+        BadFile: A file cannot be read.
+        ConfigError: Other data cannot be read, or the filter fails.
     """
-    for shard in shards(source, corpus):
-        yield from shard.readable_documents()
+    accepts = load_filter(corpus.document_filter) if corpus.document_filter else None
+    for name, start, end in part:
+        if seqio_tasks.is_dataset(name):
+            texts = seqio_tasks.texts(name, corpus, start, end)
+        else:
+            texts = readers.documents(name, corpus.text_field, start, end)
+        for text in texts:
+            document = "\n".join(line for line in map(str.strip, text.split("\n")) if line)
+            if not document:
+                continue
+            if accepts is None or _is_accepted(accepts, document, corpus):
+                yield document
+            elif dropped is not None:
+                dropped["documents"] += 1
 
 
-def first_texts(corpus: config.Corpus, tokens: int) -> list[str]:
+def readable_documents(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
+    """Reads the documents of a part. With `Corpus.skip_bad_files`, of bad files up to the fault."""
+    for piece in part:
+        try:
+            yield from documents_of_part([piece], corpus)
+        except readers.BadFile as error:
+            if not corpus.skip_bad_files:
+                raise
+            log.warning("left out: %s", error)
+
+
+def documents_of(source: str, corpus: Corpus) -> typing.Iterator[str]:
+    """Reads the documents of a source, as `readable_documents`."""
+    for part in parts(source, corpus):
+        yield from readable_documents(part, corpus)
+
+
+def first_texts(corpus: Corpus, tokens: int) -> list[str]:
     """Returns the first documents of `Corpus.text_files`, the last one cut.
 
     Args:
@@ -109,111 +140,90 @@ def first_texts(corpus: config.Corpus, tokens: int) -> list[str]:
         ConfigError: There is no text.
     """
     texts, characters = [], tokens * CHARACTERS_PER_TOKEN
-    for document in documents_of(f"files:{corpus.text_files}", corpus):
-        texts.append(document[:characters])
-        characters -= len(texts[-1])
-        if characters == 0:
-            break
+    with contextlib.closing(documents_of(f"files:{corpus.text_files}", corpus)) as documents:
+        for document in documents:
+            texts.append(document[:characters])
+            characters -= len(texts[-1])
+            if characters == 0:
+                break
     if not texts:
-        raise config.ConfigError(
+        raise ConfigError(
             f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files"
         )
     return texts
 
 
-def rates(corpus: config.Corpus) -> dict[str, float]:
-    """Returns {source: share of the rows}, summing to 1.
+def identity(source: str, corpus: Corpus) -> str:
+    """Returns a hash of what identifies the text of a source. It reads no text.
 
-    The Tasks of a seqio Mixture stand in its place. They are recorded under `rows_dir`, for
-    machines without seqio.
-    """
-    result: dict[str, float] = {}
-    for source, rate in corpus.rates.items():
-        members = _members(source, corpus) if source.startswith("seqio:") else {source: 1.0}
-        for member, share in members.items():
-            result[member] = result.get(member, 0.0) + rate * share
-    return result
-
-
-def _members(source: str, corpus: config.Corpus) -> dict[str, float]:
-    """Returns {Task: rate} of a seqio Mixture, from seqio or from the record under `rows_dir`."""
-    digest = hashlib.sha256(_bytes(source)).hexdigest()[:12]
-    record = rows_dir.local_folder(corpus) / f"mixture-{digest}.json"
-    try:
-        members = seqio_tasks.members(source, corpus)
-    except documents.Unavailable:
-        if storage.in_bucket(corpus.rows_dir):
-            storage.fetch_files(corpus.rows_dir, (record.name,))
-        if not record.is_file():
-            raise
-        return json_files.read(
-            record, _are_rates, f"remove {record}; prepare writes it again where seqio is installed"
-        )
-    rows_dir.remember(record, members)
-    return members
-
-
-def _are_rates(value: typing.Any) -> bool:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(type(rate) in (int, float) and 0 < rate <= 1 for rate in value.values())
-
-
-def identity(source: str, corpus: config.Corpus, partial: bool = False) -> str:
-    """Returns a hash of the text of a source.
-
-    It covers the contents of files, the versions of the packages of `installed_docs`, or the
-    version and sizes of a dataset.
-
-    Args:
-        source: The source.
-        corpus: Holds the settings for reading it.
-        partial: True accepts that some packages of `installed_docs` are not installed.
+    It covers the names, sizes and times of files (in buckets their checksums), the versions of the
+    packages of `installed_docs`, or the version and sizes of a dataset, and the code of the module
+    of `Corpus.document_filter`.
 
     Raises:
-        Unavailable: The source is not (completely) on this machine.
+        Unavailable: The source is not on this machine.
     """
-    if _is_dataset(source):
+    if seqio_tasks.is_dataset(source):
         content = seqio_tasks.identity(source, corpus)
     elif source == "installed_docs":
-        content = installed_docs.identity(partial)
+        content = installed_docs.identity()
     else:
-        content = file_sources.identity(source, corpus)
-    content += cleaning.identity(corpus)
-    return hashlib.sha256(_bytes(content)).hexdigest()
+        files = readers.list_files(source.removeprefix("files:"))
+        content = "\n".join(
+            f"{os.path.basename(path)} {size} {version}" for path, size, version in files
+        )
+    if corpus.document_filter:
+        content += _code_of(load_filter(corpus.document_filter))
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def _bytes(text: str) -> bytes:
-    """Returns the UTF-8 of a text. File names that are not UTF-8 keep their bytes."""
-    return text.encode("utf-8", "surrogateescape")
+@functools.cache
+def load_filter(name: str) -> typing.Callable[[str], bool]:
+    """Imports the function `module:function` of `Corpus.document_filter`.
 
-
-def parts(source: str, corpus: config.Corpus) -> dict[str, str]:
-    """Returns what the text of a source is made of.
-
-    Returns:
-        {distribution: version}, {file: hash}, or {source: version and sizes} of a dataset.
+    Raises:
+        Unavailable: The function cannot be imported.
     """
-    if _is_dataset(source):
-        return {source: seqio_tasks.identity(source, corpus)}
-    if source == "installed_docs":
-        return installed_docs.versions()
-    hashes = file_hashes.of_files(file_sources.matching(source), corpus)
-    return {path: digest[:12] for path, digest in hashes.items()}
+    module, _, function = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise readers.Unavailable(
+            f"Corpus.document_filter: {name!r} cannot be imported ({type(error).__name__}: "
+            f"{error}); correct or install its module, or set PYTHONPATH"
+        ) from error
 
 
-def differences(then: dict[str, dict[str, str]], now: dict[str, dict[str, str]]) -> str:
-    """Returns in words how two states of the text differ. A state is {source: `parts`}."""
-    changes = []
-    for source in sorted({*then, *now}):
-        before, after = then.get(source, {}), now.get(source, {})
-        changes += [
-            f"{part} {before.get(part, 'absent')} -> {after.get(part, 'absent')}"
-            for part in sorted({*before, *after})
-            if before.get(part) != after.get(part)
-        ]
-    if not changes:
-        return "nothing that is recorded"
-    text = ", ".join(changes[:DIFFERENCES_SHOWN])
-    left_out = len(changes) - DIFFERENCES_SHOWN
-    return f"{text} and {left_out} more" if left_out > 0 else text
+def _code_of(function: typing.Callable) -> str:
+    """Returns the source code of a function's module, or its name if it is not Python."""
+    try:
+        return inspect.getsource(inspect.getmodule(function))
+    except (OSError, TypeError):
+        return repr(function)
+
+
+def _is_accepted(accepts: typing.Callable[[str], bool], document: str, corpus: Corpus) -> bool:
+    try:
+        return bool(accepts(document))
+    except Exception as error:
+        raise ConfigError(
+            f"Corpus.document_filter: {corpus.document_filter} raised {type(error).__name__}: "
+            f"{error} on the document {document[:60]!r}; correct it"
+        ) from error
+
+
+def text_hash(text: str) -> int:
+    """Returns a number in [0, 2**64) that depends on the text alone."""
+    return int.from_bytes(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
+    )
+
+
+def is_heldout(text: str, fraction: float) -> bool:
+    """Returns whether a document belongs to the held-out split.
+
+    Args:
+        text: The document.
+        fraction: Expected share of held-out documents.
+    """
+    return text_hash(text) < fraction * 2.0**64

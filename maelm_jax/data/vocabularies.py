@@ -1,24 +1,385 @@
-"""Loads the vocabulary that converts text to ids and back.
+"""Vocabularies: they convert text to ids and back. `load` reads one from a file.
 
-A vocabulary is a SentencePiece BPE trained here, a SentencePiece model file or a Hugging Face
-tokenizer.json (vocabulary_kinds.py). One trained here has `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3,
-then the pieces, and `<mask>` last. This is the layout of MPNet and of the reference.
+A vocabulary is a SentencePiece model, trained here (vocabulary_training.py) or elsewhere, or a
+Hugging Face tokenizer.json. One trained here has `<s>` 0, `<pad>` 1, `</s>` 2, `<unk>` 3, then the
+pieces, and `<mask>` last. This is the layout of MPNet and of the reference.
+
+Special tokens in a text are read by one rule everywhere, in training, fine-tuning and prediction.
+Tokens that somebody added to the vocabulary are recognised, as transformers does, with the spaces
+around them treated as the file says (lstrip, rstrip, normalized). A literal `<s>`, `<pad>`, `</s>`,
+`<unk>` or `<mask>` of the model itself is ordinary text, except in `Vocabulary.encode_masked`.
 """
 
+import abc
 import dataclasses
+import functools
+import hashlib
+import itertools
+import json
 import os
 import pathlib
+import re
+import typing
 
-from maelm_jax import config
-from maelm_jax.data.vocabulary_kinds import (
-    NAMES,
-    SentencePieceVocabulary,
-    TokenizerJsonVocabulary,
-    Vocabulary,
-)
+import numpy as np
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
-# Every vocabulary must be able to encode this text of known and unknown characters.
+from maelm_jax import config, storage
+
+NAMES = {
+    "bos": ("<s>", "[CLS]"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("</s>", "[SEP]"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+SPECIAL = frozenset(itertools.chain(*NAMES.values()))
+# A vocabulary must encode the first text, and say where each character of the second is.
 TRIAL = "Text, \N{GREEK SMALL LETTER ALPHA}\N{BRAIN}\N{PRIVATE USE ONE} 1"
+OFFSETS_TRIAL = "I saw a big cabinet (in October 1973), 5 . Y"
+
+# A sentence ends after one of these and closing quotes and brackets, where a word begins.
+ENDS = re.compile(r"[.!?\u203d\u061f\u06d4\u0964\u0965\u1362\u0589\u104b\u17d4][\"'”’)\]]*$")
+# These full stops end a sentence without a space after them.
+FULL_ENDS = re.compile(r"[。！？｡][\"'”’)\]」』】》〉）]*$")
+CLOSERS = re.compile(r"[\"'”’)\]」』】》〉）]+")
+UNSPACED = "\u2e80"  # from here on, most scripts have no spaces between words
+OTHER, CLOSER, END, FULL_END = range(4)  # kinds of pieces
+
+
+class Encoding(typing.NamedTuple):
+    """The ids of a text and where they stand in it."""
+
+    ids: list[int]
+    # Half-open ranges of characters, which do not begin with a space. That of a space is empty.
+    offsets: list[tuple[int, int]]
+
+
+class Vocabulary(abc.ABC):
+    """Interface of the vocabularies.
+
+    Attributes:
+        size: Number of ids, special ids included.
+        bos, pad, eos, unk, mask: The special ids.
+        fingerprint: SHA-256 of the file, in hex.
+    """
+
+    FILE: str  # the file that `save` writes
+    size: int
+    bos: int
+    pad: int
+    eos: int
+    unk: int
+    mask: int
+
+    def __init__(self, content: bytes):
+        self.content = content
+        self.fingerprint = hashlib.sha256(content).hexdigest()
+
+    # Loaded models cannot be pickled.
+    def __reduce__(self):
+        return type(self), (self.content,)
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The special ids, sorted."""
+        return tuple(sorted({self.bos, self.pad, self.eos, self.unk, self.mask}))
+
+    @functools.cached_property
+    def special(self) -> config.SpecialIds:
+        """The ids that the model and the masks depend on."""
+        continues = tuple(not begins for begins in self._begins_word())
+        return config.SpecialIds(self.bos, self.pad, self.eos, self.unk, self.mask, continues)
+
+    @abc.abstractmethod
+    def pieces(self) -> list[str]:
+        """Returns the spelling of every id, "" for an unused id."""
+
+    @abc.abstractmethod
+    def _begins_word(self) -> list[bool]:
+        """Returns for every id whether its piece begins a word, which its file's format says."""
+
+    @abc.abstractmethod
+    def _piece_texts(self) -> list[str]:
+        """Returns for every id the text of its piece, with a space where its file marks one."""
+
+    @abc.abstractmethod
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Returns the ids of each text, without special ids around them.
+
+        tokenizers uses all cores, but one in a process of workers.py. SentencePiece uses one.
+        """
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of one text, without special ids around them."""
+        return self.encode_batch([text])[0]
+
+    @abc.abstractmethod
+    def _encode_with_offsets(self, text: str) -> Encoding:
+        """Returns ids and offsets, whose ranges may begin with spaces."""
+
+    def encode_with_offsets(self, text: str) -> Encoding:
+        """Returns the ids of one text, without special ids around them, and their places in it."""
+        ids, offsets = self._encode_with_offsets(text)
+        return Encoding(ids, [(_skip_spaces(text, start, end), end) for start, end in offsets])
+
+    @abc.abstractmethod
+    def encode_masked(self, text: str) -> list[int]:
+        """Returns the ids of a text in which `[MASK]` or `<mask>` stands for a masked token.
+
+        In a tokenizer.json the other special tokens in the text give their ids too, as in
+        transformers, and the file says whether the mask takes the space before it (lstrip). With
+        SentencePiece it does.
+        """
+
+    def _with_own_mask(self, text: str) -> str:
+        """Returns a text with every mask spelled as in this vocabulary."""
+        for name in NAMES["mask"]:
+            text = text.replace(name, self.pieces()[self.mask])
+        return text
+
+    @abc.abstractmethod
+    def decode(self, ids: typing.Iterable[int]) -> str:
+        """Returns the text of `ids`. `<s>`, `<pad>`, `</s>` and `<mask>` give no text."""
+
+    @functools.cached_property
+    def _sentence_marks(self) -> tuple[np.ndarray, np.ndarray]:
+        """For every id the kind of its piece (OTHER to FULL_END), and whether a word may begin."""
+        texts = self._piece_texts()
+        kinds = [
+            FULL_END
+            if FULL_ENDS.search(text)
+            else END
+            if ENDS.search(text)
+            else CLOSER
+            if CLOSERS.fullmatch(text)
+            else OTHER
+            for text in texts
+        ]
+        begins = [  # without the digits after the point of a decimal number
+            text[:1] >= UNSPACED or (begins and not text[:1].isdigit())
+            for begins, text in zip(self._begins_word(), texts, strict=True)
+        ]
+        return np.asarray(kinds, np.int8), np.asarray(begins)
+
+    def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
+        """Returns after which ids a sentence ends. They only decide where a row may break.
+
+        A sentence ends after `.`, `!`, `?`, the same of other scripts, and closing quotes and
+        brackets, where a word begins. An abbreviation ends a sentence too.
+
+        Args:
+            ids: Ids of a text, int [n].
+
+        Returns:
+            bool [n].
+        """
+        kinds, begins = self._sentence_marks
+        kind = kinds[ids]
+        begins_next = np.append(begins[ids], True)[1:]
+        closes_next = np.append(kind == CLOSER, False)[1:]
+        # The last piece up to each place that is no closing quote.
+        places = np.maximum.accumulate(np.where(kind == CLOSER, 0, np.arange(len(ids))))
+        before = kind[places]
+        return ((before == FULL_END) | ((before == END) & begins_next)) & ~closes_next
+
+    def save(self, directory: str | os.PathLike) -> pathlib.Path:
+        """Writes the vocabulary atomically into `directory`, which is made if it is missing.
+
+        Returns:
+            The file. `load` takes the file or the directory.
+        """
+        path = pathlib.Path(directory) / self.FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write(path, self.content)
+        return path
+
+
+def _skip_spaces(text: str, start: int, end: int) -> int:
+    while start < end and text[start].isspace():
+        start += 1
+    return start
+
+
+class SentencePieceVocabulary(Vocabulary):
+    """A SentencePiece model. Special tokens that it lacks are appended to it."""
+
+    FILE = "sentencepiece.model"
+    SPACE = "▁"  # stands for a space in the pieces
+
+    def __init__(self, content: bytes):
+        proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+        kinds = sentencepiece_model_pb2.ModelProto.SentencePiece
+        ids = {}
+        for index, piece in enumerate(proto.pieces):
+            if piece.type in (kinds.CONTROL, kinds.UNKNOWN, kinds.USER_DEFINED):
+                if piece.type == kinds.USER_DEFINED and piece.piece in SPECIAL:
+                    # Text with a literal "<mask>" gives the id of a user-defined piece.
+                    piece.type = kinds.CONTROL
+                ids.update(
+                    {
+                        key: index
+                        for key, names in NAMES.items()
+                        if piece.piece in names or (key == "unk" and piece.type == kinds.UNKNOWN)
+                    }
+                )
+        for key, names in NAMES.items():
+            if key not in ids:
+                ids[key] = len(proto.pieces)
+                proto.pieces.add(piece=names[0], score=0.0, type=kinds.CONTROL)
+        proto.trainer_spec.vocab_size = len(proto.pieces)
+        super().__init__(proto.SerializeToString(deterministic=True))
+        self.model = sentencepiece.SentencePieceProcessor(model_proto=self.content)
+        self.size = self.model.get_piece_size()
+        self.bos, self.pad, self.eos, self.unk, self.mask = (ids[key] for key in NAMES)
+
+    def pieces(self):
+        return [self.model.id_to_piece(index) for index in range(self.size)]
+
+    def _begins_word(self):
+        return [piece.startswith(self.SPACE) for piece in self.pieces()]
+
+    def _piece_texts(self):
+        return [piece.replace(self.SPACE, " ") for piece in self.pieces()]
+
+    def encode_batch(self, texts):
+        return self.model.encode(texts, out_type=int, num_threads=1)
+
+    @functools.cached_property
+    def _model_with_mask(self) -> sentencepiece.SentencePieceProcessor:
+        """A processor that reads a literal mask in a text as the mask."""
+        proto = sentencepiece_model_pb2.ModelProto.FromString(self.content)
+        proto.pieces[self.mask].type = proto.SentencePiece.USER_DEFINED
+        return sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+
+    def encode_masked(self, text):
+        ids = self._model_with_mask.encode(self._with_own_mask(text), out_type=int)
+        return [
+            index
+            for index, following in itertools.zip_longest(ids, ids[1:])
+            if following != self.mask or self.model.id_to_piece(index) != self.SPACE
+        ]
+
+    def _encode_with_offsets(self, text):
+        result = self.model.encode(text, return_type="offset_mapping")
+        return Encoding(result["ids"], result["offsets"])
+
+    def decode(self, ids):
+        silent = {self.bos, self.pad, self.eos, self.mask}
+        return self.model.decode([int(i) for i in ids if int(i) not in silent])
+
+
+class TokenizerJsonVocabulary(Vocabulary):
+    """A Hugging Face tokenizer.json.
+
+    Its tokens include `<s> <pad> </s> <unk> <mask>` or `[CLS] [PAD] [SEP] [UNK] [MASK]`.
+    """
+
+    FILE = "tokenizer.json"
+
+    def __init__(self, content: bytes):
+        import tokenizers
+
+        super().__init__(content)
+        self.file = json.loads(content)
+        # The post-processor adds special tokens, and the one of RoBERTa cuts a character off the
+        # offsets of each word if the tokenizer adds a space where the text has none.
+        self.file["post_processor"] = None
+        self.file["truncation"] = self.file["padding"] = None
+        whole = tokenizers.Tokenizer.from_str(json.dumps(self.file))
+        self.size = max(whole.get_vocab(with_added_tokens=True).values()) + 1
+        added = whole.get_added_tokens_decoder()
+        self.bos, self.pad, self.eos, self.unk, self.mask = (
+            _special_id(key, whole, {index for index in added if added[index].special})
+            for key in NAMES
+        )
+        # `encode_special_tokens` makes text of what is marked as special. That shall be the five.
+        for token in self.file.get("added_tokens", []):
+            token["special"] = token["id"] in self.special_ids
+        self.model = tokenizers.Tokenizer.from_str(json.dumps(self.file))
+        self.model.encode_special_tokens = True
+
+    def pieces(self):
+        return [self.model.id_to_token(index) or "" for index in range(self.size)]
+
+    @functools.cached_property
+    def _space_mark(self) -> str | None:
+        """What stands for a space at the start of a piece, None if pieces have no such mark."""
+        for step in _steps(self.file.get("pre_tokenizer"), self.file.get("decoder")):
+            if step["type"] == "ByteLevel":
+                return "Ġ"
+            if step["type"] == "Metaspace":
+                return step["replacement"]
+        for step in _steps(self.file.get("normalizer")):
+            if step["type"] == "Replace" and step["pattern"] == {"String": " "}:
+                return step["content"]
+        return None
+
+    def _begins_word(self):
+        prefix = self.file["model"].get("continuing_subword_prefix")
+        if prefix:
+            return [not piece.startswith(prefix) for piece in self.pieces()]
+        if self._space_mark:
+            return [piece.startswith(self._space_mark) for piece in self.pieces()]
+        return [True] * self.size  # each piece is a word
+
+    def _piece_texts(self):
+        import tokenizers
+
+        if self._space_mark == "Ġ":
+            decode = tokenizers.decoders.ByteLevel().decode
+            return [decode([piece]) for piece in self.pieces()]
+        return [piece.replace(self._space_mark or " ", " ") for piece in self.pieces()]
+
+    def encode_batch(self, texts):
+        return [
+            encoding.ids
+            for encoding in self.model.encode_batch_fast(texts, add_special_tokens=False)
+        ]
+
+    @functools.cached_property
+    def _model_with_special_tokens(self):
+        """A tokenizer that reads a literal special token in a text as that token."""
+        return type(self.model).from_str(self.model.to_str())
+
+    def encode_masked(self, text):
+        text = self._with_own_mask(text)
+        return self._model_with_special_tokens.encode(text, add_special_tokens=False).ids
+
+    def _encode_with_offsets(self, text):
+        result = self.model.encode(text, add_special_tokens=False)
+        return Encoding(result.ids, result.offsets)
+
+    def decode(self, ids):
+        silent = {self.bos, self.pad, self.eos, self.mask}
+        return self.model.decode(
+            [int(i) for i in ids if int(i) not in silent], skip_special_tokens=False
+        )
+
+
+def _special_id(key: str, tokenizer, special: set[int]) -> int:
+    """Returns the id of a special token. A token marked as special goes before a piece."""
+    ids = [tokenizer.token_to_id(name) for name in NAMES[key]]
+    known = [index for index in ids if index is not None]
+    if not known:
+        raise ValueError(f"it has no special token {' or '.join(NAMES[key])}")
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if key == "unk" and unknown in NAMES[key]:  # the one that text gets; MPNet has both
+        return tokenizer.token_to_id(unknown)
+    return next((index for index in known if index in special), known[0])
+
+
+def _steps(*parts: dict | None) -> typing.Iterator[dict]:
+    """Yields the steps of parts of a tokenizer.json, without the sequences that hold them."""
+    for part in filter(None, parts):
+        inner = [
+            part[name] for name in ("pretokenizers", "decoders", "normalizers") if name in part
+        ]
+        if inner:
+            yield from _steps(*inner[0])
+        else:
+            yield part
 
 
 def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
@@ -45,13 +406,14 @@ def load(path: str | os.PathLike) -> Vocabulary:
     """Reads a vocabulary.
 
     Args:
-        path: A SentencePiece model, a tokenizer.json, or a directory that holds one of them.
+        path: A SentencePiece model or a tokenizer.json, also in a bucket, or a local directory that
+            holds one of them.
 
     Raises:
         ConfigError: The path is none of these, or the vocabulary does not work.
     """
-    path = pathlib.Path(path).expanduser()
-    if path.is_dir():
+    path = os.path.expanduser(path)
+    if os.path.isdir(path):
         files = files_in(path)
         if not files:
             raise config.ConfigError(
@@ -59,14 +421,16 @@ def load(path: str | os.PathLike) -> Vocabulary:
                 f"{TokenizerJsonVocabulary.FILE}. Name a folder or a file with a vocabulary"
             )
         path = files[0]
-    if not path.is_file():
+    if not storage.exists(path):
         raise config.ConfigError(
             f"no vocabulary {path}. Name a SentencePiece .model or a tokenizer.json "
             "(Vocabulary.file=None trains one)"
         )
-    kind = TokenizerJsonVocabulary if path.suffix == ".json" else SentencePieceVocabulary
+    is_json = str(path).endswith(".json")
+    kind = TokenizerJsonVocabulary if is_json else SentencePieceVocabulary
+    content = storage.read_bytes(path)
     try:
-        vocabulary = kind(path.read_bytes())
+        vocabulary = kind(content)
         _try_out(vocabulary)
         return vocabulary
     except (KeyboardInterrupt, SystemExit):
@@ -92,3 +456,14 @@ def _try_out(vocabulary: Vocabulary):
     if set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}:
         raise ValueError("text gets special ids")
     vocabulary.decode(ids)
+    covered = {
+        place
+        for start, end in vocabulary.encode_with_offsets(OFFSETS_TRIAL).offsets
+        for place in range(start, end)
+    }
+    for place, character in enumerate(OFFSETS_TRIAL):
+        if place not in covered and not character.isspace():
+            raise ValueError(
+                f"its offsets leave out the character {character!r} at {place} of the text "
+                f"{OFFSETS_TRIAL!r}"
+            )

@@ -1,34 +1,152 @@
 """Trains a SentencePiece vocabulary on a sample of a corpus, once for each corpus and settings."""
 
+import contextlib
+import heapq
 import io
-import json
+import itertools
 import logging
 import os
 import pathlib
-import re
 import time
 import typing
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from maelm_jax import config
-from maelm_jax.data import (
-    cleaning,
-    documents,
-    prepared_folders,
-    rows_dir,
-    sources,
-    vocabularies,
-    vocabulary_sample,
-)
+from maelm_jax import config, storage
+from maelm_jax.data import rows, sources, vocabularies
+from maelm_jax.data.readers import Unavailable
 
-FORMAT_VERSION = 1  # the names of the folders of trained vocabularies depend on it
+VERSION = 2  # of the way vocabularies are trained; their names depend on it
+TIMES_READ = 8  # text read, as a multiple of the sample
+PARTS_READ = 64  # a large corpus is read from the beginnings of about so many parts
+LINE_CHARACTERS = 1 << 14  # at most 64 KiB of UTF-8, the limit of SentencePiece's trainer
 ASCII = "".join(chr(code) for code in range(33, 127))  # pieces of every trained vocabulary
-# What SentencePiece's messages say about a size that does not fit the text.
-TOO_LARGE = re.compile(r"less than or equal to (\d+)|value <= (\d+)")
-TOO_SMALL = re.compile(r"required_chars\S* (\d+) vs (\d+)")
 log = logging.getLogger(__name__)
+
+
+def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
+    """Returns the vocabulary of `settings.file`, or one trained on the corpus.
+
+    A trained vocabulary is kept under `rows_dir`. Training samples the sources by their rates and
+    leaves out held-out documents. Where the text is not on this machine, the vocabulary that was
+    trained last for these settings is taken.
+
+    Args:
+        settings: The file, or the size and kind of the vocabulary to train.
+        corpus: The sources, and the folder of trained vocabularies.
+
+    Raises:
+        ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
+    """
+    if settings.file:
+        return vocabularies.load(settings.file)
+    request = rows.digest(
+        [
+            (VERSION, sentencepiece.__version__),
+            (settings.size, settings.cased, settings.sample_megabytes),
+            sorted(corpus.rates.items()),
+            (corpus.text_field, corpus.heldout_fraction, corpus.document_filter),
+        ]
+    )
+    pointer = f"vocabulary-{request}"
+    try:
+        rates = sources.rates(corpus)
+        text = rows.digest([sources.identity(source, corpus) for source in rates])
+        path = rows.path_of(corpus, f"{pointer}-{text}.model")
+        if not storage.exists(path):
+            rows.require_local(corpus)
+            with storage.locked(f"{path}.lock", "trains the same vocabulary"):
+                if not os.path.exists(path):
+                    storage.write(path, _train_on(corpus, rates, settings).content)
+            pathlib.Path(f"{path}.lock").unlink(missing_ok=True)
+    except Unavailable as error:
+        path = rows.path_of(corpus, rows.recall_instead(corpus, pointer, error))
+    rows.remember(corpus, pointer, os.path.basename(path))
+    return vocabularies.load(path)
+
+
+def _train_on(
+    corpus: config.Corpus, rates: dict[str, float], settings: config.Vocabulary
+) -> vocabularies.Vocabulary:
+    began = time.monotonic()
+    samples = (
+        sample(source, corpus, settings.sample_megabytes * rate) for source, rate in rates.items()
+    )
+    trained = train(itertools.chain.from_iterable(samples), settings)
+    log.info("vocabulary of %d ids trained in %.0f s", trained.size, time.monotonic() - began)
+    return trained
+
+
+def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
+    """Picks a sample of the documents of a source that are not held out.
+
+    The parts of the source are read in an order that depends on their number alone, until
+    TIMES_READ times the size of the sample is read. Of each part at most a share of that is read.
+    The sample is picked from it by hash.
+
+    Args:
+        source: The source.
+        corpus: Says which documents are left out, and which are held out.
+        megabytes: The size of the sample, in 10**6 characters.
+
+    Raises:
+        ConfigError: The source cannot be read.
+    """
+    parts = sources.parts(source, corpus)
+    limit = int(TIMES_READ * megabytes * 1e6)
+    # A tenth more than is needed on average.
+    most = 1.1 * limit / (1 - corpus.heldout_fraction) / min(len(parts), PARTS_READ)
+    order = sorted(range(len(parts)), key=lambda number: sources.text_hash(str(number)))
+
+    def texts() -> typing.Iterator[str]:
+        for number in order:
+            documents = sources.readable_documents(parts[number], corpus)
+            with contextlib.closing(documents):
+                yield from _first(documents, most)
+
+    training_texts = (
+        text for text in texts() if not sources.is_heldout(text, corpus.heldout_fraction)
+    )
+    return pick(_first(training_texts, limit), megabytes)
+
+
+def _first(texts: typing.Iterable[str], characters: float) -> typing.Iterator[str]:
+    """Yields the first texts, until they have so many characters together."""
+    size = 0
+    for text in texts:
+        yield text
+        size += len(text)
+        if size >= characters:
+            return
+
+
+def pick(texts: typing.Iterable[str], megabytes: float) -> list[str]:
+    """Picks the documents with the smallest hashes that fit into a size together.
+
+    The result does not depend on the order of the documents.
+
+    Args:
+        texts: Any number of documents.
+        megabytes: The size, in 10**6 characters.
+
+    Returns:
+        The documents in the order of their hashes.
+    """
+    limit, total = int(megabytes * 1e6), 0
+    heap: list[tuple[int, str]] = []  # (-hash, text): the largest hash is on top
+    bound = None  # documents from this hash on do not fit
+    for text in texts:
+        key = sources.text_hash(text)
+        if bound is not None and key >= bound:
+            continue
+        heapq.heappush(heap, (-key, text))
+        total += len(text)
+        while total > limit and len(heap) > 1:
+            key, dropped = heapq.heappop(heap)
+            bound = -key
+            total -= len(dropped)
+    return [text for _, text in sorted(heap, reverse=True)]
 
 
 def train(
@@ -43,16 +161,16 @@ def train(
         settings: Size and kind of the vocabulary, and size of the sample.
 
     Raises:
-        ConfigError: There is no text, or `settings.size` does not fit the text.
+        ConfigError: There is no text, or `settings.size` does not fit it.
     """
-    sentences = [
-        sentence
-        for text in vocabulary_sample.pick(texts, settings.sample_megabytes)
+    lines = [
+        line[start : start + LINE_CHARACTERS]
+        for text in pick(texts, settings.sample_megabytes)
         for line in text.split("\n")
-        for sentence in documents.sentences(line)
-        if not sentence.isspace() and sentence
+        for start in range(0, len(line), LINE_CHARACTERS)
+        if not line.isspace()
     ]
-    if not sentences:
+    if not lines:
         raise config.ConfigError(
             "Vocabulary: the corpus holds no text to train a vocabulary on; "
             "check Corpus.sources or TEXT_FILES"
@@ -60,7 +178,7 @@ def train(
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
+            sentence_iterator=iter(lines),
             model_writer=model,
             model_type="bpe",
             # <mask> is appended later. The trainer would give it one of the first ids.
@@ -79,7 +197,10 @@ def train(
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        raise config.ConfigError(_reason(" ".join(str(error).split()), settings.size)) from error
+        reason = " ".join(str(error).rpartition("]")[2].split())
+        raise config.ConfigError(
+            f"Vocabulary.size={settings.size} does not fit this corpus: {reason}"
+        ) from error
     return vocabularies.SentencePieceVocabulary(_without_machine(model.getvalue()))
 
 
@@ -88,95 +209,3 @@ def _without_machine(content: bytes) -> bytes:
     proto = sentencepiece_model_pb2.ModelProto.FromString(content)
     proto.trainer_spec.ClearField("num_threads")
     return proto.SerializeToString(deterministic=True)
-
-
-def _reason(message: str, size: int) -> str:
-    """Returns our message for a message of SentencePiece's trainer."""
-    too_large = TOO_LARGE.search(message)
-    if "too high" in message or too_large:
-        most = int(too_large[1] or too_large[2]) + 1 if too_large else None
-        if most is not None and most < config.LEAST_VOCABULARY:
-            return (
-                f"the corpus supports a vocabulary of {most} ids only, and the smallest has "
-                f"{config.LEAST_VOCABULARY}: give more text"
-            )
-        return (
-            "vocabulary larger than the corpus supports: set Vocabulary.size "
-            f"{'lower' if most is None else f'to at most {most}'} (it is {size})"
-        )
-    if too_small := TOO_SMALL.search(message):
-        return (
-            f"Vocabulary.size {size} does not hold the corpus's characters: "
-            f"set it above {int(too_small[2]) + 1}"
-        )
-    return f"Vocabulary: SentencePiece cannot train on this corpus: {message[:300]}"
-
-
-def _request(settings: config.Vocabulary) -> str:
-    """Returns the settings that a trained vocabulary depends on, as text for its key."""
-    return json.dumps(
-        [settings.size, settings.cased, settings.sample_megabytes, sentencepiece.__version__]
-    )
-
-
-def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabularies.Vocabulary:
-    """Returns the vocabulary of `settings.file`, or one trained on the corpus.
-
-    A trained vocabulary is kept under `rows_dir`. Training samples the sources by their rates and
-    leaves out held-out documents.
-
-    Args:
-        settings: The file, or the size and kind of the vocabulary to train.
-        corpus: The sources, and the folder of trained vocabularies.
-
-    Raises:
-        ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
-    """
-    if settings.file:
-        return vocabularies.load(settings.file)
-    rates = sources.rates(corpus)
-    request = [
-        FORMAT_VERSION,
-        _request(settings),
-        sorted(rates.items()),
-        prepared_folders.text_fields(corpus),
-        corpus.heldout_fraction,
-        *cleaning.request(corpus),
-    ]
-    file = vocabularies.SentencePieceVocabulary.FILE
-    folder = prepared_folders.find(
-        corpus, prepared_folders.prefix("vocabulary", request), list(rates), file
-    )
-    if not (folder / file).is_file():
-        prepared_folders.require_local(corpus, "vocabulary")
-        with rows_dir.writing(corpus):
-            _train_in(folder, settings, corpus, rates)
-    return vocabularies.load(folder)
-
-
-def _train_in(
-    folder: pathlib.Path,
-    settings: config.Vocabulary,
-    corpus: config.Corpus,
-    rates: dict[str, float],
-):
-    """Trains a vocabulary on the corpus and writes it into a folder."""
-    started = time.monotonic()
-    # An unusable folder fails here and not after minutes of training.
-    folder.mkdir(parents=True, exist_ok=True)
-    prepared_folders.log_changes(folder, rates, corpus, vocabularies.SentencePieceVocabulary.FILE)
-    text_before = prepared_folders.text_to_read(folder, rates, corpus)
-    samples = (
-        vocabulary_sample.of_source(source, corpus, settings.sample_megabytes * rate)
-        for source, rate in rates.items()
-    )
-    trained = train((text for texts in samples for text in texts), settings)
-    prepared_folders.check_unchanged(text_before, corpus)
-    prepared_folders.record_text(folder, rates, corpus)
-    trained.save(folder)
-    log.info(
-        "vocabulary of %d ids trained in %.0f s, kept in %s",
-        trained.size,
-        time.monotonic() - started,
-        folder,
-    )

@@ -9,7 +9,7 @@ import pathlib
 import re
 
 from maelm_jax import config
-from maelm_jax.data import text_files
+from maelm_jax.data import readers
 from maelm_jax.finetuning import samples
 
 DOCUMENT = "-DOCSTART-"
@@ -43,8 +43,8 @@ def read(path: str | pathlib.Path, settings: config.Conll, labelled: bool) -> Se
             be read. The message names file and line.
     """
     reader = _Reader(str(path), settings, labelled)
-    for number, (offset, line) in enumerate(text_files.lines(str(path)), start=1):
-        reader.add(number, text_files.decode(line, str(path), offset).strip(" \t"))
+    for number, (offset, line) in enumerate(readers.lines(str(path)), start=1):
+        reader.add(number, readers.decode(line, str(path), offset).strip(" \t"))
     reader.end_sentence()
     if not reader.sentences.words:
         raise config.ConfigError(

@@ -1,6 +1,6 @@
 """Finds files of labelled data; reads JSON files and TFDS records.
 
-Each file can be packed (data/text_files.py).
+Each file can be packed (data/readers.py).
 """
 
 import os
@@ -8,7 +8,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.data import text_files
+from maelm_jax.data import readers
 
 
 def locate(data_dir: str, *names: str) -> pathlib.Path | None:
@@ -34,7 +34,7 @@ def locate(data_dir: str, *names: str) -> pathlib.Path | None:
         root / folder / (name + packing)
         for name in names
         for folder in ("", "glue", "squad")
-        for packing in ("", *text_files.PACKINGS)
+        for packing in ("", *readers.PACKINGS)
     ]
     return next((path for path in candidates if os.path.isfile(path)), None)
 
@@ -47,7 +47,7 @@ def read_json(path: str | pathlib.Path) -> typing.Any:
             digits. The message names the file, and the place if it is known.
     """
     text = "\n".join(
-        text_files.decode(line, str(path), offset) for offset, line in text_files.lines(str(path))
+        readers.decode(line, str(path), offset) for offset, line in readers.lines(str(path))
     )
     return json_files.parse(text, str(path), "check the file")
 
@@ -68,7 +68,7 @@ def records(name: str, split: str, corpus: config.Corpus) -> list[dict] | None:
     """
     from maelm_jax.data import seqio_tasks
 
-    encoded = seqio_tasks.records(f"tfds:{name}", corpus, split)
+    encoded = seqio_tasks.records(f"tfds:{name}", split)
     return None if encoded is None else [_decoded(record) for record in encoded]
 
 

@@ -7,7 +7,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, json_files, paths, storage
-from maelm_jax.data import text_files
+from maelm_jax.data import readers
 from maelm_jax.finetuning import finished_run, glue, results, tasks
 
 RECORD = ".source.json"  # suffix of the record, which names the file that was predicted
@@ -104,7 +104,7 @@ def default_stem(task: str, input_file: str, for_submission: bool = True) -> str
 
     In a task of GLUE and with `for_submission`, it is the name that GLUE's server asks for.
     """
-    stem = pathlib.Path(text_files.without_packing(input_file)).stem
+    stem = pathlib.Path(readers.without_packing(input_file)).stem
     if task not in glue.TASKS or not for_submission:
         return f"predictions_{stem}"
     parts = glue.TASKS[task].parts

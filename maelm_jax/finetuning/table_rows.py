@@ -8,7 +8,7 @@ import types
 import typing
 
 from maelm_jax import config, json_files
-from maelm_jax.data import text_files
+from maelm_jax.data import readers
 
 LONGEST_CELL = 2**31 - 1  # characters
 
@@ -77,13 +77,13 @@ def _rows(
 
 def _ending(path: str | pathlib.Path) -> str:
     """Returns the ending of a file's name, without that of its packing."""
-    name = text_files.without_packing(str(path))
+    name = readers.without_packing(str(path))
     return pathlib.Path(name).suffix.removeprefix(".").lower()
 
 
 def _lines(path: str) -> typing.Iterator[str]:
-    for offset, line in text_files.lines(path):
-        yield text_files.decode(line, path, offset)
+    for offset, line in readers.lines(path):
+        yield readers.decode(line, path, offset)
 
 
 def _tab_separated(path: str) -> typing.Iterator[Row]:

@@ -10,7 +10,7 @@ import optax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.data import batches, vocabularies, vocabulary_training
+from maelm_jax.data import batches, prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import origin, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
@@ -23,7 +23,6 @@ from maelm_jax.training import (
     optimizers,
     phases,
     resume,
-    row_record,
     run_record,
     run_rows,
     sharding,
@@ -47,7 +46,7 @@ class Setup(typing.NamedTuple):
     experiment: config.Experiment
     mesh: jax.sharding.Mesh
     vocabulary: vocabularies.Vocabulary
-    rows: row_record.RunRows
+    rows: prepare.Prepared
     shapes: step.State  # shapes and shardings of the state
     init: collections.abc.Callable  # key -> parameters
     optimizer: optax.GradientTransformation
@@ -56,7 +55,7 @@ class Setup(typing.NamedTuple):
 
     def split(self, name: str) -> dict:
         """Rows of a split ("train" or "heldout") by source."""
-        return {source_name: splits[name] for source_name, splits in self.rows.stores.items()}
+        return self.rows.split(name)
 
     @property
     def never_targets(self) -> tuple[int, ...]:
@@ -207,7 +206,7 @@ def record_start(
         changes = config.differences(before.experiment, setup.experiment)
         resume.record(options.workdir, done, changes)
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
-    row_record.write(options.workdir, setup.rows, done)
+    run_rows.write(options.workdir, setup.rows, done)
     if encoder_source:
         origin.write(storage.local_path(options.workdir), encoder_source.as_origin())
     elif not done:

@@ -14,12 +14,12 @@ import tqdm
 from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.data import batches, packing, sources, vocabularies
+from maelm_jax.data import batches, packing, prepare, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys, maelm
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import row_record, run_rows, step
+from maelm_jax.training import run_rows, step
 
 TOKENS = 4096  # of a batch
 LONGEST_ROW = 512
@@ -43,7 +43,7 @@ class TrainedModel(typing.NamedTuple):
     experiment: config.Experiment
     vocabulary: vocabularies.Vocabulary
     length: int  # the longest input in tokens
-    rows: row_record.RunRows | None  # those that a run was trained on, if they are still there
+    rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
 
 
 class Score(typing.NamedTuple):
@@ -115,7 +115,7 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
 
 def _recorded_rows(
     path: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, needed: bool
-) -> row_record.RunRows | None:
+) -> prepare.Prepared | None:
     """Returns the rows of a run, or None if they are gone, or in a bucket and not `needed`."""
     if not needed and storage.in_bucket(corpus.rows_dir):
         return None

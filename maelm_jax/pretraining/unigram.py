@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.data import prepare
 from maelm_jax.model import keys, loss, masking
-from maelm_jax.training import row_record
 
 SAMPLED_ROWS = 8192  # of each source
 # Files of each source's store that the sample reads. The store verifies a file as a whole.
@@ -24,7 +24,7 @@ def never_targets(settings: config.Masking, special: config.SpecialIds) -> tuple
 
 
 def unigram_nll(
-    rows: row_record.RunRows, vocabulary_size: int, excluded: tuple[int, ...]
+    rows: prepare.Prepared, vocabulary_size: int, excluded: tuple[int, ...]
 ) -> np.ndarray:
     """Negative log frequency of each token in a sample of the training rows.
 

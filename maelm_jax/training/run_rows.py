@@ -1,236 +1,181 @@
-"""Chooses the rows that a run trains on: the recorded ones, or newly prepared ones.
+"""The rows that a run trains on: those that its workdir records, or newly prepared ones.
 
-A run resumes only with the rows that it began with. If the source text has changed, the recorded
-stores are used. If they do not exist any more, the run is refused unless new data is accepted.
+`rows.json` in the workdir records the stores of rows and a fingerprint of each. A run goes on only
+with these rows. If the source text has changed, the recorded stores are used. If they do not exist
+any more, the run is refused unless new data is accepted.
 """
 
 import json
 import logging
-import pathlib
 
 import jax
 
 from maelm_jax import config, storage
-from maelm_jax.data import (
-    prepared_folders,
-    rows,
-    rows_dir,
-    rows_in_place,
-    sources,
-    store,
-    store_manifest,
-    vocabularies,
-)
-from maelm_jax.data.documents import Unavailable
-from maelm_jax.training import coordination, row_record
-from maelm_jax.training.row_record import RunRows
+from maelm_jax.data import prepare, seqio_tasks
+from maelm_jax.data.prepare import Prepared
+from maelm_jax.data.readers import Unavailable
+from maelm_jax.data.vocabularies import Vocabulary
+from maelm_jax.training import coordination
 
+FILE = "rows.json"
 log = logging.getLogger(__name__)
 
 
 def choose_rows(
-    workdir: str,
-    corpus: config.Corpus,
-    vocabulary: vocabularies.Vocabulary,
-    accept_new_data: bool = False,
-) -> RunRows:
-    """Returns the rows that the run trains on: the recorded ones, or newly prepared ones.
+    workdir: str, corpus: config.Corpus, vocabulary: Vocabulary, accept_new_data: bool = False
+) -> Prepared:
+    """Returns the rows that the run trains on.
 
-    Every process of the run calls this function with the same arguments.
+    Every process of the run calls this function with the same arguments. Process 0 prepares rows
+    while the others wait, and they open what it prepared.
 
     Args:
         workdir: The folder of the run, on this machine or in a bucket.
-        corpus: The sources, and the folder of the row stores.
+        corpus: The sources, and the folder of the stores.
         vocabulary: The vocabulary of the run.
         accept_new_data: Whether rows other than the recorded ones are allowed.
 
     Raises:
-        ConfigError: The run began with other rows, and their stores do not exist any more. The
-            message names the differences. Also the errors of `rows.prepare`.
+        ConfigError: The run began with other rows, and their stores do not exist any more. Also
+            the errors of `prepare.prepare`.
     """
-    recorded = row_record.read(workdir)
-    if recorded is None:  # a new run, or a run of a version without rows.json
-        begun = (storage.local_path(workdir) / "config.gin").is_file()
-        chosen = _prepare(corpus, vocabulary, any_text=begun)
-    else:
-        _check_vocabulary(workdir, recorded, vocabulary)
-        if accept_new_data:
-            chosen = _prepare(corpus, vocabulary)
-            if row_record.differences(recorded, chosen.record):
-                chosen = chosen._replace(former=recorded)
-        else:
-            chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
-        chosen = _in_order(chosen, list(recorded["sources"]))
-    _check_same_on_all_processes(chosen.record)
-    return chosen
-
-
-def _check_same_on_all_processes(record: dict):
-    entries = {
-        # Without "text": a host may have the rows but not the text.
-        source: json.dumps({key: value for key, value in entry.items() if key != "text"})
-        for source, entry in record["sources"].items()
-    }
-    coordination.check_equal("row store", entries)
-
-
-def open_recorded(
-    workdir: str, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
-) -> RunRows | None:
-    """Opens the recorded rows of a run. Returns None if a store is missing or differs.
-
-    Also if there is no record, or if `corpus` and `vocabulary` ask for other rows.
-    """
-    recorded = row_record.read(workdir)
-    if recorded is None or set(recorded["sources"]) != set(sources.rates(corpus)):
-        return None
-    prefixes = {source: rows.prefix(source, corpus, vocabulary) for source in recorded["sources"]}
-    if not all(
-        entry["store"].startswith(prefixes[source]) for source, entry in recorded["sources"].items()
-    ):
-        return None
-    return _open_stores(recorded, corpus)
-
-
-def _check_vocabulary(workdir: str, recorded: dict, vocabulary: vocabularies.Vocabulary):
-    if recorded["vocabulary"] != vocabulary.fingerprint:
+    recorded = read(workdir)
+    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
         raise config.ConfigError(
             f"{workdir}/vocabulary is not the vocabulary that the run began with (sha256 "
             f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
         )
+    with coordination.process_zero_first("rows"):
+        if recorded and not accept_new_data:
+            chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
+        else:
+            chosen = _prepare(corpus, vocabulary)
+    if recorded:
+        chosen = _in_order(chosen, recorded)
+    coordination.check_equal("fingerprint of rows", fingerprints(chosen.record))
+    return chosen
 
 
-def _prepare(
-    corpus: config.Corpus, vocabulary: vocabularies.Vocabulary, any_text: bool = False
-) -> RunRows:
-    """Returns the rows that the settings ask for, and prepares those that do not exist."""
-    ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
-    # Prepared rows may be copies on each host. To prepare them, all need the same folder.
-    if not coordination.all_true(ready):
-        with rows_dir.writing(corpus):
-            coordination.check_shared_folder(str(rows_dir.local_folder(corpus)), "row store")
-    stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
-    rates = sources.rates(corpus)
-    entries = {
-        source: _entry(source, splits, rates[source], corpus) for source, splits in stores.items()
+def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared | None:
+    """Opens the recorded rows of a run.
+
+    Returns:
+        None if there is no record, if the stores do not exist any more, or if `corpus` and
+        `vocabulary` ask for other rows.
+
+    Raises:
+        ConfigError: A store is damaged, or holds other rows.
+    """
+    recorded = read(workdir)
+    if recorded is None or recorded["request"] != prepare.request(corpus, vocabulary):
+        return None
+    return _open(recorded, corpus)
+
+
+def _open(recorded: dict, corpus: config.Corpus) -> Prepared | None:
+    stores = [entry["store"] for entry in recorded["sources"].values()]
+    if not all(prepare.has_store(corpus, store) for store in stores):
+        return None
+    return prepare.open_record(recorded, corpus)
+
+
+def _prepare(corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared:
+    is_first = jax.process_index() == 0  # the others open what it has prepared
+    found = None if is_first else prepare.find(corpus, vocabulary)
+    return found or prepare.prepare(corpus, vocabulary)
+
+
+def _open_or_remake(
+    workdir: str, recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary
+) -> Prepared:
+    """Opens the recorded stores. If one does not exist, prepares the same rows again."""
+    if opened := _open(recorded, corpus):
+        if changed := _changed_sources(recorded, corpus, vocabulary):
+            log.warning(
+                "%s goes on with the rows that it began with, although the text of %s has changed; "
+                "--accept_new_data takes the present text",
+                workdir,
+                ", ".join(changed),
+            )
+        return opened
+    gone = f"{workdir}: the rows that the run began with are not in {corpus.rows_dir} any more"
+    remedy = "Put them back, or go on with the present text by --accept_new_data"
+    names = prepare.store_names(corpus, vocabulary)
+    changed = [
+        source
+        for source, name in names.items()
+        if name != _recorded_name(recorded, source) and not prepare.has_store(corpus, name)
+    ]
+    if changed:  # making other rows could take hours, only to refuse them
+        raise config.ConfigError(
+            f"{gone}, and the text of {', '.join(changed)} has other names, sizes or times. "
+            f"{remedy}"
+        )
+    chosen = _prepare(corpus, vocabulary)
+    if fingerprints(chosen.record) != fingerprints(recorded):
+        raise config.ConfigError(f"{gone}, and the present text gives others. {remedy}")
+    return chosen
+
+
+def _changed_sources(recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary) -> list[str]:
+    """Returns the sources whose text has changed. Datasets are not looked up: that takes long."""
+    if any(map(seqio_tasks.is_dataset, recorded["sources"])):
+        return []
+    try:
+        names = prepare.store_names(corpus, vocabulary)
+    except Unavailable:
+        return []
+    return [source for source, name in names.items() if name != _recorded_name(recorded, source)]
+
+
+def _recorded_name(recorded: dict, source: str) -> str | None:
+    return recorded["sources"].get(source, {}).get("store")
+
+
+def fingerprints(record: dict) -> dict[str, str]:
+    """Returns what must be equal for a run to go on: {source: rate and fingerprint}."""
+    return {
+        source: f"{entry['rate']} {entry['fingerprint']}"
+        for source, entry in record["sources"].items()
     }
-    record = {
-        "vocabulary": vocabulary.fingerprint,
-        "length": corpus.sequence_length,
-        "sources": entries,
-    }
-    return RunRows(stores, rates, record)
 
 
-def _in_order(chosen: RunRows, recorded: list[str]) -> RunRows:
+def _in_order(chosen: Prepared, recorded: dict) -> Prepared:
     """Returns the rows with their sources in the recorded order, then those that are new.
 
     Batches depend on the order of the sources, and settings of another order count as equal.
     """
-    new = [source for source in chosen.stores if source not in recorded]
-    names = [source for source in recorded if source in chosen.stores] + new
+    names = [
+        source
+        for source in dict.fromkeys([*recorded["sources"], *chosen.stores])
+        if source in chosen.stores
+    ]
     entries = {source: chosen.record["sources"][source] for source in names}
-    return chosen._replace(
-        stores={source: chosen.stores[source] for source in names},
-        rates={source: chosen.rates[source] for source in names},
-        record=chosen.record | {"sources": entries},
-    )
+    stores = {source: chosen.stores[source] for source in names}
+    return Prepared(stores, chosen.record | {"sources": entries})
 
 
-def _entry(source: str, splits: dict[str, store.Rows], rate: float, corpus: config.Corpus) -> dict:
-    folder = splits["train"].folder
-    return {
-        "store": folder.name,
-        "fingerprint": store_manifest.fingerprint(folder),
-        "rows": {split: len(split_rows) for split, split_rows in splits.items()},
-        "rate": rate,
-        "text": _text_of(folder, source, corpus),
-    }
+def write(workdir: str, chosen: Prepared, step: int):
+    """Writes `rows.json` of a run that is at `step`. Only process 0 writes.
 
-
-def _text_of(folder: pathlib.Path, source: str, corpus: config.Corpus) -> dict[str, str]:
-    """Returns the text that a store was made from (`sources.parts`), or {} if it is unknown."""
-    text = prepared_folders.text_of(folder).get(source, {})
-    try:
-        if not text and prepared_folders.is_of_present_text(folder, [source], corpus):
-            return sources.parts(source, corpus)
-    except Unavailable:
-        pass
-    return text
-
-
-def _open_or_remake(
-    workdir: str, recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
-) -> RunRows:
-    """Opens the recorded stores. If one does not exist, prepares the same rows again."""
-    opened = _open_stores(recorded, corpus)
-    if coordination.all_true(opened is not None):
-        for source, entry in recorded["sources"].items():
-            folder = opened.stores[source]["train"].folder
-            if changes := _changed_text(folder.name, source, entry, corpus):
-                log.warning(
-                    "%s goes on with %s, although its text has changed: %s",
-                    workdir,
-                    folder,
-                    changes,
-                )
-        return opened
-    _refuse(workdir, _changes_since(recorded, corpus, vocabulary))
-    chosen = _prepare(corpus, vocabulary)
-    _refuse(workdir, row_record.differences(recorded, chosen.record))
-    return chosen
-
-
-def _open_stores(recorded: dict, corpus: config.Corpus) -> RunRows | None:
-    """Opens the recorded stores. Returns None if one is missing or differs from its record."""
-    folders = {}
-    for source, entry in recorded["sources"].items():
-        rows_dir.fetch(corpus, entry["store"], store_manifest.FILE)
-        folders[source] = rows_dir.prepared_folder(corpus) / entry["store"]
-        if not rows.is_complete(folders[source]):
-            return None
-    stores, entries = rows_in_place.open_stores(folders, corpus), {}
-    for source, entry in recorded["sources"].items():
-        entries[source] = _entry(source, stores[source], entry["rate"], corpus)
-        entries[source]["text"] = entry["text"]
-    record = row_record.without_history(recorded) | {"sources": entries}
-    if row_record.differences(recorded, record):
-        return None
-    return RunRows(stores, {source: entry["rate"] for source, entry in entries.items()}, record)
-
-
-def _changed_text(name: str, source: str, entry: dict, corpus: config.Corpus) -> str:
-    """Describes how a source's text differs from the recorded one. "" if equal or unavailable."""
-    try:
-        if prepared_folders.is_of_present_text(pathlib.Path(name), [source], corpus):
-            return ""
-        return sources.differences({source: entry["text"]}, {source: sources.parts(source, corpus)})
-    except Unavailable:
-        return ""
-
-
-def _changes_since(
-    recorded: dict, corpus: config.Corpus, vocabulary: vocabularies.Vocabulary
-) -> list[str]:
-    """Describes what prevents the recorded rows from being prepared again. [] if nothing does."""
-    changes = []
-    for source, folder in rows.folders(corpus, vocabulary).items():
-        entry = recorded["sources"].get(source)
-        if entry is None:
-            changes.append(f"{source} is new")
-        elif folder.name != entry["store"]:
-            text_changes = _changed_text(entry["store"], source, entry, corpus)
-            text_changes = text_changes or f"{entry['store']} -> {folder.name}"
-            changes.append(f"the text of {source} has changed: {text_changes}")
-    return changes
-
-
-def _refuse(workdir: str, problems: list[str]):
-    """Raises ConfigError on every process if any process has a problem."""
-    if coordination.all_true(not problems):
+    When new rows replace others, the list `replaced` gets the former record and `step`, the last
+    step that used it.
+    """
+    if jax.process_index():
         return
-    reason = "; ".join(problems) or "another process of this run sees other data"
-    raise config.ConfigError(
-        f"{workdir}: the rows that the run began with are not in Corpus.rows_dir any more "
-        f"({reason}). Put them back, or go on with the present text by --accept_new_data"
-    )
+    before = read(workdir) or {}
+    replaced = before.pop("replaced", [])
+    if before and fingerprints(before) != fingerprints(chosen.record):
+        replaced = [*replaced, {"step": step, **before}]
+        print(f"{workdir}: new data after step {step}, recorded in {FILE}")
+    record = {key: value for key, value in chosen.record.items() if key != "replaced"}
+    if replaced:
+        record["replaced"] = replaced
+    storage.write(storage.local_path(workdir) / FILE, json.dumps(record, indent=1) + "\n")
+    storage.send(workdir)
+
+
+def read(workdir: str) -> dict | None:
+    """Reads `rows.json`. Returns None if there is none. Raises ConfigError if it is damaged."""
+    path = storage.local_path(workdir) / FILE
+    return storage.read_json(path) if path.is_file() else None

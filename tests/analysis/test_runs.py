@@ -59,7 +59,7 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
         counts.append(count)
         return store[:count]
 
-    recorded = types.SimpleNamespace(stores={"a": {"heldout": store}}, rates={"a": 1.0})
+    recorded = types.SimpleNamespace(split=lambda name: {"a": store}, rates={"a": 1.0})
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: recorded)
     monkeypatch.setattr(runs.batches, "heldout", heldout)
     run = opened("a", "SEQUENCE_LENGTH=8", "Model.width=4", "Model.heads=1")
@@ -70,3 +70,13 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
 @pytest.mark.parametrize("requested,rows,visible,sets", [(5, 1000, 10**6, 5), (5, 3, 10**6, 3), (5, 1000, 800, 2), (5, 1000, 300, 1), (1, 1, 1, 1)])
 def test_sets_are_bounded_by_the_data(requested, rows, visible, sets):
     assert measurement.count_sets(requested, rows, visible, width=16) == sets
+
+
+def test_code_that_a_run_names_is_not_run_by_an_analysis(tmp_path, monkeypatch):
+    """The record of a run may be a stranger's."""
+    (tmp_path / "a.txt").write_text("One text.")
+    monkeypatch.setattr(run_rows, "open_recorded", lambda *_: None)
+    for binding in ("Corpus.document_filter='os:system'", "Corpus.task_modules=('antigravity',)"):
+        run = opened("a", f"TEXT_FILES='{tmp_path}/a.txt'", f"Corpus.rows_dir='{tmp_path}/rows'", binding)
+        with pytest.raises(config.ConfigError, match="Corpus.document_filter or Corpus.task_modules"):
+            runs.read_heldout_rows(run, 10)

@@ -1,45 +1,17 @@
-"""Prepared stores that tests of several modules use."""
+"""Corpora and a store that tests of several modules use."""
 
 import shutil
+from pydoc_data import topics
 
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import blocks, rows, vocabulary_training, waiting
-
-LENGTH = 32
+from maelm_jax.data import prepare, rows, sources, vocabulary_training
 
 
 @pytest.fixture(scope="session")
 def small_vocabulary():
-    from pydoc_data import topics
-
     return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
-
-
-@pytest.fixture(scope="session")
-def topics_corpus(tmp_path_factory):
-    from pydoc_data import topics
-
-    folder = tmp_path_factory.mktemp("store")
-    (folder / "a.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
-    return config.Corpus(text_files=f"{folder}/*.txt", sequence_length=LENGTH, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1)
-
-
-@pytest.fixture(scope="session")
-def whole(topics_corpus, small_vocabulary):
-    """A store of some twenty files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "SHARD_ROWS", 256)
-        patch.setattr(blocks, "BLOCK_CHARACTERS", 100_000)
-        (splits,) = rows.prepare(topics_corpus, small_vocabulary).values()
-    assert len(list((splits["train"].folder / "train" / "c").iterdir())) > 5
-    return splits["train"].folder
-
-
-@pytest.fixture
-def copy(whole, tmp_path):
-    return shutil.copytree(whole, tmp_path / whole.name)
 
 
 @pytest.fixture(scope="session")
@@ -49,29 +21,56 @@ def vocabulary(documents):
 
 @pytest.fixture
 def corpus(documents, tmp_path, monkeypatch):
-    """Two files, cut into about ten blocks."""
-    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 100_000)
-    monkeypatch.setattr(rows, "SHARD_ROWS", 256)
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.05)
-    half = len(documents) // 2
-    for name, part in (("a", documents[:half]), ("b", documents[half:])):
+    """The beginnings of some documents in two files, which are cut into about ten parts."""
+    monkeypatch.setattr(sources, "PART_BYTES", 8_000)
+    monkeypatch.setattr(rows, "SHARD_ROWS", 64)
+    beginnings = [text[:1500] for text in documents[:60]]
+    for name, part in (("a", beginnings[:40]), ("b", beginnings[40:])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
-    return config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=128, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
+    return config.Corpus(
+        text_files=f"{tmp_path}/*.txt",
+        sequence_length=64,
+        heldout_fraction=0.1,
+        rows_dir=str(tmp_path / "rows"),
+        processes=1,
+    )
 
 
 @pytest.fixture
 def small_corpus(tmp_path):
     """One file of fifty short documents."""
     (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
-    return config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=16, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
+    return config.Corpus(
+        text_files=f"{tmp_path}/*.txt",
+        sequence_length=16,
+        heldout_fraction=0.1,
+        rows_dir=str(tmp_path / "rows"),
+        processes=1,
+    )
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, small_vocabulary):
+    """The folder of a store of some twenty files."""
+    folder = tmp_path_factory.mktemp("store")
+    texts = [" ".join(topic.split()) for topic in topics.topics.values()]
+    (folder / "a.txt").write_text("\n\n".join(texts))
+    corpus = config.Corpus(
+        text_files=f"{folder}/*.txt",
+        sequence_length=32,
+        heldout_fraction=0.1,
+        rows_dir=str(folder / "rows"),
+        processes=1,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "SHARD_ROWS", 256)
+        prepared = prepare.prepare(corpus, small_vocabulary)
+    (entry,) = prepared.record["sources"].values()
+    store = folder / "rows" / entry["store"]
+    assert len(list((store / "train" / "c").iterdir())) > 5
+    return store
 
 
 @pytest.fixture
-def short_corpus(corpus, documents, tmp_path, monkeypatch):
-    """The two files with the beginnings of some documents, cut into about as many blocks."""
-    monkeypatch.setattr(blocks, "BLOCK_CHARACTERS", 4_000)
-    beginnings = [text[:1500] for text in documents[::2]]
-    half = len(beginnings) // 2
-    for name, part in (("a", beginnings[:half]), ("b", beginnings[half:])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
-    return corpus
+def copy(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / whole.name)

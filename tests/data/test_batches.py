@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import batches
+from maelm_jax.data import batches, rows
 
 
 class Table:
     """Rows in memory: row r of task t is [t, r]."""
 
     length = 2
-    fetches = False
 
     def __init__(self, task, count):
         self.rows = np.stack([np.full(count, task), np.arange(count)], 1).astype(np.int32)
@@ -21,6 +20,9 @@ class Table:
 
     def __getitem__(self, numbers):
         return self.rows[numbers]
+
+    def request(self, numbers):
+        return lambda: self.rows[numbers]
 
 
 RATES = {"a": 0.7, "b": 0.2, "c": 0.1}
@@ -142,3 +144,29 @@ def test_a_source_that_ends_early_leaves_its_turns_to_the_others():
     stores = {"large": Table(0, 100), "small": Table(1, 5000)}
     rows = batches.heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
     assert len(rows) == 4096 and np.bincount(rows[:, 0]).tolist() == [100, 3996]
+
+
+def test_rows_of_the_coming_steps_are_requested_once():
+    class Asked(Table):
+        asked = 0
+
+        def request(self, numbers):
+            self.asked += len(numbers)
+            return super().request(numbers)
+
+    table = Asked(0, 1000)
+    stream = batches.Batches({"a": table}, {"a": 1.0}, 8, 0)
+    for step in range(5):
+        stream.batch(step)
+        assert table.asked == 8 * (step + 1 + batches.STEPS_AHEAD)
+    stream.batch(1000)
+    assert table.asked == 8 * (5 + batches.STEPS_AHEAD + 1 + batches.STEPS_AHEAD)
+
+
+def test_windows_of_files_are_read_from_a_store(whole):
+    stores = rows.open_stores({"a": str(whole)})["a"]
+    stream = batches.Batches({"a": stores["train"]}, {"a": 1.0}, 64, 5, shuffle_shards=2)
+    drawn = np.concatenate([stream.batch(step) for step in range(len(stores["train"]) // 64)])
+    everything = stores["train"][np.arange(len(stores["train"]))]
+    assert sorted(map(tuple, drawn.tolist())) == sorted(map(tuple, everything[stream.locate(np.arange(len(drawn))).row].tolist()))
+    assert len(np.unique(stream.locate(np.arange(512)).row // 256)) == 2

@@ -32,11 +32,11 @@ def test_installing_the_rest_changes_no_version_of_the_text():
 
 
 def test_what_else_is_installed_changes_nothing(monkeypatch):
-    before = installed_docs.identity(partial=True), installed_docs.modules()
+    before = installed_docs.identity(), installed_docs.modules()
     original = importlib.metadata.version
     asked = []
     monkeypatch.setattr(importlib.metadata, "version", lambda name: asked.append(name) or original(name))
-    assert (installed_docs.identity(partial=True), installed_docs.modules()) == before
+    assert (installed_docs.identity(), installed_docs.modules()) == before
     assert set(asked) == set(installed_docs.DISTRIBUTIONS)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import documents, seqio_mixture, vocabulary_training
+from maelm_jax.data import seqio_mixture, sources, vocabulary_training
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: of TensorFlow and seqio
@@ -47,10 +47,4 @@ def test_the_corpus_is_registered_as_a_mixture_of_tasks(vocabulary, tmp_path):
         example["targets_pretokenized"].decode() for task in tasks for example in task.get_dataset(None, "train", shuffle=False).as_numpy_iterator()
     }
     every = {f"Text {name} {number}." for name in "ab" for number in range(20)}
-    assert texts == {text for text in every if not documents.is_heldout(text, 0.4)} and 0 < len(texts) < 40
-
-
-@pytest.mark.parametrize("setting", ["deduplicate", "skip_bad_files"])
-def test_settings_that_a_task_cannot_follow_are_refused(vocabulary, setting):
-    with pytest.raises(config.ConfigError, match=f"Corpus.{setting} works on whole files"):
-        seqio_mixture.register(config.Corpus(text_files="*.txt", **{setting: True}), vocabulary)
+    assert texts == {text for text in every if not sources.is_heldout(text, 0.4)} and 0 < len(texts) < 40

@@ -1,25 +1,125 @@
-"""A source is a name: what a Mixture holds is recorded for machines without seqio."""
+"""Sources: how text is divided into parts, what identifies it, which documents are left out."""
+
+import collections
+import dataclasses
+import os
+import sys
 
 import pytest
-from testing import DAMAGED_JSON, one_line
 
 from maelm_jax import config
-from maelm_jax.data import sources
-from maelm_jax.data.documents import Unavailable
+from maelm_jax.data import readers, sources
+
+TEXTS = [f"Document {number} of these files.\nIt has a second line." for number in range(400)]
 
 
-@pytest.mark.parametrize("name", DAMAGED_JSON)
-def test_a_damaged_mixture_is_one_line(tmp_path, monkeypatch, name):
-    def unavailable(*_):
-        raise Unavailable("no seqio here")
+def write(folder, sizes) -> config.Corpus:
+    """Writes files with so many of the documents each."""
+    start = 0
+    for number, size in enumerate(sizes):
+        (folder / f"{number:03d}.txt").write_text("\n\n".join(TEXTS[start : start + size]))
+        start += size
+    return config.Corpus(text_files=f"{folder}/*.txt", rows_dir=str(folder / "rows"))
 
-    monkeypatch.setattr(sources.seqio_tasks, "members", unavailable)
-    corpus = config.Corpus(sources={"seqio:both": 1.0}, rows_dir=str(tmp_path))
-    with pytest.raises(Unavailable):
-        sources.rates(corpus)
-    import hashlib
 
-    (tmp_path / f"mixture-{hashlib.sha256(b'seqio:both').hexdigest()[:12]}.json").write_bytes(DAMAGED_JSON[name])
-    with pytest.raises(config.ConfigError, match=r"mixture-\w+\.json: damaged") as caught:
-        sources.rates(corpus)
-    one_line(caught)
+@pytest.mark.parametrize("sizes", [[400], [1] * 400, [3, 390, 7], [100] * 4])
+def test_parts_have_a_size_and_hold_each_document_once(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(sources, "PART_BYTES", 1000)
+    corpus = write(tmp_path, sizes)
+    parts = sources.parts(f"files:{corpus.text_files}", corpus)
+    found = [list(sources.documents_of_part(part, corpus)) for part in parts]
+    assert [text for part in found for text in part] == TEXTS
+    assert len(parts) > 15 and all(sum(map(len, part)) < 2000 for part in found)
+
+
+def test_a_packed_file_is_not_cut(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "PART_BYTES", 10)
+    (tmp_path / "a.txt.gz").write_bytes(bytes(100))
+    corpus = config.Corpus(rows_dir=str(tmp_path))
+    assert [len(part) for part in sources.parts(f"files:{tmp_path}/*.gz", corpus)] == [1]
+
+
+def test_identity_is_of_names_sizes_and_times_not_of_folders(tmp_path):
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "a", [3, 3])
+    corpus = config.Corpus(rows_dir=str(tmp_path))
+
+    def identity(folder="a"):
+        return sources.identity(f"files:{tmp_path}/{folder}/*.txt", corpus)
+
+    first = identity()
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert identity("b") == first
+    os.utime(tmp_path / "b" / "000.txt", (1, 1))
+    assert identity("b") != first
+    os.rename(tmp_path / "b" / "000.txt", os.fsencode(tmp_path) + b"/b/caf\xe9.txt")
+    assert len(identity("b")) == 12, "a name that is not UTF-8"
+
+
+def test_the_first_texts_are_cut_at_so_many_characters(tmp_path):
+    corpus = write(tmp_path, [400])
+    assert sources.first_texts(corpus, 20) == [TEXTS[0], TEXTS[1][: 80 - len(TEXTS[0])]]
+    (tmp_path / "b.txt").write_text(" \n")
+    with pytest.raises(config.ConfigError, match="b.txt"):
+        sources.first_texts(dataclasses.replace(corpus, text_files=f"{tmp_path}/b.txt"), 20)
+
+
+FILTER = """
+def keep(text):
+    return "7" not in text
+def fail(text):
+    raise KeyError("no such\\nword")
+"""
+
+
+@pytest.fixture
+def filtered(tmp_path, monkeypatch):
+    """A corpus with a filter."""
+    (tmp_path / "my_filters.py").write_text(FILTER)
+    (tmp_path / "my_broken_filters.py").write_text("def keep(text)")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield dataclasses.replace(write(tmp_path, [100]), document_filter="my_filters:keep")
+    sources.load_filter.cache_clear()
+    sys.modules.pop("my_filters", None)
+
+
+def test_refused_documents_are_left_out_and_counted(filtered):
+    dropped = collections.Counter()
+    (part,) = sources.parts(f"files:{filtered.text_files}", filtered)
+    texts = list(sources.documents_of_part(part, filtered, dropped))
+    assert texts == [text for text in TEXTS[:100] if "7" not in text]
+    assert dropped["documents"] == 100 - len(texts) > 10
+
+
+def test_another_filter_of_the_same_name_is_another_text(filtered, tmp_path):
+    source = f"files:{filtered.text_files}"
+    before = sources.identity(source, filtered)
+    assert before != sources.identity(source, dataclasses.replace(filtered, document_filter=None))
+    (tmp_path / "my_filters.py").write_text(FILTER.replace("7", "8"))
+    sources.load_filter.cache_clear()
+    del sys.modules["my_filters"]
+    __import__("linecache").checkcache()
+    assert sources.identity(source, filtered) != before
+
+
+@pytest.mark.parametrize("name", ["my_filters:fail", "my_broken_filters:keep", "my_filters:none", "no_such_module:keep"])
+def test_a_filter_that_does_not_work_is_named(filtered, name):
+    changed = dataclasses.replace(filtered, document_filter=name)
+    with pytest.raises(config.ConfigError, match=f"Corpus.document_filter: .*{name}"):
+        list(sources.documents_of(f"files:{filtered.text_files}", changed))
+
+
+@pytest.mark.parametrize("name", ["keep", "a:", ":keep", "a:b:c", "a b:c"])
+def test_a_filter_is_named_by_module_and_function(name):
+    with pytest.raises(config.ConfigError, match="document_filter"):
+        config.Corpus(document_filter=name)
+
+
+def test_a_bad_file_is_read_to_its_bad_place_if_asked(tmp_path):
+    corpus = write(tmp_path, [3, 3])
+    (tmp_path / "000.txt").write_bytes(f"{TEXTS[0]}\n\ncaf".encode() + b"\xe9")
+    with pytest.raises(readers.BadFile, match="000.txt"):
+        list(sources.documents_of(f"files:{corpus.text_files}", corpus))
+    skipping = dataclasses.replace(corpus, skip_bad_files=True)
+    found = list(sources.documents_of(f"files:{corpus.text_files}", skipping))
+    assert found == [TEXTS[0], *TEXTS[3:6]]

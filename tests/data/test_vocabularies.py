@@ -1,17 +1,22 @@
-"""The vocabulary: ids in their places, text that comes back, special tokens that text cannot forge, training that does not depend on order."""
+"""Vocabularies: ids in their places, text that comes back, special tokens, words, sentences, offsets."""
 
 import copy
 import json
 import os
 import pickle
 
+import numpy as np
 import pytest
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from maelm_jax import config
-from maelm_jax.data import vocabularies, vocabulary_training
-from maelm_jax.data.documents import sentences
+from maelm_jax.data import packing, vocabularies, vocabulary_training
+
+TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BERT_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+MARKDOWN = ["# Title", "## Part", "### Deep", "#### Deeper", "x = 1 ## comment"] * 50
 
 
 @pytest.fixture(scope="session")
@@ -19,33 +24,80 @@ def trained(documents):
     return vocabulary_training.train(documents, config.Vocabulary(size=2000))
 
 
-def test_where_words_go_on(trained):
-    special = trained.special
-    ids = trained.encode("an uncommonly long-winded reimplementation")
-    words = sum(not special.continues_word[i] for i in ids)
-    assert words == 4 < len(ids), "one piece of each word begins it"
-    assert len(special.continues_word) == trained.size and special.mask == trained.mask
+def byte_level(documents, **settings):
+    """A tokenizer as RoBERTa's. Some of its pieces begin with ##."""
+    model = tokenizers.Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=[*TOKENS], initial_alphabet=alphabet, show_progress=False)
+    model.train_from_iterator(documents[:5] + MARKDOWN, trainer)
+    model.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), **settings)
+    return model
 
 
-def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
-    trained.save(tmp_path)
-    named = vocabularies.with_size_of_file(config.Vocabulary(size=32768, file=str(tmp_path)))
-    assert named == config.Vocabulary(size=2000, file=str(tmp_path))
-    assert vocabularies.with_size_of_file(config.Vocabulary(size=32768)).size == 32768
-    with pytest.raises(config.ConfigError, match="no vocabulary .*missing.model. Name a SentencePiece"):
-        vocabularies.with_size_of_file(config.Vocabulary(file=str(tmp_path / "missing.model")))
+def word_piece(documents):
+    """A tokenizer as BERT's."""
+    model = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    model.normalizer = normalizers.BertNormalizer(lowercase=True)
+    model.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    model.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=[*BERT_TOKENS], show_progress=False)
+    model.train_from_iterator(documents[:5], trainer)
+    return model
+
+
+def robbert(documents):
+    """A tokenizer as RobBERT's: it adds a space before each word, also where the text has one."""
+    model = byte_level(documents, trim_offsets=True, add_prefix_space=True)
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Whitespace(),
+            pre_tokenizers.ByteLevel(add_prefix_space=True),
+            pre_tokenizers.Punctuation(),
+        ]
+    )
+    return model
+
+
+def llama(documents):
+    """A tokenizer whose normalizer puts a space before a text."""
+    model = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    model.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=[*TOKENS], show_progress=False)
+    model.train_from_iterator(documents[:5], trainer)
+    return model
+
+
+def metaspace(documents):
+    model = llama(documents)
+    model.normalizer, model.pre_tokenizer = normalizers.NFC(), pre_tokenizers.Metaspace()
+    return model
+
+
+KINDS = [byte_level, word_piece, robbert, llama, metaspace]
+
+
+@pytest.fixture(params=KINDS, ids=lambda make: make.__name__)
+def of_kind(request, documents, tmp_path):
+    """A vocabulary of each kind of tokenizer.json."""
+    request.param(documents).save(str(tmp_path / "tokenizer.json"))
+    return vocabularies.load(tmp_path)
+
+
+def loaded(model, tmp_path):
+    model.save(str(tmp_path / "tokenizer.json"))
+    return vocabularies.load(tmp_path / "tokenizer.json")
+
+
+# ---- ids and text
 
 
 def test_special_ids_are_the_references(trained):
-    assert (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask, trained.size) == (0, 1, 2, 3, 1999, 2000)
-    assert [trained.model.id_to_piece(i) for i in (0, 1, 2, 3, 1999)] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-
-
-def test_literal_special_tokens_are_ordinary_text(trained):
-    text = "the <mask> and <s> and </s> and <pad> and <unk>, <mask>"
-    ids = trained.encode(text)
-    assert not set(ids) & set(trained.special_ids)
-    assert trained.decode(ids) == text
+    special = (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask)
+    assert special == (0, 1, 2, 3, 1999) and trained.size == 2000
+    assert [trained.pieces()[i] for i in special] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 def test_ids_come_back_as_the_normalised_text(trained, documents):
@@ -60,16 +112,6 @@ def test_ids_come_back_as_the_normalised_text(trained, documents):
             assert normalised(line) == normalised(line.upper()).replace("ß", "ss")
 
 
-def test_sentences_join_to_the_line_and_encode_alike(trained, documents):
-    lines = [line for text in documents for line in text.split("\n")]
-    differing = 0
-    for line in lines:
-        parts = sentences(line)
-        assert "".join(parts) == line and all(part[0].isspace() for part in parts[1:]), "white space begins the next sentence"
-        differing += [i for ids in trained.encode_batch(parts) for i in ids] != trained.encode(line)
-    assert differing <= 0.001 * len(lines), "cutting a line into sentences changes its ids"
-
-
 def test_a_cased_vocabulary_keeps_case(documents):
     cased = vocabulary_training.train(documents[:40], config.Vocabulary(size=1000, cased=True))
     assert cased.decode(cased.encode("The London Gazette")) == "The London Gazette"
@@ -77,9 +119,63 @@ def test_a_cased_vocabulary_keeps_case(documents):
 
 def test_saved_and_pickled_vocabularies_are_the_same(trained, tmp_path):
     trained.save(tmp_path / "vocabulary")
-    for vocabulary in (vocabularies.load(tmp_path / "vocabulary"), pickle.loads(pickle.dumps(trained))):
-        assert vocabulary.fingerprint == trained.fingerprint
-        assert vocabulary.encode("Some text.") == trained.encode("Some text.")
+    for other in (vocabularies.load(tmp_path / "vocabulary"), pickle.loads(pickle.dumps(trained))):
+        assert other.fingerprint == trained.fingerprint
+        assert other.encode("Some text.") == trained.encode("Some text.")
+
+
+def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
+    trained.save(tmp_path)
+    named = vocabularies.with_size_of_file(config.Vocabulary(size=32768, file=str(tmp_path)))
+    assert named == config.Vocabulary(size=2000, file=str(tmp_path))
+    assert vocabularies.with_size_of_file(config.Vocabulary(size=32768)).size == 32768
+
+
+# ---- special tokens in text
+
+
+def test_special_tokens_of_the_model_are_ordinary_text(trained, of_kind, documents):
+    for vocabulary in (trained, of_kind):
+        pieces = vocabulary.pieces()
+        text = "a " + " and ".join(pieces[i] for i in vocabulary.special_ids) + " b"
+        ids = vocabulary.encode(text)
+        assert not set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}
+    assert trained.decode(trained.encode("the <mask> and <s>")) == "the <mask> and <s>"
+
+
+def test_added_tokens_are_read_as_transformers_reads_them(documents, tmp_path):
+    """Entity markers, with the spaces around them as the file says. Not the five of the model."""
+    model = byte_level(documents)
+    model.add_special_tokens([tokenizers.AddedToken("[E1]", rstrip=True)])
+    model.add_special_tokens([tokenizers.AddedToken("[/E1]", lstrip=True)])
+    model.add_tokens(["covid", tokenizers.AddedToken("Ngram", normalized=False)])
+    text = "See [E1] Bill [/E1] has covid, Ngram."
+    expected = model.encode(text, add_special_tokens=False).ids
+    vocabulary = loaded(model, tmp_path)
+    assert vocabulary.encode(text) == expected == vocabulary.encode_with_offsets(text).ids
+    assert vocabulary.encode_batch([text])[0] == expected
+    for token in ("[E1]", "[/E1]", "covid", "Ngram"):
+        assert model.token_to_id(token) in expected
+    assert vocabulary.mask not in vocabulary.encode("[E1] a <mask>")
+    assert vocabulary.mask in vocabulary.encode_masked("[E1] a [MASK]")
+
+
+def test_the_space_before_a_mask_is_the_masks_where_the_file_says_so(documents, tmp_path):
+    for lstrip in (False, True):
+        model = byte_level(documents)
+        content = json.loads(model.to_str())
+        (mask,) = (token for token in content["added_tokens"] if token["content"] == "<mask>")
+        mask["lstrip"] = lstrip
+        vocabulary = loaded(tokenizers.Tokenizer.from_str(json.dumps(content)), tmp_path)
+        ids = vocabulary.encode_masked("the [MASK] of")
+        assert (vocabulary.pieces()[ids[ids.index(vocabulary.mask) - 1]] == "Ġ") is not lstrip
+
+
+def test_a_mask_in_text_of_a_trained_vocabulary_takes_its_space(trained):
+    for name in ("<mask>", "[MASK]"):
+        ids = trained.encode_masked(f"the {name} of it")
+        before, after = (trained.encode(part) for part in ("the", "of it"))
+        assert ids == [*before, trained.mask, *after]
 
 
 def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
@@ -87,135 +183,155 @@ def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
     del proto.pieces[-1]
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
     assert vocabularies.load(tmp_path / "own.model").mask == 1999
-    proto.pieces.add(piece="<mask>", type=proto.SentencePiece.USER_DEFINED)
+    for name in ("<mask>", "[CLS]", "[SEP]", "[PAD]"):
+        proto.pieces.add(piece=name, type=proto.SentencePiece.USER_DEFINED)
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
-    assert 1999 not in vocabularies.load(tmp_path / "own.model").encode("a <mask> here")
-    kinds = proto.SentencePiece
-    for name in ("[CLS]", "[SEP]", "[PAD]"):
-        proto.pieces.add(piece=name, type=kinds.USER_DEFINED)
-    (tmp_path / "own.model").write_bytes(proto.SerializeToString())
-    loaded = vocabularies.load(tmp_path / "own.model")
-    assert not set(loaded.encode("write [CLS] and [SEP], then [PAD]")) & {loaded.bos, loaded.eos, loaded.pad}
+    own = vocabularies.load(tmp_path / "own.model")
+    ids = own.encode("a <mask>, [CLS] and [SEP], then [PAD]")
+    assert not set(ids) & {own.mask, own.bos, own.eos, own.pad}
 
 
-@pytest.mark.parametrize("names", [("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")])
-def test_a_tokenizer_json_has_the_same_interface(documents, tmp_path, names):
-    import tokenizers
-
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token=names[3]))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, special_tokens=list(names), initial_alphabet=alphabet, show_progress=False)
-    model.train_from_iterator(documents[:5], trainer)
-    model.save(str(tmp_path / "tokenizer.json"))
-    loaded = vocabularies.load(tmp_path / "tokenizer.json")
-    assert (loaded.bos, loaded.pad, loaded.eos, loaded.unk, loaded.mask) == (0, 1, 2, 3, 4)
-    text = f"A literal {names[4]} here. And {names[0]}"
-    ids = pickle.loads(pickle.dumps(loaded)).encode(text)
-    assert not set(ids) & set(loaded.special_ids)
-    assert loaded.decode([0, *ids, 2, 1]) == text
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != names[4]]
-    del content["model"]["vocab"][names[4]]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    with pytest.raises(config.ConfigError, match=r"tokenizer.json cannot be read as tokenizer.json: it has no special token <mask>"):
-        vocabularies.load(tmp_path / "tokenizer.json")
+# ---- words, sentences, offsets
 
 
-def test_a_file_that_is_no_vocabulary_is_an_error(tmp_path):
-    (tmp_path / "bad.model").write_bytes(b"\xff\xfe nothing")
-    (tmp_path / "bad.json").write_text("{}")
-    for name in ("bad.model", "bad.json", "absent.model"):
-        with pytest.raises(config.ConfigError, match=name):
-            vocabularies.load(tmp_path / name)
+def test_where_words_go_on(trained, of_kind):
+    for vocabulary in (trained, of_kind):
+        continues = vocabulary.special.continues_word
+        ids = vocabulary.encode("an uncommonly reimplemented ### word")
+        assert len(continues) == vocabulary.size
+        words = sum(not continues[i] for i in ids)
+        # WordPiece takes each # for a word. A byte-level text does not begin with a space.
+        assert words in {4, 5, 7} and words < len(ids)
+        spaces = [place for place, i in enumerate(ids) if not continues[i]]
+        assert 0 in spaces or vocabulary.pieces()[ids[0]] == "an"
 
 
-TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+def test_continuations_come_from_the_file_and_not_from_a_spelling(documents, tmp_path):
+    vocabulary = loaded(byte_level(documents), tmp_path)
+    pieces = vocabulary.pieces()
+    assert any(piece.startswith("##") and len(piece) > 2 for piece in pieces)
+    for piece, continues in zip(pieces, vocabulary.special.continues_word, strict=True):
+        assert continues is not piece.startswith("Ġ")
 
 
 @pytest.fixture(scope="module")
-def content():
-    """A tokenizer.json that loads."""
-    from pydoc_data import topics
+def scripts(documents):
+    """A vocabulary of text in several scripts."""
+    texts = ["彼は来た。彼女は行った！本当？はい。", "他说：「好。」然后走了。", "वह आया। वह गई।", "هل جاء؟ نعم."]
+    return vocabulary_training.train(documents[:10] + texts * 99, config.Vocabulary(size=1000))
 
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=list(TOKENS), show_progress=False)
-    model.train_from_iterator([topics.topics["for"]], trainer)
-    return json.loads(model.to_str())
+
+@pytest.mark.parametrize(
+    ("line", "sentences"),
+    [
+        ("He came. She went.", ["He came.", "She went."]),
+        ('"He came?" She asked. (So it is!) Yes.', ['"he came?"', "she asked.", "(so it is!)", "yes."]),
+        ("It costs 3.14 in e.g. Rome", ["it costs 3.14 in e.g.", "rome"]),
+        ("彼は来た。彼女は行った！本当？はい。", ["彼は来た。", "彼女は行った!", "本当?", "はい。"]),
+        ("他说：「好。」然后走了。", ["他说:「好。」", "然后走了。"]),
+        ("वह आया। वह गई।", ["वह आया।", "वह गई।"]),
+        ("هل جاء؟ نعم.", ["هل جاء؟", "نعم."]),
+        ("", []),
+        ("word", ["word"]),
+    ],
+)
+def test_where_sentences_end(scripts, line, sentences):
+    ((found,),) = [packing.tokenise([line], scripts)[0]]
+    assert [scripts.decode(ids).strip() for ids in found] == [scripts.decode(scripts.encode(sentence)).strip() for sentence in sentences]
+
+
+def test_the_ids_of_a_row_are_those_of_the_whole_line(of_kind, documents):
+    """Also where a vocabulary puts a space before each text that it encodes."""
+    texts = [line for text in documents[5:9] for line in text.split("\n")]
+    ends = 0
+    for text, document in zip(texts, packing.tokenise(texts, of_kind), strict=True):
+        (line,) = document
+        assert [i for ids in line for i in ids] == of_kind.encode(text)
+        ends += len(line) - 1
+    assert ends > 20
+
+
+def test_offsets_cover_each_character_and_begin_at_it(of_kind, trained, documents):
+    text = "I saw a cabinet (in October 1973), 5 . naïve Y"
+    for vocabulary in (of_kind, trained):
+        ids, offsets = vocabulary.encode_with_offsets(text)
+        assert ids == vocabulary.encode(text)
+        covered = {place for start, end in offsets for place in range(start, end)}
+        assert {place for place, one in enumerate(text) if not one.isspace()} <= covered
+        assert all(start == end or not text[start].isspace() for start, end in offsets)
+
+
+def test_a_tokenizer_whose_offsets_leave_out_characters_is_refused(documents, tmp_path, monkeypatch):
+    byte_level(documents).save(str(tmp_path / "tokenizer.json"))
+    original = vocabularies.TokenizerJsonVocabulary._encode_with_offsets
+
+    def late(self, text):
+        ids, offsets = original(self, text)
+        return vocabularies.Encoding(ids, [(min(start + 1, end), end) for start, end in offsets])
+
+    monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "_encode_with_offsets", late)
+    assert "offsets" in refused(tmp_path / "tokenizer.json")
+
+
+# ---- files that are no vocabulary
+
+
+@pytest.fixture(scope="module")
+def content(documents):
+    """A tokenizer.json that loads."""
+    return json.loads(metaspace(documents).to_str())
 
 
 def refused(path) -> str:
-    with pytest.raises(config.ConfigError) as caught:
+    with pytest.raises(config.ConfigError, match="cannot be read as ") as caught:
         vocabularies.load(path)
-    said = str(caught.value)
-    assert f"{path} cannot be read as " in said and "Correct it, or name another one" in said and "\n" not in said and len(said) < 500
-    return said
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def test_the_file_of_these_tests_loads(content, tmp_path, monkeypatch):
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    assert vocabularies.load(tmp_path / "tokenizer.json").size == len(content["model"]["vocab"])
-    assert "TOKENIZERS_PARALLELISM" not in os.environ, "the user's own tokenizers keep their threads"
-
-
-WHOLE = {
-    "empty": b"",
-    "null": b"null",
-    "list": b"[]",
-    "text": b'"tokenizer"',
-    "deep": b"[" * 100_000,
-    "digits": b"9" * 5000,
-    "binary": b"\xff\xfe\x00\x01",
-    "surrogate": b'{"version": "\\ud800"}',
-}
-
-
-@pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("file", ["tokenizer.json", "sentencepiece.model"])
-def test_a_file_of_anything_else(tmp_path, name, file):
-    (tmp_path / file).write_bytes(WHOLE[name])
-    assert file in refused(tmp_path / file)
+@pytest.mark.parametrize("damage", [b"", b"null", b"[]", b'"text"', b"\xff\xfe\x00\x01"])
+def test_a_file_of_anything_else(tmp_path, file, damage):
+    (tmp_path / file).write_bytes(damage)
+    refused(tmp_path / file)
+    with pytest.raises(config.ConfigError, match="absent"):
+        vocabularies.load(tmp_path / f"absent-{file}")
+    with pytest.raises(config.ConfigError, match="holds neither"):
+        vocabularies.load(tmp_path.parent)
 
 
 CHANGES = {
-    "model": [None, [], 3, "BPE", {"type": "BPE"}, {"type": "Nothing", "vocab": {}}, {"type": "WordLevel", "vocab": {}, "unk_token": "<unk>"}],
-    "added_tokens": [None, {}, 3, [3], [{"id": "0", "content": "<s>"}], [{"id": -1, "content": "<s>"}]],
-    "normalizer": [3, [], {"type": "Nothing"}, {"type": "Replace"}],
-    "pre_tokenizer": [3, {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}],
+    "model": [None, "BPE", {"type": "BPE"}, {"type": "Nothing", "vocab": {}}],
+    "added_tokens": [3, [3], [{"id": "0", "content": "<s>"}], [{"id": -1, "content": "<s>"}]],
+    "normalizer": [3, {"type": "Nothing"}],
+    "pre_tokenizer": [{"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}],
 }
 
 
-@pytest.mark.parametrize("key,value", [(key, value) for key, values in CHANGES.items() for value in values], ids=str)
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in CHANGES.items() for value in values], ids=str)
 def test_a_tokenizer_json_with_a_field_of_another_type(content, tmp_path, key, value):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content | {key: value}))
     refused(tmp_path / "tokenizer.json")
 
 
-@pytest.mark.parametrize("number", [2**32 - 1, 2**32, 2**22, -1, 1.5, "7", None, 10**5000 // 10**4000])
-def test_ids_that_no_table_can_have(content, tmp_path, number):
-    changed = copy.deepcopy(content)
-    changed["model"]["vocab"]["zz"] = number
-    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
-    said = refused(tmp_path / "tokenizer.json")
-    if number in (2**32 - 1, 2**22):
-        assert f"a token of id {number}" in said
-
-
-def test_special_tokens_that_share_an_id(content, tmp_path):
-    changed = copy.deepcopy(content)
-    changed["added_tokens"] = []
-    changed["model"]["vocab"]["<pad>"] = changed["model"]["vocab"]["<s>"]
-    (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
-    assert "same id" in refused(tmp_path / "tokenizer.json")
+def test_special_tokens_that_are_missing_or_share_an_id(content, tmp_path, monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    for name in ("<mask>", "<pad>"):
+        changed = copy.deepcopy(content)
+        changed["added_tokens"] = []
+        if name == "<mask>":
+            del changed["model"]["vocab"][name]
+        else:
+            changed["model"]["vocab"][name] = changed["model"]["vocab"]["<s>"]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(changed))
+        assert {"<mask>": "<mask>", "<pad>": "same id"}[name] in refused(tmp_path / "tokenizer.json")
+    assert "TOKENIZERS_PARALLELISM" not in os.environ, "the user's own tokenizers keep their threads"
 
 
 def test_a_vocabulary_that_cannot_encode_an_unknown_character(tmp_path):
     """WordLevel without its unknown token loads, and fails at the first text."""
     words = {name: number for number, name in enumerate(TOKENS)} | {"a": 5}
-    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[nothing]"))
+    model = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[nothing]"))
     model.save(str(tmp_path / "tokenizer.json"))
     refused(tmp_path / "tokenizer.json")
 
@@ -232,18 +348,14 @@ def test_a_panic_of_the_library_is_one_line(content, tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text(json.dumps(content))
     monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "__init__", panic)
     assert "index out of bounds at line 3" in refused(tmp_path / "tokenizer.json")
-    monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "__init__", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        vocabularies.load(tmp_path / "tokenizer.json")
 
 
 def test_a_sentencepiece_model_without_its_parts(tmp_path):
     proto = sentencepiece_model_pb2.ModelProto()
-    for name, kind in (("<unk>", proto.SentencePiece.UNKNOWN), ("a", proto.SentencePiece.NORMAL), ("a", proto.SentencePiece.NORMAL)):
-        proto.pieces.add(piece=name, score=0.0, type=kind)
-    (tmp_path / "twice.model").write_bytes(proto.SerializeToString())
-    refused(tmp_path / "twice.model")
-    proto = sentencepiece_model_pb2.ModelProto()
     proto.pieces.add(piece="a", score=0.0)
     (tmp_path / "without.model").write_bytes(proto.SerializeToString())
-    assert "unk is not defined" in refused(tmp_path / "without.model")
+    refused(tmp_path / "without.model")
+
+
+def test_sentence_ends_of_no_ids(trained):
+    assert trained.sentence_ends(np.zeros(0, np.int32)).shape == (0,)

@@ -1,12 +1,18 @@
-"""Training a vocabulary: without held-out text, the same in any order, the same on any machine."""
+"""Training a vocabulary: on a sample by hash, without held-out text, the same on any machine."""
 
+import collections
+import dataclasses
+import itertools
 import os
+import random
 
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import vocabulary_training
-from maelm_jax.data.documents import is_heldout
+from maelm_jax.data import readers, sources, vocabulary_training
+
+DOCUMENTS = [f"Document {number} of these files. It has the number {number * 7919 % 1000}." for number in range(4000)]
+CHARACTERS = sum(map(len, DOCUMENTS))
 
 
 def test_the_order_of_documents_changes_nothing(documents):
@@ -16,30 +22,104 @@ def test_the_order_of_documents_changes_nothing(documents):
 
 
 def test_a_machine_with_more_cores_trains_the_same_vocabulary(documents, monkeypatch):
-    """Its hash names the stores of rows, which hosts share."""
+    """Its hash names the stores of rows."""
     fingerprints = set()
     for cores in (1, 3):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
-        fingerprints.add(vocabulary_training.train(documents, config.Vocabulary(size=500)).fingerprint)
+        trained = vocabulary_training.train(documents, config.Vocabulary(size=500))
+        fingerprints.add(trained.fingerprint)
     assert len(fingerprints) == 1
 
 
-def test_a_vocabulary_larger_than_the_corpus_supports_says_what_is_possible(documents):
-    with pytest.raises(config.ConfigError, match=r"larger than the corpus supports: set Vocabulary.size to at most \d+") as caught:
+def test_a_size_that_the_corpus_does_not_support_is_told_what_is_possible(documents):
+    with pytest.raises(config.ConfigError, match=r"Vocabulary.size=60000 .* <= \d+") as caught:
         vocabulary_training.train(documents[:3], config.Vocabulary(size=60000))
-    most = int(str(caught.value).split("at most ")[1].split()[0])
-    assert vocabulary_training.train(documents[:3], config.Vocabulary(size=most)).size == most
-
-
-def test_a_text_that_is_too_short_for_any_vocabulary_says_so():
-    with pytest.raises(config.ConfigError, match=r"supports a vocabulary of \d+ ids only, and the smallest has 300: give more text"):
-        vocabulary_training.train(["One short text, and no more."], config.Vocabulary(size=1000))
+    most = int(str(caught.value).split("<= ")[1].split(".")[0])
+    trained = vocabulary_training.train(documents[:3], config.Vocabulary(size=most))
+    assert trained.size == most
+    for text in ("One short text, and no more.", " \n "):
+        with pytest.raises(config.ConfigError, match="Vocabulary"):
+            vocabulary_training.train([text], config.Vocabulary(size=1000))
 
 
 def test_a_vocabulary_knows_nothing_of_heldout_text(corpus, tmp_path):
-    trained = vocabulary_training.vocabulary_for(config.Vocabulary(size=500), corpus)
+    settings = config.Vocabulary(size=500)
+    trained = vocabulary_training.vocabulary_for(settings, corpus)
     candidates = (f"Zyzzyva zyzzyva number {number}." for number in range(1000))
-    secret = next(text for text in candidates if is_heldout(text, corpus.heldout_fraction))
+    secret = next(text for text in candidates if sources.is_heldout(text, corpus.heldout_fraction))
     (tmp_path / "c.txt").write_text(f"{secret}\n\n" * 1000)
-    more = config.dataclasses.replace(corpus, text_files=f"{tmp_path}/*.txt")
-    assert vocabulary_training.vocabulary_for(config.Vocabulary(size=500), more).fingerprint == trained.fingerprint
+    again = vocabulary_training.vocabulary_for(settings, corpus)
+    assert again.fingerprint == trained.fingerprint
+
+
+def test_a_vocabulary_is_trained_once_and_found_without_the_text(corpus, tmp_path, monkeypatch):
+    settings = config.Vocabulary(size=500)
+    trained = vocabulary_training.vocabulary_for(settings, corpus)
+    monkeypatch.setattr(vocabulary_training, "train", None)
+    assert vocabulary_training.vocabulary_for(settings, corpus).content == trained.content
+    for name in "ab":
+        (tmp_path / f"{name}.txt").unlink()
+    assert vocabulary_training.vocabulary_for(settings, corpus).content == trained.content
+    with pytest.raises(readers.Unavailable):
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=400), corpus)
+    assert not list((tmp_path / "rows").glob("*.lock"))
+
+
+def test_sample_is_by_hash_and_within_its_size(documents):
+    chosen = vocabulary_training.pick(documents, 0.3)
+    assert set(chosen) == set(vocabulary_training.pick(documents[::-1], 0.3))
+    assert 0.2e6 < sum(map(len, chosen)) <= 0.3e6
+
+
+def write(folder, sizes, **settings) -> config.Corpus:
+    """Writes files with so many of the documents each."""
+    folder.mkdir(exist_ok=True)
+    texts = iter(DOCUMENTS)
+    for number, size in enumerate(sizes):
+        (folder / f"{number:03d}.txt").write_text("\n\n".join(itertools.islice(texts, size)))
+    return config.Corpus(text_files=f"{folder}/*.txt", heldout_fraction=0.1, rows_dir=str(folder), **settings)
+
+
+def sample(corpus, megabytes):
+    return vocabulary_training.sample(f"files:{corpus.text_files}", corpus, megabytes)
+
+
+@pytest.mark.parametrize("sizes", [[4000], [2000, 2000], [40] * 100])
+def test_a_small_corpus_is_read_as_a_whole(tmp_path, sizes):
+    megabytes = CHARACTERS / 1e6 / vocabulary_training.TIMES_READ
+    texts = (text for text in DOCUMENTS if not sources.is_heldout(text, 0.1))
+    expected = vocabulary_training.pick(texts, megabytes)
+    assert sample(write(tmp_path, sizes), megabytes) == expected and len(expected) > 400
+
+
+@pytest.mark.parametrize("sizes", [[4000], [20] * 200, [1000] * 4, [1] * 100 + [3900]])
+def test_of_a_large_corpus_a_bounded_share_is_read_of_many_places(tmp_path, monkeypatch, sizes):
+    monkeypatch.setattr(sources, "PART_BYTES", 5000)
+    original, read = readers.documents, collections.Counter()
+
+    def documents(path, field, start, end):
+        for text in original(path, field, start, end):
+            read[path, start] += 1
+            yield text
+
+    monkeypatch.setattr(readers, "documents", documents)
+    megabytes = CHARACTERS / 1e6 / 40
+    chosen = sample(write(tmp_path, sizes), megabytes)
+    assert 0.9 * megabytes < sum(map(len, chosen)) / 1e6 <= megabytes
+    assert 0.2 < sum(read.values()) / len(DOCUMENTS) < 0.3 and len(read) >= 30
+
+
+def test_a_copy_gives_the_same_sample_with_any_number_of_processes(tmp_path):
+    first = write(tmp_path / "a", [20] * 200, processes=1)
+    second = write(tmp_path / "b", [20] * 200, processes=7)
+    assert sample(first, 0.005) == sample(second, 0.005)
+
+
+def test_a_bad_file_is_read_to_its_bad_place_if_asked(tmp_path):
+    corpus = write(tmp_path, [2000, 2000])
+    texts = DOCUMENTS[:2000]
+    random.Random(0).shuffle(texts)
+    (tmp_path / "000.txt").write_bytes("\n\n".join(texts).encode() + b"\n\ncaf\xe9")
+    with pytest.raises(readers.BadFile, match="000.txt"):
+        sample(corpus, 1.0)
+    assert len(sample(dataclasses.replace(corpus, skip_bad_files=True), 1.0)) > 3000

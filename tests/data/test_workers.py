@@ -1,63 +1,87 @@
-"""Work in processes of this machine: results in order, few jobs in memory, a killed worker is one line."""
+"""Work in processes of this machine: a worker that dies, also at its start, ends the command with a line."""
 
-import concurrent.futures
-import itertools
 import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
 from maelm_jax import config
 from maelm_jax.data import workers
 
-
-class Pool:
-    """A pool whose jobs run at once in this process, and end as `fate` says."""
-
-    fate = staticmethod(lambda function, *arguments: function(*arguments))
-
-    def __init__(self, processes, mp_context, initializer, initargs):
-        workers._shared["more"] = initargs[0]
-
-    def submit(self, function, *arguments):
-        future = concurrent.futures.Future()
-        try:
-            future.set_result(self.fate(function, *arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, cancel_futures):
-        assert cancel_futures
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_results_have_the_order_of_the_jobs_and_few_jobs_are_taken(processes, monkeypatch):
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Pool)
-    taken = []
-    jobs = (taken.append(number) or number for number in itertools.count())
-    results = workers.results(pow, jobs, processes, shared=2)
-    assert [next(results) for _ in range(5)] == [0, 1, 4, 9, 16]
-    assert len(taken) <= 5 + 2 * processes
-    assert list(workers.results(abs, [-3, 2], processes)) == [3, 2]
-
-
-def test_a_killed_worker_is_one_line(monkeypatch):
-    def killed(*_):
-        raise concurrent.futures.process.BrokenProcessPool("A process was terminated abruptly")
-
-    monkeypatch.setattr(concurrent.futures, "ProcessPoolExecutor", Pool)
-    monkeypatch.setattr(Pool, "fate", staticmethod(killed))
-    with pytest.raises(config.RunError, match="a worker process was killed, .* lower Corpus.processes") as caught:
-        list(workers.results(abs, [1], 2))
-    assert "\n" not in str(caught.value)
+def test_every_job_is_done(processes):
+    assert sorted(workers.results(abs, [-3, 2, -1], processes)) == [1, 2, 3]
+    assert list(workers.results(abs, [], processes)) == []
 
 
 def test_tokenizers_needs_threads_in_a_process_that_is_alone_only(monkeypatch):
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    for processes, value in ((1, None), (2, "false")):
-        assert list(workers.results(os.getenv, ["TOKENIZERS_PARALLELISM"], processes)) == [value]
+    for jobs, value in ((1, None), (2, "false")):
+        assert set(workers.results(os.getenv, ["TOKENIZERS_PARALLELISM"] * jobs, 2)) == {value}
 
 
-def test_one_process_for_each_core_by_default(monkeypatch):
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0, 1, 5})
-    assert workers.count(config.Corpus()) == 3 and workers.count(config.Corpus(processes=7)) == 7
+def test_an_error_of_a_job_is_raised():
+    with pytest.raises(FileNotFoundError):
+        list(workers.results(os.stat, ["/nowhere/1", "/nowhere/2"], 2))
+
+
+def children() -> list[int]:
+    """Returns the worker processes of this process."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            line = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+            stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue
+        if b"spawn_main" in line and int(stat.rpartition(")")[2].split()[1]) == os.getpid():
+            found.append(int(pid))
+    return found
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.4, 1.0])
+def test_a_worker_that_is_killed_in_its_first_moments_ends_the_work(seconds):
+    def kill():
+        while not (pids := children()):
+            time.sleep(0.002)
+        time.sleep(seconds)
+        os.kill(min(pids), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    with pytest.raises(config.RunError, match="worker process") as caught:
+        list(workers.results(time.sleep, [3.0] * 20, 2))
+    thread.join()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_cannot_import_ends_the_command(tmp_path, text):
+    """The command itself: numpy fails in each child, which is not so in the parent."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import multiprocessing, sys\nif any('spawn_main' in argument for argument in sys.orig_argv):\n    sys.modules['numpy'] = None\n"
+    )
+    argv = [
+        *("--gin_file=tiny.gin", f"--gin.TEXT_FILES={tmp_path}/?.txt"),
+        *(f"--gin.Corpus.rows_dir={tmp_path}/rows", "--gin.Corpus.processes=2"),
+        f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
+    ]
+    for number in range(2):  # two parts, so that there is a pool
+        (tmp_path / f"{number}.txt").write_bytes(b"A sentence of a long text. " * 400_000)
+    done = subprocess.run(
+        [sys.executable, "-m", "maelm_jax.prepare", *argv],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: a worker process")

@@ -70,7 +70,7 @@ def test_files_that_are_not_there(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorFlow and TFDS
-def test_tfds(tmp_path):
+def test_tfds(tmp_path, monkeypatch):
     """A dataset of GLUE's name in TFDS format, read by the real reader."""
     pytest.importorskip("tensorflow_datasets")
     import tensorflow as tf
@@ -89,7 +89,8 @@ def test_tfds(tmp_path):
     splits = [tfds.core.SplitInfo(name=split, shard_lengths=[3], num_bytes=0) for split in ("train", "validation")]
     template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     tfds.folder_dataset.write_metadata(data_dir=str(folder), features=features, split_infos=splits, filename_template=template)
-    corpus = config.Corpus(tfds_data_dir=str(tmp_path))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    corpus = config.Corpus()
     train, dev = sentence_data.load(glue.TASKS["rte"], config.Finetune(), corpus)
     assert train.sentences[1] == ("train 1 é", "B.") and train.labels.tolist() == [0, 1, 0]
     assert dev[""].sentences[2] == ("validation 2 é", "B.")

@@ -50,7 +50,7 @@ def test_no_unanswerable_question_in_2_0_is_said(data_dir, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorFlow and TFDS
-def test_tfds(tmp_path):
+def test_tfds(tmp_path, monkeypatch):
     """A dataset of SQuAD's name in TFDS format, read by the real reader."""
     pytest.importorskip("tensorflow_datasets")
     import tensorflow as tf
@@ -69,7 +69,8 @@ def test_tfds(tmp_path):
     splits = [tfds.core.SplitInfo(name=split, shard_lengths=[2], num_bytes=0) for split in ("train", "validation")]
     template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     tfds.folder_dataset.write_metadata(data_dir=str(folder), features=features, split_infos=splits, filename_template=template)
-    train, dev = squad.load("squad2", config.Finetune(), config.Corpus(tfds_data_dir=str(tmp_path)))
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    train, dev = squad.load("squad2", config.Finetune(), config.Corpus())
     assert dev.questions[1] == squad.Question("validation1", "Q?", "un été of", (("été", 3), ("of", 7)), "T")
     assert [question.is_impossible for question in train.questions] == [True, False]
     assert train.questions[0].answers == () and squad.answer_span(train.questions[1]) == (3, 6)

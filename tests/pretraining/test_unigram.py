@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.data import rows, vocabulary_training
+from maelm_jax.data import prepare, rows, vocabulary_training
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import row_record
 
 
 @pytest.mark.parametrize("count", [1, 100, 8192, 60_000, 16 * 4096])
@@ -35,31 +34,29 @@ def run_rows(tmp_path, documents, vocabulary, monkeypatch):
     monkeypatch.setattr(rows, "SHARD_ROWS", 16)
     (tmp_path / "a.txt").write_text("\n\n".join(documents[:200]))
     corpus = config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
-    ((source, splits),) = rows.prepare(corpus, vocabulary).items()
-    return row_record.RunRows({source: splits}, {source: 1.0}, {})
+    return prepare.prepare(corpus, vocabulary)
 
 
-def damage(store, shard: int):
-    path = store.folder / "train" / "c" / str(shard) / "0"
+def damage(tmp_path, shard: int):
+    (path,) = tmp_path.glob(f"rows/*/train/c/{shard}/0")
     content = bytearray(path.read_bytes())
-    content[3] ^= 1
+    content[-3] ^= 1
     path.write_bytes(content)
 
 
-def test_a_damaged_file_is_refused_before_its_first_row_is_sampled(run_rows, vocabulary):
-    ((splits),) = run_rows.stores.values()
-    damage(splits["train"], 0)
-    with pytest.raises(config.ConfigError, match="train/c/0/0: damaged"):
+def test_a_damaged_file_is_refused_when_its_row_is_sampled(run_rows, vocabulary, tmp_path):
+    damage(tmp_path, 0)
+    with pytest.raises(config.ConfigError, match="train/c/0/0"):
         unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
 
 
-def test_a_file_that_is_not_sampled_is_verified_when_training_reads_it(run_rows, vocabulary):
+def test_a_file_that_is_not_sampled_is_verified_when_training_reads_it(run_rows, vocabulary, tmp_path):
     ((splits),) = run_rows.stores.values()
     store = splits["train"]
     assert len(store) > 2 * unigram.SAMPLED_SHARDS * 16
-    damage(store, 1)
+    damage(tmp_path, 1)
     unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
-    with pytest.raises(config.ConfigError, match="train/c/1/0: damaged"):
+    with pytest.raises(config.ConfigError, match="train/c/1/0"):
         store[np.array([17])]
 
 

@@ -1,0 +1,433 @@
+"""Prepares rows: text is read once, part by part, and the parts are joined into stores (rows.py).
+
+A part is a pure function of its number, the text and the settings, and becomes one file
+(`make_part`). Three drivers call this function: processes of this machine (`prepare`), the tasks of
+an array job (`make_parts`, then `join`), and Apache Beam (beam_runner.py). Nothing else
+coordinates. An interrupted preparation goes on with the parts that are missing.
+
+A store's folder in `Corpus.rows_dir` is named after its source, its settings and vocabulary, and
+its text: `files_books-<settings>-<text>`. The parts lie beside it, in `<name>.parts`, until they
+are joined.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import pathlib
+import re
+import shutil
+import time
+import typing
+import zipfile
+import zlib
+
+import numpy as np
+import tqdm
+
+from maelm_jax import storage
+from maelm_jax.config import ConfigError, Corpus, RunError
+from maelm_jax.data import packing, rows, sources, vocabularies, workers
+from maelm_jax.data.readers import BadFile, Unavailable
+from maelm_jax.data.vocabularies import Vocabulary
+
+VERSION = 2  # of the way rows are made; the names of stores depend on it
+BATCH_CHARACTERS = 1_000_000  # of text that is encoded at a time
+PLAN = "plan.json"  # in the folder of the parts: what they are made of
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """The rows of a corpus."""
+
+    stores: dict[str, dict[str, rows.Rows]]  # {source: {"train": Rows, "heldout": Rows}}
+    # "request", a hash of the settings; "vocabulary", its fingerprint; "length", in ids;
+    # "sources": {source: {"rate", "store" (a folder's name), "fingerprint" (of the rows)}}.
+    record: dict
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """{source: share of the rows}."""
+        return {source: entry["rate"] for source, entry in self.record["sources"].items()}
+
+    def split(self, name: str) -> dict[str, rows.Rows]:
+        """The rows of a split ("train" or "heldout") by source."""
+        return {source: splits[name] for source, splits in self.stores.items()}
+
+
+def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
+    """Makes the missing parts of a folder in `Corpus.processes` processes. Shows a progress bar.
+
+    Args:
+        folder: The folder of the parts.
+        task: Number of the task of an array job, from 0.
+        tasks: Number of tasks. Each makes every `tasks`-th part.
+    """
+    missing, plan = missing_parts(folder, task, tasks), _read_plan(folder)
+    made = workers.results(
+        functools.partial(make_part, folder), missing, workers.count(plan.corpus)
+    )
+    name = f"rows of {plan.source}"[:40]
+    for _ in tqdm.tqdm(made, name, len(missing), unit="part", disable=None):
+        pass
+
+
+def missing_parts(folder: pathlib.Path, task: int = 0, tasks: int = 1) -> list[int]:
+    """Returns the numbers of the parts that are not made yet."""
+    present = {path.name for path in folder.iterdir()}
+    numbers = range(task, len(_read_plan(folder).parts), tasks)
+    return [number for number in numbers if _part_path(folder, number).name not in present]
+
+
+def prepare(
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    make_all: typing.Callable[[pathlib.Path], None] = make_on_this_machine,
+) -> Prepared:
+    """Opens the rows of each source of the corpus. Makes those that do not exist yet.
+
+    Of several processes that prepare the same rows, one works and the others wait for it. Where the
+    text is not on this machine, the rows that were prepared last are opened.
+
+    Args:
+        corpus: The sources, and the folder of the rows.
+        vocabulary: Turns text into ids.
+        make_all: Makes the parts that are missing in a folder.
+
+    Raises:
+        ConfigError: A source cannot be read or has too little text for one row.
+        RunError: A worker process was killed, or the machine fails.
+    """
+    try:
+        names = store_names(corpus, vocabulary)
+        for source, name in names.items():
+            parts = _parts_folder(corpus, name)
+            if not has_store(corpus, name):
+                rows.require_local(corpus)
+                _make_store(parts, source, corpus, vocabulary, make_all)
+            shutil.rmtree(parts, ignore_errors=True)  # also of a process that was killed
+    except Unavailable as error:
+        key = f"rows-{request(corpus, vocabulary)}"
+        return open_record(rows.recall_instead(corpus, key, error), corpus)
+    rates = sources.rates(corpus)
+    record = {
+        "request": request(corpus, vocabulary),
+        "vocabulary": vocabulary.fingerprint,
+        "length": corpus.sequence_length,
+        "sources": {
+            source: {
+                "rate": rates[source],
+                "store": name,
+                "fingerprint": rows.read_manifest(rows.path_of(corpus, name))["fingerprint"],
+            }
+            for source, name in names.items()
+        },
+    }
+    prepared = open_record(record, corpus)
+    rows.remember(corpus, f"rows-{record['request']}", record)
+    return prepared
+
+
+def find(corpus: Corpus, vocabulary: Vocabulary) -> Prepared | None:
+    """Opens the rows that were prepared last for these settings. None if there are none."""
+    record = rows.recall(corpus, f"rows-{request(corpus, vocabulary)}")
+    return record and open_record(record, corpus)
+
+
+def open_record(record: dict, corpus: Corpus) -> Prepared:
+    """Opens the rows of a record.
+
+    Raises:
+        ConfigError: They are missing, damaged, or others than the recorded ones, or none to train
+            on.
+        RunError: The bucket of the rows does not answer.
+    """
+    folders = {
+        source: rows.path_of(corpus, entry["store"]) for source, entry in record["sources"].items()
+    }
+    for source, entry in record["sources"].items():
+        manifest = rows.read_manifest(folders[source])
+        if manifest["fingerprint"] != entry["fingerprint"]:
+            raise ConfigError(
+                f"{folders[source]}: these are not the recorded rows of {source}. Put those back, "
+                "or remove the folder to make them again"
+            )
+        files = manifest["left_out"]["files"]
+        if files:
+            log.warning("%s: %d files were left out: %s", source, len(files), "; ".join(files))
+        if not manifest["splits"]["train"]["rows"]:
+            first = next(iter(files.values()), "the source is too short")
+            raise ConfigError(f"{source}: no text left to train on; {first}")
+    stores = rows.open_stores(folders, in_windows=corpus.shuffle_shards > 0)
+    return Prepared(stores, record)
+
+
+def request(corpus: Corpus, vocabulary: Vocabulary) -> str:
+    """Returns a hash of the settings that the rows of a corpus depend on."""
+    return rows.digest([_settings(corpus, vocabulary), sorted(corpus.rates.items())])
+
+
+def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
+    return [
+        VERSION,
+        vocabulary.fingerprint,
+        corpus.sequence_length,
+        corpus.heldout_fraction,
+        corpus.text_field,
+        corpus.document_filter,
+    ]
+
+
+def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
+    """Returns the name of the store of each source, {source: name}. It may not exist yet.
+
+    Raises:
+        Unavailable: A source is not on this machine.
+    """
+    names = {}
+    for source in sources.rates(corpus):
+        words = re.sub(r"[^A-Za-z0-9]+", "_", source).strip("_")[-60:]
+        settings = rows.digest([source, _settings(corpus, vocabulary)])
+        names[source] = f"{words}-{settings}-{sources.identity(source, corpus)}"
+    return names
+
+
+def has_store(corpus: Corpus, name: str) -> bool:
+    """Returns whether a whole store of this name exists."""
+    return storage.exists(f"{rows.path_of(corpus, name)}/{rows.MANIFEST}")
+
+
+def make_parts(corpus: Corpus, vocabulary: Vocabulary, task: int, tasks: int):
+    """Makes every `tasks`-th part, as one task of an array job. `join` makes the stores.
+
+    Args:
+        corpus: The sources, and the folder of the rows, which all tasks share.
+        vocabulary: Turns text into ids.
+        task: Number of the task, from 0.
+        tasks: Number of tasks.
+
+    Raises:
+        ConfigError: The text cannot be read.
+        RunError: A worker process was killed, or the machine fails.
+    """
+    for source, name in store_names(corpus, vocabulary).items():
+        if not has_store(corpus, name):
+            rows.require_local(corpus)
+            parts = _parts_folder(corpus, name)
+            _write_plan(parts, source, corpus, vocabulary)
+            make_on_this_machine(parts, task, tasks)
+
+
+def join(corpus: Corpus, vocabulary: Vocabulary) -> Prepared:
+    """Joins the parts that the tasks of an array job made, and opens the rows.
+
+    Raises:
+        ConfigError: A part is missing.
+    """
+
+    def require_all(folder: pathlib.Path):
+        count = len(_read_plan(folder).parts)
+        if missing := missing_parts(folder):
+            raise ConfigError(
+                f"{folder}: {len(missing)} of {count} parts are missing, the first is "
+                f"{missing[0]}; run prepare with every --part first"
+            )
+
+    return prepare(corpus, vocabulary, require_all)
+
+
+class _Plan(typing.NamedTuple):
+    """What the parts of a source are made of."""
+
+    source: str
+    corpus: Corpus
+    parts: list[list[sources.Piece]]
+    vocabulary: Vocabulary
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type of ids in rows."""
+        return np.dtype(np.uint16 if self.vocabulary.size <= 65536 else np.uint32)
+
+
+def _parts_folder(corpus: Corpus, name: str) -> pathlib.Path:
+    return pathlib.Path(f"{rows.path_of(corpus, name)}.parts")
+
+
+def _part_path(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"{number:06d}.zip"
+
+
+def _write_plan(folder: pathlib.Path, source: str, corpus: Corpus, vocabulary: Vocabulary):
+    """Writes what every part of a source is made of, for the processes that make them."""
+    vocabulary.save(folder)
+    plan = {
+        "source": source,
+        "corpus": dataclasses.asdict(corpus),
+        "parts": sources.parts(source, corpus),
+    }
+    storage.write(folder / PLAN, json.dumps(plan))
+    _read_plan.cache_clear()
+
+
+@functools.lru_cache(1)
+def _read_plan(folder: pathlib.Path) -> _Plan:
+    plan = storage.read_json(folder / PLAN)
+    parts = [[sources.Piece(*piece) for piece in part] for part in plan["parts"]]
+    vocabulary = vocabularies.load(folder)
+    return _Plan(plan["source"], Corpus(**plan["corpus"]), parts, vocabulary)
+
+
+def make_part(folder: pathlib.Path, number: int):
+    """Makes one part, unless it is there: reads its text, and writes its rows to one file.
+
+    Args:
+        folder: The folder of the parts, with their plan and the vocabulary.
+        number: Number of the part.
+
+    Raises:
+        ConfigError: The text cannot be read.
+    """
+    path, plan = _part_path(folder, number), _read_plan(folder)
+    bad_files: dict[str, str] = {}  # {path: why it cannot be read}
+    while not path.is_file():
+        pieces = [piece for piece in plan.parts[number] if piece.name not in bad_files]
+        try:
+            with storage.atomic_file(path) as file:
+                _write_part(file, pieces, plan, bad_files)
+        except BadFile as error:  # found after a part of it was written: begin again without it
+            if not plan.corpus.skip_bad_files:
+                raise
+            bad_files[error.path] = str(error)
+
+
+def _write_part(
+    file: typing.BinaryIO, pieces: list[sources.Piece], plan: _Plan, bad_files: dict[str, str]
+):
+    """Writes a part: a zip file, which has a checksum of each entry.
+
+    It holds arrays of rows, named after their split, and last the counts.
+    """
+    corpus = plan.corpus
+    packers = {
+        split: packing.Packer(plan.vocabulary, corpus.sequence_length) for split in rows.SPLITS
+    }
+    counts = {split: dict.fromkeys(rows.COUNTS, 0) for split in rows.SPLITS}
+    dropped: collections.Counter[str] = collections.Counter()
+    with zipfile.ZipFile(file, "w") as archive:
+
+        def write(name: str, content: bytes):  # without the time, so that equal parts are equal
+            archive.writestr(zipfile.ZipInfo(name), content)
+
+        def write_rows(split: str, array: np.ndarray):
+            counts[split]["rows"] += len(array)
+            counts[split]["tokens"] += int((array != plan.vocabulary.pad).sum())
+            write(f"{split}/{len(archive.filelist)}", array.astype(plan.dtype).tobytes())
+
+        documents = sources.documents_of_part(pieces, corpus, dropped)
+        for texts in _in_batches(documents):
+            chosen: dict[str, list[str]] = {split: [] for split in rows.SPLITS}
+            for text in texts:
+                is_heldout = sources.is_heldout(text, corpus.heldout_fraction)
+                chosen["heldout" if is_heldout else "train"].append(text)
+            for split, split_texts in chosen.items():
+                for document in packing.tokenise(split_texts, plan.vocabulary):
+                    packers[split].add(document)
+                counts[split]["documents"] += len(split_texts)
+                counts[split]["bytes"] += sum(len(text.encode()) for text in split_texts)
+                write_rows(split, packers[split].take())
+        for split, packer in packers.items():
+            write_rows(split, packer.finish())
+            counts[split]["segments"] = packer.segments
+        content = {
+            "counts": counts,
+            "left_out": {"documents": dropped["documents"], "files": bad_files},
+        }
+        write("counts.json", json.dumps(content).encode())
+
+
+def _in_batches(documents: typing.Iterable[str]) -> typing.Iterator[list[str]]:
+    """Yields the documents in lists of at least BATCH_CHARACTERS, except the last one."""
+    batch: list[str] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document)
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _make_store(
+    folder: pathlib.Path,
+    source: str,
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    make_all: typing.Callable[[pathlib.Path], None],
+):
+    """Makes the parts of a source and joins them, unless another process does so meanwhile."""
+    store = folder.with_suffix("")
+    with storage.locked(folder / "lock", f"prepares {folder}"):
+        if not store.is_dir():
+            began = time.monotonic()
+            _write_plan(folder, source, corpus, vocabulary)
+            make_all(folder)
+            _join(folder, store)
+            log.info("%s: %.0f s, kept in %s", source, time.monotonic() - began, store)
+
+
+def _join(folder: pathlib.Path, store: pathlib.Path):
+    """Joins all parts of a folder into a store.
+
+    Raises:
+        ConfigError: The text changed after the command began. The parts are removed.
+        RunError: A part is damaged. It is removed, and made again by the next start.
+    """
+    plan = _read_plan(folder)
+    if not store.name.endswith(f"-{sources.identity(plan.source, plan.corpus)}"):
+        shutil.rmtree(folder)
+        raise ConfigError(
+            f"{plan.source}: the text changed while it was read; "
+            "give the same command again when nothing writes to these files"
+        )
+    paths = [_part_path(folder, number) for number in range(len(plan.parts))]
+    counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
+    left_out: dict[str, typing.Any] = {"documents": 0, "files": {}}
+    for path in paths:
+        with _opened_part(path) as archive:
+            content = json.loads(archive.read("counts.json"))
+        for split in rows.SPLITS:
+            counts[split].update(content["counts"][split])
+        left_out["documents"] += content["left_out"]["documents"]
+        left_out["files"] |= content["left_out"]["files"]
+
+    def blocks(split: str) -> typing.Iterator[np.ndarray]:
+        for path in paths:
+            with _opened_part(path) as archive:
+                for name in archive.namelist():
+                    if name.startswith(f"{split}/"):
+                        ids = np.frombuffer(archive.read(name), plan.dtype)
+                        yield ids.reshape(-1, plan.corpus.sequence_length)
+
+    joined = folder / "joined"
+    rows.write(joined, blocks, counts, plan.corpus.sequence_length, plan.dtype, left_out)
+    joined.rename(store)  # a store is whole or absent
+    storage.flush_folder(store.parent)
+
+
+@contextlib.contextmanager
+def _opened_part(path: pathlib.Path) -> typing.Iterator[zipfile.ZipFile]:
+    """Opens the file of a part. Removes it if it is damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
+        path.unlink()
+        raise RunError(
+            f"{path}: damaged ({error}), and removed; give the same command again to make it again"
+        ) from error

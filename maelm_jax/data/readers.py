@@ -1,0 +1,540 @@
+"""Reads the documents of text files, on this machine and in buckets (gs://, s3://).
+
+A document is text whose lines are its paragraphs. The name of a file tells its format: .txt and
+.jsonl, also packed with gzip, xz or zstd, .parquet, .arrow, TFRecord and ArrayRecord.
+"""
+
+import contextlib
+import glob
+import gzip
+import io
+import json
+import logging
+import lzma
+import os
+import pathlib
+import re
+import shutil
+import stat
+import tempfile
+import typing
+import zlib
+
+from maelm_jax import storage
+from maelm_jax.config import ConfigError, RunError
+
+PACKINGS = (".gz", ".xz", ".zst")
+LINE_SUFFIXES = (".txt", ".jsonl", ".json")  # formats that can be packed
+# TFDS names its files `name.tfrecord-00000-of-00008`.
+SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
+STATE_FILE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote
+SPLITS_FILE = "dataset_dict.json"  # in a folder that `DatasetDict.save_to_disk` wrote
+ARROW_MARKER = b"\xff" * 4  # begins each message of an .arrow stream; the last one is empty
+READ_BYTES = 1 << 20  # of a packed file that are read at a time
+TABLE_ROWS = 1024  # rows of a table, or records, in memory at a time
+# Entries of fsspec's `info` that change with the content of an object in a bucket.
+VERSIONS = ("md5Hash", "crc32c", "ETag", "etag")
+log = logging.getLogger(__name__)
+
+
+class Unavailable(ConfigError):
+    """The text cannot be read on this machine. Rows prepared elsewhere can still be used."""
+
+
+class BadFile(ConfigError):
+    """A file is damaged, unreadable or of another form. `Corpus.skip_bad_files` leaves it out."""
+
+    def __init__(self, path: str, problem: str):
+        super().__init__(f"{path}{problem}")
+        self.path = path
+
+    def __reduce__(self):  # a worker process raises it
+        return type(self), (self.path, str(self).removeprefix(self.path))
+
+
+class File(typing.NamedTuple):
+    """A file, and what tells a state of it from another without reading it."""
+
+    path: str
+    size: int  # bytes
+    version: str  # time of the last change, or the bucket's checksum
+
+
+def list_files(pattern: str) -> list[File]:
+    """Returns the files of text that a glob matches, sorted by path.
+
+    `**` matches any number of folders. A folder that Hugging Face `datasets` wrote stands for its
+    .arrow files.
+
+    Raises:
+        Unavailable: Nothing matches.
+        ConfigError: A match is no regular file, or has an unknown format, or a folder on the way
+            cannot be listed.
+    """
+    files = _list_bucket(pattern) if storage.in_bucket(pattern) else _list_local(pattern)
+    if not files:
+        hint = "give a glob of .txt, .jsonl or .parquet files"
+        literal = pattern.replace("[", "[[]")
+        if literal != pattern and glob.glob(os.path.expanduser(literal)):
+            hint = f"[ab] stands for a or b. To name a bracket itself, write {literal!r}"
+        raise Unavailable(f"no text file matches {pattern!r} (in {os.getcwd()}); {hint}")
+    for file in files:
+        if _reader_of(file.path) is None:
+            known = ".txt, .jsonl or .json (each also .gz, .xz or .zst)"
+            raise ConfigError(
+                f"{file.path}: not a {known}, nor a .parquet, .arrow, .tfrecord or .array_record "
+                f"file; narrow the glob {pattern!r}"
+            )
+    return files
+
+
+def _list_bucket(pattern: str) -> list[File]:
+    files, root = storage.file_system(pattern)
+    found = []
+    for name, entry in sorted(files.glob(root, detail=True).items()):
+        if entry["type"] == "file":
+            versions = [str(entry[key]) for key in VERSIONS if entry.get(key)]
+            version = versions[0] if versions else files.ukey(name)
+            found.append(File(str(files.unstrip_protocol(name)), entry["size"], version))
+    return found
+
+
+def _list_local(pattern: str) -> list[File]:
+    pattern = os.path.expanduser(pattern)
+    _check_folders(pattern)
+    paths = sorted(glob.glob(pattern, recursive=True))
+    files = [path for path in paths if not os.path.isdir(path)]
+    folders = [path for path in paths if os.path.isdir(path) and _is_dataset(path)]
+    if files and folders:
+        raise ConfigError(
+            f"{folders[0]}: a folder of Hugging Face datasets beside files; narrow the glob "
+            f"{pattern!r} to the one or the other, or to the .arrow files of the folder"
+        )
+    for folder in folders:
+        files += _files_of_dataset(folder)
+    result, first_paths = [], {}
+    for path in files:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: a pipe or device, not a file; narrow the glob {pattern!r}")
+        same = first_paths.setdefault((status.st_dev, status.st_ino), path)
+        if same != path:
+            log.warning("%s is read twice: it is also %s, by a link", same, path)
+        result.append(File(path, status.st_size, str(status.st_mtime_ns)))
+    return result
+
+
+def _check_folders(pattern: str):
+    """Raises the error of a folder that the glob must list and cannot; `glob` says nothing."""
+    parts = pathlib.PurePath(pattern).parts
+    for end in range(1, len(parts)):
+        if glob.has_magic(parts[end]) or "**" in parts[:end]:
+            for folder in glob.glob(os.path.join(*parts[:end], ""), recursive=True):
+                os.scandir(folder).close()
+
+
+def _is_dataset(folder: str) -> bool:
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (SPLITS_FILE, STATE_FILE))
+
+
+def _files_of_dataset(folder: str) -> list[str]:
+    """Returns the .arrow files of a folder that Hugging Face `datasets` wrote, in their order."""
+    path = pathlib.Path(folder)
+    if (path / SPLITS_FILE).is_file():
+        splits = ", ".join(sorted(item.name for item in path.iterdir() if item.is_dir()))
+        raise ConfigError(
+            f"{folder}: a dataset with several splits; name the folder of one ({splits})"
+        )
+    with storage.reading(path / STATE_FILE, "save the dataset again with save_to_disk"):
+        state = json.loads((path / STATE_FILE).read_bytes())
+        if state.get("_indices_data_files") or state.get("_indices_files"):
+            raise ConfigError(
+                f"{folder}: its rows are selected by an index; save dataset.flatten_indices()"
+            )
+        return [str(path / entry["filename"]) for entry in state["_data_files"]]
+
+
+@contextlib.contextmanager
+def _open(path: str) -> typing.Iterator[typing.BinaryIO]:
+    """Opens a file for bytes, on this machine or in a bucket."""
+    if storage.in_bucket(path):
+        files, name = storage.file_system(path)
+        with files.open(name, "rb") as file:
+            yield file
+    else:
+        with open(path, "rb") as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _naming(path: str, opened: str | None = None) -> typing.Iterator[None]:
+    """Context manager that turns an error in a file into one that names the file.
+
+    Args:
+        path: The file, for the message.
+        opened: The local copy of a file of a bucket, if that is read.
+
+    Raises:
+        BadFile: The file is missing, forbidden or damaged.
+        RunError: The network or the machine fails. Such a file is never left out.
+    """
+    try:
+        yield
+    except (ConfigError, RunError, ImportError):
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if _is_of_file(opened or path, error):
+            raise BadFile(
+                path, f": cannot be read ({reason}); fetch the file again, or leave it out"
+            ) from error
+        raise RunError(
+            f"{path}: could not be read now ({reason}); give the same command again: it goes on "
+            "where it stopped"
+        ) from error
+
+
+def _is_of_file(path: str, error: Exception) -> bool:
+    """Returns whether a file itself is the cause of an error, not the network or the machine.
+
+    The libraries of buckets raise the same error for an expired token and for a forbidden file. So
+    of a bucket, a file that is missing or whose content is wrong counts alone.
+    """
+    in_bucket = storage.in_bucket(path)
+    if isinstance(error, gzip.BadGzipFile | FileNotFoundError):
+        return True
+    if isinstance(error, TimeoutError | ConnectionError):
+        return False
+    if isinstance(error, OSError):
+        if error.errno is None:  # of pyarrow: damaged data
+            return not in_bucket or path.endswith((".zst", ".parquet", ".arrow"))
+        return not in_bucket and isinstance(error, PermissionError | IsADirectoryError)
+    return not in_bucket or isinstance(error, ValueError | EOFError | zlib.error | lzma.LZMAError)
+
+
+def without_packing(path: str) -> str:
+    """Returns the path or name of a file without the suffix of its packing, if it has one."""
+    return next((path.removesuffix(end) for end in PACKINGS if path.endswith(end)), path)
+
+
+def _reader_of(path: str) -> typing.Callable[..., typing.Iterator[str]] | None:
+    """Returns the function that reads the documents of a file, None for an unknown format."""
+    suffix = pathlib.PurePath(without_packing(SHARD_NUMBER.sub("", path))).suffix
+    if suffix not in LINE_SUFFIXES and path.endswith(PACKINGS):
+        return None
+    readers = {
+        ".txt": _paragraph_documents,
+        ".jsonl": _json_documents,
+        ".json": _json_documents,
+        ".parquet": _parquet_documents,
+        ".arrow": _arrow_documents,
+        ".tfrecord": _tfrecord_documents,
+        ".array_record": _array_record_documents,
+        ".arrayrecord": _array_record_documents,
+    }
+    return readers.get(suffix)
+
+
+def can_be_cut(path: str) -> bool:
+    """Returns whether a range of a file's bytes can be read alone."""
+    return pathlib.PurePath(path).suffix in LINE_SUFFIXES
+
+
+def documents(path: str, field: str, start: int = 0, end: int | None = None):
+    """Reads the documents of one file, in order.
+
+    Args:
+        path: The file.
+        field: The field, column or feature that holds a document. A .txt file has none.
+        start: First byte of a range, of a file that can be cut.
+        end: End of the range. Ranges that follow one another give each document once.
+
+    Yields:
+        The text of each document.
+
+    Raises:
+        BadFile: The file cannot be read. The message names the file and the position.
+        RunError: The file cannot be read at the moment.
+    """
+    reader = _reader_of(path)
+    with _naming(path):
+        yield from reader(path, field, start, end) if end else reader(path, field)
+
+
+def lines(path: str, start: int = 0) -> typing.Iterator[tuple[int, bytes]]:
+    """Reads the lines of a text file.
+
+    Args:
+        path: The file, which may be packed.
+        start: The first line begins at this byte or after it.
+
+    Yields:
+        (byte offset in the unpacked text, line without its end)
+
+    Raises:
+        BadFile: The file is empty, damaged or unreadable.
+    """
+    offset = start
+    with _naming(path), _open(path) as file, _unpacked(path, file) as unpacked:
+        if start:
+            unpacked.seek(start - 1)
+            offset = start - 1 + len(unpacked.readline())
+        for line in unpacked:
+            yield offset, line.rstrip(b"\r\n")
+            offset += len(line)
+    if offset == 0:
+        raise BadFile(path, ": the file is empty; remove it, or give one with text")
+
+
+def _unpacked(path: str, file: typing.BinaryIO) -> contextlib.AbstractContextManager:
+    """Returns a context manager that gives the lines of a file's unpacked content."""
+    if path.endswith(".gz"):
+        return gzip.open(file)
+    if path.endswith(".xz"):
+        return contextlib.nullcontext(_lines_of(_unpack_xz(file)))
+    if path.endswith(".zst"):
+        pyarrow = import_pyarrow()
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
+        return io.BufferedReader(stream, READ_BYTES)
+    return contextlib.nullcontext(file)
+
+
+def _unpack_xz(file: typing.BinaryIO) -> typing.Iterator[bytes]:
+    """Unpacks the .xz streams of a file one after the other.
+
+    `lzma.open` ends without an error where a later stream is damaged.
+    """
+    stream = None
+    while packed := file.read(READ_BYTES):
+        while packed:
+            if stream is None:
+                packed = packed.lstrip(b"\0")  # padding between streams
+                stream = lzma.LZMADecompressor() if packed else None
+            else:
+                yield stream.decompress(packed)
+                packed = stream.unused_data
+                stream = None if stream.eof else stream
+    if stream is not None:
+        raise EOFError("the file ends in the middle of a stream")
+
+
+def _lines_of(chunks: typing.Iterable[bytes]) -> typing.Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
+
+
+def decode(line: bytes, path: str, offset: int) -> str:
+    """Returns a line as text.
+
+    Args:
+        line: The line.
+        path: The file, for the message.
+        offset: Position of the line in the unpacked file.
+
+    Raises:
+        BadFile: The line is not UTF-8.
+    """
+    try:
+        return line.decode("utf-8-sig" if offset == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise BadFile(
+            path,
+            f": not UTF-8 at byte {offset + error.start} of the (unpacked) text; "
+            "convert the file, e.g. with iconv -t UTF-8",
+        ) from error
+
+
+def _paragraph_documents(path: str, field: str, start: int = 0, end: int | None = None):
+    """Reads a .txt file: a paragraph on each line, a blank line between documents.
+
+    A range begins after the first blank line at `start` or after it, and ends at the first blank
+    line at `end` or after it.
+    """
+    del field
+    paragraphs: list[str] = []
+    is_inside = start == 0
+    for offset, line in lines(path, start):
+        text = decode(line, path, offset).strip()
+        if text:
+            if is_inside:
+                paragraphs.append(text)
+            continue
+        if paragraphs:
+            yield "\n".join(paragraphs)
+            paragraphs = []
+        if end is not None and offset >= end:
+            return
+        is_inside = True
+    if paragraphs:
+        yield "\n".join(paragraphs)
+
+
+def _json_documents(path: str, field: str, start: int = 0, end: int | None = None):
+    """Reads a .jsonl file: a record on each line."""
+    for offset, line in lines(path, start):
+        if end is not None and offset >= end:
+            return
+        text = decode(line, path, offset)
+        if not text.strip():
+            continue
+        try:
+            record = json.loads(text)
+        except ValueError as error:
+            number = _line_number(path, offset)
+            raise BadFile(
+                path, f":{number}: not JSON ({error}); a .jsonl file holds one record a line"
+            ) from error
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            kind = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            raise BadFile(
+                path,
+                f":{_line_number(path, offset)}: no text field {field!r} in the record "
+                f"({kind[:200]}); set Corpus.text_field",
+            )
+        # JSON can hold a lone surrogate, which is not valid text.
+        yield record[field].encode("utf-8", "replace").decode("utf-8")
+
+
+def _line_number(path: str, offset: int) -> int:
+    return sum(1 for position, _ in lines(path) if position <= offset)
+
+
+def import_pyarrow():
+    """Returns the pyarrow module. Raises ConfigError if it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ConfigError(
+            f".parquet, .arrow and .zst files need pyarrow ({error}); "
+            "pip install 'maelm_jax[files]'"
+        ) from error
+    return pyarrow
+
+
+def _parquet_documents(path: str, column: str):
+    pyarrow = import_pyarrow()
+    with _open(path) as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        _check_column(path, table.schema_arrow, column)
+        for batch in table.iter_batches(TABLE_ROWS, columns=[column], use_threads=False):
+            yield from _texts(batch.column(0))
+
+
+def _arrow_documents(path: str, column: str):
+    """Reads an .arrow file: a stream or a file of Arrow's IPC format."""
+    pyarrow = import_pyarrow()
+    with _open(path) as file:
+        begin = file.read(6)
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 8, 0))
+        # pyarrow takes a stream that is cut off between two messages for a whole one.
+        if begin.startswith(ARROW_MARKER) and file.read() != ARROW_MARKER + bytes(4):
+            raise EOFError("the stream has no end")
+        file.seek(0)
+        if begin == b"ARROW1":
+            reader = pyarrow.ipc.open_file(file)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            reader = batches = pyarrow.ipc.open_stream(file)
+        _check_column(path, reader.schema, column)
+        for batch in batches:
+            yield from _texts(batch.column(column))
+
+
+def _check_column(path: str, schema, column: str):
+    """Raises BadFile unless the table has the column and the column is of text."""
+    types = import_pyarrow().types
+    if schema.names.count(column) != 1:
+        problem = "several columns" if column in schema.names else "no column"
+        raise BadFile(
+            path,
+            f": {problem} {column!r} (it has {', '.join(schema.names)[:200]}); "
+            "set Corpus.text_field",
+        )
+    kind = schema.field(column).type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+        raise BadFile(path, f": column {column!r} holds {kind}, not text; set Corpus.text_field")
+
+
+def _texts(column) -> typing.Iterator[str]:
+    """Yields the texts of a part of a column. A missing text is an empty document."""
+    return (text or "" for text in column.to_pylist())
+
+
+def import_tensorflow():
+    """Returns the tensorflow module. Raises Unavailable if it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise Unavailable(
+            f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
+            "pip install 'maelm_jax[data]'"
+        ) from error
+    return tensorflow
+
+
+def _tfrecord_documents(path: str, feature: str):
+    tensorflow = import_tensorflow()
+    with _local_copy(path) as local, _naming(path, local):
+        records = tensorflow.data.TFRecordDataset(local).as_numpy_iterator()
+        yield from _texts_of_examples(path, records, feature)
+
+
+def _array_record_documents(path: str, feature: str):
+    import_tensorflow()
+    from array_record.python import array_record_module
+
+    with _local_copy(path) as local, _naming(path, local):
+        reader = array_record_module.ArrayRecordReader(local)
+        count = reader.num_records()
+        records = (
+            record
+            for start in range(0, count, TABLE_ROWS)
+            for record in reader.read(start, min(start + TABLE_ROWS, count))
+        )
+        yield from _texts_of_examples(path, records, feature)
+
+
+@contextlib.contextmanager
+def _local_copy(path: str) -> typing.Iterator[str]:
+    """Gives a path on this machine, for libraries that open files themselves.
+
+    A file in a bucket is copied to a temporary file.
+    """
+    if not storage.in_bucket(path):
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(suffix=pathlib.PurePath(path).suffix) as copy:
+        with _open(path) as file:
+            shutil.copyfileobj(file, copy)
+        copy.flush()
+        yield copy.name
+
+
+def _texts_of_examples(path: str, records: typing.Iterable[bytes], feature: str):
+    """Yields the text of a feature of each record, which is a tf.train.Example."""
+    parse = import_tensorflow().train.Example.FromString
+    is_empty = True
+    for record in records:
+        is_empty = False
+        features = parse(record).features.feature
+        if feature not in features:
+            known = ", ".join(sorted(features))[:200]
+            raise BadFile(path, f": no feature {feature!r} (it has {known}); set Corpus.text_field")
+        values = features[feature].bytes_list.value
+        if len(values) != 1:
+            raise BadFile(
+                path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
+            )
+        yield values[0].decode("utf-8")
+    if is_empty:
+        raise BadFile(path, ": holds no record; remove it, or fetch it again")

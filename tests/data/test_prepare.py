@@ -1,0 +1,412 @@
+"""Preparing rows: the same store by every driver, after every kill; nothing damaged or changed is used."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from testing import prepared_rows
+
+from maelm_jax import config, storage
+from maelm_jax.data import packing, prepare, readers, rows, sources, vocabulary_training, workers
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def files_of(corpus) -> dict[str, bytes]:
+    """Returns every file of `rows_dir`."""
+    folder = pathlib.Path(corpus.rows_dir)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def expected(corpus, vocabulary, tmp_path):
+    """The files of an undisturbed preparation."""
+    elsewhere = dataclasses.replace(corpus, rows_dir=str(tmp_path / "expected"))
+    prepare.prepare(elsewhere, vocabulary)
+    return files_of(elsewhere)
+
+
+def parts_of(corpus) -> pathlib.Path:
+    (folder,) = pathlib.Path(corpus.rows_dir).glob("*.parts")
+    return folder
+
+
+# ---- what the rows are
+
+
+def test_splits_are_disjoint_and_by_text(documents, corpus, vocabulary):
+    (stores,) = prepare.prepare(corpus, vocabulary).stores.values()
+    texts = ["\n".join(line.strip() for line in text[:1500].split("\n") if line.strip()) for text in documents[:60]]
+    for split, store in stores.items():
+        chosen = [text for text in texts if sources.is_heldout(text, 0.1) == (split == "heldout")]
+        expected = [i for text in chosen for line in vocabulary.encode_batch(text.split("\n")) for i in line]
+        table = store[np.arange(len(store))]
+        special = (vocabulary.bos, vocabulary.eos, vocabulary.pad)
+        assert table[~np.isin(table, special)].tolist() == expected, "the text in its order"
+        assert store.statistics["documents"] == len(chosen) > 2
+        assert store.statistics["tokens"] == (table != vocabulary.pad).sum()
+        assert store.statistics["segments"] == (table == vocabulary.bos).sum()
+        assert store.statistics["bytes"] == sum(len(text.encode()) for text in chosen)
+
+
+def test_small_files_are_packed_together(vocabulary, tmp_path):
+    """Packing crosses the files of a part."""
+    texts = [f"Document {number} says a few words and ends." for number in range(300)]
+    tables = []
+    for name, parts in (("one", [texts]), ("many", [[text] for text in texts])):
+        (tmp_path / name).mkdir()
+        for number, part in enumerate(parts):
+            (tmp_path / name / f"{number:03d}.txt").write_text("\n\n".join(part))
+        corpus = config.Corpus(
+            text_files=f"{tmp_path}/{name}/*.txt",
+            sequence_length=128,
+            rows_dir=str(tmp_path / name),
+            processes=1,
+        )
+        tables.append(prepared_rows(corpus, vocabulary)["train"])
+    np.testing.assert_array_equal(*tables)
+
+
+def test_every_format_gives_the_same_rows(small_vocabulary, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    texts = [f"Document {number} says a few words.\nIts second line." for number in range(300)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", row_group_size=70)
+    found = set()
+    for name in ("a.txt", "a.jsonl", "a.parquet"):
+        corpus = config.Corpus(text_files=f"{tmp_path}/{name}", rows_dir=str(tmp_path / "rows"))
+        (entry,) = prepare.prepare(corpus, small_vocabulary).record["sources"].values()
+        found.add(entry["fingerprint"])
+    assert len(found) == 1
+
+
+def test_what_determines_the_rows_is_in_their_name(corpus, vocabulary, documents, tmp_path):
+    def stores():
+        return {path.parent.name for path in (tmp_path / "rows").glob("*/store.json")}
+
+    prepare.prepare(corpus, vocabulary)
+    other = vocabulary_training.train(documents, config.Vocabulary(size=1000))
+    prepare.prepare(corpus, other)
+    for count, change in enumerate(({"sequence_length": 32}, {"heldout_fraction": 0.2}, {"text_field": "body"}), start=3):
+        prepare.prepare(dataclasses.replace(corpus, **change), vocabulary)
+        assert len(stores()) == count
+    os.utime(tmp_path / "a.txt", (1, 1))
+    prepare.prepare(corpus, vocabulary)
+    assert len(stores()) == 6
+    prepare.prepare(dataclasses.replace(corpus, processes=2, skip_bad_files=True), vocabulary)
+    assert len(stores()) == 6
+
+
+def test_too_little_text_is_an_error(vocabulary, tmp_path):
+    texts = (f"Document {number}." for number in range(1000))
+    (tmp_path / "a.txt").write_text(next(text for text in texts if sources.is_heldout(text, 0.1)))
+    corpus = config.Corpus(text_files=f"{tmp_path}/a.txt", heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"))
+    for _ in range(2):  # also when the store is there already
+        with pytest.raises(config.ConfigError, match="no text left to train on"):
+            prepare.prepare(corpus, vocabulary)
+
+
+# ---- drivers
+
+
+def test_any_number_of_processes_makes_the_same_store(corpus, vocabulary, expected):
+    # The parts are small in this process alone, so the children get them from the plan.
+    prepare.prepare(dataclasses.replace(corpus, processes=2), vocabulary)
+    assert files_of(corpus) == expected
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 50])
+def test_tasks_of_an_array_job_make_the_same_store(corpus, vocabulary, expected, tasks):
+    """In any order, one of them twice; with more tasks than parts."""
+    order = [*reversed(range(tasks)), 0]
+    for task in order[:-2]:
+        prepare.make_parts(corpus, vocabulary, task, tasks)
+    if tasks > 1:
+        with pytest.raises(config.ConfigError, match="parts are missing.*--part"):
+            prepare.join(corpus, vocabulary)
+    for task in order[-2:]:
+        prepare.make_parts(corpus, vocabulary, task, tasks)
+    for _ in range(2):  # once more changes nothing
+        prepare.join(corpus, vocabulary)
+        assert files_of(corpus) == expected
+    prepare.make_parts(corpus, vocabulary, 0, tasks)  # a late task
+    assert files_of(corpus) == expected
+
+
+def test_parts_can_be_made_in_any_order(corpus, vocabulary, expected):
+    def backwards(folder):
+        for number in reversed(prepare.missing_parts(folder)):
+            prepare.make_part(folder, number)
+
+    prepare.prepare(corpus, vocabulary, backwards)
+    assert files_of(corpus) == expected
+
+
+SCRIPT = """
+import json, sys, time
+from maelm_jax import config
+from maelm_jax.data import prepare, rows, sources, vocabularies
+sources.PART_BYTES, rows.SHARD_ROWS = 8_000, 64
+make_part = prepare.make_part
+def slow(folder, number):
+    time.sleep(float(sys.argv[3]))
+    make_part(folder, number)
+    print(number, flush=True)
+prepare.make_part = slow
+prepare.prepare(config.Corpus(**json.loads(sys.argv[1])), vocabularies.load(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def start(corpus, vocabulary, tmp_path):
+    """Starts a process that prepares the corpus, with a pause before each part."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    settings = json.dumps(dataclasses.asdict(corpus))
+    saved = str(vocabulary.save(tmp_path / "vocabulary"))
+
+    def start(seconds: float) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, str(tmp_path / "script.py"), settings, saved, str(seconds)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def test_preparations_started_at_once_make_each_part_once(corpus, expected, start):
+    made = []
+    processes = [start(0.02) for _ in range(3)]
+    for process in processes:
+        stdout, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        made += stdout.split()
+    assert len(made) == len(set(made)) > 5 and files_of(corpus) == expected
+
+
+def test_when_the_one_that_works_is_killed_the_one_that_waits_goes_on(corpus, expected, start):
+    first = start(0.3)
+    while not list(pathlib.Path(corpus.rows_dir).glob("*.parts/*.zip")):
+        assert first.poll() is None
+        time.sleep(0.01)
+    second = start(0)
+    time.sleep(0.5)
+    first.send_signal(signal.SIGKILL)
+    before = first.communicate()[0].split()
+    after, _ = second.communicate(timeout=120)
+    assert second.returncode == 0 and files_of(corpus) == expected
+    assert before and set(after.split()) and not set(before) & set(after.split())
+
+
+# ---- kills, full disks, damage
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("tasks", [0, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_preparations_killed_at_random_make_the_same_store(corpus, vocabulary, expected, monkeypatch, tasks, seed):
+    """A preparation, or each task of an array job, ends before, in or after a random write."""
+    rng, write = np.random.default_rng(seed), storage.atomic_file
+    rename = pathlib.Path.rename
+
+    @contextlib.contextmanager
+    def killed_at_random(path):
+        moment = rng.integers(0, 9)
+        if moment == 0:
+            raise Killed
+        with write(path) as file:
+            yield file
+            if moment == 1:
+                raise Killed
+        if moment == 2:
+            raise Killed
+
+    def renamed_or_killed(path, target):
+        moment = rng.integers(0, 4)
+        if moment == 0:
+            raise Killed
+        rename(path, target)
+        if moment == 1:
+            raise Killed
+
+    monkeypatch.setattr(storage, "atomic_file", killed_at_random)
+    monkeypatch.setattr(pathlib.Path, "rename", renamed_or_killed)
+    work = [functools.partial(prepare.make_parts, corpus, vocabulary, task, tasks) for task in range(tasks)]
+    work.append(functools.partial(prepare.join if tasks else prepare.prepare, corpus, vocabulary))
+    kills = 0
+    while work:
+        try:
+            work[0]()
+            work.pop(0)
+        except Killed:
+            kills += 1
+    assert kills > 1 and files_of(corpus) == expected
+
+
+@pytest.mark.parametrize("remaining", [1, 2, 3, 5, 8])
+def test_a_full_disk_is_told_and_the_next_start_goes_on(corpus, vocabulary, expected, monkeypatch, remaining):
+    write, writes = storage.atomic_file, 0
+
+    @contextlib.contextmanager
+    def until_full(path):
+        nonlocal writes
+        writes += 1
+        with write(path) as file:
+            yield file
+            if writes > remaining:
+                raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "atomic_file", until_full)
+        with pytest.raises(OSError, match="No space left"):
+            prepare.prepare(corpus, vocabulary)
+    assert not list(pathlib.Path(corpus.rows_dir).rglob("*.tmp"))
+    prepare.prepare(corpus, vocabulary)
+    assert files_of(corpus) == expected
+
+
+def test_a_disk_that_is_full_at_the_join_is_told(corpus, vocabulary, expected, monkeypatch):
+    def full(*_):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "_write_array", full)
+        with pytest.raises(config.RunError, match="No space left"):
+            prepare.prepare(corpus, vocabulary)
+    prepare.prepare(corpus, vocabulary)
+    assert files_of(corpus) == expected
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
+def test_a_damaged_part_is_made_again(corpus, vocabulary, expected, damage):
+    prepare.make_parts(corpus, vocabulary, 0, 1)
+    path = sorted(parts_of(corpus).glob("*.zip"))[2]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes({"flip": content, "cut": content[:-100], "empty": b""}[damage])
+    with pytest.raises(config.RunError, match=f"{path}: damaged"):
+        prepare.join(corpus, vocabulary)
+    prepare.prepare(corpus, vocabulary)
+    assert files_of(corpus) == expected
+
+
+def test_finished_parts_are_not_made_twice(corpus, vocabulary, monkeypatch):
+    prepare.make_parts(corpus, vocabulary, 0, 2)
+    packed = []
+    original = packing.tokenise
+    monkeypatch.setattr(packing, "tokenise", lambda *args: packed.append(args) or original(*args))
+    made = len(list(parts_of(corpus).glob("*.zip")))
+    total = len(sources.parts(f"files:{corpus.text_files}", corpus))
+    prepare.prepare(corpus, vocabulary)
+    assert len(packed) == 2 * (total - made) > 0
+    prepare.prepare(corpus, vocabulary)
+    assert len(packed) == 2 * (total - made), "a whole store is used as it is"
+
+
+@pytest.mark.parametrize("work", [prepare.prepare, prepare.join])
+def test_text_that_changes_while_it_is_read_is_not_used(corpus, vocabulary, tmp_path, monkeypatch, work):
+    if work is prepare.join:
+        prepare.make_parts(corpus, vocabulary, 0, 1)
+    original = prepare._write_plan
+
+    def change(*args):
+        original(*args)
+        (tmp_path / "b.txt").write_text("Another text. ")
+
+    monkeypatch.setattr(prepare, "_write_plan", change)
+    with pytest.raises(config.ConfigError, match="changed while it was read"):
+        work(corpus, vocabulary)
+    assert not list((tmp_path / "rows").glob("*"))
+
+
+# ---- bad files
+
+
+def test_bad_files_end_the_command_or_are_left_out_as_a_whole(corpus, vocabulary, tmp_path, expected):
+    """Of a file that breaks off after some documents no row is made. The finished parts are kept."""
+    lines = [json.dumps({"text": f"Record {number} of a file."}) for number in range(30)]
+    (tmp_path / "c.jsonl").write_text("\n".join([*lines, '{"text": "Rec']))
+    (tmp_path / "d.txt").write_bytes(b"")
+    more = dataclasses.replace(corpus, text_files=f"{tmp_path}/*.[tj]*")
+    with pytest.raises(readers.BadFile, match=r"c\.jsonl:31: not JSON"):
+        prepare.prepare(more, vocabulary)
+    finished = {path: path.stat().st_mtime_ns for path in parts_of(more).glob("*.zip")}
+    assert len(finished) > 3
+    prepared = prepare.prepare(dataclasses.replace(more, skip_bad_files=True), vocabulary)
+    (entry,) = prepared.record["sources"].values()
+    manifest = rows.read_manifest(rows.path_of(more, entry["store"]))
+    assert list(manifest["left_out"]["files"]) == [f"{tmp_path}/c.jsonl", f"{tmp_path}/d.txt"]
+    (good,) = (json.loads(content) for name, content in expected.items() if "store.json" in name)
+    assert manifest["fingerprint"] == good["fingerprint"]
+
+
+def test_when_every_file_is_left_out_the_reason_is_shown(small_vocabulary, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "a text"}\n')
+    corpus = config.Corpus(text_files=f"{tmp_path}/*.jsonl", rows_dir=str(tmp_path / "rows"), skip_bad_files=True)
+    with pytest.raises(config.ConfigError, match=r"no text left .*a\.jsonl:1: no text field"):
+        prepare.prepare(corpus, small_vocabulary)
+
+
+# ---- rows that were prepared before
+
+
+def test_rows_copied_to_a_machine_without_the_text_are_used(corpus, vocabulary, tmp_path, caplog):
+    here = prepared_rows(corpus, vocabulary)
+    shutil.copytree(tmp_path / "rows", tmp_path / "copy")
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).unlink()
+    copied = dataclasses.replace(corpus, rows_dir=str(tmp_path / "copy"))
+    np.testing.assert_array_equal(prepared_rows(copied, vocabulary)["train"], here["train"])
+    assert "prepared before" in caplog.text
+    with pytest.raises(readers.Unavailable, match="no text file matches"):
+        prepare.prepare(dataclasses.replace(corpus, sequence_length=32), vocabulary)
+
+
+def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeypatch):
+    before = prepared_rows(corpus, vocabulary)["train"]
+    (next((tmp_path / "rows").glob("rows-*.json"))).unlink()
+
+    def refuse(path, content):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(storage, "write", refuse)
+    np.testing.assert_array_equal(prepared_rows(corpus, vocabulary)["train"], before)
+
+
+def test_other_rows_in_a_store_of_the_same_name_are_refused(corpus, vocabulary, tmp_path):
+    record = prepare.prepare(corpus, vocabulary).record
+    (entry,) = record["sources"].values()
+    other = dataclasses.replace(corpus, heldout_fraction=0.2)
+    (foreign,) = prepare.prepare(other, vocabulary).record["sources"].values()
+    shutil.rmtree(tmp_path / "rows" / entry["store"])
+    shutil.copytree(tmp_path / "rows" / foreign["store"], tmp_path / "rows" / entry["store"])
+    with pytest.raises(config.ConfigError, match="not the recorded rows"):
+        prepare.open_record(record, corpus)
+
+
+def test_reading_rows_needs_neither_tensorflow_nor_seqio():
+    heavy = "{'tensorflow', 'seqio', 'tensorflow_datasets', 'jax', 'pyarrow'}"
+    code = f"import sys, maelm_jax.data.batches, maelm_jax.prepare; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_one_process_for_each_core_by_default(monkeypatch):
+    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0, 1, 5})
+    assert workers.count(config.Corpus()) == 3 and workers.count(config.Corpus(processes=7)) == 7

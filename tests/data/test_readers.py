@@ -1,0 +1,401 @@
+"""Files of text: the same documents of every format; what is wrong in a file is a line that names it."""
+
+import contextlib
+import errno
+import gzip
+import io
+import itertools
+import json
+import lzma
+import os
+import pickle
+import random
+
+import pytest
+from testing import PACK
+
+from maelm_jax import config
+from maelm_jax.data import readers
+
+TEXTS = [f"Document {number}.\nIts second line, naïve." for number in range(1500)]
+
+
+def read(pattern, field="text"):
+    return [text for file in readers.list_files(str(pattern)) for text in readers.documents(file.path, field) if text.strip()]
+
+
+# ---- text and JSON
+
+
+@pytest.mark.parametrize("packing", PACK)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_text_files_of_every_packing(tmp_path, packing, ending):
+    content = "\ufeff" + "\n \n\n".join(TEXTS) + "\n\n"
+    with PACK[packing](tmp_path / f"a.txt{packing}", "wb") as file:
+        file.write(content.replace("\n", ending).encode())
+    assert read(tmp_path / "*") == TEXTS
+
+
+@pytest.mark.parametrize("packing", PACK)
+def test_json_files_of_every_packing(tmp_path, packing):
+    with PACK[packing](tmp_path / f"a.jsonl{packing}", "wb") as file:
+        lines = [json.dumps({"body": text, "id": 1}) for text in [*TEXTS, "", "  \n"]]
+        file.write("\n".join(lines).encode())
+    assert read(tmp_path / "*.jsonl*", "body") == TEXTS
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_ranges_of_a_file_hold_each_document_once_wherever_it_is_cut(tmp_path, name):
+    texts = [text * (number % 4 + 1) for number, text in enumerate(TEXTS[:40])]
+    if name == "a.txt":
+        content = "\n\n".join(texts).replace("\n\n", "\n \n\n", 7) + "\n\n\n"
+    else:
+        content = "\n".join(json.dumps({"text": text}) for text in texts)
+    path = tmp_path / name
+    path.write_bytes(content.encode())
+    size, rng = path.stat().st_size, random.Random(0)
+    for cuts in range(1, 60):
+        bounds = [0, *sorted(rng.sample(range(1, size), cuts)), size]
+        found = [text for start, end in itertools.pairwise(bounds) for text in readers.documents(str(path), "text", start, end)]
+        assert found == texts, bounds
+
+
+BAD = {
+    "latin.txt": (b"one\n\nna\xefve", "byte 7"),
+    "empty.txt": (b"", "empty"),
+    "empty.txt.gz": (gzip.compress(b""), "empty"),
+    "cut.txt.gz": (gzip.compress(bytes(range(256)) * 50)[:60], "cannot be read"),
+    "no.txt.gz": (b"plain text", "cannot be read"),
+    "cut.txt.xz": (lzma.compress(b"x y" * 5000)[:-20], "cannot be read"),
+    "no.jsonl.xz": (b"plain text", "cannot be read"),
+    "field.jsonl": (b'{"text": "a"}\n{"txt": "b"}', r":2: .*'text'.*txt.*text_field"),
+    "number.jsonl": (b'{"text": 3}', ":1: "),
+    "nan.jsonl": (b'{"text": NaN}', ":1: "),
+    "null.jsonl": (b'{"text": null}', ":1: "),
+    "broken.jsonl": (b'{"text": "a"}\n\n{"text"', ":3: not JSON"),
+    "no.jsonl.zst": (b"plain text", "cannot be read"),
+    "table.csv": (b"a,b", "not a .txt"),
+    "packed_twice.txt.gz.xz": (b"", "not a .txt"),
+    "a.parquet.gz": (b"", "not a .txt"),
+    "array.json": (b'[{"text": "a"},\n', ":1: not JSON"),
+    "a.parquet": (b"PAR1 no parquet", "cannot be read"),
+    "a.arrow": (b"no arrow at all", "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_line_that_names_it(tmp_path, name):
+    content, message = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(config.ConfigError, match=f"{name}.*{message}") as caught:
+        read(tmp_path / "*")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_error_of_a_bad_file_travels_from_a_worker_process():
+    error = pickle.loads(pickle.dumps(readers.BadFile("a.txt", ": empty")))
+    assert (str(error), error.path) == ("a.txt: empty", "a.txt")
+
+
+def test_a_lone_surrogate_in_the_text_is_replaced(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "a \ud800 b"}))
+    assert read(tmp_path / "a.jsonl") == ["a ? b"]
+
+
+def test_zstd_data_that_is_cut_off_is_named(tmp_path):
+    with PACK[".zst"](tmp_path / "a.txt.zst", "wb") as file:
+        file.write(random.Random(0).randbytes(300_000).hex().encode())
+    whole = (tmp_path / "a.txt.zst").read_bytes()
+    (tmp_path / "a.txt.zst").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(readers.BadFile, match=r"a\.txt\.zst"):
+        read(tmp_path / "*")
+
+
+@pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
+def test_data_of_several_streams_is_read_to_the_end(tmp_path, packing):
+    for text in TEXTS[:3]:
+        with PACK[packing](tmp_path / "part", "wb") as file:
+            file.write(f"{text}\n\n".encode())
+        with open(tmp_path / f"a.txt{packing}", "ab") as file:
+            file.write((tmp_path / "part").read_bytes())
+    assert read(tmp_path / "a.txt*") == TEXTS[:3]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda first, second: first + b"\x00\x01" + second[2:],
+        lambda first, second: first + b"x" + second[1:],
+        lambda first, second: first + second[:20],
+        lambda first, second: first + second[:40] + bytes([second[40] ^ 1]) + second[41:],
+        lambda first, second: first[:-1],
+    ],
+    ids=["start", "first byte", "cut", "inside", "end"],
+)
+def test_a_damaged_stream_of_xz_data_is_named(tmp_path, damage):
+    """lzma.open ends there without an error."""
+    streams = [lzma.compress((f"{text}\n\n" * 50).encode()) for text in TEXTS[:2]]
+    (tmp_path / "a.txt.xz").write_bytes(damage(*streams))
+    with pytest.raises(readers.BadFile, match=r"a\.txt\.xz"):
+        read(tmp_path / "*.xz")
+
+
+# ---- tables
+
+
+def write_stream(path, content):
+    pa = pytest.importorskip("pyarrow")
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, content.schema) as stream:
+        stream.write_table(content, 100)
+
+
+def table(texts=TEXTS, column="text", kind=None):
+    pa = pytest.importorskip("pyarrow")
+    return pa.table({"id": list(range(len(texts))), column: pa.array(texts, kind)})
+
+
+def write_parquet(path, content, **settings):
+    pytest.importorskip("pyarrow.parquet").write_table(content, path, **settings)
+
+
+def write_dataset(folder, parts: list[list[str]], **state):
+    """Writes a folder as `Dataset.save_to_disk` does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{number:05d}-of-{len(parts):05d}.arrow" for number in range(len(parts))]
+    for name, part in zip(names, parts, strict=True):
+        write_stream(folder / name, table(part))
+    (folder / "dataset_info.json").write_text("{}")
+    files = [{"filename": name} for name in names]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files} | state))
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view"])
+def test_parquet_files_of_every_kind_of_text(tmp_path, kind):
+    pa = pytest.importorskip("pyarrow")
+    write_parquet(tmp_path / "a.parquet", table(kind=getattr(pa, kind)()), row_group_size=700)
+    assert read(tmp_path / "*.parquet") == TEXTS
+
+
+def test_missing_texts_and_categories(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    texts = pa.array(["one", None, " ", "two", "one"]).dictionary_encode()
+    write_parquet(tmp_path / "a.parquet", pa.table({"body": texts}))
+    assert read(tmp_path / "a.parquet", "body") == ["one", "two", "one"]
+
+
+def test_arrow_streams_and_files(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    write_stream(tmp_path / "a.arrow", table(TEXTS[:700]))
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file:
+        with pa.ipc.new_file(file, table().schema) as out:
+            out.write_table(table(TEXTS[700:]), 400)
+    assert read(tmp_path / "*.arrow") == TEXTS
+
+
+def test_a_dataset_folder_is_its_files_in_their_order(tmp_path):
+    write_dataset(tmp_path / "books", [TEXTS[:5], TEXTS[5:9]])
+    write_stream(tmp_path / "books" / "cache-1.arrow", table(["not a part of the dataset"]))
+    assert read(tmp_path / "books") == TEXTS[:9]
+    (tmp_path / "a.txt").write_text("one")
+    with pytest.raises(config.ConfigError, match="books: .*narrow the glob"):
+        read(tmp_path / "*")
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "message"),
+    [
+        ("a.parquet", lambda path: write_parquet(path, table(["x"], "content")), "content.*text_f"),
+        ("a.parquet", lambda path: write_parquet(path, table([1, 2])), "int64, not text"),
+        ("books", lambda path: path.mkdir(), "no text file matches"),
+        ("books", lambda path: write_dataset(path, [["x"]], _indices_files=["i"]), "flatten"),
+        (
+            "books",
+            lambda path: (write_dataset(path, []), (path / "dataset_dict.json").write_text("{}")),
+            "several splits",
+        ),
+        ("books", lambda path: (path.mkdir(), (path / "state.json").write_text("{")), "state.json"),
+    ],
+)
+def test_a_table_of_another_form_is_one_line(tmp_path, name, write, message):
+    write(tmp_path / name)
+    with pytest.raises(config.ConfigError, match=message) as caught:
+        read(tmp_path / name)
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_table_that_is_cut_off_is_named(tmp_path, name):
+    (write_parquet if name == "a.parquet" else write_stream)(tmp_path / name, table())
+    whole = (tmp_path / name).read_bytes()
+    # pyarrow takes a stream that ends between two batches for a whole one.
+    batches = [at for at in range(0, len(whole), 8) if whole[at : at + 4] == b"\xff\xff\xff\xff"]
+    for end in (len(whole) // 2, *batches[1:]):
+        (tmp_path / name).write_bytes(whole[:end])
+        with pytest.raises(readers.BadFile, match=name):
+            read(tmp_path / name)
+
+
+# ---- records
+
+
+def example(*texts: bytes, feature="text") -> bytes:
+    train = pytest.importorskip("tensorflow").train
+    values = train.Feature(bytes_list=train.BytesList(value=texts))
+    return train.Example(features=train.Features(feature={feature: values})).SerializeToString()
+
+
+def write_records(path, records):
+    if "tfrecord" in path.name:
+        with pytest.importorskip("tensorflow").io.TFRecordWriter(str(path)) as writer:
+            for record in records:
+                writer.write(record)
+    else:
+        module = pytest.importorskip("array_record.python.array_record_module")
+        writer = module.ArrayRecordWriter(str(path), "group_size:7")
+        for record in records:
+            writer.write(record)
+        writer.close()
+
+
+of_tensorflow = pytest.mark.filterwarnings("ignore")  # its warnings
+
+
+@of_tensorflow
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord-00000-of-00001", "a.array_record", "a.arrayrecord"])
+def test_records_come_back_in_order(tmp_path, name):
+    write_records(tmp_path / name, [example(text.encode(), feature="body") for text in TEXTS])
+    assert read(tmp_path / "a.*", "body") == TEXTS
+
+
+@of_tensorflow
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.array_record"])
+@pytest.mark.parametrize("what", ["feature", "two", "utf-8", "example", "cut", "zeros", "none"])
+def test_bad_records_are_one_line(tmp_path, name, what):
+    records = {
+        "feature": [example(b"x", feature="body")],
+        "two": [example(b"x", b"y")],
+        "utf-8": [example(b"\xff\xfe")],
+        "example": [b"\xff\xff\xff no example"],
+        "none": [],
+    }
+    path = tmp_path / name
+    write_records(path, records.get(what, [example(text.encode()) for text in TEXTS]))
+    content = path.read_bytes()
+    if what == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    if what == "zeros":
+        path.write_bytes(content[:200] + bytes(100) + content[300:])
+    with pytest.raises(readers.BadFile, match=name) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+
+
+# ---- which files
+
+
+def test_a_nested_glob_mixes_formats_in_the_order_of_names(tmp_path):
+    for folder in ("a", "b/c", "d"):
+        (tmp_path / folder).mkdir(parents=True)
+    write_parquet(tmp_path / "a" / "part.parquet", table(["one", "two"]))
+    records = b'{"text": "three"}\n{"text": "four"}\n'
+    (tmp_path / "b" / "c" / "part.json.gz").write_bytes(gzip.compress(records))
+    (tmp_path / "d" / "part.txt").write_text("five")
+    assert read(tmp_path / "**") == ["one", "two", "three", "four", "five"]
+
+
+def test_another_size_or_time_is_another_version(tmp_path):
+    path, versions = tmp_path / "a.txt", []
+    for content, time in (("one", 1), ("three", 1), ("three", 2)):
+        path.write_text(content)
+        os.utime(path, (time, time))
+        versions.append(readers.list_files(str(path))[0])
+    assert len(set(versions)) == 3
+
+
+def test_a_name_with_brackets_gets_a_hint(tmp_path):
+    (tmp_path / "books[v1].txt").write_text("one")
+    with pytest.raises(readers.Unavailable, match=r"books\[\[\]v1\]\.txt"):
+        read(tmp_path / "books[v1].txt")
+    assert read(tmp_path / "books[[]v1].txt") == ["one"]
+    with pytest.raises(readers.Unavailable, match="no text file matches"):
+        read(tmp_path / "other*.txt")
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    os.mkfifo(tmp_path / "b.txt")
+    with pytest.raises(config.ConfigError, match=r"b\.txt: a pipe or device"):
+        read(tmp_path / "*.txt")
+
+
+def test_a_folder_that_a_link_reads_twice_is_noted(tmp_path, caplog):
+    (tmp_path / "text" / "a").mkdir(parents=True)
+    (tmp_path / "text" / "a" / "a.txt").write_text("one")
+    assert read(tmp_path / "text" / "**" / "*.txt") == ["one"] and not caplog.records
+    (tmp_path / "text" / "b").symlink_to(tmp_path / "text" / "a")
+    assert read(tmp_path / "text" / "**" / "*.txt") == ["one", "one"]
+    assert "a/a.txt" in caplog.text and "b/a.txt" in caplog.text
+
+
+@pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, pattern):
+    """`glob` would leave out its files without a word."""
+    for folder in ("a/b", "c/b"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "a.txt").write_text("one")
+        (tmp_path / folder).with_name("a.txt").write_text("two")
+    scandir, hidden = os.scandir, str(tmp_path / ("c/b" if pattern == "*/b/*.txt" else "c"))
+
+    def refusing_scandir(path="."):
+        if os.path.normpath(str(path)) == hidden:
+            raise PermissionError(errno.EACCES, "Permission denied", hidden)
+        return scandir(path)
+
+    assert len(read(tmp_path / pattern)) > 1
+    monkeypatch.setattr(os, "scandir", refusing_scandir)
+    with pytest.raises(PermissionError) as caught:
+        read(tmp_path / pattern)
+    assert caught.value.filename == hidden
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "kind"),
+    [
+        ("s3://b/a.txt", PermissionError("The provided token has expired."), config.RunError),
+        ("gs://b/a.txt", OSError("Forbidden: https://storage.googleapis.com"), config.RunError),
+        ("gs://b/a.txt", FileNotFoundError("b/a.txt"), readers.BadFile),
+        ("gs://b/a.txt.gz", gzip.BadGzipFile("Not a gzipped file"), readers.BadFile),
+        ("gs://b/a.jsonl.zst", OSError("ZSTD decompression failed"), readers.BadFile),
+        ("gs://b/a.parquet", TimeoutError("no answer"), config.RunError),
+        ("gs://b/a.tfrecord", PermissionError("The provided token has expired."), config.RunError),
+        ("a.txt", FileNotFoundError(2, "No such file"), readers.BadFile),
+        ("a.txt", PermissionError(13, "Permission denied"), readers.BadFile),
+        ("a.txt", OSError(errno.EIO, "Input/output error"), config.RunError),
+        ("a.txt", OSError(errno.ESTALE, "Stale file handle"), config.RunError),
+        ("a.txt", OSError(errno.EMFILE, "Too many open files"), config.RunError),
+    ],
+)
+def test_only_the_fault_of_a_file_itself_may_leave_it_out(path, error, kind, monkeypatch):
+    """The libraries of a bucket raise the same error for an expired token as for a forbidden file."""
+    if "tfrecord" in path:
+        pytest.importorskip("tensorflow")
+
+    class Failing(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise error
+
+        seek = tell = read = lambda *_: (_ for _ in ()).throw(error)
+
+    @contextlib.contextmanager
+    def opened(path):
+        yield Failing()
+
+    monkeypatch.setattr(readers, "_open", opened)
+    if path.endswith((".gz", ".zst")):
+        monkeypatch.setattr(readers, "_unpacked", lambda path, file: contextlib.nullcontext(file))
+    with pytest.raises(Exception, match=path) as caught:
+        list(readers.documents(path, "text"))
+    assert type(caught.value) is kind
