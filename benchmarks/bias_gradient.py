@@ -84,12 +84,11 @@ def table_gradient(experiment: config.Experiment, backend: str, dtype: str):
     import training_setup
 
     from maelm_jax.model import keys
-    from maelm_jax.training import step
 
     model = dataclasses.replace(experiment.model, attention_backend=backend, dtype=dtype)
     experiment = dataclasses.replace(experiment, model=model)
     setup = training_setup.set_up(experiment)
-    loss = step.pretraining_loss(experiment, setup.graph, setup.special)
+    loss = setup.objective.loss
     numbers = jax.numpy.arange(len(setup.ids), dtype=jax.numpy.uint32)
     key = keys.of_stream(experiment.run.seed, keys.TRAIN_STREAM)
 

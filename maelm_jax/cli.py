@@ -11,7 +11,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, huge_pages, storage, workdirs
+from maelm_jax import config, gin_files, huge_pages, storage
 from maelm_jax.config import ConfigError
 
 # What helps a command that ran out of memory.
@@ -146,10 +146,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
                 "or --workdir=RUN of a run that was started before"
             )
-        record = workdirs.records(args.workdir) / gin_files.RECORD
+        from maelm_jax.training import run_record  # imports JAX
+
+        record = run_record.fetch(args.workdir) / gin_files.RECORD
         if not record.is_file():
             raise ConfigError(
-                f"{workdirs.no_run(args.workdir)}. "
+                f"{run_record.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
         args.gin_file, args.run = [str(record)], args.workdir

@@ -46,24 +46,12 @@ def main(argv: list[str]) -> int:
     from maelm_jax.data import vocabularies
     from maelm_jax.encoders import adoption, source
     from maelm_jax.planning import estimate, report, search
-    from maelm_jax.training import flops, phases
 
     if experiment.run.init_from:
         encoder_source = source.find(experiment.run.init_from)
         experiment = adoption.adopt(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
-    run_phases = phases.of_run(experiment)
-    size = experiment.vocabulary.size
-    flops_by_phase = [sum(flops.flops_terms(one.experiment, size).values()) for one in run_phases]
-    most = run_phases[flops_by_phase.index(max(flops_by_phase))]
-    experiment = most.experiment
-    if len(run_phases) > 1:
-        print(
-            f"the plan is for the steps with the most FLOPs, {phases.describe(most)}. So the time "
-            "of the run is an upper bound. Steps at a higher mask rate can need more memory",
-            flush=True,
-        )
     if args.sweep:
         plans = []
         programs = search.sweep(experiment, target, devices)

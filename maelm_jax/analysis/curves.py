@@ -1,55 +1,33 @@
-"""What a run logged: the held-out loss by step and by hours of training, and the rank by step."""
+"""What a run logged: the held-out loss by tokens, and the rank by step."""
 
 import numpy as np
 
-from maelm_jax import config
-from maelm_jax.training import metrics, phases
+from maelm_jax.training import metrics, run_record
 
-NO_CURVE: dict = {"steps": [], "losses": [], "hours": [], "unigram": None}
+NO_CURVE: dict = {"steps": [], "losses": [], "tokens": [], "unigram": None}
 
 
-def heldout_curve(workdir: str, experiment: config.Experiment, last_step: int) -> dict:
-    """Reads the evaluations of a pretraining run.
+def heldout_curve(workdir: str, last_step: int) -> dict:
+    """Reads the evaluations of a pretraining run, after those of the runs that it goes on from.
 
     Args:
         workdir: Workdir of the run.
-        experiment: Settings of the run.
-        last_step: Evaluations after this step are left out.
+        last_step: Evaluations of the run after this step are left out.
 
     Returns:
-        Lists `steps`, `losses` (nats) and `hours` (of training until the evaluation), and
-        `unigram`, the unigram cross-entropy in nats. Hours are steps times the median step time of
-        their phase, so start-up, evaluation and other work on the machine do not count. NO_CURVE
+        Lists `losses` (nats), `tokens` (trained on until the evaluation, in all runs) and `steps`
+        (of the run of the evaluation), and `unigram`, the unigram cross-entropy in nats. NO_CURVE
         if there are no evaluations.
     """
-    lines = metrics.read(workdir)
-    parts = phases.of_run(experiment)
-    step_seconds = [_seconds_of_phase(lines, phase) for phase in parts]
-    evaluations = [line for line in lines if "unigram" in line and line["step"] <= last_step]
-    if not evaluations:
-        return NO_CURVE
-    return {
-        "steps": [line["step"] for line in evaluations],
-        "losses": [line["eval_loss"] for line in evaluations],
-        "hours": [_seconds_until(line["step"], parts, step_seconds) / 3600 for line in evaluations],
-        "unigram": evaluations[-1]["unigram"],
-    }
-
-
-def _seconds_of_phase(lines: list[dict], phase: phases.Phase) -> float:
-    """Median time of a step of a phase in seconds, or 0 if none is timed."""
-    run, corpus = phase.experiment.run, phase.experiment.corpus
-    of_phase = [line for line in lines if phase.start < line["step"] <= phase.end]
-    tokens_per_step = run.batch_size * corpus.sequence_length
-    return median_step_seconds(of_phase, tokens_per_step, phase.start) or 0.0
-
-
-def _seconds_until(step: int, parts: list[phases.Phase], step_seconds: list[float]) -> float:
-    """Time of the steps until `step`, given the time of a step of each phase."""
-    return sum(
-        max(min(step, phase.end) - phase.start, 0) * seconds
-        for phase, seconds in zip(parts, step_seconds, strict=True)
-    )
+    result: dict = {name: [] for name in ("steps", "losses", "tokens")}
+    chain = run_record.loss_curves(workdir, last_step)
+    for curve in chain:
+        lines = [line for line in curve.lines if "eval_loss" in line]
+        result["steps"] += [line["step"] for line in lines]
+        result["losses"] += [line["eval_loss"] for line in lines]
+        result["tokens"] += [curve.tokens_after(line["step"]) for line in lines]
+    unigrams = [line["unigram"] for curve in chain for line in curve.lines if "unigram" in line]
+    return result | {"unigram": unigrams[-1]} if unigrams else NO_CURVE
 
 
 def rank_curve(workdir: str) -> dict:
@@ -65,21 +43,15 @@ def rank_curve(workdir: str) -> dict:
     }
 
 
-def median_step_seconds(lines: list[dict], tokens_per_step: int, start: int = 0) -> float | None:
+def median_step_seconds(lines: list[dict]) -> float | None:
     """Median time of a step in seconds, or None if no step is timed.
 
-    A line of metrics.jsonl gives the time of every step since the line before. A line of an older
-    version has no `step_seconds`; its time follows from `tokens_per_second`.
-
-    Args:
-        lines: Lines of the run's metrics.jsonl.
-        tokens_per_step: Tokens of a training step.
-        start: Step before the first line.
+    A line of metrics.jsonl gives the time of every step since the line before.
     """
-    seconds, steps, previous_step = [], [], start
+    seconds, steps, previous_step = [], [], 0
     for line in lines:
-        if line.get("tokens_per_second"):
-            seconds.append(line.get("step_seconds") or tokens_per_step / line["tokens_per_second"])
+        if "step_seconds" in line:
+            seconds.append(line["step_seconds"])
             steps.append(max(line["step"] - previous_step, 1))
         previous_step = line["step"]
     if not seconds:

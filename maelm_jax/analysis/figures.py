@@ -284,10 +284,10 @@ def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
 
 
 def losses(axes, runs: list[dict], style: dict[str, dict]):
-    """Plots the held-out losses against the step, with the unigram cross-entropies."""
+    """Plots the held-out losses against the tokens trained on, with the unigram cross-entropies."""
     for run in runs:
         line_style = style[run["name"]]
-        axes.plot(run["curve"]["steps"], run["curve"]["losses"], label=run["name"], **line_style)
+        axes.plot(run["curve"]["tokens"], run["curve"]["losses"], label=run["name"], **line_style)
     unigrams = {round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]}
     # Runs with different seeds may have different unigram cross-entropies.
     for unigram, dashes in zip(sorted(unigrams), itertools.cycle(plotting.DASHES), strict=False):
@@ -298,4 +298,4 @@ def losses(axes, runs: list[dict], style: dict[str, dict]):
             linestyle=dashes,
             label=f"unigram {unigram:g}",
         )
-    axes.set(xlabel="step", ylabel="held-out loss (nats per predicted token)")
+    axes.set(xlabel="tokens trained on", ylabel="held-out loss (nats per predicted token)")

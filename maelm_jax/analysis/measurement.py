@@ -10,7 +10,7 @@ import tqdm
 
 from maelm_jax.analysis import curves, moments, ranks, runs
 from maelm_jax.model import attention_choice, keys, maelm
-from maelm_jax.training import checkpoint_params
+from maelm_jax.training import checkpoint
 
 MOST_SETS = 100  # more sets take more batches and narrow the intervals little
 
@@ -30,7 +30,7 @@ def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed:
     """
     experiment, training, curve = run.experiment, run.training, curves.NO_CURVE
     if training:
-        curve = curves.heldout_curve(run.workdir, training, run.step)
+        curve = curves.heldout_curve(run.workdir, run.step)
     unmasked = runs.unmasked_tokens(run, rows)
     possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
@@ -87,9 +87,8 @@ def ranks_by_step(
     """
     measure_batch = _compiled(run, rows.shape[1], layers=(run.experiment.model.layers,))
     result = []
-    for step in checkpoint_params.all_steps(run.workdir):
-        checkpoint = runs.at_step(run, step)
-        moments_by_set = _moments_of_sets(checkpoint, measure_batch, rows, sets, seed)
+    for step in checkpoint.all_steps(run.workdir):
+        moments_by_set = _moments_of_sets(runs.at_step(run, step), measure_batch, rows, sets, seed)
         result.append({"step": step} | ranks.without_spectra(moments_by_set, 0, tau))
     return result
 

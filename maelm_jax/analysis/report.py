@@ -44,13 +44,13 @@ def _rounded(value):
 
 
 def runs_table(results: dict) -> str:
-    """Table of the runs with their losses at the last step and after equal training time.
+    """Table of the runs with their losses at the last step and after equally many tokens.
 
-    The equal time is the training time of the shortest run. delta and the training rate are those
+    These are the tokens of the shortest run. delta and the training rate are those
     of training, or "-" if it is not known. The rate here is the mask rate of the ranks.
     """
-    trained = [run for run in results["runs"] if run["curve"]["hours"]]
-    equal_hours = min((run["curve"]["hours"][-1] for run in trained), default=0.0)
+    trained = [run for run in results["runs"] if run["curve"]["tokens"]]
+    equal_tokens = min((run["curve"]["tokens"][-1] for run in trained), default=0)
     header = (
         "run",
         "encoder",
@@ -61,8 +61,8 @@ def runs_table(results: dict) -> str:
         "step",
         "tokens measured",
         "held-out loss",
-        "hours",
-        f"loss at {equal_hours:.2f} h",
+        "tokens trained on",
+        f"loss at {equal_tokens:,} tokens",
         "unigram",
     )
     rows = []
@@ -74,11 +74,11 @@ def runs_table(results: dict) -> str:
                 f"{model['layers']} x {model['width']}",
                 model["decoder_layers"],
                 _delta(masking) if masking else "-",
-                _rates(masking) if masking else "-",
+                f"{masking['rate']:g}" if masking else "-",
                 f"{run['measured_masking']['rate']:g}",
                 run["step"],
                 f"{run['tokens']['plain']:,}",
-                *_losses(run["curve"], equal_hours),
+                *_losses(run["curve"], equal_tokens),
             )
         )
     return tables.markdown(header, rows)
@@ -106,12 +106,6 @@ def _names_runs(value: typing.Any) -> bool:
     )
 
 
-def _rates(masking: dict) -> str:
-    """Mask rates of the training, one after the other."""
-    rates = [rate for _, rate in masking["rate_plateaus"]] or [masking["rate"]]
-    return ", ".join(f"{rate:g}" for rate in rates)
-
-
 def _delta(masking: dict) -> str:
     """Share of [MASK] that the encoder reads, and of random and kept tokens in its place."""
     delta = f"{masking['encoder_mask_fraction']:g}"
@@ -120,15 +114,15 @@ def _delta(masking: dict) -> str:
     return f"{delta} (random {masking['random_fraction']:g}, kept {masking['keep_fraction']:g})"
 
 
-def _losses(curve: dict, equal_hours: float) -> tuple[str, ...]:
-    """Last held-out loss, hours, held-out loss at `equal_hours`, unigram cross-entropy."""
-    if not curve["hours"]:
+def _losses(curve: dict, equal_tokens: int) -> tuple[str, ...]:
+    """Last held-out loss, tokens, held-out loss at `equal_tokens`, unigram cross-entropy."""
+    if not curve["tokens"]:
         return ("-",) * 4
     # NaN: the run had no evaluation by then.
-    then = np.interp(equal_hours, curve["hours"], curve["losses"], left=np.nan)
+    then = np.interp(equal_tokens, curve["tokens"], curve["losses"], left=np.nan)
     return (
         f"{curve['losses'][-1]:.3f}",
-        f"{curve['hours'][-1]:.2f}",
+        f"{curve['tokens'][-1]:,}",
         "-" if np.isnan(then) else f"{then:.3f}",
         f"{curve['unigram']:.3f}",
     )
@@ -154,6 +148,8 @@ def rank_cell(figures_of_set: dict | None) -> str:
     interval = figures_of_set["rank_by_set"]
     if interval["half"] is None:
         return str(figures_of_set["rank"])
+    if not interval["half"]:  # three equal whole numbers do not show a rank without error
+        return f"{figures_of_set['rank']} ({interval['mean']:g} in each of {interval['sets']} sets)"
     return f"{figures_of_set['rank']} ({interval['mean']:.1f} ± {interval['half']:.1f})"
 
 
@@ -268,7 +264,8 @@ def _definition(results: dict) -> str:
         f"brackets: mean and {ranks.CONFIDENCE:.0%} interval over disjoint sets of tokens. The "
         "figures show these. The rank of a small set is a little lower than that of all tokens. "
         f"Nothing is reported from fewer than {ranks.LEAST_PER_DIMENSION} tokens a dimension. "
-        "Layer 0 is the input of the first layer. Hours are steps times the median step time."
+        "Layer 0 is the input of the first layer. The held-out loss of a run with a decoder is "
+        "that of the decoder, which is discarded: it does not compare encoders."
     )
 
 

@@ -11,11 +11,11 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage, workdirs
+from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import ranks
 from maelm_jax.data import batches, rows, sources, vocabularies
 from maelm_jax.model import maelm
-from maelm_jax.training import checkpoint_params, run_rows
+from maelm_jax.training import checkpoint, run_record, run_rows
 
 
 class TrainedRun(typing.NamedTuple):
@@ -48,11 +48,11 @@ def open_run(
     storage.require_local(workdir)
     gin_file = pathlib.Path(workdir) / "config.gin"
     if not gin_file.is_file():
-        raise config.ConfigError(workdirs.no_run(workdir))
+        raise config.ConfigError(run_record.no_run(workdir))
     training = gin_files.load([str(gin_file)])
     experiment = gin_files.load([str(gin_file), *files], bindings)
-    vocabulary = vocabularies.load(pathlib.Path(workdir) / "vocabulary")
-    step = checkpoint_params.pick_step(workdir, step)
+    vocabulary = run_record.load_vocabulary(workdir)
+    step = checkpoint.pick_step(workdir, step)
     name = os.path.basename(os.path.abspath(workdir))
     return at_step(TrainedRun(name, workdir, experiment, training, vocabulary, step, {}), step)
 
@@ -64,7 +64,7 @@ def at_step(run: TrainedRun, step: int) -> TrainedRun:
     abstract = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes
     )
-    params = checkpoint_params.restore_params(run.workdir, {"encoder": abstract}, step)
+    params = checkpoint.restore_params(run.workdir, {"encoder": abstract}, step)
     return run._replace(step=step, params=params["encoder"])
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.planning.target import GIB, Compute, Target
-from maelm_jax.training import attention_report, flops, sharding, step
+from maelm_jax.pretraining import objective
+from maelm_jax.training import attention_report, flops, sharding
 
 BYTES_OF_A_VALUE = 4  # every value of the state and of a batch
 UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
@@ -61,10 +62,11 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
     # The order of the devices changes neither the memory nor the bytes sent.
     mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
     sharding.check_mesh(experiment, mesh)
-    train_step, state, batch = step.abstract(experiment, mesh)
+    abstract = objective.abstract_step(experiment, mesh)
+    state, batch = abstract.state, abstract.batch
     memory = {
         "parameters": _bytes_of_a_device(state.params),
-        "optimiser's state": _bytes_of_a_device((state.opt_state, state.average)),
+        "optimiser's state": _bytes_of_a_device(state.opt_state),
         "batch": _bytes_of_a_device(batch),
     }
     plan = Plan(
@@ -78,7 +80,7 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
         attention=attention_report.describe(experiment, mesh),
     )
     try:
-        program = train_step.lower(state, batch).compile()
+        program = abstract.train_step.lower(*abstract.arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         needed = needed_bytes(str(error), sum(memory.values()))
         if needed is None:

@@ -22,7 +22,7 @@ from maelm_jax.data import (
     vocabularies,
 )
 from maelm_jax.data.documents import Unavailable
-from maelm_jax.training import coordination, row_record
+from maelm_jax.training import distributed, row_record
 from maelm_jax.training.row_record import RunRows
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def _check_same_on_all_processes(record: dict):
         source: json.dumps({key: value for key, value in entry.items() if key != "text"})
         for source, entry in record["sources"].items()
     }
-    coordination.check_equal("row store", entries)
+    distributed.check_equal("row store", entries)
 
 
 def open_recorded(
@@ -106,9 +106,9 @@ def _prepare(
     """Returns the rows that the settings ask for, and prepares those that do not exist."""
     ready = storage.in_bucket(corpus.rows_dir) or rows.prepared(corpus, vocabulary)
     # Prepared rows may be copies on each host. To prepare them, all need the same folder.
-    if not coordination.all_true(ready):
+    if not distributed.all_true(ready):
         with rows_dir.writing(corpus):
-            coordination.check_shared_folder(str(rows_dir.local_folder(corpus)), "row store")
+            distributed.check_shared_folder(str(rows_dir.local_folder(corpus)), "row store")
     stores = rows.prepare(corpus, vocabulary, jax.process_index(), jax.process_count(), any_text)
     rates = sources.rates(corpus)
     entries = {
@@ -164,7 +164,7 @@ def _open_or_remake(
 ) -> RunRows:
     """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     opened = _open_stores(recorded, corpus)
-    if coordination.all_true(opened is not None):
+    if distributed.all_true(opened is not None):
         for source, entry in recorded["sources"].items():
             folder = opened.stores[source]["train"].folder
             if changes := _changed_text(folder.name, source, entry, corpus):
@@ -227,7 +227,7 @@ def _changes_since(
 
 def _refuse(workdir: str, problems: list[str]):
     """Raises ConfigError on every process if any process has a problem."""
-    if coordination.all_true(not problems):
+    if distributed.all_true(not problems):
         return
     reason = "; ".join(problems) or "another process of this run sees other data"
     raise config.ConfigError(

@@ -10,7 +10,7 @@ import pytest
 from maelm_jax import config, train
 from maelm_jax.analysis import runs
 from maelm_jax.data import rows, sources, store, store_manifest, vocabulary_training
-from maelm_jax.training import coordination, row_record, run_rows
+from maelm_jax.training import distributed, row_record, run_rows
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +226,7 @@ def test_another_vocabulary_is_refused(workdir, corpus, texts):
 
 
 def test_one_process_that_has_other_rows_stops_all(workdir, corpus, vocabulary, monkeypatch):
-    monkeypatch.setattr(coordination, "all_true", lambda flag: False)
+    monkeypatch.setattr(distributed, "all_true", lambda flag: False)
     with pytest.raises(config.ConfigError, match="another process of this run sees other data"):
         run_rows.choose_rows(workdir, corpus, vocabulary)
 
@@ -234,7 +234,7 @@ def test_one_process_that_has_other_rows_stops_all(workdir, corpus, vocabulary, 
 def test_processes_compare_rows_and_not_what_they_know_of_the_text(workdir, corpus, vocabulary, tmp_path, monkeypatch):
     """A host that has a copy of the rows may have no text."""
     said = []
-    monkeypatch.setattr(coordination, "check_equal", lambda what, values: said.append((what, values)))
+    monkeypatch.setattr(distributed, "check_equal", lambda what, values: said.append((what, values)))
     run_rows.choose_rows(str(tmp_path / "one"), corpus, vocabulary)
     for path in (tmp_path / "a.txt", tmp_path / "b.txt", *(tmp_path / "rows").glob("*/text.json")):
         path.unlink()
@@ -309,6 +309,6 @@ def test_the_folder_that_processes_must_share_is_that_of_the_rows(corpus, vocabu
     """`~` is the home folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
     checked = []
-    monkeypatch.setattr(coordination, "check_shared_folder", lambda path, what: checked.append(path))
+    monkeypatch.setattr(distributed, "check_shared_folder", lambda path, what: checked.append(path))
     run_rows._prepare(dataclasses.replace(corpus, rows_dir="~/elsewhere"), vocabulary)
     assert checked == [str(tmp_path / "elsewhere")]
