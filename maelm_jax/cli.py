@@ -302,4 +302,10 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     # JAX's default is 1 s. Several programs of each start compile faster than that.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-    sys.exit(status_of(main, sys.argv[1:], advice))
+    status = status_of(main, sys.argv[1:], advice)
+    if status and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        # JAX's own exit would wait for the other processes, which may wait for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

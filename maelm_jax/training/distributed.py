@@ -6,15 +6,14 @@ fails, or JAX ends them after the heartbeat timeout. SIGTERM to one process stop
 the same step (JAX's preemption service). With one process, every function here returns at once.
 """
 
-import atexit
 import collections.abc
 import contextlib
 import hashlib
+import logging
 import os
 import pathlib
 import re
 import secrets
-import sys
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from jax.experimental import multihost_utils
 
 from maelm_jax import config, gin_files
 
+log = logging.getLogger(__name__)
 AUTO = "auto"  # value of --coordinator
 SHUTDOWN_SECONDS = 30  # a process that is done waits so long for the others
 HOST_SETTINGS = ("Corpus.processes", "Corpus.rows_dir")  # may differ from host to host
@@ -73,6 +73,8 @@ def joined(
                 f"--coordinator={coordinator} --processes={processes} --process={process}: "
                 "expected HOST:PORT, the number of processes, and this one's number from 0"
             )
+    # JAX ends a process that meets nobody in time, with a message that has no address.
+    log.warning("joining the other processes at %s, where process 0 listens", coordinator)
     try:
         jax.distributed.initialize(
             **address,
@@ -83,18 +85,10 @@ def joined(
             shutdown_timeout_seconds=SHUTDOWN_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
-        raise config.RunError(
-            f"the processes did not all meet at {coordinator} (where process 0 listens) within "
-            f"{timeout} s: {str(error)[:300]}"
-        ) from error
+        raise config.RunError(f"--coordinator={coordinator}: {str(error)[:300]}") from error
     if jax.process_index():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    try:
-        yield
-    except Exception as error:
-        # JAX's own exit would wait for the other processes, which wait for this one.
-        atexit.register(_exit_at_once, getattr(error, "status", 1))
-        raise
+    yield
 
 
 def _several_tasks() -> bool:
@@ -111,12 +105,6 @@ def _number_from_environment(variable: str, given: int | None = None) -> int | N
     if not text.isdecimal():
         raise config.ConfigError(f"{variable}={text!r} in the environment is not a number")
     return int(text)
-
-
-def _exit_at_once(status: int):
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 @contextlib.contextmanager

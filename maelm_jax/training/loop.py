@@ -150,9 +150,11 @@ def closing(writer: metrics.Writer, checkpoints: checkpoint.Checkpoints):
     try:
         yield
     except BaseException:
-        for resource in (writer, checkpoints):
+        with contextlib.suppress(Exception):
+            writer.close()
+        if jax.process_count() == 1:  # Orbax would wait for processes that may be dead
             with contextlib.suppress(Exception):
-                resource.close()
+                checkpoints.close()
         raise
     try:
         writer.close()

@@ -8,15 +8,22 @@ training step multiplies the update by it. So pretraining and fine-tuning share 
 compiled step serves every schedule.
 """
 
+import collections
+import typing
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
-import optax.contrib
+from jaxtyping import Array, Float, Int
 
 from maelm_jax import config
 from maelm_jax.training import sharding
 
 MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typically is
+MUON_DECAY = 0.95  # of its momentum
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan (2024)
+NEWTON_SCHULZ_STEPS = 5
 
 
 def create(settings: config.Optimizer) -> optax.GradientTransformation:
@@ -25,36 +32,96 @@ def create(settings: config.Optimizer) -> optax.GradientTransformation:
     Its updates are to be multiplied by the learning rate. Weight decay is decoupled from the
     gradient. Without `decay_norms_and_biases` it leaves out biases and scales.
 
-    Muon (Jordan 2024; scaled as by Liu et al. 2025, arXiv 2502.16982) updates the matrices of the
-    layers, AdamW all other parameters.
+    Muon updates the matrices of the layers, AdamW all other parameters.
     """
-    clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
+    is_decayed = None if settings.decay_norms_and_biases else _is_decayed
     adamw = optax.chain(
         optax.scale_by_adam(settings.b1, settings.b2, settings.eps),
-        optax.add_decayed_weights(
-            settings.weight_decay, None if settings.decay_norms_and_biases else _is_decayed
-        ),
+        optax.add_decayed_weights(settings.weight_decay, is_decayed),
         optax.scale(-1.0),
     )
     match settings.kind:
         case "adamw":
             rule = adamw
         case "muon":
-            muon = optax.contrib.muon(
-                settings.muon_learning_rate / settings.learning_rate,
-                weight_decay=settings.weight_decay,
-                muon_weight_dimension_numbers=_matrix_axes,
-                consistent_rms=MUON_RMS,
+            muon = optax.chain(
+                optax.GradientTransformation(_init_muon, _update_muon),
+                optax.add_decayed_weights(settings.weight_decay),
+                optax.scale(-settings.muon_learning_rate / settings.learning_rate),
             )
             rule = optax.partition({"muon": muon, "adamw": adamw}, _rule_of_each)
-    chain = optax.chain(clip, rule)
 
     def update(gradient, state, params):
+        if settings.clip_norm:
+            # optax's own clipping branches for each parameter, which takes a second to compile.
+            share = jnp.minimum(1.0, settings.clip_norm / optax.tree.norm(gradient))
+            gradient = jax.tree.map(lambda g: share * g, gradient)
         # optax multiplies floats by integer counts, which strict promotion refuses.
         with jax.numpy_dtype_promotion("standard"):
-            return chain.update(gradient, state, params)
+            return rule.update(gradient, state, params)
 
-    return optax.GradientTransformation(chain.init, update)
+    return optax.GradientTransformation(rule.init, update)
+
+
+class MuonState(typing.NamedTuple):
+    """State of Muon."""
+
+    count: Int[Array, ""]
+    momentum: dict
+
+
+def _init_muon(kernels: dict) -> MuonState:
+    return MuonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, kernels))
+
+
+def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonState]:
+    """Replaces the gradient of each matrix by the orthogonal matrix nearest to its momentum.
+
+    Source: Jordan 2024, with Nesterov momentum; scaled as by Liu et al. 2025 (arXiv 2502.16982).
+    Matrices of one shape are orthogonalised together: fewer programs to compile, larger products.
+    """
+    count = (state.count + 1).astype(jnp.float32)
+
+    def average(old, new):
+        return MUON_DECAY * old + (1 - MUON_DECAY) * new
+
+    momentum = jax.tree.map(average, state.momentum, kernels)
+    # Both are divided by the sum of their weights (bias correction), as in optax.
+    ahead = jax.tree.map(
+        lambda m, g: average(m / (1 - MUON_DECAY ** (count + 1)), g / (1 - MUON_DECAY**count)),
+        momentum,
+        kernels,
+    )
+    leaves, tree = jax.tree.flatten(ahead)
+    groups = collections.defaultdict(list)
+    for number, leaf in enumerate(leaves):
+        groups[tuple(sorted(leaf.shape[1:]))].append(number)
+    for shape, numbers in groups.items():
+        matrices = [_as_wide(leaves[number]) for number in numbers]
+        orthogonal = _orthogonalise(jnp.concatenate(matrices)) * (MUON_RMS * max(shape) ** 0.5)
+        ends = np.cumsum([len(matrix) for matrix in matrices])[:-1]
+        for number, part in zip(numbers, jnp.split(orthogonal, ends), strict=True):
+            is_wide = leaves[number].shape == part.shape
+            leaves[number] = part if is_wide else part.swapaxes(1, 2)
+    return jax.tree.unflatten(tree, leaves), MuonState(state.count + 1, momentum)
+
+
+def _as_wide(matrices: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
+    """Returns the matrices, transposed if they have more rows than columns."""
+    _, rows, columns = matrices.shape
+    return matrices if rows <= columns else matrices.swapaxes(1, 2)
+
+
+def _orthogonalise(x: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
+    """Brings the singular values of each matrix near 1, by Newton-Schulz iterations."""
+    a, b, c = NEWTON_SCHULZ
+
+    def iterate(_, x):
+        square = x @ x.swapaxes(1, 2)
+        return a * x + (b * square + c * square @ square) @ x
+
+    norms = jnp.linalg.norm(x, axis=(1, 2), keepdims=True)
+    return jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, iterate, x / (norms + 1e-8))
 
 
 def learning_rates(
@@ -121,8 +188,3 @@ def _rule_of_each(params: dict) -> dict:
         return "muon" if "/blocks/" in path and path.endswith("/kernel") else "adamw"
 
     return jax.tree_util.tree_map_with_path(leaf, params)
-
-
-def _matrix_axes(kernels: dict) -> dict:
-    """Returns the axes of stacked kernels [N, in, out]: each of the N is a matrix of its own."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers((1,), (2,)), kernels)

@@ -120,10 +120,9 @@ def _locked(workdir: str) -> collections.abc.Iterator[None]:
             yield
         finally:
             with contextlib.suppress(OSError):  # the folder may be gone, or hold something
-                if not (folder / gin_files.RECORD).exists():
-                    (folder / LOCK).unlink()
-                    for path in created:
-                        path.rmdir()
+                (folder / LOCK).unlink()
+                for path in created:
+                    path.rmdir()
 
 
 @contextlib.contextmanager
@@ -133,7 +132,7 @@ def _lock(workdir: str, path: pathlib.Path) -> collections.abc.Iterator[typing.B
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
-            # The holder before may have removed its empty workdir, and the file with it.
+            # The holder before removed the file at its end.
             if storage.try_lock(file) and path.exists() and _is_same(file, path):
                 yield file
                 return

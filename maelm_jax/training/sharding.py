@@ -28,7 +28,6 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
-    (r"opt_state/.*/ns_coeffs", PartitionSpec()),  # Muon's polynomial, a constant of its state
     (r"((classifier|span|token)/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
     (r"(classifier|span|token)/norm/scale", PartitionSpec()),
 )

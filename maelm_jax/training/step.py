@@ -29,6 +29,10 @@ class State(typing.NamedTuple):
     opt_state: optax.OptState
 
 
+# On CPU, the program that makes a fresh state runs once: compiling it takes longer than running it.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+
 def create_state(
     init: collections.abc.Callable,
     optimizer: optax.GradientTransformation,
@@ -47,8 +51,10 @@ def create_state(
     def fresh():
         return _initial_state(init(keys.of_stream(seed, keys.INIT_STREAM)), optimizer)
 
-    shapes = state_shapes(init, optimizer, mesh)
-    return jax.jit(fresh, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))()
+    shardings = jax.tree.map(lambda x: x.sharding, state_shapes(init, optimizer, mesh))
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = COMPILED_QUICKLY if is_cpu else None
+    return jax.jit(fresh, out_shardings=shardings, compiler_options=options)()
 
 
 def state_shapes(

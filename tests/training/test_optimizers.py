@@ -108,7 +108,7 @@ def test_muon_updates_every_matrix_of_the_layers_and_nothing_else():
     model = config.Model(layers=2, width=16, heads=2, feed_forward=32, feed_forward_gate=True, decoder_attention="self+cross", max_positions=16)
     params = jax.eval_shape(maelm.create(model, 100, config.SpecialIds.of_size(100)).init, jax.random.key(0))
     state = jax.eval_shape(optimizers.create(MUON).init, params)
-    groups = state[1].inner_states
+    groups = state.inner_states
     by_muon, by_adam = (flat(groups[rule]).keys() - {""} for rule in ("muon", "adamw"))
     matrices = {path for path in flat(params) if "/blocks/" in path and len(flat(params)[path].shape) == 3}
     assert by_muon == matrices and len(matrices) == 2 * 7 + 4
