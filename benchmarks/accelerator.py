@@ -28,8 +28,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from maelm_jax import cli, config, gin_files, tables
 
-BACKENDS = ("xla", "cudnn", "pallas_tpu", "pallas_gpu")
-PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu", "pallas_gpu": "gpu"}
+BACKENDS = ("xla", "cudnn", "pallas_tpu")
+PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu"}
 CASES = ("bias", "segments", "bias, segments, dropout")
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
 # Most relative error of a bfloat16 backend against xla in float32, in norms of whole arrays.
@@ -150,7 +150,7 @@ def results(backend: str, case: str, shape: Shape, dtype) -> dict:
     import jax
     import jax.numpy as jnp
 
-    from maelm_jax.model import attention
+    from maelm_jax.model import attention, positions
 
     rows, slots, heads, head_size = shape
     keys = jax.random.split(jax.random.key(0), 6)
@@ -162,17 +162,18 @@ def results(backend: str, case: str, shape: Shape, dtype) -> dict:
     q, k, v, d_states = (normal(key, *wide) for key in keys[:4])
     bias = normal(keys[4], rows, heads, slots, slots) if "bias" in case else None
     segments = jnp.broadcast_to(1 + jnp.arange(slots) // (slots // 2), (rows, slots))
-    mask = attention.Mask(segments, segments) if "segments" in case else None
+    mask = positions.Mask(segments, segments) if "segments" in case else None
     dropout_keys = jax.random.split(keys[5], rows) if "dropout" in case else None
 
     def states(q, k, v, bias):
-        return attention.attention(
+        return attention.attend(
             q,
             k,
             v,
             heads=heads,
             terms=attention.ScoreTerms(bias, mask),
-            dropout=attention.Dropout(0.1, dropout_keys),
+            dropout_rate=0.1,
+            dropout_keys=dropout_keys,
             backend=backend,
         ).states
 

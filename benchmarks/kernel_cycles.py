@@ -91,7 +91,7 @@ def compile_kernel(kernel: str, kind: str, heads: int, slots: int):
     import jax
     import jax.numpy as jnp
 
-    from maelm_jax.model import attention_fused, attention_tpu
+    from maelm_jax.model import attention_tpu
 
     def shaped(dtype, *shape):
         sharding = jax.sharding.SingleDeviceSharding(device)
@@ -99,14 +99,14 @@ def compile_kernel(kernel: str, kind: str, heads: int, slots: int):
 
     states = shaped(jnp.bfloat16, 1, slots, heads * HEAD_SIZE)
     bias = shaped(jnp.bfloat16, 1, heads, slots, slots) if "bias" in kind else None
-    operands = attention_fused.Operands()
+    operands = attention_tpu.Operands()
     if kind == "segments":
         segments = shaped(jnp.float32, 1, 1, slots)
-        operands = attention_fused.Operands(segments, segments)
+        operands = attention_tpu.Operands(segments, segments)
     if "dropout" in kind:
         words = shaped(jnp.uint32, 1, heads), shaped(jnp.uint32, 1)
-        operands = attention_fused.Operands(None, None, *words)
-    settings = attention_fused.Settings(heads, 0.1 if "dropout" in kind else 0.0)
+        operands = attention_tpu.Operands(None, None, *words)
+    settings = attention_tpu.Settings(heads, 0.1 if "dropout" in kind else 0.0)
 
     if kernel == "forward":
         call = functools.partial(attention_tpu.run_forward_kernel, settings)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers.models.roberta import modeling_roberta
 
 from maelm_jax import config
-from maelm_jax.model.positions import MASKED_OUT, bucket_of_distance
+from maelm_jax.model.positions import MASKED_OUT, compute_distance_buckets
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -35,7 +35,7 @@ class Gathered(torch.nn.Module):
         super().__init__()
         self.settings, self.size, self.special = settings, size, special
         self.tree = self._register(parameters, ())
-        bucket = torch.tensor(bucket_of_distance(settings)).long()
+        bucket = torch.tensor(compute_distance_buckets(settings)).long()
         self.register_buffer("bucket", bucket, persistent=False)
 
     def _register(self, tree: dict, path: tuple[str, ...]) -> dict:

@@ -26,7 +26,7 @@ status: 0 done, 2 wrong input, 1 anything else.
 import argparse
 import logging
 
-from maelm_jax import cli, config, paths, storage
+from maelm_jax import cli, config, storage
 from maelm_jax.analysis import ranks
 
 
@@ -35,33 +35,26 @@ def main(argv: list[str]) -> int:
     args, bindings = cli.arguments(_flags(), argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
-    ranks.check_tau(args.tau)
     storage.require_local(args.workdir)
-    paths.check_output_folder("--workdir", args.workdir)
+    cli.require_writable("--workdir", f"{args.workdir}/report.md")
     _check_flags(args, bindings)
 
-    from maelm_jax.analysis import encoders, measurement, report, runs
+    from maelm_jax.analysis import measurement, report, runs
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
-        opened = encoders.open_encoders(paths.listed("--encoders", args.encoders), args.text)
-        trained = runs.with_unique_names(opened)
-        rows = encoders.rows_of_text(trained, args.tokens)
+        opened = runs.open_encoders(cli.listed("--encoders", args.encoders), args.text)
+        rows = runs.read_text(opened, args.tokens)
     else:
-        workdirs = paths.listed("--runs", args.runs)
-        opened = [runs.open_run(path, args.gin_file, bindings, args.step) for path in workdirs]
-        trained = runs.with_unique_names([run._replace(name=name_of(run)) for run in opened])
-        rows = [runs.heldout_rows(run, args.tokens) for run in trained]
-    report.check_folder(args.workdir, [run.workdir for run in trained])
-    notes = [
-        *(note for run in trained for note in runs.other_masks(run)),
-        *runs.differences(trained, rows, args.text),
-    ]
-    for note in notes:
-        print(note)
+        workdirs = cli.listed("--runs", args.runs)
+        opened = runs.open_runs(workdirs, args.gin_file, bindings, args.step)
+        rows = [runs.read_heldout_rows(run, args.tokens) for run in opened]
+    report.check_folder(args.workdir, [run.path for run in opened])
+    notes = runs.describe_differences(opened, rows, args.text)
+    print("\n".join(notes))
     measured = [
         measurement.measure(run, run_rows, args.tau, args.sets, args.seed)
-        for run, run_rows in zip(trained, rows, strict=True)
+        for run, run_rows in zip(opened, rows, strict=True)
     ]
     results = {
         "tau": args.tau,
@@ -73,8 +66,8 @@ def main(argv: list[str]) -> int:
     }
     summary = report.write(results, args.workdir)
     if args.all_steps:
-        for result, run, run_rows in zip(measured, trained, rows, strict=True):
-            result["by_step"] = measurement.ranks_by_step(
+        for result, run, run_rows in zip(measured, opened, rows, strict=True):
+            result["by_step"] = measurement.measure_steps(
                 run, run_rows, args.tau, result["sets"], args.seed
             )
             summary = report.write(results, args.workdir)
@@ -84,6 +77,8 @@ def main(argv: list[str]) -> int:
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError if flags contradict each other or name nothing."""
+    if not 0 < args.tau <= 1:
+        raise config.ConfigError(f"--tau={args.tau} is not above 0 and at most 1")
     if (args.runs is None) == (args.encoders is None):
         raise config.ConfigError("give either --runs=RUN,RUN or --encoders=PATH,PATH --text=FILES")
     if args.runs is not None:
@@ -125,17 +120,6 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--seed", type=seed, default=0, help="of the masks; default 0")
     flags.set_defaults(workdir="runs/report")
     return flags
-
-
-def name_of(run) -> str:
-    """Name of a run: the folder's name, or "tiny on rte" for a fine-tuned run.
-
-    The folder of a fine-tuned run may be called seed1, so its source and task name it.
-    """
-    from maelm_jax.finetuning import initial_encoder
-
-    tuned = run.experiment.finetune
-    return f"{initial_encoder.label_of(tuned.init_from)} on {tuned.tasks}" if tuned else run.name
 
 
 def command():

@@ -279,9 +279,6 @@ class Masking(Settings):
         False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only."
     )
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
-    compact: bool = setting(
-        True, "False hides dropped positions by attention mask. Same function, slower: a check."
-    )
 
     def check(self):
         both = "random_fraction and keep_fraction"
@@ -424,7 +421,7 @@ class Model(Settings):
     dtype: typing.Literal["float32", "bfloat16"] = setting(
         "float32", "Type of the computation. Parameters are float32."
     )
-    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu", "pallas_gpu"] = setting(
+    attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
         "auto",
         "What computes attention. `auto` is a fused kernel where the device has one.",
         free=True,
@@ -835,12 +832,6 @@ class Experiment:
                 "Model.decoder_layers = 0 needs Masking.encoder_mask_fraction = 1: without a "
                 "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
                 "or decoder_layers above 0"
-            )
-        drops = self.masking.compact and self.masking.encoder_mask_fraction < 1
-        if self.model.local_attention and self.finetune is None and drops:
-            raise ConfigError(
-                "Model.local_attention is for encoders that read whole rows, and the compact "
-                "encoder drops positions: set Masking.compact to False"
             )
         for name in ("rate", "heldout_rate"):
             rate = getattr(self.masking, name)

@@ -51,7 +51,6 @@ REPLACED = {
 UNREAD = (
     "Vocabulary.",
     "Corpus.",
-    "Masking.compact",
     "Model.decoder_",
     "Model.unigram_bias",
     "Model.logit_tile",

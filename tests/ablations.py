@@ -1,5 +1,7 @@
 """Models and inputs of the files of configs/ablations/, for the tests of what the files change."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,9 +36,12 @@ def some_rows(rows=ROWS, length=LENGTH):
     return jnp.asarray(ids)
 
 
-def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
+def draw(settings: config.Masking, ids, full_length: bool = False) -> model_inputs.Inputs:
+    """The inputs of rows. With `full_length`, the encoder has a slot for each token, and dropped ones are empty."""
     keys = jax.random.split(jax.random.key(0), ids.shape[0])
     sizes = masking.budget(settings, ids.shape[1])
+    if full_length:
+        sizes = dataclasses.replace(sizes, visible=ids.shape[1])
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
 
 

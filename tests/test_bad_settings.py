@@ -162,7 +162,6 @@ SETTINGS = [
     "Masking.keep_fraction=-1",
     "Masking.random_fraction=0.5",
     "Masking.renumber=no",
-    "Masking.compact=0",
     "Model.layers=0",
     "Model.layers=-2",
     "Model.width=0",

@@ -68,7 +68,7 @@ def accelerator(monkeypatch):
 def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkeypatch):
     monkeypatch.setattr(accelerator, "CASES", accelerator.CASES[2:])  # that with everything
     checks = accelerator.check_all(accelerator.Shape(1, 8, 2, 64), interpret=True)
-    assert [(check.backend, check.agrees) for check in checks] == [("xla", True), ("pallas_tpu", True), ("pallas_gpu", True)]
+    assert [(check.backend, check.agrees) for check in checks] == [("xla", True), ("pallas_tpu", True)]
     for check in checks:
         assert check.errors.keys() == set(accelerator.NAMES) and all(0.0 < error < 0.02 for error in check.errors.values())
 
@@ -86,7 +86,7 @@ def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_pat
         run=config.Run(batch_size=2),
     )
     measurements = accelerator.measure_all({"tiny": tiny}, steps=1, end=float("inf"), interpret=True)
-    assert [(one.model, one.backend, one.problem) for one in measurements] == [("tiny", name, "") for name in ("xla", "pallas_tpu", "pallas_gpu")]
+    assert [(one.model, one.backend, one.problem) for one in measurements] == [("tiny", name, "") for name in ("xla", "pallas_tpu")]
     late = accelerator.measure_all({"tiny": tiny}, steps=1, end=0.0, interpret=False)
     text = accelerator.write(tmp_path, [], measurements + late, accelerator.against_torch(1, 0.0))
     assert "| pallas_tpu |" in text and "not started: out of time" in text

@@ -128,7 +128,7 @@ def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
         source.find("gs://bucket/run")
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
-        runs.open_run("gs://bucket/run", [], [])
+        runs.open_runs(["gs://bucket/run"], [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", "--workdir=gs://bucket/out"])
     with pytest.raises(config.ConfigError, match="s3://bucket/run: Orbax writes no checkpoints to s3://"):

@@ -1,7 +1,6 @@
 """The figures of the report. A run has the same colour, marker and dashes in every figure."""
 
 import collections.abc
-import itertools
 import pathlib
 import typing
 
@@ -19,18 +18,12 @@ KIND_LABELS = {
 COLUMNS = 3  # panels side by side, at most
 PANEL = (4.2, 3.6)  # width and height, inches
 LEGEND_WIDTH = 2.2  # inches, of a legend beside the panels
-RANK_LABEL = f"effective rank\n(mean of disjoint sets, {ranks.CONFIDENCE:.0%} interval)"
+RANK_LABEL = "effective rank\n(mean and range of disjoint sets)"
 DIMENSION_LABEL = "dimension, largest share first"
 TUNED_RANK_LABEL = f"effective rank of the last layer\n(text of the task, tau {ranks.TAU:g})"
 
-
-class Line(typing.NamedTuple):
-    """One line of a figure of ranks by layer."""
-
-    label: str
-    run: dict  # an entry of results["runs"]
-    tokens: str  # a key of KIND_LABELS
-    style: dict  # keyword arguments of Axes.plot
+Styles = dict[str, dict]  # {name of a run: keyword arguments of Axes.plot}
+Runs = list[dict]  # entries of results["runs"]
 
 
 class Figure(typing.NamedTuple):
@@ -44,99 +37,76 @@ class Figure(typing.NamedTuple):
 
 def draw(results: dict, folder: pathlib.Path) -> dict[str, str]:
     """Draws every figure that has data into `folder`; returns {title: file name}."""
-    figures = [figure for figure in _figures(results) if figure.panels]
-    for figure in figures:
-        _save(figure, folder)
-    return {figure.title: figure.file for figure in figures}
-
-
-def _figures(results: dict) -> list[Figure]:
     runs = results["runs"]
-    style = dict(zip((run["name"] for run in runs), plotting.line_styles(), strict=False))
-    pairs = before_and_after_pairs(runs)
+    styles = dict(zip((run["name"] for run in runs), plotting.line_styles(), strict=False))
+    pairs = find_pairs(runs)
     pretrained = [run for run in runs if not any(run is after for _, after in pairs)]
-    return [
-        *_figures_by_layer(runs, pretrained, style),
-        *_figures_of_training(runs, pretrained, style),
-        *_figures_of_fine_tuning(runs, pairs, style),
-        Figure(
-            "How many dimensions hold the last layer's squared length?",
-            "spectra_of_the_last_layer.png",
-            2,
-            lambda panels: spectra(panels, pretrained, style, results["tau"]),
-        ),
-    ]
-
-
-def _figures_by_layer(
-    runs: list[dict], pretrained: list[dict], style: dict[str, dict]
-) -> list[Figure]:
     masked = [run for run in runs if any("rank" in layer["mask"] for layer in run["layers"])]
-
-    def ranks_of(runs: list[dict], tokens: str) -> list[Line]:
-        return [Line(run["name"], run, tokens, style[run["name"]]) for run in runs]
-
-    return [
+    stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
+    evaluated = [run for run in pretrained if run["curve"]["tokens"]]
+    tuned = [run for run in runs if run["fine_tuned"] and run["rank_curve"]["steps"]]
+    figures = [
         Figure(
             "Does [MASK] in the input change the rank of real tokens?",
             "rank_by_layer_with_and_without_mask.png",
             len(pretrained),
-            lambda panels: with_and_without(panels, pretrained),
+            lambda panels: plot_with_and_without(panels, pretrained),
         ),
         Figure(
             "Does the rank of [MASK] rise with depth?",
             "rank_of_mask_by_layer.png",
-            1 if masked else 0,
-            lambda panels: by_layer(panels[0], ranks_of(masked, "mask")),
+            min(len(masked), 1),
+            lambda panels: plot_runs_by_layer(panels[0], masked, "mask", styles),
         ),
         Figure(
             "Which run has the highest rank on text without [MASK]?",
             "rank_without_mask_of_every_run.png",
             1,
-            lambda panels: by_layer(panels[0], ranks_of(pretrained, "plain")),
+            lambda panels: plot_runs_by_layer(panels[0], pretrained, "plain", styles),
         ),
-    ]
-
-
-def _figures_of_training(
-    runs: list[dict], pretrained: list[dict], style: dict[str, dict]
-) -> list[Figure]:
-    stepped = [run for run in runs if len(run.get("by_step", ())) > 1]
-    evaluated = [run for run in pretrained if run["curve"]["steps"]]
-    return [
         Figure(
             "How does the rank of the last layer change with training?",
             "rank_by_step.png",
             2 if stepped else 0,
-            lambda panels: by_step(panels, stepped, style),
+            lambda panels: plot_by_step(panels, stepped, styles),
         ),
         Figure(
             "How far has each run come? Held-out loss",
             "held-out_loss.png",
-            1 if evaluated else 0,
-            lambda panels: losses(panels[0], evaluated, style),
+            min(len(evaluated), 1),
+            lambda panels: plot_losses(panels[0], evaluated, styles),
         ),
-    ]
-
-
-def _figures_of_fine_tuning(
-    runs: list[dict], pairs: list[tuple[dict, dict]], style: dict[str, dict]
-) -> list[Figure]:
-    tuned = [run for run in runs if run["fine_tuned"] and run["rank_curve"]["steps"]]
-    return [
         Figure(
             "Does fine-tuning lower the rank?",
             "rank_before_and_after_fine-tuning.png",
             len(pairs),
-            lambda panels: before_and_after(panels, pairs),
+            lambda panels: plot_before_and_after(panels, pairs),
         ),
         Figure(
             "How does the rank change while fine-tuning?",
             "rank_while_fine-tuning.png",
-            1 if tuned else 0,
-            lambda panels: while_fine_tuning(panels[0], tuned, style),
+            min(len(tuned), 1),
+            lambda panels: plot_while_fine_tuning(panels[0], tuned, styles),
+        ),
+        Figure(
+            "How many dimensions hold the last layer's squared length?",
+            "spectra_of_the_last_layer.png",
+            2,
+            lambda panels: plot_spectra(panels, pretrained, styles, results["tau"]),
         ),
     ]
+    figures = [figure for figure in figures if figure.panels]
+    for figure in figures:
+        _save(figure, folder)
+    return {figure.title: figure.file for figure in figures}
+
+
+def find_pairs(runs: Runs) -> list[tuple[dict, dict]]:
+    """Returns the pairs (source run, run fine-tuned from it) whose members are both in `runs`."""
+    by_path = {pathlib.Path(run["workdir"]).resolve(): run for run in runs}
+    tuned = [run for run in runs if run["fine_tuned"]]
+    pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
+    return [(source, run) for source, run in pairs if source]
 
 
 def _save(figure: Figure, folder: pathlib.Path):
@@ -150,15 +120,7 @@ def _save(figure: Figure, folder: pathlib.Path):
         unused.set_axis_off()
     panels = list(axes.flat[: figure.panels])
     figure.draw(panels)
-    add_legend(canvas, panels)
-    canvas.suptitle(figure.title)
-    canvas.savefig(folder / figure.file, dpi=120)
-    pyplot.close(canvas)
-
-
-def add_legend(canvas, panels: list):
-    """Adds a legend of all lines of the panels beside them, each label once."""
-    handles = {}
+    handles = {}  # each label once
     for panel in panels:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
@@ -169,63 +131,61 @@ def add_legend(canvas, panels: list):
         fontsize="small",
         handlelength=3.5,
     )
+    canvas.suptitle(figure.title)
+    canvas.savefig(folder / figure.file, dpi=120)
+    pyplot.close(canvas)
 
 
-def by_layer(axes, lines: collections.abc.Iterable[Line]):
-    """Plots rank against layer. A point is the mean over disjoint sets, its bar the interval."""
-    for line in lines:
-        known = [
-            (layer["layer"], layer[line.tokens]["rank_by_set"])
-            for layer in line.run["layers"]
-            if "rank" in layer.get(line.tokens, {})
-        ]
-        if known:
-            layers, intervals = zip(*known, strict=True)
-            _plot_intervals(axes, layers, intervals, line.label, line.style)
+def plot_ranks(axes, x: list[int], tokens: Runs, label: str, style: dict):
+    """Plots the mean rank over disjoint sets against `x`, with a bar from lowest to highest."""
+    means = np.array([np.mean(entry["rank_by_set"] or entry["rank"]) for entry in tokens])
+    lowest = np.array([min(entry["rank_by_set"] or [entry["rank"]]) for entry in tokens])
+    highest = np.array([max(entry["rank_by_set"] or [entry["rank"]]) for entry in tokens])
+    axes.errorbar(x, means, yerr=[means - lowest, highest - means], label=label, capsize=3, **style)
+
+
+def plot_by_layer(axes, run: dict, kind: str, label: str, style: dict):
+    """Plots the rank of one kind of tokens of a run against the layer."""
+    known = [layer for layer in run["layers"] if "rank" in layer[kind]]
+    if known:
+        layers = [layer["layer"] for layer in known]
+        plot_ranks(axes, layers, [layer[kind] for layer in known], label, style)
     axes.set(xlabel="layer", ylabel=RANK_LABEL)
     axes.set_ylim(bottom=0)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def _plot_intervals(
-    axes,
-    x: collections.abc.Sequence[int],
-    intervals: collections.abc.Sequence[dict],
-    label: str,
-    style: dict,
-):
-    """Plots means with their intervals. Without intervals, the label says that there is one set."""
-    if any(interval["half"] is None for interval in intervals):
-        label += " (one set)"
-    means = [interval["mean"] for interval in intervals]
-    bars = [interval["half"] or 0.0 for interval in intervals]
-    axes.errorbar(x, means, yerr=bars, label=label, capsize=3, **style)
+def plot_runs_by_layer(axes, runs: Runs, kind: str, styles: Styles):
+    """Plots the rank of one kind of tokens against the layer, one line a run."""
+    for run in runs:
+        plot_by_layer(axes, run, kind, run["name"], styles[run["name"]])
 
 
-def by_step(panels: list, runs: list[dict], style: dict[str, dict]):
-    """Plots the ranks of the last layer against the step, with and without [MASK]."""
-    for panel, tokens in zip(panels, ("plain", "real"), strict=True):
-        for run in runs:
-            known = [entry for entry in run["by_step"] if "rank" in entry[tokens]]
-            steps = [entry["step"] for entry in known]
-            intervals = [entry[tokens]["rank_by_set"] for entry in known]
-            _plot_intervals(panel, steps, intervals, run["name"], style[run["name"]])
-        panel.set_title(KIND_LABELS[tokens], fontsize="medium")
-        panel.set(xlabel="step", ylabel=RANK_LABEL)
-    same_scale(panels)
-
-
-def with_and_without(panels: list, runs: list[dict]):
+def plot_with_and_without(panels: list, runs: Runs):
     """Plots the ranks with and without [MASK], one panel a run, all with the same scale."""
     styles = dict(zip(("plain", "real", "all"), plotting.line_styles(), strict=False))
     for panel, run in zip(panels, runs, strict=True):
-        names = [name for name in styles if name != "all" or run["tokens"]["mask"]]
-        by_layer(panel, [Line(KIND_LABELS[name], run, name, styles[name]) for name in names])
+        for kind, style in styles.items():
+            if kind != "all" or run["tokens"]["mask"]:
+                plot_by_layer(panel, run, kind, KIND_LABELS[kind], style)
         panel.set_title(run["name"], fontsize="medium")
-    same_scale(panels)
+    _share_scale(panels)
 
 
-def same_scale(panels: list):
+def plot_by_step(panels: list, runs: Runs, styles: Styles):
+    """Plots the ranks of the last layer against the step, with and without [MASK]."""
+    for panel, kind in zip(panels, ("plain", "real"), strict=True):
+        for run in runs:
+            known = [entry for entry in run["by_step"] if "rank" in entry[kind]]
+            steps = [entry["step"] for entry in known]
+            tokens = [entry[kind] for entry in known]
+            plot_ranks(panel, steps, tokens, run["name"], styles[run["name"]])
+        panel.set_title(KIND_LABELS[kind], fontsize="medium")
+        panel.set(xlabel="step", ylabel=RANK_LABEL)
+    _share_scale(panels)
+
+
+def _share_scale(panels: list):
     """Gives panels of ranks the same scale, and a label to the first of each row only."""
     top = max(panel.get_ylim()[1] for panel in panels)
     for number, panel in enumerate(panels):
@@ -234,45 +194,35 @@ def same_scale(panels: list):
             panel.set_ylabel("")
 
 
-def before_and_after_pairs(runs: list[dict]) -> list[tuple[dict, dict]]:
-    """Pairs (source run, run fine-tuned from it) whose members are both among `runs`.
-
-    Paths are resolved first, so a run may be named by different paths.
-    """
-    by_path = {pathlib.Path(run["workdir"]).resolve(): run for run in runs}
-    tuned = [run for run in runs if run["fine_tuned"]]
-    pairs = [(by_path.get(pathlib.Path(run["started_from"]).resolve()), run) for run in tuned]
-    return [(source, run) for source, run in pairs if source]
-
-
-def before_and_after(panels: list, pairs: list[tuple[dict, dict]]):
+def plot_before_and_after(panels: list, pairs: list[tuple[dict, dict]]):
     """Plots the ranks before and after fine-tuning, one panel a pair."""
-    for panel, (before, after) in zip(panels, pairs, strict=True):
-        named = zip(("before", "after"), (before, after), plotting.line_styles(), strict=False)
-        by_layer(panel, [Line(label, run, "plain", style) for label, run, style in named])
-        panel.set_title(after["name"], fontsize="medium")
-    same_scale(panels)
+    for panel, pair in zip(panels, pairs, strict=True):
+        named = zip(("before", "after"), pair, plotting.line_styles(), strict=False)
+        for label, run, style in named:
+            plot_by_layer(panel, run, "plain", label, style)
+        panel.set_title(pair[1]["name"], fontsize="medium")
+    _share_scale(panels)
 
 
-def while_fine_tuning(axes, runs: list[dict], style: dict[str, dict]):
+def plot_while_fine_tuning(axes, runs: Runs, styles: Styles):
     """Plots the ranks that fine-tuned runs logged, on the text of their tasks."""
     for run in runs:
         curve = run["rank_curve"]
-        axes.plot(curve["steps"], curve["ranks"], label=run["name"], **style[run["name"]])
+        axes.plot(curve["steps"], curve["ranks"], label=run["name"], **styles[run["name"]])
     axes.set(xlabel="step", ylabel=TUNED_RANK_LABEL)
     axes.set_ylim(bottom=0)
 
 
-def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
+def plot_spectra(panels: list, runs: Runs, styles: Styles, tau: float):
     """Plots the spectrum of the last layer without [MASK]: shares and their cumulative sum."""
     shares_panel, sum_panel = panels
     for run in runs:
         values = np.asarray(run["layers"][-1]["plain"]["spectrum"])
         shares, dimensions = values / values.sum(), np.arange(1, len(values) + 1)
         # A share of the panel's diagonal: the markers are even on both scales.
-        line_style = style[run["name"]] | {"markevery": 0.12, "label": run["name"]}
-        shares_panel.plot(dimensions, np.where(shares > 0, shares, np.nan), **line_style)
-        sum_panel.plot(dimensions, np.cumsum(shares), **line_style)
+        style = styles[run["name"]] | {"markevery": 0.12, "label": run["name"]}
+        shares_panel.plot(dimensions, np.where(shares > 0, shares, np.nan), **style)
+        sum_panel.plot(dimensions, np.cumsum(shares), **style)
     label = f"{tau:g} of the sum"
     sum_panel.axhline(tau, color=plotting.REFERENCE, linewidth=0.8, label=label)
     shares_panel.set(
@@ -283,19 +233,16 @@ def spectra(panels: list, runs: list[dict], style: dict[str, dict], tau: float):
     )
 
 
-def losses(axes, runs: list[dict], style: dict[str, dict]):
-    """Plots the held-out losses against the tokens trained on, with the unigram cross-entropies."""
+def plot_losses(axes, runs: Runs, styles: Styles):
+    """Plots the held-out losses against the tokens of training, with the unigram entropies."""
     for run in runs:
-        line_style = style[run["name"]]
-        axes.plot(run["curve"]["tokens"], run["curve"]["losses"], label=run["name"], **line_style)
-    unigrams = {round(run["curve"]["unigram"], 2) for run in runs if run["curve"]["unigram"]}
+        millions = np.asarray(run["curve"]["tokens"]) / 1e6
+        axes.plot(millions, run["curve"]["losses"], label=run["name"], **styles[run["name"]])
     # Runs with different seeds may have different unigram cross-entropies.
-    for unigram, dashes in zip(sorted(unigrams), itertools.cycle(plotting.DASHES), strict=False):
+    unigrams = {round(run["curve"]["unigrams"][-1], 2) for run in runs}
+    for unigram, dashes in zip(sorted(unigrams), plotting.DASHES * len(unigrams), strict=False):
+        label = f"unigram {unigram:g}"
         axes.axhline(
-            unigram,
-            color=plotting.REFERENCE,
-            linewidth=0.8,
-            linestyle=dashes,
-            label=f"unigram {unigram:g}",
+            unigram, color=plotting.REFERENCE, linewidth=0.8, linestyle=dashes, label=label
         )
-    axes.set(xlabel="tokens trained on", ylabel="held-out loss (nats per predicted token)")
+    axes.set(xlabel="million tokens", ylabel="held-out loss (nats per predicted token)")

@@ -8,41 +8,39 @@ import jax
 import numpy as np
 import tqdm
 
-from maelm_jax.analysis import curves, moments, ranks, runs
-from maelm_jax.model import attention_choice, keys, maelm
-from maelm_jax.training import checkpoint
+from maelm_jax import config
+from maelm_jax.analysis import moments, ranks, runs
+from maelm_jax.model import attention, keys, maelm
+from maelm_jax.training import checkpoint, metrics, run_record
 
-MOST_SETS = 100  # more sets take more batches and narrow the intervals little
 
-
-def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
+def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
     """Measures one run.
 
     Args:
         run: The run.
         rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens for the confidence intervals, at most.
+        sets: Disjoint sets of tokens, at most.
         seed: Seed of the masks.
 
     Returns:
         Everything that the report needs, ready for JSON.
     """
-    experiment, training, curve = run.experiment, run.training, curves.NO_CURVE
-    if training:
-        curve = curves.heldout_curve(run.workdir, run.step)
-    unmasked = runs.unmasked_tokens(run, rows)
-    possible_sets = number_of_sets(sets, len(rows), unmasked, experiment.model.width)
+    experiment, training = run.experiment, run.training
+    unmasked = runs.count_unmasked(run, rows)
+    possible_sets = count_sets(sets, len(rows), unmasked, experiment.model.width)
     if possible_sets < sets:
         print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
-    measure_batch = _compiled(run, rows.shape[1])
-    moments_by_set = _moments_of_sets(run, measure_batch, rows, possible_sets, seed)
+    measure_batch = _compile(run, rows.shape[1])
+    moments_by_set = _measure_sets(run, measure_batch, rows, possible_sets, seed)
     layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    lines = metrics.read(run.path) if training else []
     return {
         "name": run.name,
-        "workdir": run.workdir,
+        "workdir": run.path,
         "step": run.step,
-        "started_from": runs.started_from(experiment),
+        "started_from": started_from(experiment),
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -55,23 +53,54 @@ def measure(run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed:
             for kind in moments.TOKEN_KINDS
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
-        "curve": curve,
+        "curve": read_loss_curve(run),
         "fine_tuned": experiment.finetune is not None,
-        "rank_curve": curves.rank_curve(run.workdir),
+        "rank_curve": read_rank_curve(lines),
     }
 
 
-def number_of_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
-    """Number of disjoint sets: `requested`, or fewer so that each can have a rank.
+def started_from(experiment: config.Experiment) -> str | None:
+    """Returns the run or encoder that a run began with."""
+    if experiment.finetune:
+        return experiment.finetune.init_from
+    return experiment.run.continue_from or experiment.run.init_from
+
+
+def read_loss_curve(run: runs.MeasuredRun) -> dict[str, list]:
+    """Returns the evaluations of a pretraining run, after those of the runs that it goes on from.
+
+    Returns:
+        Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
+    """
+    result: dict[str, list] = {"tokens": [], "losses": [], "unigrams": []}
+    for curve in run_record.loss_curves(run.path, run.step) if run.training else ():
+        evaluations = [line for line in curve.lines if "unigram" in line]
+        result["tokens"] += [curve.tokens_after(line["step"]) for line in evaluations]
+        result["losses"] += [line["eval_loss"] for line in evaluations]
+        result["unigrams"] += [line["unigram"] for line in evaluations]
+    return result
+
+
+def read_rank_curve(lines: list[dict]) -> dict[str, list]:
+    """Returns the ranks that a run logged: lists `steps` and `ranks` (last layer, no [MASK])."""
+    lines = [line for line in lines if "rank_plain_last" in line]
+    return {
+        "steps": [line["step"] for line in lines],
+        "ranks": [line["rank_plain_last"] for line in lines],
+    }
+
+
+def count_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
+    """Returns the number of disjoint sets: `requested`, or fewer so that each can have a rank.
 
     A set consists of whole rows. A margin of a tenth allows for rows of different lengths.
     """
     with_enough_tokens = unmasked * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
-    return max(1, min(requested, MOST_SETS, rows, with_enough_tokens))
+    return max(1, min(requested, rows, with_enough_tokens))
 
 
-def ranks_by_step(
-    run: runs.TrainedRun, rows: np.ndarray, tau: float, sets: int, seed: int
+def measure_steps(
+    run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
 ) -> list[dict]:
     """Measures the ranks of the last layer at every checkpoint of a run.
 
@@ -79,22 +108,26 @@ def ranks_by_step(
         run: The run.
         rows: Rows to measure on, int32 [R, L].
         tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens for the confidence intervals.
+        sets: Disjoint sets of tokens.
         seed: Seed of the masks.
 
     Returns:
-        For each checkpoint {"step": its step, name of a set of tokens: its ranks}, ready for JSON.
+        For each checkpoint {"step": its step, kind of tokens: its ranks}, ready for JSON.
     """
-    measure_batch = _compiled(run, rows.shape[1], layers=(run.experiment.model.layers,))
+    measure_batch = _compile(run, rows.shape[1], layers=(run.experiment.model.layers,))
     result = []
-    for step in checkpoint.all_steps(run.workdir):
-        moments_by_set = _moments_of_sets(runs.at_step(run, step), measure_batch, rows, sets, seed)
-        result.append({"step": step} | ranks.without_spectra(moments_by_set, 0, tau))
+    for step in checkpoint.all_steps(run.path):
+        moments_by_set = _measure_sets(runs.at_step(run, step), measure_batch, rows, sets, seed)
+        described = ranks.describe(moments_by_set, 0, tau)
+        for kind in (*moments.TOKEN_KINDS, "all"):
+            for large in ("spectrum", "centred_spectrum", "use_of_dimensions"):
+                described[kind].pop(large, None)
+        result.append(described | {"step": step})
     return result
 
 
-def _compiled(
-    run: runs.TrainedRun, length: int, layers: tuple[int, ...] | None = None
+def _compile(
+    run: runs.MeasuredRun, length: int, layers: tuple[int, ...] | None = None
 ) -> collections.abc.Callable:
     """Returns the compiled function that measures a batch of rows of `length` tokens."""
     special = run.vocabulary.special
@@ -105,21 +138,21 @@ def _compiled(
     measure = moments.measure(graph, masking, length, special, layers)
 
     def measure_on_one_device(*arguments):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return measure(*arguments)
 
     return jax.jit(measure_on_one_device)
 
 
-def _moments_of_sets(
-    run: runs.TrainedRun,
+def _measure_sets(
+    run: runs.MeasuredRun,
     measure_batch: collections.abc.Callable,
     rows: np.ndarray,
     sets: int,
     seed: int,
 ) -> list[dict[str, moments.Moments]]:
-    """Moments of each set. A set is a range of neighbouring rows, so sets share few documents."""
-    key, bounds = keys.of_seed(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
+    key, bounds = keys.make_key(seed), np.linspace(0, len(rows), sets + 1).astype(int)
     with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
         return [
             moments.accumulate(

@@ -86,15 +86,14 @@ def measure(
     Returns:
         A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
     """
-    # `compact=False` keeps the full length and leaves dropped slots empty. The encoder computes the
-    # same function, and one pass serves the rows with and without [MASK].
-    settings = dataclasses.replace(settings, compact=False)
-    sizes = masking.budget(settings, length)
+    # A budget of the full length leaves dropped slots empty. The encoder computes the same
+    # function, and one pass serves the rows with and without [MASK].
+    sizes = dataclasses.replace(masking.budget(settings, length), visible=length)
 
     def batch(
         params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
     ) -> dict[str, Moments]:
-        inputs = masking.draw(keys.of_rows(key, numbers), rows, settings, sizes, special)
+        inputs = masking.draw(keys.make_row_keys(key, numbers), rows, settings, sizes, special)
         visible = inputs.encoder_slots < length
         is_mask = visible & (inputs.encoder_ids == special.mask)
         visible_segments = jnp.where(visible, inputs.segments, 0)

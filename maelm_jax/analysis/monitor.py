@@ -47,7 +47,7 @@ class RankMonitor:
         unmasked = (heldout != special.pad).sum(1).cumsum() * (1 - masking.rate)
         self._rows = heldout[: int(np.searchsorted(unmasked, PER_DIMENSION * width)) + 1]
         self._width, self._pad, self._mesh = width, special.pad, mesh
-        self._key = keys.of_seed(experiment.run.seed)
+        self._key = keys.make_key(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
         # A backend that is set may be unable to compute whole rows, or arrays that XLA shards.
         model = dataclasses.replace(experiment.model, attention_backend="auto")
@@ -86,7 +86,7 @@ class RankMonitor:
         result = {}
         for name in ("plain", "real", "all"):
             tokens = moments_of_set[name]
-            if ranks.enough(tokens.count, self._width):
+            if ranks.has_rank(tokens.count, self._width):
                 for layer, depth in enumerate(("middle", "last")):
                     spectrum = ranks.spectrum(tokens.second(layer))
                     result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, ranks.TAU)

@@ -5,28 +5,14 @@ D is the width. H is the (tokens x D) matrix of n states. The eigenvalues of its
 H^T H / n are the squared singular values of H, divided by n.
 """
 
-import collections.abc
-import dataclasses
-import math
 import typing
 
 import numpy as np
-
-from maelm_jax import config
 
 TAU = 0.9  # share of the squared length that the effective rank holds, as in the paper
 LEAST_PER_DIMENSION = 20  # no rank is reported from fewer tokens for each dimension
 # A direction at more than this angle from a span has more than half its squared length outside.
 ALONE_DEGREES = 45.0
-CONFIDENCE = 0.95  # of the intervals
-
-
-def check_tau(tau: float):
-    """Raises ConfigError unless 0 < tau <= 1."""
-    if not 0 < tau <= 1:
-        raise config.ConfigError(
-            f"--tau={tau} is not a share in (0, 1]. Use {TAU}, as the paper does"
-        )
 
 
 def spectrum(moment: np.ndarray) -> np.ndarray:
@@ -95,28 +81,8 @@ def use_of_dimensions(moment: np.ndarray) -> np.ndarray:
     return np.diag(moment) / np.trace(moment)
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Mean over disjoint sets of tokens with its confidence interval (Student's t)."""
-
-    mean: float
-    half: float | None  # half the width of the interval; None for a single set
-    sets: int
-
-
-def interval(values: collections.abc.Sequence[float | int]) -> Interval:
-    """Mean of one value for each set, with its confidence interval."""
-    n, mean = len(values), float(np.mean(values))
-    if n < 2:
-        return Interval(mean, None, n)
-    import scipy.stats  # slow to import, and training needs no interval
-
-    quantile = scipy.stats.t.ppf(0.5 + CONFIDENCE / 2, n - 1)
-    return Interval(mean, float(quantile * np.std(values, ddof=1) / math.sqrt(n)), n)
-
-
-def enough(tokens: typing.SupportsFloat, width: int) -> bool:
-    """Whether `tokens` tokens suffice to report a rank.
+def has_rank(tokens: typing.SupportsFloat, width: int) -> bool:
+    """Returns whether `tokens` tokens suffice to report a rank.
 
     With fewer, the rank depends on the sample and not on the model.
     """
@@ -133,10 +99,9 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 
     Returns:
         A dict with one entry for each kind of tokens, and for "all". The entry has the number of
-        tokens. If these suffice, it also has the effective rank of the pooled tokens, its mean and
-        interval over the sets, the rank of the centred states, both spectra, and the use of
-        dimensions. If real tokens and [MASK] both have a rank, the key `mask_alone` holds the
-        result of `mask_alone`.
+        tokens. If these suffice, it also has the effective rank of the pooled tokens, that of each
+        set, the rank of the centred states, both spectra, and the use of dimensions. If real tokens
+        and [MASK] both have a rank, the key `mask_alone` holds the result of `mask_alone`.
     """
     width = sets[0]["plain"].total.shape[1]
     of_layer = [{name: one[name].of_layer(layer) for name in one} for one in sets]
@@ -145,22 +110,12 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
     result: dict = {"layer": layer}
     for name, moments in pooled.items():
         result[name] = {"tokens": int(moments.count)}
-        if enough(moments.count, width):
-            parts = [one[name] for one in groups if enough(one[name].count, width)]
+        if has_rank(moments.count, width):
+            parts = [one[name] for one in groups if has_rank(one[name].count, width)]
             result[name] |= _describe_tokens(moments, parts, tau)
     if "rank" in result["mask"] and "rank" in result["real"]:
         result["mask_alone"] = mask_alone(pooled["real"].second(), pooled["mask"], tau)
     return result
-
-
-def without_spectra(sets: list[dict], layer: int, tau: float) -> dict[str, dict]:
-    """The tokens and ranks of `describe`, without spectra: {kind of tokens: its ranks}."""
-    described = describe(sets, layer, tau)
-    fields = ("tokens", "rank", "rank_by_set", "centred_rank")
-    return {
-        name: {key: described[name][key] for key in fields if key in described[name]}
-        for name in (*sets[0], "all")
-    }
 
 
 def _describe_tokens(moments, parts: list, tau: float) -> dict:
@@ -177,7 +132,7 @@ def _describe_tokens(moments, parts: list, tau: float) -> dict:
     by_set = [effective_rank(spectrum(part.second()), tau) for part in parts]
     return {
         "rank": rank,
-        "rank_by_set": dataclasses.asdict(interval(by_set if len(parts) > 1 else [rank])),
+        "rank_by_set": by_set,
         "centred_rank": effective_rank(centred, tau),
         "spectrum": values.tolist(),
         "centred_spectrum": centred.tolist(),

@@ -23,7 +23,7 @@ from maelm_jax.encoders import (
     source_checks,
 )
 from maelm_jax.encoders.fine_tuned_head import FineTunedHead
-from maelm_jax.model import attention_choice, maelm
+from maelm_jax.model import attention, maelm
 
 Pooling = typing.Literal["mean", "first"]
 TOKENS = 16_384  # of a batch, with padding
@@ -263,7 +263,7 @@ class Encoder:
         def pooled(params, ids, weights):
             positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
             segments = (ids != pad).astype(jnp.int32)
-            with attention_choice.traced_for(attention_choice.one_device()):
+            with attention.trace_for_one_device():
                 states = maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
             return (states * weights[:, :, None]).sum(1)
 

@@ -147,8 +147,12 @@ class ModernBert(Family):
         ]
         for layer in range(model.layers):
             mappings += _layer_mappings(f"{prefix}layers.{layer}.", layer)
-        name, path = f"{prefix}final_norm.weight", "encoder/blocks/attention_norm/scale"
-        return [*mappings, TensorMapping(name, path, layer=0)]
+        # A LayerNorm has the name of the part before it here, and of the part after it there.
+        path = "encoder/blocks/feed_forward_norm/scale"
+        names = [f"layers.{layer}.attn_norm" for layer in range(1, model.layers)] + ["final_norm"]
+        for layer, name in enumerate(names):
+            mappings.append(TensorMapping(f"{prefix}{name}.weight", path, layer))
+        return mappings
 
     def language_model_mappings(self) -> list[TensorMapping]:
         """Returns the mappings of the language-model head."""
@@ -231,9 +235,6 @@ def _layer_mappings(prefix: str, layer: int) -> list[TensorMapping]:
     """Returns the mappings of one layer. `prefix` begins the names of its stock tensors."""
     block = "encoder/blocks"
     mappings = []
-    if layer:
-        path = f"{block}/attention_norm/scale"
-        mappings.append(TensorMapping(f"{prefix}attn_norm.weight", path, layer))
     for name, module, parts in (
         ("attn.Wqkv", "attention", ("query", "key", "value")),
         ("attn.Wo", "attention", ("out",)),
@@ -244,7 +245,7 @@ def _layer_mappings(prefix: str, layer: int) -> list[TensorMapping]:
             path = f"{block}/{module}/{part}/kernel"
             mapping = TensorMapping(f"{prefix}{name}.weight", path, layer, transposed=True)
             mappings.append(mapping._replace(part=number, parts=len(parts)))
-    path = f"{block}/feed_forward_norm/scale"
+    path = f"{block}/attention_norm/scale"
     return [*mappings, TensorMapping(f"{prefix}mlp_norm.weight", path, layer)]
 
 

@@ -84,5 +84,5 @@ def parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tup
     """Returns {path: shape} of the parameters of a model."""
     special = config.SpecialIds(0, 1, 2, 3, vocabulary_size - 1)
     _, init = maelm.create(model, vocabulary_size, special)
-    tree = jax.eval_shape(init, keys.of_seed(0))
+    tree = jax.eval_shape(init, keys.make_key(0))
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

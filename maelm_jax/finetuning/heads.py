@@ -186,7 +186,7 @@ def loss_of(graph: nnx.GraphDef, head: Head):
         params: dict, batch: Batch, numbers: UInt32[Array, " B"], key: Key[Array, ""], train: bool
     ) -> loss.Sums:
         run_key = jax.random.fold_in(key, batch.seed[0])
-        dropout_keys = keys.of_rows(run_key, numbers) if train else None
+        dropout_keys = keys.make_row_keys(run_key, numbers) if train else None
         return SUMS[head.kind](maelm.apply(graph, params)(batch, dropout_keys), batch)
 
     return loss_fn

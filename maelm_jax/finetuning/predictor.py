@@ -22,7 +22,7 @@ class Predictor:
         devices = sharding.row_shards(mesh)
         self.mesh, self.pad = mesh, pad
         self.batch_size = -(-batch_size // devices) * devices
-        params = sharding.shardings_of(jax.eval_shape(init, keys.of_seed(0)), mesh)
+        params = sharding.shardings_of(jax.eval_shape(init, keys.make_key(0)), mesh)
         self.predict = jax.jit(
             heads.predict_of(graph, head),
             in_shardings=(params, NamedSharding(mesh, sharding.BATCH)),
@@ -85,7 +85,7 @@ def restore(
     """Loads the model of a finished run."""
     graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, head)
     mesh = sharding.make_mesh(experiment.mesh)
-    like = sharding.sharded_shapes(jax.eval_shape(init, keys.of_seed(0)), mesh)
+    like = sharding.sharded_shapes(jax.eval_shape(init, keys.make_key(0)), mesh)
     params = checkpoint.restore_params(workdir, like)
     batch_size = experiment.finetune.eval_batch_size
     return Restored(Predictor(graph, init, head, mesh, vocabulary.pad, batch_size), params)

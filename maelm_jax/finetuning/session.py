@@ -54,7 +54,7 @@ class FinetuneSession:
             experiment.model, vocabulary.size, vocabulary.pad, task.head
         )
         self.optimizer = optimizers.create(experiment.optimizer)
-        shapes = jax.eval_shape(self.init, keys.of_seed(0))
+        shapes = jax.eval_shape(self.init, keys.make_key(0))
         moments = jax.eval_shape(self.optimizer.init, shapes)
         self.fresh_params = jax.jit(
             self.init, out_shardings=sharding.shardings_of(shapes, self.mesh)
@@ -95,7 +95,7 @@ class FinetuneSession:
 
     def fresh_state(self, encoder: InitialEncoder, seed: int) -> State:
         """The state before the first step: the given encoder, and a head drawn with `seed`."""
-        params = self.fresh_params(keys.of_stream(seed, keys.INIT_STREAM))
+        params = self.fresh_params(keys.make_stream_key(seed, keys.INIT_STREAM))
         params |= {"encoder": encoder.load_encoder(params["encoder"])}
         if "classifier" in params:
             dense = params["classifier"]["dense"]

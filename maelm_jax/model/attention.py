@@ -1,110 +1,208 @@
-"""Multi-head attention: one function, computed by one of several backends.
+"""Multi-head attention: one function, computed by one of three backends.
 
-`xla` is the reference for the others. attention_choice.py says which backend a call takes.
+`xla` is the reference for the others and runs everywhere. `cudnn` is JAX's fused attention for
+NVIDIA GPUs. `pallas_tpu` are the kernels of attention_tpu.py. `choose_backend` says which one
+computes a call, and why. The choice depends on the devices that will run the model. They need not
+be those of this machine: see `trace_for`.
 
 Axis letters: B rows, H heads, T queries, S keys, D width, K size of a head (D / H), G heads of the
 bias (H, or 1 for a bias that all heads share).
 """
 
-import functools
+import collections.abc
+import contextlib
+import contextvars
+import re
 import typing
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model import (
-    attention_choice,
-    attention_fused,
-    attention_gpu,
-    attention_tpu,
-    attention_triton,
-    ops,
-)
-from maelm_jax.model.attention_choice import Call as Call
-from maelm_jax.model.attention_fused import Attended as Attended
+from maelm_jax.model import attention_tpu, ops
+from maelm_jax.model.attention_tpu import AttentionOutput as AttentionOutput
 from maelm_jax.model.ops import save_for_backward
-from maelm_jax.model.positions import MASKED_OUT, Rotation, rotate, rotation
-
-
-class Mask(typing.NamedTuple):
-    """Which keys a query sees: those of its own segment. Keys of segment 0 are empty."""
-
-    queries: Int[Array, "B T"]  # segments
-    keys: Int[Array, "B S"]  # segments
-    causal: bool = False  # True also hides the keys at later slots than the query's
-
-    def as_bias(self, dtype: jnp.dtype) -> Float[Array, "B 1 T S"]:
-        """Returns the mask as a term of the scores: 0 at keys that are seen, -1e9 at others.
-
-        The axis of size 1 stands for all heads.
-        """
-        same: Bool[Array, "B T S"] = self.queries[:, :, None] == self.keys[:, None, :]
-        seen = same & (self.keys > 0)[:, None, :]
-        if self.causal:
-            seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
-        return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
-
-
-class Rotations(typing.NamedTuple):
-    """Rotary positions of the queries and of the keys."""
-
-    queries: Rotation
-    keys: Rotation
-
-
-def rotations(
-    settings: config.Model, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
-) -> Rotations:
-    """Returns the rotary positions of queries and keys."""
-    head_size = settings.width // settings.heads
-    return Rotations(
-        rotation(queries, head_size, settings.rotary_theta),
-        rotation(keys, head_size, settings.rotary_theta),
-    )
+from maelm_jax.model.positions import Mask, Rotations, rotate
 
 
 class ScoreTerms(typing.NamedTuple):
     """What changes the scores of attention: positions and segments."""
 
-    bias: Float[Array, "B G T S"] | None = None  # receives a gradient
+    bias: Float[Array, "B H T S"] | None = None  # receives a gradient
     mask: Mask | Float[Array, "B 1 T S"] | None = None  # receives none
-    # Collects the gradient of `bias` over the layers that share it, in place. Its value is never
-    # read. See `attention_fused.attention`.
+    # Collects the gradient of `bias` over the layers that share it: see `attention_tpu.attend`.
     carrier: Float[Array, "B H T S"] | None = None
     rotations: Rotations | None = None  # applied to queries and keys
     local: "ScoreTerms | None" = None  # what takes the place of all this in local layers
 
 
-class Dropout(typing.NamedTuple):
-    """Dropout of the attention weights."""
-
-    rate: float = 0.0
-    keys: Key[Array, " B"] | None = None  # one for each row; None: no dropout
-
-    @property
-    def active_rate(self) -> float:
-        """The rate, or 0 without keys."""
-        return 0.0 if self.keys is None else self.rate
+NO_TERMS = ScoreTerms()
 
 
-NO_TERMS, NO_DROPOUT = ScoreTerms(), Dropout()
-# Backends whose kernels are written here.
-_KERNELS = {"pallas_tpu": attention_tpu.KERNELS, "pallas_gpu": attention_triton.KERNELS}
+class Call(typing.NamedTuple):
+    """What the choice of a backend depends on in one call of `attend`."""
+
+    heads: int
+    head_size: int
+    queries: int
+    keys: int
+    dtype: jnp.dtype
+    dropout_rate: float  # of the attention weights
+    has_bias: bool
+    has_dense_mask: bool = False  # the mask is an array, not segments
 
 
-def attention(
+class Target(typing.NamedTuple):
+    """The devices that a model is traced for."""
+
+    platform: str  # "cpu", "gpu" or "tpu"
+    device_kind: str
+    has_cudnn: bool = False
+    devices: int = 1  # over which arrays may be sharded
+    tensor: int = 1  # devices over which the heads of a row are divided
+    # Whether the model is traced inside `shard_map` over rows. A kernel cannot be partitioned by
+    # XLA: without `shard_map`, it runs on one device only.
+    sharded_rows: bool = False
+
+
+class Choice(typing.NamedTuple):
+    """A backend and the reason for it."""
+
+    backend: str
+    reason: str
+
+
+_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+def device_target(device: typing.Any) -> Target:
+    """Returns the target of a model that one JAX device computes alone."""
+    # A GPU that is only compiled for has the platform "cuda" or "rocm" instead of "gpu".
+    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
+    # cuDNN's attention needs an Ampere GPU (8.0). AMD's capabilities are names like "gfx942".
+    capability = getattr(device, "compute_capability", "")
+    number = re.fullmatch(r"\d+\.\d+", capability or "")
+    return Target(platform, device.device_kind, number is not None and float(capability) >= 8.0)
+
+
+def mesh_target(mesh: jax.sharding.Mesh) -> Target:
+    """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
+    target = device_target(mesh.devices.flat[0])
+    tensor = mesh.shape["tensor"]
+    return target._replace(devices=mesh.devices.size, tensor=tensor, sharded_rows=True)
+
+
+def current_target() -> Target:
+    """Returns the target that `trace_for` has set, or the devices of this machine."""
+    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
+
+
+@contextlib.contextmanager
+def trace_for(target: Target) -> collections.abc.Iterator[None]:
+    """Traces models for these devices, as long as the context lasts."""
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def trace_for_one_device() -> contextlib.AbstractContextManager[None]:
+    """Traces models that one device of this machine computes alone."""
+    return trace_for(current_target()._replace(devices=1))
+
+
+def choose_backend(requested: str, call: Call, target: Target) -> Choice:
+    """Chooses the backend of a call: with "auto" the fused one of the device if it can compute it.
+
+    Args:
+        requested: `Model.attention_backend`.
+        call: Shapes and dtype.
+        target: The devices.
+
+    Raises:
+        ConfigError: The requested backend cannot compute the call.
+    """
+    fused = {"gpu": "cudnn", "tpu": "pallas_tpu"}.get(target.platform)
+    backend = fused if requested == "auto" else requested
+    if backend is None:
+        return Choice("xla", f"the platform is {target.platform}")
+    if backend == "xla":
+        return Choice("xla", "as set")
+    find_obstacle = _find_cudnn_obstacle if backend == "cudnn" else _find_tpu_obstacle
+    obstacle = find_obstacle(call, target)
+    if requested == "auto":
+        if call.dtype != jnp.bfloat16:
+            obstacle = f"the dtype is {call.dtype}, not bfloat16"
+        elif target.devices > 1 and not target.sharded_rows:
+            obstacle = f"XLA shards the arrays over {target.devices} devices"
+        if obstacle:
+            return Choice("xla", f"{backend} cannot compute it: {obstacle}")
+        return Choice(backend, f"{call.dtype} on {target.device_kind}")
+    if obstacle:
+        raise config.ConfigError(
+            f"Model.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
+            "Use 'auto' or 'xla'"
+        )
+    if backend == "pallas_tpu" and target.platform != "tpu":
+        return Choice(backend, "as set, in Pallas' interpreter: slow")
+    return Choice(backend, "as set")
+
+
+def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
+    """Says why cuDNN cannot compute a call. None: it can."""
+    if not target.has_cudnn:
+        return f"{target.device_kind} is no NVIDIA GPU of the Ampere generation or a later one"
+    if call.dropout_rate > 0:
+        return (
+            f"attention dropout is {call.dropout_rate}, and cuDNN draws other masks; "
+            "Model.attention_dropout=0 makes cuDNN possible"
+        )
+    if call.dtype != jnp.bfloat16:
+        return f"the dtype is {call.dtype}, not bfloat16"
+    if call.head_size % 8 or call.head_size > 128:
+        return f"heads have size {call.head_size}, and cuDNN takes multiples of 8 up to 128"
+    if call.queries % 2 or call.keys % 2:
+        return f"{call.queries} queries or {call.keys} keys are not even"
+    return None
+
+
+def _find_tpu_obstacle(call: Call, target: Target) -> str | None:
+    """Says why the TPU kernels cannot compute a call. None: they can."""
+    if call.has_dense_mask:
+        return "layers attend within a window, and the kernel compares segments only"
+    kernel_heads = attention_tpu.heads_per_step(call.head_size)
+    if not kernel_heads:
+        return f"heads have size {call.head_size}, and the kernel takes 32, 64 and 128"
+    if call.heads % (target.tensor * kernel_heads):
+        return f"{call.heads} heads are not a multiple of {target.tensor * kernel_heads}"
+    if call.queries % 8 or call.keys % 8:
+        return f"{call.queries} queries or {call.keys} keys are not a multiple of 8"
+    needed = attention_tpu.memory_needed(
+        call.queries, call.keys, call.head_size, call.dtype.itemsize, call.has_bias
+    )
+    limit = attention_tpu.memory_limit(target.device_kind)
+    if target.platform == "tpu" and needed > limit:
+        return (
+            f"{call.queries} queries x {call.keys} keys need {needed / 2**20:.0f} MiB of fast "
+            f"memory, and a kernel gets {limit / 2**20:.0f} MiB"
+        )
+    return None
+
+
+def attend(
     q: Float[Array, "B T D"],
     k: Float[Array, "B S D"],
     v: Float[Array, "B S D"],
     *,
     heads: int,
     terms: ScoreTerms = NO_TERMS,
-    dropout: Dropout = NO_DROPOUT,
+    dropout_rate: float = 0.0,
+    dropout_keys: Key[Array, " B"] | None = None,
     backend: str = "auto",
-) -> Attended:
+) -> AttentionOutput:
     """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
 
     Rotary positions first rotate q and k.
@@ -115,57 +213,107 @@ def attention(
         v: Values.
         heads: Number of heads.
         terms: What changes the scores.
-        dropout: Dropout of the weights.
+        dropout_rate: Dropout of the weights.
+        dropout_keys: One key for each row. None: no dropout.
         backend: `Model.attention_backend`.
 
     Returns:
-        The sums, in the dtype of q, and the carrier of the bias' gradient if `terms` has one.
+        The sums, in the dtype of q, and the carrier of `terms`.
     """
     if terms.rotations is not None:
         q = rotate(q, terms.rotations.queries, heads)
         k = rotate(k, terms.rotations.keys, heads)
-    target = attention_choice.current_target()
     call = Call(
-        heads,
-        q.shape[2] // heads,
-        q.shape[1],
-        k.shape[1],
-        q.dtype,
-        dropout.active_rate,
-        terms.bias is not None,
-        isinstance(terms.mask, jax.Array),
+        heads=heads,
+        head_size=q.shape[2] // heads,
+        queries=q.shape[1],
+        keys=k.shape[1],
+        dtype=q.dtype,
+        dropout_rate=0.0 if dropout_keys is None else dropout_rate,
+        has_bias=terms.bias is not None,
+        has_dense_mask=isinstance(terms.mask, jax.Array),
     )
-    chosen = attention_choice.choose(backend, call, target).backend
-    if chosen in _KERNELS:
-        return _by_kernels(_KERNELS[chosen], q, k, v, heads, terms, dropout)
-    by = {"xla": _by_xla, "cudnn": _by_cudnn}[chosen]
-    return by(q, k, v, heads, terms, dropout)
+    target = current_target()
+    chosen = choose_backend(backend, call, target).backend
+    if chosen == "pallas_tpu":
+        q, k, v = (save_for_backward(x) for x in (q, k, v))
+        return attention_tpu.attend(
+            q,
+            k,
+            v,
+            terms.bias,
+            terms.carrier,
+            terms.mask,
+            heads=heads,
+            dropout_rate=call.dropout_rate,
+            dropout_keys=dropout_keys,
+            tensor=target.tensor,
+            sharded_rows=target.sharded_rows,
+            interpret=target.platform != "tpu",
+        )
+    q_heads, k_heads, v_heads = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    terms = _merge_mask(terms, q.dtype)
+    bias = terms.mask if terms.bias is None else terms.bias
+    if chosen == "cudnn":
+        states = _attend_by_cudnn(q_heads, k_heads, v_heads, bias, target)
+    else:
+        states = _attend_by_xla(q_heads, k_heads, v_heads, bias, dropout_rate, dropout_keys)
+    return AttentionOutput(states, terms.carrier)
 
 
-def prepare_terms(terms: ScoreTerms, call: Call, backend: str = "auto") -> ScoreTerms:
+def prepare_terms(
+    terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
+) -> ScoreTerms:
     """Computes once what all layers of a stack add to their scores.
 
-    The mask becomes a part of the bias, or an array. Only the kernels written here keep a mask that
-    stands alone as segments: they compare them.
+    The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
+    alone as segments: they compare them.
 
     Args:
         terms: What each layer adds.
-        call: Shapes and dtype of each layer's attention.
-        backend: `Model.attention_backend`.
+        model: As for `describe_call`, like queries, keys and dropout_rate.
+        queries: Slots of a row that attend.
+        keys: Slots of a row that they attend to.
+        dropout_rate: Dropout of the attention weights.
     """
-    chosen = attention_choice.choose(backend, call, attention_choice.current_target()).backend
-    if chosen in _KERNELS and terms.bias is None:
+    call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
+    choice = choose_backend(model.attention_backend, call, current_target())
+    uses_kernels = choice.backend == "pallas_tpu"
+    if uses_kernels and terms.bias is None:
         return terms
-    terms = _with_dense_mask(terms, call.dtype)
-    if chosen in _KERNELS:
-        # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
-        bias = jax.lax.optimization_barrier(terms.bias)
-        carrier = bias if bias.shape[1] == call.heads else None
-        return terms._replace(bias=bias, carrier=carrier)
-    return terms
+    terms = _merge_mask(terms, call.dtype)
+    if not uses_kernels:
+        return terms
+    # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
+    bias = jax.lax.optimization_barrier(terms.bias)
+    return terms._replace(bias=bias, carrier=bias)
 
 
-def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
+def describe_call(
+    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
+) -> Call:
+    """Returns the call of `attend` that a layer of a model makes.
+
+    Args:
+        model: The encoder's settings, or the decoder's (`Model.decoder`).
+        queries: Slots of a row that attend.
+        keys: Slots of a row that they attend to.
+        dropout_rate: Dropout of the attention weights.
+        has_bias: Whether there is a relative position bias.
+    """
+    return Call(
+        heads=model.heads,
+        head_size=model.width // model.heads,
+        queries=queries,
+        keys=keys,
+        dtype=jnp.dtype(model.dtype),
+        dropout_rate=dropout_rate,
+        has_bias=has_bias,
+        has_dense_mask=model.local_attention > 0,
+    )
+
+
+def _merge_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
     """Makes the mask an array, and adds it to the bias if there is one."""
     if terms.mask is None:
         return terms
@@ -175,75 +323,64 @@ def _with_dense_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
     return terms._replace(bias=mask + terms.bias, mask=None)
 
 
-def _by_xla(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
-    shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
-    q, k, v = (save_for_backward(y.swapaxes(1, 2)) for y in split)
-    terms = _with_dense_mask(terms, q.dtype)
-    added = terms.mask if terms.bias is None else terms.bias
-    if added is None:
-        added = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
-    weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, added)
-    weights = ops.dropout(weights, dropout.rate, dropout.keys)
-    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
-    return Attended(save_for_backward(y.swapaxes(1, 2).reshape(shape)), terms.carrier)
+def _attend_by_cudnn(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    target: Target,
+) -> Float[Array, "B T D"]:
+    """Calls cuDNN's fused attention.
 
+    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
+    """
 
-def _by_cudnn(q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout) -> Attended:
-    shape, split = q.shape, [y.reshape(*y.shape[:2], heads, -1) for y in (q, k, v)]
-    q, k, v = (save_for_backward(y) for y in split)
-    terms = _with_dense_mask(terms, q.dtype)
-    added = terms.mask if terms.bias is None else terms.bias
-    run = functools.partial(attention_gpu.attention, terms.bias is not None)
-    if attention_choice.current_target().sharded_rows:
-        run = _cudnn_over_heads(run, added)
-    return Attended(run(q, k, v, added).reshape(shape), terms.carrier)
+    def run(q, k, v, bias):
+        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
 
-
-def _cudnn_over_heads(run, bias: Float[Array, "B G T S"] | None):
-    """Wraps the call in a `shard_map` over heads. XLA cannot partition it."""
-    by_head = PartitionSpec(None, None, "tensor")
-    bias_by_head = PartitionSpec(None, "tensor")
-    shared = bias is None or bias.shape[1] == 1
-    return jax.shard_map(
-        run,
-        in_specs=(by_head, by_head, by_head, PartitionSpec() if shared else bias_by_head),
-        out_specs=by_head,
-        axis_names={"tensor"},
-        check_vma=False,
-    )
-
-
-def _by_kernels(
-    kernels: attention_fused.Kernels, q, k, v, heads: int, terms: ScoreTerms, dropout: Dropout
-) -> Attended:
-    """Runs the kernels, inside a `shard_map` over heads where the devices divide them."""
-    target = attention_choice.current_target()
-    q, k, v = (save_for_backward(y) for y in (q, k, v))
-    settings = attention_fused.Settings(
-        heads // target.tensor,
-        dropout.active_rate,
-        causal=terms.mask is not None and terms.mask.causal,
-        interpret=target.platform != kernels.platform,
-    )
-    operands = _kernel_operands(terms.mask, dropout, heads)
-    arrays = (q, k, v, terms.bias, terms.carrier, operands)
-    run = functools.partial(attention_fused.attention, kernels, settings)
+    q, k, v = (save_for_backward(x) for x in (q, k, v))
     if target.sharded_rows:
-        run = attention_fused.over_heads(run, arrays)
-    return run(*arrays)
+        # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
+        by_head = PartitionSpec(None, None, "tensor")
+        bias_spec = PartitionSpec(None, "tensor")
+        if bias is None or bias.shape[1] == 1:
+            bias_spec = PartitionSpec()
+        run = jax.shard_map(
+            run,
+            in_specs=(by_head, by_head, by_head, bias_spec),
+            out_specs=by_head,
+            axis_names={"tensor"},
+            check_vma=False,
+        )
+    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
 
 
-def _kernel_operands(mask: Mask | None, dropout: Dropout, heads: int) -> attention_fused.Operands:
-    """Segments as rows of float32, and the words of the dropout hash for each row and head."""
-    operands = attention_fused.Operands()
-    if mask is not None:
-        queries, keys = (x.astype(jnp.float32)[:, None] for x in (mask.queries, mask.keys))
-        operands = operands._replace(query_segments=queries, key_segments=keys)
-    if dropout.active_rate > 0:
-        words = ops.key_words(dropout.keys)
-        head_words = ops.hash_words(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
-        operands = operands._replace(head_words=head_words, row_words=words[:, 1])
-    return operands
+def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
+    """A policy of `jax.checkpoint`: keeps what cuDNN's forward kernel returns.
+
+    The backward kernel needs the softmax statistics, and `jax.nn.dot_product_attention` gives them
+    no name that `save_for_backward` could mark. Without this policy, the backward pass runs the
+    forward kernel again.
+    """
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
+def _attend_by_xla(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    dropout_rate: float,
+    dropout_keys: Key[Array, " B"] | None,
+) -> Float[Array, "B T D"]:
+    """Computes attention from the scores, which are in memory."""
+    q, k, v = (save_for_backward(x.swapaxes(1, 2)) for x in (q, k, v))
+    if bias is None:
+        bias = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
+    weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
+    weights = ops.dropout(weights, dropout_rate, dropout_keys)
+    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
+    return save_for_backward(y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1))
 
 
 @jax.custom_vjp

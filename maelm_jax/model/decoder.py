@@ -10,7 +10,6 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config
 from maelm_jax.model import layers, stack
-from maelm_jax.model.attention import Mask, ScoreTerms, rotations
 from maelm_jax.model.model_inputs import SlotInfo
 from maelm_jax.model.positions import RelativeBias
 
@@ -25,7 +24,7 @@ class Decoder(nnx.Module):
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
         sizes = settings.decoder
         if sizes.positions == "learned":
-            self.position_embedding = layers.embedding(sizes.max_positions, sizes, rngs)
+            self.position_embedding = layers.create_embedding(sizes.max_positions, sizes, rngs)
         self.norm = layers.LayerNorm(sizes)
         if sizes.decoder_relative_bias:
             self.relative_bias = RelativeBias(sizes, rngs)
@@ -52,29 +51,19 @@ class Decoder(nnx.Module):
             encoded_slots: Segments and positions of `encoded`.
         """
         settings = self.settings
-        x = self._resized(x)
+        x = self._resize_states(x)
         if settings.positions == "learned":
             rows = jnp.take(self.position_embedding[...], slots.positions, axis=0)
             x = x + rows.astype(x.dtype)
-        x = layers.zero_at_empty(self.norm(x), slots.segments)
+        x = layers.zero_empty_slots(self.norm(x), slots.segments)
+        bias = self.relative_bias if settings.decoder_relative_bias else None
         cross = None
         if "cross" in settings.decoder_attention:
-            terms = self._terms(x.dtype, slots, encoded_slots)
-            cross = layers.CrossAttentionInputs(self._resized(encoded), terms)
-        terms = self._terms(x.dtype, slots, slots, settings.decoder_causal)
+            terms = layers.compute_terms(settings, slots, encoded_slots, x.dtype, bias)
+            cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms)
+        causal = settings.decoder_causal
+        terms = layers.compute_terms(settings, slots, slots, x.dtype, bias, causal)
         return stack.run(self.blocks, x, terms, settings, cross=cross)
 
-    def _resized(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+    def _resize_states(self, x: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
         return self.resize(x) if self.resizes else x
-
-    def _terms(
-        self, dtype: jnp.dtype, queries: SlotInfo, keys: SlotInfo, causal: bool = False
-    ) -> ScoreTerms:
-        terms = ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
-        if self.settings.decoder_relative_bias:
-            bias = self.relative_bias(queries.positions, dtype, keys.positions)
-            terms = terms._replace(bias=bias)
-        if self.settings.positions == "rotary":
-            turned = rotations(self.settings, queries.positions, keys.positions)
-            terms = terms._replace(rotations=turned)
-        return terms

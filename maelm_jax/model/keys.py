@@ -29,22 +29,22 @@ class StepKeys(typing.NamedTuple):
     dropout: Key[Array, ""]
 
 
-def of_seed(seed: int) -> Key[Array, ""]:
+def make_key(seed: int) -> Key[Array, ""]:
     """Returns the root key of a seed."""
     return jax.random.key(seed, impl=IMPLEMENTATION)
 
 
-def of_stream(seed: int, stream: int) -> Key[Array, ""]:
+def make_stream_key(seed: int, stream: int) -> Key[Array, ""]:
     """Returns the key of one of the streams of a seed."""
-    return jax.random.fold_in(of_seed(seed), stream)
+    return jax.random.fold_in(make_key(seed), stream)
 
 
-def of_step(key: Key[Array, ""]) -> StepKeys:
+def split_step_key(key: Key[Array, ""]) -> StepKeys:
     """Returns the keys of the masks and of dropout in the step that has `key`."""
     masks, dropout = jax.random.split(key)
     return StepKeys(masks, dropout)
 
 
-def of_rows(key: Key[Array, ""], row_numbers: UInt32[Array, " B"]) -> Key[Array, " B"]:
+def make_row_keys(key: Key[Array, ""], row_numbers: UInt32[Array, " B"]) -> Key[Array, " B"]:
     """Returns one key for each row. It depends on the row's number in the global batch."""
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, row_numbers)

@@ -12,11 +12,13 @@ import typing
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention
+from maelm_jax.model.model_inputs import SlotInfo
 from maelm_jax.model.ops import dropout, gelu, layer_norm, linear, save_for_backward, split_keys
+from maelm_jax.model.positions import Mask, RelativeBias, compute_rotations
 
 
 class Linear(nnx.Module):
@@ -52,15 +54,44 @@ class Linear(nnx.Module):
         return y.reshape(*x.shape[:-1], -1)
 
 
-def embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
+def create_embedding(rows: int, settings: config.Model, rngs: nnx.Rngs) -> nnx.Param:
     """Returns a table of `rows` vectors of the model's width."""
     init = nnx.initializers.normal(settings.init_std)
     return nnx.Param(init(rngs.params(), (rows, settings.width), jnp.float32))
 
 
-def zero_at_empty(x: Float[Array, "B T D"], segments: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+def zero_empty_slots(
+    x: Float[Array, "B T D"], segments: Int[Array, "B T"]
+) -> Float[Array, "B T D"]:
     """Returns x with 0 at empty slots (segment 0)."""
     return jnp.where((segments > 0)[:, :, None], x, jnp.zeros((), x.dtype))
+
+
+def compute_terms(
+    settings: config.Model,
+    queries: SlotInfo,
+    keys: SlotInfo,
+    dtype: jnp.dtype,
+    bias: RelativeBias | None = None,
+    causal: bool = False,
+) -> attention.ScoreTerms:
+    """Returns what segments and positions add to the scores of attention.
+
+    Args:
+        settings: The encoder's settings, or the decoder's.
+        queries: Segments and positions of the queries.
+        keys: Segments and positions of the keys.
+        dtype: Type of the computation.
+        bias: The relative position bias, if there is one.
+        causal: True hides keys at later slots than the query's.
+    """
+    terms = attention.ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
+    if bias is not None:
+        terms = terms._replace(bias=bias(queries.positions, dtype, keys.positions))
+    if settings.positions == "rotary":
+        rotations = compute_rotations(settings, queries.positions, keys.positions)
+        terms = terms._replace(rotations=rotations)
+    return terms
 
 
 class LayerNorm(nnx.Module):
@@ -97,7 +128,7 @@ class Attention(nnx.Module):
         context: Float[Array, "B S D"],
         terms: attention.ScoreTerms,
         keys: Key[Array, " B"] | None = None,
-    ) -> attention.Attended:
+    ) -> attention.AttentionOutput:
         """Lets each token of `x` attend to the tokens of `context`.
 
         Args:
@@ -109,36 +140,17 @@ class Attention(nnx.Module):
         Returns:
             The output, without the residual connection, and the carrier of `terms`.
         """
-        attended = attention.attention(
+        output = attention.attend(
             self.query(x),
             self.key(context),
             self.value(context),
             heads=self.heads,
             terms=terms,
-            dropout=attention.Dropout(self.dropout, keys),
+            dropout_rate=self.dropout,
+            dropout_keys=keys,
             backend=self.backend,
         )
-        return attended._replace(states=self.out(attended.states))
-
-    def prepare_terms(
-        self,
-        terms: attention.ScoreTerms,
-        x: Float[Array, "B T D"],
-        context: Float[Array, "B S D"],
-        has_dropout: bool,
-    ) -> attention.ScoreTerms:
-        """Computes once what each layer of a stack adds to its scores."""
-        call = attention.Call(
-            heads=self.heads,
-            head_size=x.shape[2] // self.heads,
-            queries=x.shape[1],
-            keys=context.shape[1],
-            dtype=x.dtype,
-            dropout_rate=self.dropout if has_dropout else 0.0,
-            has_bias=terms.bias is not None,
-            has_dense_mask=terms.local is not None,
-        )
-        return attention.prepare_terms(terms, call, self.backend)
+        return output._replace(states=self.out(output.states))
 
 
 class FeedForward(nnx.Module):
@@ -173,16 +185,23 @@ class CrossAttentionInputs(typing.NamedTuple):
 AttendsTo = typing.Literal["self", "self+cross", "cross"]
 
 
+class LayerState(typing.NamedTuple):
+    """What a layer hands to the next one."""
+
+    total: Float[Array, "B T D"]  # the sum of the residual connections
+    states: Float[Array, "B T D"]  # the same after LayerNorm
+    carrier: Float[Array, "B H T S"] | None  # of `attention.ScoreTerms`
+
+
 class Block(nnx.Module):
-    """One Transformer layer: attention, then feed-forward, each with a residual connection.
+    """One Transformer layer: attention, then feed-forward.
 
-    It takes and returns the sum x of a residual connection. The layer that reads a sum normalizes
-    it, so that the backward pass keeps sums only and computes the normalized states again.
+    Each part reads normalized states y and adds its output to a sum: x = r + part(y), y = LN(x).
+    Post-LN adds to the normalized states, r = y. Pre-LN adds to the sum before, r = x.
 
-    Post-LN: y = LN(x); x = y + attention(y); y = LN(x); x = y + feed_forward(y). The first of these
-    LNs is the one after the feed-forward block of the layer before.
-    Pre-LN: x = x + attention(LN(x)); x = x + feed_forward(LN(x)).
-    The first layer of a stack has no LN before its attention.
+    So every LayerNorm follows a part and has its name. In a pre-LN stack, the `feed_forward_norm`
+    of a layer is what stock models call the next layer's attention norm, and that of the last layer
+    is their final norm. The first layer reads the embeddings.
 
     With "self+cross", cross-attention stands between the two. With "cross", `attention` is
     cross-attention.
@@ -197,54 +216,44 @@ class Block(nnx.Module):
             self.cross_attention = Attention(settings, rngs)
             self.cross_attention_norm = LayerNorm(settings)
         self.attends_to = attends_to
-        self.normalizes_first = settings.normalization == "pre"
+        self.is_pre_norm = settings.normalization == "pre"
         self.dropout = settings.dropout
 
     def __call__(
         self,
-        x: Float[Array, "B T D"],
+        state: LayerState,
         terms: attention.ScoreTerms,
-        norm: LayerNorm,
-        is_first: Bool[Array, ""],
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
-    ) -> attention.Attended:
+    ) -> LayerState:
         """Applies the layer.
 
         Args:
-            x: The sum that the previous layer returned.
+            state: What the previous layer returned.
             terms: What changes the scores of self-attention.
-            norm: Normalizes x. A post-LN layer is given the LN of the layer before.
-            is_first: Whether this is the first layer of its stack, which does not normalize x.
             keys: Keys of dropout, one for each row. None: no dropout.
             cross: What cross-attention reads. None: there is no cross-attention.
 
         Returns:
-            The new sum, and the carrier of `terms`.
+            What the next layer reads.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
-        norms = self._norms_between_parts()
-        y = jnp.where(is_first, x, norm(x))
-        context, context_terms = cross if self.attends_to == "cross" else (y, terms)
-        output, carrier = self.attention(y, context, context_terms, weight_keys)
-        x = self._residual(x, y) + dropout(output, self.dropout, attention_keys)
-        x = save_for_backward(x)
+        x, y, carrier = state
+        if self.attends_to == "cross":
+            output = self.attention(y, *cross, weight_keys).states
+        else:
+            terms = terms._replace(carrier=carrier)
+            output, carrier = self.attention(y, y, terms, weight_keys)
+        x = self._add(x, y, dropout(output, self.dropout, attention_keys))
+        y = self.attention_norm(x)
         if self.attends_to == "self+cross":
-            y = norms[0](x)
-            x = save_for_backward(self._residual(x, y) + self.cross_attention(y, *cross).states)
-        y = norms[-1](x)
-        x = self._residual(x, y) + dropout(self.feed_forward(y), self.dropout, feed_forward_keys)
-        return attention.Attended(x, carrier)
+            x = self._add(x, y, self.cross_attention(y, *cross).states)
+            y = self.cross_attention_norm(x)
+        x = self._add(x, y, dropout(self.feed_forward(y), self.dropout, feed_forward_keys))
+        return LayerState(x, self.feed_forward_norm(x), carrier)
 
-    def _norms_between_parts(self) -> list[LayerNorm]:
-        """Returns the LNs after the layer's first part and before its last."""
-        norms = [self.attention_norm, self.feed_forward_norm]
-        if self.attends_to == "self+cross":
-            norms.insert(1, self.cross_attention_norm)
-        return norms[1:] if self.normalizes_first else norms[:-1]
-
-    def _residual(
-        self, x: Float[Array, "B T D"], normalized: Float[Array, "B T D"]
+    def _add(
+        self, x: Float[Array, "B T D"], y: Float[Array, "B T D"], output: Float[Array, "B T D"]
     ) -> Float[Array, "B T D"]:
-        """Returns what the output of a part is added to, given the sum x and LN(x)."""
-        return x if self.normalizes_first else normalized
+        """Returns the sum after a part that read y, the normalized x."""
+        return save_for_backward((x if self.is_pre_norm else y) + output)

@@ -15,11 +15,11 @@ from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
 from maelm_jax.model import keys, layers, ops, stack
-from maelm_jax.model.attention import Mask, ScoreTerms, rotations
+from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
-from maelm_jax.model.model_inputs import Inputs, SlotInfo, at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias, within_window
+from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
+from maelm_jax.model.positions import MASKED_OUT, RelativeBias, make_window_mask
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -31,12 +31,16 @@ class Encoder(nnx.Module):
     """The encoder, which is kept after pretraining. With MAE-LM it reads visible tokens only."""
 
     def __init__(self, settings: config.Model, vocabulary_size: int, pad_id: int, rngs: nnx.Rngs):
-        table = layers.embedding(table_rows(vocabulary_size), settings, rngs)
+        table = layers.create_embedding(table_rows(vocabulary_size), settings, rngs)
         self.token_embedding = nnx.Param(table[...].at[pad_id].set(0.0))
         if settings.positions == "learned":
-            self.position_embedding = layers.embedding(settings.max_positions, settings, rngs)
+            self.position_embedding = layers.create_embedding(
+                settings.max_positions, settings, rngs
+            )
         if settings.token_types:
-            self.token_type_embedding = layers.embedding(settings.token_types, settings, rngs)
+            self.token_type_embedding = layers.create_embedding(
+                settings.token_types, settings, rngs
+            )
         self.norm = layers.LayerNorm(settings)
         if settings.relative_buckets != "none":
             self.relative_bias = RelativeBias(settings, rngs)
@@ -77,26 +81,22 @@ class Encoder(nnx.Module):
             x = x + jnp.take(self.position_embedding[...], positions, axis=0)
         x = x.astype(dtype)
         keys = ops.split_keys(keys, 2)
-        x = layers.zero_at_empty(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
-        terms = ScoreTerms(mask=Mask(segments, segments))
-        if settings.relative_buckets != "none":
-            terms = terms._replace(bias=self.relative_bias(positions, dtype))
-        if settings.positions == "rotary":
-            terms = terms._replace(rotations=rotations(settings, positions, positions))
+        x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
+        slots = SlotInfo(segments, positions)
+        bias = self.relative_bias if settings.relative_buckets != "none" else None
+        terms = layers.compute_terms(settings, slots, slots, dtype, bias)
         if settings.local_attention:
-            terms = terms._replace(local=self._local_terms(positions, segments, dtype))
+            terms = terms._replace(local=self._compute_local_terms(slots, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
         return jnp.concatenate([x[None], states]) if all_layers else states
 
-    def _local_terms(
-        self, positions: Int[Array, "B T"], segments: Int[Array, "B T"], dtype: jnp.dtype
-    ) -> ScoreTerms:
+    def _compute_local_terms(self, slots: SlotInfo, dtype: jnp.dtype) -> ScoreTerms:
         """Returns what changes the scores of the layers with local attention."""
         theta = self.settings.local_rotary_theta
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
-        near = within_window(positions, settings.local_attention, dtype)
-        mask = jnp.minimum(Mask(segments, segments).as_bias(dtype), near)
-        return ScoreTerms(mask=mask, rotations=rotations(settings, positions, positions))
+        terms = layers.compute_terms(settings, slots, slots, dtype)
+        window = make_window_mask(slots.positions, settings.local_attention, dtype)
+        return terms._replace(mask=jnp.minimum(terms.mask.as_bias(dtype), window))
 
 
 class Head(nnx.Module):
@@ -156,7 +156,7 @@ class MaeLm(nnx.Module):
         return self.encoder(
             inputs.encoder_ids,
             inputs.encoder_positions,
-            at_slots(inputs.segments, inputs.encoder_slots),
+            take_at_slots(inputs.segments, inputs.encoder_slots),
             keys,
             all_layers,
         )
@@ -193,8 +193,8 @@ class MaeLm(nnx.Module):
         slots = SlotInfo(jnp.where(visible | masked, inputs.segments, 0), inputs.positions)
         if self.settings.decoder_slots == "masked":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
-            slots = slots.at(inputs.masked_slots)
-        encoded_slots = SlotInfo(inputs.segments, inputs.positions).at(inputs.encoder_slots)
+            slots = slots.take(inputs.masked_slots)
+        encoded_slots = SlotInfo(inputs.segments, inputs.positions).take(inputs.encoder_slots)
         return self.decoder(x, slots, encoded, encoded_slots)
 
 
@@ -235,7 +235,7 @@ def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> 
 def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
     """Returns the encoder's parameters as a dict of jax.ShapeDtypeStruct."""
     init = _define_encoder(settings, vocabulary_size, pad_id).init
-    return jax.eval_shape(init, keys.of_seed(0))
+    return jax.eval_shape(init, keys.make_key(0))
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

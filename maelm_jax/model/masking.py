@@ -41,12 +41,10 @@ def budget(masking: config.Masking, length: int) -> Budget:
         length: L, tokens.
 
     Returns:
-        V and M. V is rounded up to a multiple of 8, at most L. Without `masking.compact` it is L.
+        V and M. V is rounded up to a multiple of 8, at most L.
     """
     slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)
-    if not masking.compact:
-        return Budget(length, masked)
     visible = (
         length
         - math.floor(masking.rate * length)
@@ -56,7 +54,7 @@ def budget(masking: config.Masking, length: int) -> Budget:
     return Budget(min(length, -(-visible // 8) * 8), masked)
 
 
-def _first_of_unit(
+def _find_unit_starts(
     key: Key[Array, ""],
     ids: Int[Array, " L"],
     eligible: Bool[Array, " L"],
@@ -119,7 +117,7 @@ class RowMask(typing.NamedTuple):
     replacement_ids: Int[Array, "*B L"]
 
 
-def _index_in_random_order(
+def _order_randomly(
     key: Key[Array, ""], eligible: Bool[Array, " L"], first: Int[Array, " L"]
 ) -> Int[Array, " L"]:
     """Returns each slot's index in a random order of units. Ineligible slots come last.
@@ -152,8 +150,8 @@ def _draw_row(
     u, v = jax.random.uniform(stream(keys.COUNT_STREAM), (2,))
     count = jnp.floor(masking.rate * tokens.sum(dtype=jnp.float32) + u).astype(jnp.int32)
     count = jnp.minimum(count, largest_count)
-    first = _first_of_unit(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
-    index = _index_in_random_order(stream(keys.ORDER_STREAM), eligible, first)
+    first = _find_unit_starts(stream(keys.SPANS_STREAM), ids, eligible, masking.unit, special)
+    index = _order_randomly(stream(keys.ORDER_STREAM), eligible, first)
     unit_size = jnp.zeros_like(first).at[first].add(1)[first]
     remaining = count - index[first]  # tokens still to be masked when the unit's turn comes
     chance = jax.random.uniform(stream(keys.LAST_UNIT_STREAM))
@@ -189,7 +187,8 @@ def draw(
         row_keys: One key for each row.
         ids: Tokens of packed rows.
         masking: The settings of masking.
-        sizes: Result of `budget` for these settings and L.
+        sizes: Result of `budget` for these settings and L. With a larger V of L, the encoder reads
+            whole rows with empty slots, and computes the same function.
         special: Ids of special tokens.
 
     Returns:

@@ -52,9 +52,9 @@ class SlotInfo(typing.NamedTuple):
     segments: Int[Array, "B T"]
     positions: Int[Array, "B T"]
 
-    def at(self, slots: Int[Array, "B S"]) -> "SlotInfo":
+    def take(self, slots: Int[Array, "B S"]) -> "SlotInfo":
         """Returns the values at `slots`; segment 0 where a slot is empty."""
-        return SlotInfo(at_slots(self.segments, slots), at_slots(self.positions, slots))
+        return SlotInfo(take_at_slots(self.segments, slots), take_at_slots(self.positions, slots))
 
 
 def segments_and_positions(ids: Int[Array, "B L"], bos: int, pad: int) -> SlotInfo:
@@ -70,22 +70,22 @@ def segments_and_positions(ids: Int[Array, "B L"], bos: int, pad: int) -> SlotIn
     return SlotInfo(segments, jnp.where(segments > 0, slots - first, 0))
 
 
-class ChosenSlots(typing.NamedTuple):
+class SlotIndex(typing.NamedTuple):
     """Some slots of each row."""
 
     slots: Int[Array, "B S"]  # ascending; L where empty
     index: Int[Array, "B L"]  # the inverse; S where a slot is not chosen
 
 
-def _chosen_slots(chosen: Bool[Array, "B L"], size: int) -> ChosenSlots:
+def _find_slots(chosen: Bool[Array, "B L"], size: int) -> SlotIndex:
     """Returns the first `size` chosen slots of each row."""
     length = chosen.shape[1]
     index = jnp.where(chosen, jnp.cumsum(chosen, axis=1, dtype=jnp.int32) - 1, size)
     slots = jnp.where(chosen, jnp.arange(length, dtype=jnp.int32), length)
-    return ChosenSlots(jnp.sort(slots, axis=1)[:, :size], jnp.minimum(index, size))
+    return SlotIndex(jnp.sort(slots, axis=1)[:, :size], jnp.minimum(index, size))
 
 
-def at_slots(values: Int[Array, "B L"], slots: Int[Array, "B S"]) -> Int[Array, "B S"]:
+def take_at_slots(values: Int[Array, "B L"], slots: Int[Array, "B S"]) -> Int[Array, "B S"]:
     """Returns `values` at `slots`; 0 where a slot is empty."""
     length = values.shape[1]
     return jnp.where(
@@ -130,18 +130,18 @@ def split(
         What the model reads.
     """
     length = ids.shape[1]
-    masked_slots, masked_index = _chosen_slots(masked, sizes.masked)
+    masked_slots, masked_index = _find_slots(masked, sizes.masked)
     masked = masked_index < sizes.masked
     visible = (segments > 0) & (~masked | visible_to_encoder)
     if sizes.visible < length:
-        encoder_slots, encoder_index = _chosen_slots(visible, sizes.visible)
+        encoder_slots, encoder_index = _find_slots(visible, sizes.visible)
     else:
         slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
         encoder_slots = encoder_index = jnp.where(visible, slots, length)
     encoder_ids = jnp.take_along_axis(
         jnp.where(masked, replacement_ids, ids), jnp.minimum(encoder_slots, length - 1), axis=1
     )
-    encoder_positions = at_slots(
+    encoder_positions = take_at_slots(
         _count_visible(positions, segments, visible) if renumber else positions, encoder_slots
     )
     return Inputs(

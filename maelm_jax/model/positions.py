@@ -14,14 +14,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from maelm_jax import config
 
 MASKED_OUT = -1e9  # finite: softmax over a row without any visible key then gives no NaN
 
 
-def bucket_of_distance(settings: config.Model) -> np.ndarray:
+class Mask(typing.NamedTuple):
+    """Which keys a query sees: those of its own segment. Keys of segment 0 are empty."""
+
+    queries: Int[Array, "B T"]  # segments
+    keys: Int[Array, "B S"]  # segments
+    causal: bool = False  # True also hides the keys at later slots than the query's
+
+    def as_bias(self, dtype: jnp.dtype) -> Float[Array, "B 1 T S"]:
+        """Returns the mask as a term of the scores: 0 at keys that are seen, -1e9 at others.
+
+        The axis of size 1 stands for all heads.
+        """
+        same: Bool[Array, "B T S"] = self.queries[:, :, None] == self.keys[:, None, :]
+        seen = same & (self.keys > 0)[:, None, :]
+        if self.causal:
+            seen &= jnp.tri(*seen.shape[1:], dtype=bool)[None]
+        return jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)[:, None]
+
+
+def compute_distance_buckets(settings: config.Model) -> np.ndarray:
     """Returns the bucket of each distance between two positions.
 
     `Model.relative_buckets` chooses the function: "t5" is that of Raffel et al. (2020) as stock
@@ -56,19 +75,19 @@ def bucket_of_distance(settings: config.Model) -> np.ndarray:
     return (bucket - bucket.min()).astype(np.int32)
 
 
-def _bucket(
+def _find_buckets(
     positions: Int[Array, "B T"], keys: Int[Array, "B S"], buckets: tuple[int, ...]
 ) -> Int[Array, "B T S"]:
     """Returns the bucket of each pair of query and key.
 
-    `buckets` is the result of `bucket_of_distance`.
+    `buckets` is the result of `compute_distance_buckets`.
     """
     middle = len(buckets) // 2
 
-    def gathered(distance):
+    def gather(distance):
         return jnp.take(jnp.asarray(buckets, jnp.int32), distance + middle, mode="clip")
 
-    def selected(distance):
+    def select(distance):
         result = jnp.full(distance.shape, buckets[0], jnp.int32)
         for start in np.flatnonzero(np.diff(buckets)) + 1:
             result = jnp.where(distance >= int(start) - middle, jnp.int32(buckets[start]), result)
@@ -77,7 +96,7 @@ def _bucket(
     # A TPU gathers numbers one by one. About thirty selections a number are one pass over memory
     # there. A GPU and a CPU have the table in their first cache.
     distance = keys[:, None, :] - positions[:, :, None]
-    return jax.lax.platform_dependent(distance, tpu=selected, default=gathered)
+    return jax.lax.platform_dependent(distance, tpu=select, default=gather)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -96,18 +115,18 @@ def _look_up(
 
 
 def _look_up_forward(table, positions, keys, buckets, dtype):
-    def gathered(table, bucket):
+    def gather(table, bucket):
         return jax.vmap(lambda rows: jnp.take(table.T, rows, axis=1, mode="clip"))(bucket)
 
-    def selected(table, bucket):
+    def select(table, bucket):
         bucket, rows = bucket[:, None], table[:, None, :, None, None]
         result = jnp.broadcast_to(rows[0], (bucket.shape[0], table.shape[1], *bucket.shape[2:]))
         for number in range(1, len(table)):
             result = jnp.where(bucket == number, rows[number], result)
         return result
 
-    bucket = _bucket(positions, keys, buckets)
-    bias = jax.lax.platform_dependent(table.astype(dtype), bucket, tpu=selected, default=gathered)
+    bucket = _find_buckets(positions, keys, buckets)
+    bias = jax.lax.platform_dependent(table.astype(dtype), bucket, tpu=select, default=gather)
     return bias, (bucket, positions, keys, table.shape[0])
 
 
@@ -126,7 +145,7 @@ def _look_up_backward(buckets, dtype, saved, d_bias):
     def products(d_bias):
         def add(total, sequence):
             positions, keys, d_bias = (x[None] for x in sequence)
-            return total + product(d_bias, _bucket(positions, keys, buckets)), None
+            return total + product(d_bias, _find_buckets(positions, keys, buckets)), None
 
         return jax.lax.scan(add, zero, (positions, keys, d_bias))[0]
 
@@ -148,7 +167,7 @@ class RelativeBias(nnx.Module):
     """
 
     def __init__(self, settings: config.Model, rngs: nnx.Rngs):
-        self.buckets = tuple(bucket_of_distance(settings).tolist())
+        self.buckets = tuple(compute_distance_buckets(settings).tolist())
         shape = (settings.num_buckets, settings.heads)
         if settings.relative_bias_init == "local":
             # Each row stands for the smallest distance in its bucket: the loop assigns it last.
@@ -179,7 +198,7 @@ class RelativeBias(nnx.Module):
         return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
 
 
-def within_window(
+def make_window_mask(
     positions: Int[Array, "B T"], window: int, dtype: jnp.dtype
 ) -> Float[Array, "B 1 T T"]:
     """Returns the mask of local attention, as a term of the scores.
@@ -198,7 +217,14 @@ class Rotation(typing.NamedTuple):
     sin: Float[Array, "B T P"]
 
 
-def rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rotation:
+class Rotations(typing.NamedTuple):
+    """Rotary positions of the queries and of the keys."""
+
+    queries: Rotation
+    keys: Rotation
+
+
+def compute_rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rotation:
     """Returns the rotation of each slot (Su et al. 2021, arXiv 2104.09864).
 
     Pair i turns by position * theta^(-2 i / head_size).
@@ -207,6 +233,17 @@ def rotation(positions: Int[Array, "B T"], head_size: int, theta: float) -> Rota
     frequencies = jnp.asarray(1.0 / np.float32(theta) ** exponents)
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None]
     return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def compute_rotations(
+    settings: config.Model, queries: Int[Array, "B T"], keys: Int[Array, "B S"]
+) -> Rotations:
+    """Returns the rotary positions of queries and keys."""
+    head_size = settings.width // settings.heads
+    return Rotations(
+        compute_rotation(queries, head_size, settings.rotary_theta),
+        compute_rotation(keys, head_size, settings.rotary_theta),
+    )
 
 
 def rotate(x: Float[Array, "B T D"], by: Rotation, heads: int) -> Float[Array, "B T D"]:

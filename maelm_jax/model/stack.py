@@ -13,16 +13,17 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
 from maelm_jax import config
-from maelm_jax.model import attention, attention_choice, layers, ops
+from maelm_jax.model import attention, layers, ops
 from maelm_jax.model.layers import Block
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Scattered:
-    """A parameter of a stack of layers, sharded over the mesh axis `fsdp` (training/fsdp.py).
+class ShardedParameter:
+    """A parameter w of a stack of layers, sharded over the mesh axis `fsdp` (training/fsdp.py).
 
-    Its gradient is taken with respect to `offset`, a zero array of the whole parameter's shape.
+    w = all_gather(part) + offset, so dL/doffset = dL/dw: `offset` is a zero array of w's shape that
+    receives the gradient of the whole parameter.
     """
 
     # This device's shard [N, ...]: an array, or an nnx.Param that holds one.
@@ -34,39 +35,35 @@ class Scattered:
     def gather(self, dtype: jnp.dtype) -> Array:
         """Returns the whole parameter of one layer, without the layer axis, cast to `dtype`."""
         gathered = jax.lax.all_gather(self.part.astype(dtype), "fsdp", axis=self.axis, tiled=True)
-        return _plus_offset(gathered, self.offset)
+        return _add_offset(gathered, self.offset)
 
 
 @jax.custom_vjp
-def _plus_offset(x, offset):
+def _add_offset(x, offset):
     """Returns `x + offset` for offset 0. Only the gradient of `offset` is used."""
     return x
 
 
-_plus_offset.defvjp(
+_add_offset.defvjp(
     lambda x, offset: (x, None), lambda _, gradient: (None, gradient.astype(jnp.float32))
 )
 
 
-def _is_scattered(leaf) -> bool:
-    return isinstance(leaf, Scattered)
+def _is_sharded(leaf) -> bool:
+    return isinstance(leaf, ShardedParameter)
 
 
-def _gathered(parameters, dtype: jnp.dtype):
+def _gather_parameters(parameters, dtype: jnp.dtype):
     """Returns the parameters of a layer, all of them whole."""
 
     def leaf(parameter):
-        return parameter.gather(dtype) if _is_scattered(parameter) else parameter
+        return parameter.gather(dtype) if _is_sharded(parameter) else parameter
 
-    return jax.tree.map(leaf, parameters, is_leaf=_is_scattered)
+    return jax.tree.map(leaf, parameters, is_leaf=_is_sharded)
 
 
 def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo = "self") -> Block:
-    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N.
-
-    In a pre-LN stack, `attention_norm` of the first layer normalizes the sum after the last layer,
-    because the first layer has no LN before its attention.
-    """
+    """Creates `settings.layers` blocks as one Block. Every parameter has a leading axis N."""
 
     def block(key) -> Block:
         return Block(settings, nnx.Rngs(key), attends_to)
@@ -77,7 +74,7 @@ def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo 
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
-def are_scanned(settings: config.Model, platform: str) -> bool:
+def should_scan(settings: config.Model, platform: str) -> bool:
     """Returns whether the layers are one compiled body in a loop (`Model.scan_layers`).
 
     A GPU waits for the copies of a loop: each pass reads a layer's parameters from the stacked
@@ -86,10 +83,10 @@ def are_scanned(settings: config.Model, platform: str) -> bool:
 
     Args:
         settings: The model.
-        platform: As `attention_choice.platform_of` returns it.
+        platform: As `attention.Target` has it.
     """
     chosen = settings.scan_layers
-    return platform not in ("gpu", "rocm") if chosen is None else chosen
+    return platform != "gpu" if chosen is None else chosen
 
 
 def run(
@@ -107,9 +104,9 @@ def run(
     computes all else again.
 
     Args:
-        blocks: A result of `create`. Parameters that are `Scattered` are gathered one layer at a
-            time, in the forward pass and again in the backward pass.
-        x: States that enter the first layer.
+        blocks: A result of `create`. A `ShardedParameter` is gathered one layer at a time, in the
+            forward pass and again in the backward pass.
+        x: Normalized states that enter the first layer.
         terms: What every layer adds to the scores of self-attention.
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
@@ -118,66 +115,40 @@ def run(
         all_layers: True returns the states after each layer, not only after the last.
 
     Returns:
-        The states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`. They are
-        normalized: the attention of the next layer reads them like this.
+        The normalized states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
-    graph, state = nnx.split(blocks)
-    norms = _input_norms(blocks)
-    depth = jax.tree.leaves(state)[0].shape[0]
+    graph, parameters = nnx.split(blocks)
+    depth, slots = jax.tree.leaves(parameters)[0].shape[0], x.shape[1]
     if blocks.attends_to != "cross":
-        terms = blocks.attention.prepare_terms(terms, x, x, keys is not None)
-    cross = _prepare_cross_attention(blocks, x, cross)
+        rate = 0.0 if keys is None else settings.attention_dropout
+        terms = attention.prepare_terms(terms, settings, slots, slots, rate)
+    if cross is not None:
+        cross_terms = attention.prepare_terms(
+            cross.terms, settings, slots, cross.states.shape[1], dropout_rate=0.0
+        )
+        # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
+        cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
-    def body(carry, layer):
-        (x, carrier), (index, parameters, norm) = carry, layer
-        parameters = _gathered(parameters, x.dtype)
+    def body(state, layer):
+        index, parameters = layer
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
-        block = nnx.merge(graph, parameters)
-        is_first, is_global = index == 0, index % settings.global_every == 0
-        layer_terms = _terms_of_layer(terms, is_global)._replace(carrier=carrier)
-        norm = nnx.merge(norms.graph, norm)
-        carry = block(x, layer_terms, norm, is_first, layer_keys, cross)
-        return carry, carry.states if all_layers else None
+        block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
+        layer_terms = _select_terms(terms, index % settings.global_every == 0)
+        state = block(state, layer_terms, layer_keys, cross)
+        return state, state.states if all_layers else None
 
-    platform = attention_choice.current_target().platform
-    scanned = are_scanned(settings, platform)
-    body = _recomputing(body, settings.rematerialise, scanned, platform)
-    start, numbers = attention.Attended(x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
+    platform = attention.current_target().platform
+    scanned = should_scan(settings, platform)
+    body = _checkpoint_layer(body, settings.rematerialise, scanned, platform)
+    start, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     unroll = 1 if scanned else depth
-    last, sums = jax.lax.scan(body, start, (numbers, state, norms.params), unroll=unroll)
-    # Entry 0 of `norms` is the LN after the last layer.
-    if not all_layers:
-        return norms.apply(jax.tree.map(lambda p: p[0], norms.params), last.states)
-    next_norms = jax.tree.map(lambda p: jnp.roll(p, -1, axis=0), norms.params)
-    return jax.vmap(norms.apply)(next_norms, sums)
+    last, states = jax.lax.scan(body, start, (numbers, parameters), unroll=unroll)
+    return states if all_layers else last.states
 
 
-class _InputNorms(typing.NamedTuple):
-    """The LNs that normalize what each layer reads."""
-
-    graph: nnx.GraphDef
-    params: nnx.State  # [N, D]
-
-    def apply(self, params, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        """Normalizes x with the parameters of one LN."""
-        return nnx.merge(self.graph, params)(x)
-
-
-def _input_norms(blocks: Block) -> _InputNorms:
-    """Returns the LNs that normalize what each layer reads.
-
-    Entry 0 is the LN that follows the last layer, because layer 0 reads its input as it is. `run`
-    applies that LN to the last sum.
-    """
-    if blocks.normalizes_first:
-        return _InputNorms(*nnx.split(blocks.attention_norm))
-    graph, norms = nnx.split(blocks.feed_forward_norm)
-    return _InputNorms(graph, jax.tree.map(lambda p: jnp.roll(p, 1, axis=0), norms))
-
-
-def _recomputing(
+def _checkpoint_layer(
     body: collections.abc.Callable, saves_nothing: bool, scanned: bool, platform: str
 ) -> collections.abc.Callable:
     """Returns the body of a layer, whose backward pass computes again what is not saved.
@@ -186,9 +157,11 @@ def _recomputing(
         body: The forward pass of a layer.
         saves_nothing: Whether only the layer's input is kept (`Model.rematerialise`).
         scanned: Whether the layers are a loop.
-        platform: As `attention_choice.platform_of` returns it.
+        platform: As `attention.Target` has it.
     """
-    policy = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
+    policy = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention.saves_cudnn_outputs
+    )
     if saves_nothing:
         policy = jax.checkpoint_policies.nothing_saveable
     # Without a loop, XLA merges the recomputation with the forward pass and keeps the values, so
@@ -198,30 +171,12 @@ def _recomputing(
     return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
 
 
-def _terms_of_layer(
-    terms: attention.ScoreTerms, is_global: Bool[Array, ""]
-) -> attention.ScoreTerms:
+def _select_terms(terms: attention.ScoreTerms, is_global: Bool[Array, ""]) -> attention.ScoreTerms:
     """Returns the prepared terms of a layer, which has global or local attention."""
     if terms.local is None:
         return terms
 
-    def of_kind(of_global, of_local):
-        return jnp.where(is_global, of_global, of_local)
+    def select(global_term, local_term):
+        return jnp.where(is_global, global_term, local_term)
 
-    return jax.tree.map(of_kind, terms._replace(local=None), terms.local)
-
-
-def _prepare_cross_attention(
-    blocks: Block,
-    x: Float[Array, "B T D"],
-    cross: layers.CrossAttentionInputs | None,
-) -> layers.CrossAttentionInputs | None:
-    """Computes once what every layer adds to the scores of cross-attention.
-
-    It has no carrier: the gradients of its bias are left to XLA to sum.
-    """
-    if cross is None:
-        return None
-    module = blocks.attention if blocks.attends_to == "cross" else blocks.cross_attention
-    terms = module.prepare_terms(cross.terms, x, cross.states, has_dropout=False)
-    return cross._replace(terms=terms._replace(carrier=None))
+    return jax.tree.map(select, terms._replace(local=None), terms.local)

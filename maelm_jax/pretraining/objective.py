@@ -111,7 +111,7 @@ class MaskedTokens:
         """Draws masks for a batch of rows and sums the loss over the masked positions."""
         settings, model = self.experiment.masking, self.experiment.model
         sizes = masking.budget(settings, rows.shape[1])
-        mask_keys, dropout_keys = (keys.of_rows(k, numbers) for k in keys.of_step(key))
+        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
         inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
         network = maelm.apply(self.definition.graph, params)
         prediction = network.predict(inputs, dropout_keys if train else None)

@@ -18,7 +18,7 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.data import batches, packing, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention_choice, keys
+from maelm_jax.model import attention, keys
 from maelm_jax.pretraining import evaluation
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import row_record, run_record, run_rows
@@ -252,11 +252,11 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     experiment, vocabulary, objective = model.experiment, model.vocabulary, model.objective
     size = max(TOKENS // rows.shape[1], 1)
     parts = evaluation.in_batches(rows, size, 1, vocabulary.pad)
-    key = keys.of_stream(experiment.run.seed, keys.EVALUATION_STREAM)
+    key = keys.make_stream_key(experiment.run.seed, keys.EVALUATION_STREAM)
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
-        with attention_choice.traced_for(attention_choice.one_device()):
+        with attention.trace_for_one_device():
             return objective.loss(params, part, numbers, key, False)
 
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)

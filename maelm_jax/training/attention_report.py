@@ -5,23 +5,22 @@ import collections.abc
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 
 from maelm_jax import config
-from maelm_jax.model import attention_choice, masking, stack
+from maelm_jax.model import attention, masking, stack
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     """Returns one line: the backend of the encoder and of the decoder, with the reason.
 
-    It also says so if the layers are no loop (`stack.are_scanned`).
+    It also says so if the layers are no loop (`stack.should_scan`).
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of them.
     """
-    target, backend = attention_choice.target_of(mesh), experiment.model.attention_backend
+    target, backend = attention.mesh_target(mesh), experiment.model.attention_backend
     choices = {
-        part: attention_choice.choose(backend, call, target)
+        part: attention.choose_backend(backend, call, target)
         for part, call in _calls(experiment).items()
     }
     if len(set(choices.values())) == 1:
@@ -55,11 +54,11 @@ def describe_encoder(
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of the lengths.
     """
-    target, backend = attention_choice.target_of(mesh), experiment.model.attention_backend
+    target, backend = attention.mesh_target(mesh), experiment.model.attention_backend
     lengths_of = collections.defaultdict(list)
     for length in lengths:
         call = _encoder_call(experiment.model, length)
-        lengths_of[attention_choice.choose(backend, call, target)].append(str(length))
+        lengths_of[attention.choose_backend(backend, call, target)].append(str(length))
     if len(lengths_of) == 1:
         choices = {"encoder": next(iter(lengths_of))}
     else:
@@ -70,48 +69,33 @@ def describe_encoder(
 
 
 def _line(
-    choices: dict[str, attention_choice.Choice],
+    choices: dict[str, attention.Choice],
     model: config.Model,
-    target: attention_choice.Target,
+    target: attention.Target,
 ) -> str:
     parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
-    if not stack.are_scanned(model, target.platform):
+    if not stack.should_scan(model, target.platform):
         parts.append("each layer compiled by itself")
     return f"attention: {'; '.join(parts)}"
 
 
-def _calls(experiment: config.Experiment) -> dict[str, attention_choice.Call]:
+def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
     """Returns the shapes of the attention of each part of the model in training."""
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     calls = {"encoder": _encoder_call(model, sizes.visible)}
     if model.decoder_layers:
+        decoder, has_bias = model.decoder, model.decoder_relative_bias
         slots = sizes.masked if model.decoder_slots == "masked" else length
-        has_bias = model.decoder_relative_bias
         if "self" in model.decoder_attention:
-            calls["decoder"] = _call(model.decoder, slots, slots, 0.0, has_bias)
+            calls["decoder"] = attention.describe_call(decoder, slots, slots, 0.0, has_bias)
         if "cross" in model.decoder_attention:
-            calls["cross-attention"] = _call(model.decoder, slots, sizes.visible, 0.0, has_bias)
+            calls["cross-attention"] = attention.describe_call(
+                decoder, slots, sizes.visible, 0.0, has_bias
+            )
     return calls
 
 
-def _encoder_call(model: config.Model, slots: int) -> attention_choice.Call:
+def _encoder_call(model: config.Model, slots: int) -> attention.Call:
     has_bias = model.relative_buckets != "none"
-    return _call(model, slots, slots, model.attention_dropout, has_bias)
-
-
-def _call(
-    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
-) -> attention_choice.Call:
-    head_size = model.width // model.heads
-    dtype = jnp.dtype(model.dtype)
-    return attention_choice.Call(
-        heads=model.heads,
-        head_size=head_size,
-        queries=queries,
-        keys=keys,
-        dtype=dtype,
-        dropout_rate=dropout_rate,
-        has_bias=has_bias,
-        has_dense_mask=model.local_attention > 0,
-    )
+    return attention.describe_call(model, slots, slots, model.attention_dropout, has_bias)

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from maelm_jax.model import attention_choice, stack
+from maelm_jax.model import attention, stack
 from maelm_jax.training import sharding
 
 
@@ -43,7 +43,7 @@ def each_device(
     in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
     def traced_for_mesh(*arguments):
-        with attention_choice.traced_for(attention_choice.target_of(mesh)):
+        with attention.trace_for(attention.mesh_target(mesh)):
             return function(*arguments)
 
     return jax.shard_map(
@@ -92,13 +92,14 @@ def variables_of(params: dict) -> dict:
 def weights_of(variables: dict, params: dict) -> dict:
     """Returns the weights of the model, as a function of the variables.
 
-    A sharded weight of the layers is a `stack.Scattered`, which the loop over layers gathers.
+    A weight of the layers that `fsdp` shards is a `stack.ShardedParameter`: the loop over layers
+    gathers it.
     """
 
     def leaf(keys, variable, shard):
         axis, stacked, _ = _layout(keys)
         if stacked and axis is not None:
-            return stack.Scattered(shard, variable, axis - 1)
+            return stack.ShardedParameter(shard, variable, axis - 1)
         return variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)

@@ -49,7 +49,7 @@ def create_state(
     """
 
     def fresh():
-        return _initial_state(init(keys.of_stream(seed, keys.INIT_STREAM)), optimizer)
+        return _initial_state(init(keys.make_stream_key(seed, keys.INIT_STREAM)), optimizer)
 
     shardings = jax.tree.map(lambda x: x.sharding, state_shapes(init, optimizer, mesh))
     is_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -67,7 +67,7 @@ def state_shapes(
     Raises:
         ConfigError: The mesh does not divide a parameter.
     """
-    params = jax.eval_shape(init, keys.of_seed(0))
+    params = jax.eval_shape(init, keys.make_key(0))
     shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer), params)
     return sharding.sharded_shapes(shapes, mesh)
 
@@ -164,7 +164,7 @@ def make_train_step(
     )
 
     def train_step(state, batch, learning_rate: Float[Array, ""]):
-        key = jax.random.fold_in(keys.of_stream(seed, keys.TRAIN_STREAM), state.step)
+        key = jax.random.fold_in(keys.make_stream_key(seed, keys.TRAIN_STREAM), state.step)
         gradient, sums = gradient_of_batch(state.params, key, batch, _row_numbers(batch))
         count = jnp.maximum(sums.count, 1.0)
         # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
@@ -202,7 +202,7 @@ def make_eval_step(loss_fn: LossFn, params: dict, seed: int, mesh: jax.sharding.
         return fsdp.sum_over_devices(loss_fn(weights, batch, numbers, key, False))
 
     def eval_step(params: dict, batch, first):
-        key = keys.of_stream(seed, keys.EVALUATION_STREAM)
+        key = keys.make_stream_key(seed, keys.EVALUATION_STREAM)
         numbers = first + _row_numbers(batch)
         return fsdp.each_device(sums, mesh, fsdp.specs(params), PartitionSpec())(
             params, key, batch, numbers

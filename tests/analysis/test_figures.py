@@ -1,21 +1,37 @@
 """The figures of the report: bars around their points, labels at every line, lines that need no colour."""
 
-import copy
 import itertools
-import json
-import pathlib
 
+import numpy as np
 import pytest
 from matplotlib import pyplot
-from testing import flat_lines
 
-from maelm_jax import gin_files, plotting
+from maelm_jax import plotting
 from maelm_jax.analysis import figures
 
-RESULTS = json.loads((gin_files.CONFIGS.parent / "docs" / "miniature" / "ranks.json").read_text())
-for run in RESULTS["runs"]:  # the file is older than these entries
-    run |= {"fine_tuned": run["started_from"] is not None, "rank_curve": {"steps": [], "ranks": []}}
-STYLES = dict(zip((run["name"] for run in RESULTS["runs"]), plotting.line_styles(), strict=False))
+
+def measured(name: str, seed: int) -> dict:
+    """An entry of ranks.json with ranks at random."""
+    rng = np.random.default_rng(seed)
+
+    def tokens():
+        by_set = rng.integers(2, 9, 3).tolist()
+        return {"tokens": 900, "rank": max(by_set), "rank_by_set": by_set, "spectrum": np.sort(rng.random(16))[::-1].tolist()}
+
+    return {
+        "name": name,
+        "workdir": f"runs/{name}",
+        "started_from": None,
+        "fine_tuned": False,
+        "tokens": {"mask": 900},
+        "layers": [{"layer": n} | {kind: tokens() for kind in figures.KIND_LABELS} for n in range(3)],
+        "by_step": [{"step": step} | {kind: tokens() for kind in figures.KIND_LABELS} for step in (5, 9)],
+        "curve": {"tokens": [10**6, 2 * 10**6], "losses": [5.0, 4.0 + seed], "unigrams": [6.0, 6.0 + seed]},
+        "rank_curve": {"steps": [1, 2], "ranks": [5, 4]},
+    }
+
+
+RUNS = [measured("mae", 0), measured("mlm", 1), measured("rte", 2) | {"started_from": "./runs/../runs/mae", "fine_tuned": True}]
 
 
 @pytest.fixture
@@ -25,47 +41,14 @@ def axes():
     pyplot.close(figure)
 
 
-@pytest.mark.parametrize("number", range(len(RESULTS["runs"])))
-def test_error_bars_surround_their_point(axes, number):
-    figures.by_layer(axes[0], [figures.Line("run", RESULTS["runs"][number], "plain", {})])
+def test_error_bars_surround_their_point(axes):
+    figures.plot_by_layer(axes[0], RUNS[0], "plain", "run", {})
     [container] = axes[0].containers
     line, _, [bars] = container.lines
-    assert len(line.get_ydata()) == len(bars.get_segments()) == 5
-    for point, bar in zip(line.get_ydata(), bars.get_segments(), strict=True):
-        assert bar[:, 1].mean() == pytest.approx(point) and bar[0, 1] <= point <= bar[1, 1]
-    assert "mean" in axes[0].get_ylabel()
-
-
-def legend(panels) -> list[str]:
-    """The labels of the legend beside the panels."""
-    figure = panels[0].figure
-    figures.add_legend(figure, list(panels))
-    return [text.get_text() for text in figure.legends.pop().get_texts()]
-
-
-def test_every_reference_line_has_a_label(axes):
-    figures.spectra(list(axes), RESULTS["runs"], STYLES, 0.9)
-    assert flat_lines(axes[1]) == ["0.9 of the sum"] and "0.9 of the sum" in legend(axes)
-    for panel in axes:
-        panel.clear()
-    figures.losses(axes[0], [run for run in RESULTS["runs"] if run["curve"]["steps"]], STYLES)
-    unigrams = sorted({round(run["curve"]["unigram"], 2) for run in RESULTS["runs"] if run["curve"]["unigram"]})
-    assert len(unigrams) > 1 and flat_lines(axes[0]) == [f"unigram {value:g}" for value in unigrams]
-    assert set(flat_lines(axes[0])) < set(legend(axes))
-
-
-def test_ranks_without_intervals_say_so(axes):
-    few = copy.deepcopy(RESULTS["runs"][0])
-    for layer in few["layers"]:
-        layer["plain"]["rank_by_set"] |= {"half": None, "sets": 1}
-    lines = [figures.Line(name, run, "plain", {}) for name, run in (("many", RESULTS["runs"][0]), ("few", few))]
-    figures.by_layer(axes[0], lines)
-    assert legend(axes) == ["many", "few (one set)"]
-
-
-def test_a_legend_names_each_label_once(axes):
-    figures.spectra(list(axes), RESULTS["runs"], STYLES, 0.9)
-    assert legend(axes) == [*STYLES, "0.9 of the sum"]
+    assert len(line.get_ydata()) == len(bars.get_segments()) == 3
+    for layer, point, bar in zip(RUNS[0]["layers"], line.get_ydata(), bars.get_segments(), strict=True):
+        by_set = layer["plain"]["rank_by_set"]
+        assert bar[:, 1].tolist() == pytest.approx([min(by_set), max(by_set)]) and point == pytest.approx(np.mean(by_set))
 
 
 def test_lines_differ_without_colour():
@@ -74,32 +57,17 @@ def test_lines_differ_without_colour():
     assert len({style["color"] for style in styles}) == len(plotting.COLOURS)
 
 
-def test_panels_of_ranks_have_the_same_scale():
-    figure, panels = pyplot.subplots(1, len(RESULTS["runs"]))
-    figures.with_and_without(list(panels), RESULTS["runs"])
-    assert len({panel.get_ylim() for panel in panels}) == 1
-    pyplot.close(figure)
+def test_panels_of_ranks_have_the_same_scale(axes):
+    figures.plot_with_and_without(list(axes), RUNS[:2])
+    assert len({panel.get_ylim() for panel in axes}) == 1
 
 
-def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "alias").symlink_to("tiny")
-    paths = ("alias/", "./tiny", str(tmp_path / "tiny"), "random:tiny", "other")
-    source = {"workdir": "tiny", "started_from": None, "fine_tuned": False}
-    tuned = [{"workdir": f"tuned{i}", "started_from": path, "fine_tuned": True} for i, path in enumerate(paths)]
-    assert figures.before_and_after_pairs([source, *tuned]) == [(source, run) for run in tuned[:3]]
-
-
-def test_continued_pretraining_is_not_fine_tuning():
-    """A run that continued the pretraining of another stands beside it in every figure."""
-    source = {"workdir": "tiny", "started_from": None, "fine_tuned": False}
-    continued = {"workdir": "longer", "started_from": "tiny", "fine_tuned": False}
-    tuned = {"workdir": "rte", "started_from": "longer", "fine_tuned": True}
-    assert figures.before_and_after_pairs([source, continued, tuned]) == [(continued, tuned)]
+def test_a_fine_tuned_run_is_beside_its_source_whatever_its_path_looks_like():
+    continued = RUNS[1] | {"started_from": "runs/mae"}
+    assert figures.find_pairs([RUNS[0], continued, RUNS[2]]) == [(RUNS[0], RUNS[2])]
 
 
 def test_every_title_is_a_question_and_every_file_is_drawn(tmp_path):
-    files = figures.draw(RESULTS, tmp_path)
-    assert len(files) == 6 and all("?" in title for title in files)
-    assert sorted(files.values()) == sorted(path.name for path in pathlib.Path(tmp_path).iterdir())
+    files = figures.draw({"runs": RUNS, "tau": 0.9}, tmp_path)
+    assert len(files) == 8 and all("?" in title for title in files)
+    assert sorted(files.values()) == sorted(path.name for path in tmp_path.iterdir())

@@ -34,7 +34,7 @@ def states(encoder, settings):
     inputs = masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL)
     run = jax.jit(lambda p, *where: maelm.apply(graph, p)(*where, all_layers=True))
     read = np.asarray(inputs.encoder_slots) < LENGTH
-    masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, model_inputs.at_slots(inputs.segments, inputs.encoder_slots)))
+    masked = np.asarray(run(params, inputs.encoder_ids, inputs.encoder_positions, model_inputs.take_at_slots(inputs.segments, inputs.encoder_slots)))
     plain = np.asarray(run(params, ids, inputs.positions, inputs.segments))
     is_mask = read & (np.asarray(inputs.encoder_ids) == SPECIAL.mask)
     chosen = {"plain": (plain, np.asarray(ids) != SPECIAL.pad), "real": (masked, read & ~is_mask), "mask": (masked, is_mask)}

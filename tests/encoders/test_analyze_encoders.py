@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import analyze, config, export, gin_files
-from maelm_jax.analysis import encoders, runs
+from maelm_jax.analysis import runs
 
 
 def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
@@ -30,19 +30,14 @@ def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
 
 def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(f"Document {number} says {number} times a word. " * 20 for number in range(200)))
-    opened = encoders.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
-    a, b = encoders.rows_of_text(opened, 8000)
-    with pytest.raises(config.ConfigError, match="unmasked tokens of .* are too few .* give more text with --text$"):
-        encoders.rows_of_text(opened, 100)
+    opened = runs.open_encoders([str(workdirs["mpnet"]), str(workdirs["roberta"])], str(tmp_path / "text.txt"))
+    a, b = runs.read_text(opened, 8000)
+    with pytest.raises(config.ConfigError, match="--text"):
+        runs.read_text(opened, 100)
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
     other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
-    [lengths, _] = runs.differences([opened[0], other], [a, b], "text.txt")
+    [lengths, _] = runs.describe_differences([opened[0], other], [a, b], "text.txt")
     assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
-
-
-def test_an_encoder_is_named_by_its_folder(workdirs, monkeypatch):
-    monkeypatch.chdir(workdirs["mpnet"])
-    assert [run.name for run in encoders.open_encoders([".", "../mpnet"], "text.txt")] == [workdirs["mpnet"].name] * 2
 
 
 def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
@@ -50,24 +45,7 @@ def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
     (tmp_path / "long.txt").write_text(text)
     (tmp_path / "start.txt").write_text(text[: 4 * 2000])
     rows = [
-        encoders.rows_of_text(encoders.open_encoders([str(workdirs["mpnet"])], str(tmp_path / name)), tokens)[0]
+        runs.read_text(runs.open_encoders([str(workdirs["mpnet"])], str(tmp_path / name)), tokens)[0]
         for name, tokens in (("long.txt", 2000), ("start.txt", 10**9))
     ]
     assert np.array_equal(*rows)
-
-
-@pytest.mark.parametrize(
-    "flags,message",
-    [
-        ([], "give either --runs"),
-        (["--runs=a", "--encoders=b"], "give either --runs"),
-        (["--encoders=a"], "needs --text"),
-        (["--encoders=,", "--text=x"], "names nothing"),
-        (["--runs=a", "--text=x"], "--text goes with --encoders"),
-        (["--encoders=a", "--text=x", "--step=3"], "go with --runs"),
-        (["--encoders=nowhere", "--text=x"], "no such file"),
-    ],
-)
-def test_flags_that_do_not_fit_are_one_line(flags, message, tmp_path):
-    with pytest.raises(config.ConfigError, match=message):
-        analyze.main([*flags, f"--workdir={tmp_path}"])

@@ -9,7 +9,7 @@ import pytest
 import maelm_jax
 from maelm_jax import config, export
 from maelm_jax.encoders import inference
-from maelm_jax.model import attention_choice
+from maelm_jax.model import attention
 
 TEXTS = ["The value of the <mask> is used.", "[MASK] is a <mask> of an object, and an object has a value.", "the<mask>"]
 
@@ -152,7 +152,7 @@ def test_a_run_of_another_kind_of_device_is_loaded(make_workdir, tmp_path):
 def test_an_encoder_that_one_of_several_devices_computes_has_fused_attention(workdirs, monkeypatch):
     """The eight devices of this machine do not make XLA shard its arrays."""
     targets = []
-    original = attention_choice.choose
-    monkeypatch.setattr(attention_choice, "choose", lambda *call: targets.append(call[2]) or original(*call))
+    original = attention.choose_backend
+    monkeypatch.setattr(attention, "choose_backend", lambda *call: targets.append(call[2]) or original(*call))
     maelm_jax.load_encoder(workdirs["mpnet"]).encode(["A text."])
     assert targets and {target.devices for target in targets} == {1}

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.analysis import encoders  # noqa: E402
+from maelm_jax.analysis import runs  # noqa: E402
 from maelm_jax.encoders import adoption, families, inference, source, verify, weight_files  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
@@ -152,16 +152,13 @@ def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_r
         assert every == 1 or theirs.local_attention == ours.local_attention == 8
 
 
-def test_local_attention_is_measured_and_its_compact_encoder_is_refused(tmp_path, vocabulary):
+def test_local_attention_is_measured_and_adopted(tmp_path, vocabulary):
     folder = stock_folder(tmp_path / "stock", "modernbert-local", "AutoModel", vocabulary)
-    [run] = encoders.open_encoders([str(folder)], "some.txt")
+    [run] = runs.open_encoders([str(folder)], "some.txt")
     assert run.experiment.model.local_attention == 8
     encoder_source = source.find(str(folder))
-    with pytest.raises(config.ConfigError, match="Model.local_attention .* set Masking.compact to False") as error:
-        adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32"]), encoder_source)
-    assert "\n" not in str(error.value)
-    full_length = adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32", "Masking.compact=False"]), encoder_source)
-    assert full_length.experiment.model.global_every == 3
+    adopted = adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32"]), encoder_source)
+    assert adopted.experiment.model.global_every == 3
 
 
 def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocabulary):
@@ -190,7 +187,6 @@ def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, voc
         "Optimizer.learning_rate": 1e-6,
         "Optimizer.muon_learning_rate": 1e-6,
         "Run.rank_every": 0,
-        "Masking.compact": stock_name != "modernbert-local",
     }
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
     done = call("train", *argv)

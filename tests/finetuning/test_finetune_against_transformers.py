@@ -84,7 +84,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
             scales.append((rate, np.asarray(dropout(jnp.ones_like(x), rate, keys))))
         return dropout(x, rate, keys)
 
-    row_keys = keys.of_rows(keys.of_seed(0), jnp.arange(rows, dtype=jnp.uint32))
+    row_keys = keys.make_row_keys(keys.make_key(0), jnp.arange(rows, dtype=jnp.uint32))
     with monkeypatch.context() as patch, jax.disable_jit():
         patch.setattr(ops, "dropout", recorded)
         patch.setattr(layers, "dropout", recorded)

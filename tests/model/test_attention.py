@@ -1,11 +1,21 @@
-"""What is added to the scores of attention."""
+"""Masks beside a bias, which backend `auto` takes, and what a training step calls of cuDNN, which runs nowhere here."""
+
+import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from maelm_jax.model import attention
+from maelm_jax import config
+from maelm_jax.model import attention, ops, positions
+from maelm_jax.model.attention import Call, Target
+
+CPU, H100 = Target("cpu", "cpu"), Target("gpu", "NVIDIA H100", has_cudnn=True)
+V5E, V4 = Target("tpu", "TPU v5 lite"), Target("tpu", "TPU v4")
+BASE = Call(12, 64, 440, 440, jnp.dtype("bfloat16"), 0.0, True)
+LAYERS = 3
 
 
 @pytest.mark.parametrize("is_array", [True, False])
@@ -13,9 +23,120 @@ def test_a_mask_hides_keys_beside_a_bias_too(is_array):
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 4, 8))
     bias = jax.random.normal(jax.random.key(1), (1, 2, 4, 4))
     segments = jnp.asarray([[1, 1, 2, 2]], jnp.int32)
-    mask = attention.Mask(segments, segments)
+    mask = positions.Mask(segments, segments)
     terms = attention.ScoreTerms(bias=bias, mask=mask.as_bias(jnp.dtype("float32")) if is_array else mask)
-    states = attention.attention(q, k, v, heads=2, terms=terms, backend="xla").states
-    other = attention.attention(q, k, v.at[:, 2:].set(9.0), heads=2, terms=terms, backend="xla").states
+    states, other = (attention.attend(q, k, x, heads=2, terms=terms, backend="xla").states for x in (v, v.at[:, 2:].set(9.0)))
     np.testing.assert_array_equal(states[:, :2], other[:, :2])
     assert not np.array_equal(states[:, 2:], other[:, 2:])
+
+
+@pytest.mark.parametrize(
+    "target,changes,backend,reason",
+    [
+        (CPU, {}, "xla", "cpu"),
+        (V5E, {}, "pallas_tpu", "TPU v5 lite"),
+        (V5E, {"dropout_rate": 0.1}, "pallas_tpu", ""),
+        (V5E, {"dtype": jnp.dtype("float32")}, "xla", "float32"),
+        (V5E, {"heads": 11}, "xla", "11 heads"),
+        (V5E, {"head_size": 48}, "xla", "48"),
+        (V5E, {"queries": 436}, "xla", "436 queries"),
+        (V5E, {"has_dense_mask": True}, "xla", "window"),
+        (V5E, {"queries": 2048, "keys": 2048}, "xla", "102 MiB"),
+        (V4, {}, "pallas_tpu", ""),
+        (V4, {"queries": 512, "keys": 512}, "xla", "13 MiB"),
+        (V5E._replace(tensor=4, sharded_rows=True), {}, "xla", "12 heads"),
+        (V5E._replace(tensor=2, sharded_rows=True), {}, "pallas_tpu", ""),
+        (V5E._replace(devices=4), {}, "xla", "4 devices"),
+        (H100, {}, "cudnn", "NVIDIA H100"),
+        (H100, {"has_dense_mask": True}, "cudnn", ""),
+        (H100, {"head_size": 96}, "cudnn", ""),
+        (H100, {"dropout_rate": 0.1}, "xla", "Model.attention_dropout=0"),
+        (H100, {"queries": 441}, "xla", "441 queries"),
+        (H100, {"head_size": 100}, "xla", "100"),
+        (H100, {"dtype": jnp.dtype("float32")}, "xla", "float32"),
+        (Target("gpu", "Tesla T4"), {}, "xla", "Tesla T4"),
+    ],
+)
+def test_auto_takes_the_fused_backend_that_can_compute_the_call_and_says_why(target, changes, backend, reason):
+    choice = attention.choose_backend("auto", BASE._replace(**changes), target)
+    assert choice.backend == backend and reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    "platform,capability,expected",
+    [
+        ("gpu", "9.0", ("gpu", True)),
+        ("cuda", "8.0", ("gpu", True)),
+        ("gpu", "7.5", ("gpu", False)),
+        ("gpu", "gfx942", ("gpu", False)),
+        ("tpu", None, ("tpu", False)),
+    ],
+)
+def test_cudnn_is_for_nvidia_gpus_from_ampere_on(platform, capability, expected):
+    device = types.SimpleNamespace(platform=platform, device_kind="any", compute_capability=capability)
+    target = attention.device_target(device)
+    assert (target.platform, target.has_cudnn) == expected
+
+
+def test_a_backend_that_cannot_compute_is_refused():
+    for backend, changes, target in (("cudnn", {}, CPU), ("pallas_tpu", {"heads": 11}, CPU), ("cudnn", {"dropout_rate": 0.1}, H100)):
+        with pytest.raises(config.ConfigError, match="Model.attention_backend"):
+            attention.choose_backend(backend, BASE._replace(**changes), target)
+    assert attention.choose_backend("pallas_tpu", BASE, CPU).backend == "pallas_tpu"
+
+
+@pytest.fixture
+def cudnn_installed(monkeypatch):
+    """JAX asks for the version of cuDNN before it writes a call of it, and the CPU's JAX has none."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+
+
+@pytest.mark.usefixtures("cudnn_installed")
+@pytest.mark.parametrize("bias_heads,masked,kind", [(4, False, "ScaleBiasSoftmax"), (0, True, "ScaleBiasSoftmax"), (0, False, "Softmax")])
+def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, masked, kind):
+    """One call in the body of each loop over layers: the backward loop keeps the softmax statistics and calls no forward kernel."""
+    rows, slots, heads, width = 2, 24, 4, 128
+
+    def loss(x, bias):
+        mask = positions.Mask(jnp.ones((rows, slots), jnp.int32), jnp.ones((rows, slots), jnp.int32)) if masked else None
+        named = jax.checkpoint_policies.save_only_these_names(ops.SAVED)
+        policy = jax.checkpoint_policies.save_from_both_policies(named, attention.saves_cudnn_outputs)
+
+        @functools.partial(jax.checkpoint, prevent_cse=False, policy=policy)
+        def layer(x, _):
+            return attention.attend(x, x, x, heads=heads, terms=attention.ScoreTerms(bias, mask)).states, None
+
+        return jax.lax.scan(layer, x, jnp.arange(LAYERS))[0].astype(jnp.float32).sum()
+
+    x = jax.ShapeDtypeStruct((rows, slots, width), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((rows, bias_heads, slots, slots), jnp.bfloat16) if bias_heads else None
+    with attention.trace_for(H100):
+        text = jax.jit(jax.grad(loss, argnums=(0, 1))).trace(x, bias).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count(f"@__cudnn$fmha{kind}(") == 1
+    assert text.count(f"@__cudnn$fmha{kind}Backward(") == 1
+    assert "4x24x24xf32" not in text, "float32 scores"
+
+
+@pytest.mark.usefixtures("cudnn_installed")
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_on_several_devices_the_calls_are_not_left_to_a_partitioner(tensor, has_bias):
+    """XLA cannot partition the calls inside the `shard_map` over rows: they stand in one over heads, which divides them."""
+    rows, slots, heads, width = 8, 24, 4, 128
+    mesh = jax.make_mesh((4 // tensor, 2, tensor), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    by_row = jax.sharding.PartitionSpec(("data", "fsdp"))
+
+    def loss(x, bias):
+        mask = None if has_bias else positions.Mask(*[jnp.ones(x.shape[:2], jnp.int32)] * 2)
+        with attention.trace_for(H100._replace(devices=mesh.size, tensor=tensor, sharded_rows=True)):
+            states = attention.attend(x, x, x, heads=heads, terms=attention.ScoreTerms(bias, mask)).states
+        return jax.lax.psum(states.astype(jnp.float32).sum(), ("data", "fsdp"))
+
+    gradient = jax.grad(loss, argnums=(0, 1) if has_bias else 0)
+    summed = jax.shard_map(gradient, mesh=mesh, in_specs=(by_row, by_row), out_specs=by_row, axis_names={"data", "fsdp"}, check_vma=False)
+    x = jax.ShapeDtypeStruct((rows, slots, width), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((rows, heads, slots, slots), jnp.bfloat16) if has_bias else None
+    text = jax.jit(summed).trace(x, bias).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__cudnn$fmha") >= 2 and "CustomSPMDPartitioning" not in text
+    shape = f"{rows // (mesh.size // tensor)}x{heads // tensor}x24xf32"
+    assert shape in text, "the statistics of this device's rows and heads"

@@ -52,15 +52,6 @@ def test_the_cheap_decoder_is_the_same_function():
     assert decoder["decoder_masked_only"] < 0.6 * decoder["decoder_cross_only"] and decoder["decoder_masked_only"] < 0.6 * decoder["delta_0"]
 
 
-@pytest.mark.parametrize("depth", [2, 4, 6, 8])
-def test_decoder_depth(depth):
-    experiment, _, params, _ = make(f"decoder_depth_{depth}")
-    assert {x.shape[0] for x in jax.tree.leaves(params["decoder"]["blocks"])} == {depth}
-    one = flops.flops_terms(load("delta_0", "Model.decoder_layers=1"), SIZE)
-    many = flops.flops_terms(experiment, SIZE)
-    assert many["decoder matrices"] == depth * one["decoder matrices"] and many["head"] == one["head"]
-
-
 @pytest.mark.parametrize("width", [512, 1024])
 def test_decoder_width(width):
     experiment, graph, params, inputs = make(f"decoder_width_{width}")

@@ -1,17 +1,13 @@
 """Runs do not depend on which kind of random key the environment asks JAX for."""
 
-import pathlib
-import re
-
 import jax
 import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import keys, maelm
+from maelm_jax.model import maelm
 from maelm_jax.training import optimizers, sharding, step
 
-PACKAGE = pathlib.Path(keys.__file__).parent.parent
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 MODEL = config.Model(layers=1, width=16, heads=2, feed_forward=32, decoder_layers=1, max_positions=16, init_std=0.1)
 
@@ -45,9 +41,3 @@ def test_the_environments_kind_of_key_changes_nothing(kind):
     expected = losses()
     with jax.default_prng_impl(kind):
         assert losses() == expected
-
-
-def test_all_keys_of_the_package_are_made_in_one_place():
-    makers = re.compile(r"\bPRNGKey\(|\brandom\.key\(")
-    found = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if makers.search(path.read_text())]
-    assert found == ["model/keys.py"]

@@ -60,7 +60,7 @@ def stock_names(params: dict) -> dict[str, np.ndarray]:
     names = {
         "model.embeddings.tok_embeddings.weight": ours["encoder/token_embedding"][:SIZE],
         "model.embeddings.norm.weight": ours["encoder/norm/scale"],
-        "model.final_norm.weight": blocks["attention_norm/scale"][0],
+        "model.final_norm.weight": blocks["feed_forward_norm/scale"][-1],
         "head.dense.weight": ours["head/dense/kernel"].T,
         "head.norm.weight": ours["head/norm/scale"],
         "decoder.bias": ours["head/bias"][:SIZE],
@@ -69,13 +69,13 @@ def stock_names(params: dict) -> dict[str, np.ndarray]:
         of = {path: value[layer] for path, value in blocks.items()}
         prefix = f"model.layers.{layer}."
         if layer:
-            names[prefix + "attn_norm.weight"] = of["attention_norm/scale"]
+            names[prefix + "attn_norm.weight"] = blocks["feed_forward_norm/scale"][layer - 1]
         qkv = (of[f"attention/{part}/kernel"].T for part in ("query", "key", "value"))
         inner = (of[f"feed_forward/{part}/kernel"].T for part in ("up", "gate"))
         names |= {
             prefix + "attn.Wqkv.weight": np.concatenate(list(qkv)),
             prefix + "attn.Wo.weight": of["attention/out/kernel"].T,
-            prefix + "mlp_norm.weight": of["feed_forward_norm/scale"],
+            prefix + "mlp_norm.weight": of["attention_norm/scale"],
             prefix + "mlp.Wi.weight": np.concatenate(list(inner)),
             prefix + "mlp.Wo.weight": of["feed_forward/down/kernel"].T,
         }
@@ -108,7 +108,7 @@ def test_masked_language_model_and_its_gradients_are_those_of_the_stock_model(mo
         return loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs).loss_nats
 
     value, gradient = jax.jit(jax.value_and_grad(total))(params)
-    targets, weights = (np.asarray(x) for x in loss.targets(inputs))
+    targets, weights = (np.asarray(x) for x in loss.gather_targets(inputs))
     slots = torch.tensor(np.asarray(inputs.masked_slots)).long().clamp(max=LENGTH - 1)
     masked = torch.tensor(np.asarray(inputs.encoder_ids)).long()
     logits = stock(masked, attention_mask=torch.tensor(ids != 1)).logits

@@ -30,7 +30,7 @@ def case(dtype: str) -> tuple[loss.Prediction, model_inputs.Inputs]:
 
 def defined(prediction: loss.Prediction, inputs: model_inputs.Inputs) -> jax.Array:
     """-log softmax of all the logits, one array."""
-    wanted, weights = loss.targets(inputs)
+    wanted, weights = loss.gather_targets(inputs)
     return -(jnp.take_along_axis(jax.nn.log_softmax(prediction.logits), wanted[:, :, None], axis=2)[:, :, 0] * weights).sum()
 
 
@@ -48,8 +48,8 @@ def test_loss_and_gradients_are_those_of_the_definition(tile):
     for a, b in zip(gradient, wanted, strict=True):
         assert np.abs(a - 3 * b).max() < 1e-5 * np.abs(b).max() + 1e-6
         assert np.abs(b).max() > 0.01
-    sums, plain = loss.masked_cross_entropy(prediction, inputs, tile), np.asarray(prediction.logits.argmax(2) == loss.targets(inputs)[0])
-    real = np.asarray(loss.targets(inputs)[1], bool)
+    sums, plain = loss.masked_cross_entropy(prediction, inputs, tile), np.asarray(prediction.logits.argmax(2) == loss.gather_targets(inputs)[0])
+    real = np.asarray(loss.gather_targets(inputs)[1], bool)
     assert (float(sums.count), float(sums.correct)) == (real.sum(), plain[real].sum()) and not real.all()
     assert abs(sums.loss_nats - expected) < 1e-5 * expected  # without a gradient
 

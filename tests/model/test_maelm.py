@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.model import loss, maelm, masking, ops
+from maelm_jax.model import loss, maelm, masking, model_inputs, ops
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 LENGTH = 32
@@ -27,6 +27,7 @@ TINY = {
 }
 
 BERT = {}
+LOCAL = {"local_attention": 8, "global_every": 2, "local_rotary_theta": 100.0}
 MODERN = {
     "normalization": "pre",
     "positions": "rotary",
@@ -37,7 +38,7 @@ MODERN = {
 }
 
 
-def make(masking_settings=None, **changes):
+def make(masking_settings=None, full_length=False, **changes):
     settings = config.Model(**{**TINY, **changes})
     graph, init = maelm.create(settings, 100, SPECIAL)
     rng = np.random.default_rng(1)
@@ -50,26 +51,29 @@ def make(masking_settings=None, **changes):
     params = jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(init, jax.random.key(1)))
     ids = np.random.default_rng(0).integers(4, 99, (3, LENGTH)).astype(np.int32)
     ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
-    return graph, params, inputs_of(jnp.asarray(ids), masking_settings or config.Masking())
+    return graph, params, inputs_of(jnp.asarray(ids), masking_settings or config.Masking(), full_length)
 
 
 @functools.cache
-def draw(settings: config.Masking):
-    return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, masking.budget(settings, LENGTH), SPECIAL))
+def draw(settings: config.Masking, full_length: bool):
+    sizes = masking.budget(settings, LENGTH)
+    if full_length:
+        sizes = model_inputs.Budget(LENGTH, sizes.masked)
+    return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))
 
 
-def inputs_of(ids, settings):
-    return draw(settings)(jax.random.split(jax.random.key(2), ids.shape[0]), ids)
+def inputs_of(ids, settings, full_length=False):
+    return draw(settings, full_length)(jax.random.split(jax.random.key(2), ids.shape[0]), ids)
 
 
-@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("full_length", [False, True])
 @pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
-def test_the_encoder_sees_visible_tokens_only(architecture, compact):
-    settings = config.Masking(compact=compact)
-    graph, params, _ = make(settings, **architecture)
+def test_the_encoder_sees_visible_tokens_only(architecture, full_length):
+    graph, params, _ = make(**architecture)
     ids = np.random.default_rng(0).permutation(np.arange(4, 99))[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
     ids[:, [0, 12]], ids[:, [11, -4]], ids[:, -3:] = 0, 2, 1
-    inputs = inputs_of(jnp.asarray(ids), settings)
+    inputs = inputs_of(jnp.asarray(ids), config.Masking(rate=0.5), full_length)
+    assert (inputs.encoder_slots.shape[1] == LENGTH) == full_length
 
     def encoded_sum(table):
         changed = params | {"encoder": params["encoder"] | {"token_embedding": table}}
@@ -116,15 +120,16 @@ def test_segments_do_not_see_each_other():
         (0.0, {}),
         pytest.param(0.0, {"relative_buckets": "none"}, marks=pytest.mark.slow),
         (0.5, {"relative_buckets": "reference"}),
-        (1.0, {"decoder_layers": 0}),
         pytest.param(0.0, MODERN, marks=pytest.mark.slow),
         (0.5, MODERN | {"decoder_attention": "self+cross"}),
+        (0.0, MODERN | LOCAL),
     ],
 )
 def test_compact_is_full_length(delta, changes):
     results = []
-    for compact in (True, False):
-        graph, params, inputs = make(config.Masking(encoder_mask_fraction=delta, compact=compact), **changes)
+    for full_length in (False, True):
+        graph, params, inputs = make(config.Masking(rate=0.5, encoder_mask_fraction=delta), full_length, **changes)
+        assert (inputs.encoder_slots.shape[1] == LENGTH) == full_length
 
         def sums(params, graph=graph, inputs=inputs):
             total = loss.masked_cross_entropy(maelm.apply(graph, params).predict(inputs), inputs)
@@ -179,12 +184,12 @@ def test_gradients_are_the_same_however_they_are_computed(architecture, way):
 
 
 @pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
-def test_of_each_layer_the_backward_pass_keeps_three_arrays_of_states(architecture):
-    """Its input, the sum after attention and attention's output; beside queries, keys, values and the inner product."""
+def test_of_each_layer_the_backward_pass_keeps_four_arrays_of_states(architecture):
+    """Its input, the sums after attention and feed-forward, attention's output; beside queries, keys, values, the inner product."""
     graph, params, inputs = make(**architecture)
     _, backward = jax.vjp(lambda p: maelm.apply(graph, p).encode(inputs), params)
     states = (TINY["layers"], *inputs.encoder_slots.shape, TINY["width"])
-    assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 3
+    assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 4
 
 
 def test_bfloat16_follows_float32():

@@ -52,18 +52,6 @@ def test_special_tokens_as_in_the_reference():
     assert per_slot[~real].max() == 0
 
 
-@pytest.mark.parametrize("delta", [0.0, 0.25, 1.0])
-def test_delta_is_the_share_of_selected_slots_that_the_encoder_reads(delta):
-    ids = rows_of_two_segments()
-    inputs, sizes = draw(ids, encoder_mask_fraction=delta)
-    masked = np.asarray(inputs.masked_index) < sizes.masked
-    read = np.asarray(inputs.encoder_index) < sizes.visible
-    share = (masked & read).sum() / masked.sum()
-    assert abs(share - delta) < 0.005
-    as_mask = (np.asarray(inputs.encoder_ids) == SPECIAL.mask) & (np.asarray(inputs.encoder_slots) < LENGTH)
-    assert as_mask.sum() == (masked & read).sum(), "the encoder reads <mask> at the masked slots that it sees"
-
-
 def test_every_token_is_read_or_predicted():
     ids = rows_of_two_segments()
     inputs, sizes = draw(ids)
@@ -105,3 +93,10 @@ def test_what_overflows_the_budget_stays_visible():
 def test_the_modern_preset_has_whole_tiles_of_128_slots():
     settings = gin_files.load(["modern_base.gin"])
     assert masking.budget(settings.masking, settings.corpus.sequence_length) == model_inputs.Budget(384, 128)
+
+
+def test_segments_and_positions():
+    ids = jnp.asarray([[0, 9, 9, 2, 0, 9, 2, 1, 1], [1] * 9])
+    segments, positions = model_inputs.segments_and_positions(ids, bos=0, pad=1)
+    assert segments.tolist() == [[1, 1, 1, 1, 2, 2, 2, 0, 0], [0] * 9]
+    assert positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 0], [0] * 9]

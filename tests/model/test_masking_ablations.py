@@ -61,6 +61,8 @@ def test_delta_is_the_share_of_masks_the_encoder_sees(percent):
     masked = is_masked(drawn)
     entered = masked & (np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1])
     assert abs(entered.sum() / masked.sum() - percent / 100) < 0.005
+    reads_mask = (np.asarray(drawn.encoder_ids) == SPECIAL.mask) & (np.asarray(drawn.encoder_slots) < LENGTH)
+    assert reads_mask.sum() == entered.sum(), "the encoder reads <mask> at the masked slots that it sees"
 
     gradient = jax.jit(jax.grad(lambda p: (maelm.apply(graph, p).encode(inputs) ** 3).sum()))(params)["encoder"]["token_embedding"]
     reached = np.abs(np.asarray(gradient[SPECIAL.mask])).sum()
@@ -128,11 +130,12 @@ def test_renumbered_positions_hide_where_tokens_were_dropped():
 def test_compact_is_full_length(name):
     """Invariant 3, forward, for the variants that touch slots or positions."""
     logits = []
-    for compact in (True, False):
-        _, graph, params, inputs = make(name, f"Masking.compact={compact}", "Masking.rate=0.4")
+    for full_length in (False, True):
+        experiment, graph, params, _ = make(name, "Masking.rate=0.4")
+        inputs = draw(experiment.masking, some_rows(), full_length)
         real = np.asarray(inputs.masked_slots) < LENGTH
         logits.append(np.asarray(jax.jit(lambda p, x, g=graph: maelm.apply(g, p)(x))(params, inputs))[real])
-        assert (inputs.encoder_slots.shape[1] < LENGTH) == (compact and name != "whole_words")
+        assert (inputs.encoder_slots.shape[1] < LENGTH) == (not full_length and name != "whole_words")
     np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-4)
 
 
@@ -157,16 +160,6 @@ def test_without_relative_positions_only_the_position_table_orders_tokens(name):
     states, permuted = (np.asarray(encode(params, jnp.asarray(x))) for x in (ids, ids[:, order]))
     same = np.abs(permuted - states[:, order]).max() < 1e-4
     assert same == (name == "no_relative")
-
-
-@pytest.mark.parametrize("percent", [15, 30, 40, 50])
-def test_mask_rates(percent):
-    settings = load(f"rate_{percent}").masking
-    drawn = draw(settings, some_rows(2000))
-    tokens = LENGTH - 2
-    assert abs(is_masked(drawn).sum() / (2000 * tokens) - percent / 100) < 0.002
-    read = np.asarray(drawn.encoder_index) < drawn.encoder_slots.shape[1]
-    assert (read ^ is_masked(drawn))[:, :tokens].all(), "every token is read or masked"
 
 
 @pytest.mark.parametrize("name", ["whole_words", "spans"])
@@ -204,7 +197,7 @@ def test_the_rate_holds_where_a_unit_more_does_not_fit_into_the_row(unit, length
 
 def test_a_word_longer_than_the_limit_is_cut():
     ids = jnp.full((1, LENGTH), 60, jnp.int32).at[0, 0].set(0)
-    first = masking._first_of_unit(jax.random.key(0), ids[0], ids[0] != 0, "word", SPECIAL)
+    first = masking._find_unit_starts(jax.random.key(0), ids[0], ids[0] != 0, "word", SPECIAL)
     assert np.unique(np.asarray(first), return_counts=True)[1].tolist() == [1, 10, 10, 10, 1]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import attention_choice
+from maelm_jax.model import attention
 from maelm_jax.training import attention_report
 
 
@@ -23,7 +23,7 @@ def experiment(**model) -> config.Experiment:
 def test_parts_with_the_same_choice_are_named_together(mesh):
     assert attention_report.describe(experiment(), mesh) == "attention: xla in encoder, decoder (the platform is cpu)"
     line = attention_report.describe(experiment(decoder_attention="self+cross", attention_backend="pallas_tpu"), mesh)
-    assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set, in Pallas' interpreter here: slow, as a check)"
+    assert line == "attention: pallas_tpu in encoder, decoder, cross-attention (as set, in Pallas' interpreter: slow)"
 
 
 def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
@@ -33,14 +33,14 @@ def test_a_backend_that_cannot_compute_a_part_is_refused(mesh):
 
 def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
     assert attention_report.describe_encoder(experiment(), [36, 64], mesh) == "attention: xla in encoder (the platform is cpu)"
-    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("tpu", "TPU v5 lite", 1))
+    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("tpu", "TPU v5 lite"))
     line = attention_report.describe_encoder(experiment(dtype="bfloat16"), [36, 64, 128], mesh)
     assert line.startswith("attention: xla in encoder of 36 slots (") and "; pallas_tpu in encoder of 64, 128 slots (" in line
 
 
 def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
     assert attention_report.describe(experiment(scan_layers=False), mesh).endswith("; each layer compiled by itself")
-    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("gpu", "NVIDIA H200", 1))
+    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H200", has_cudnn=True))
     assert attention_report.describe_encoder(experiment(), [64], mesh).endswith("; each layer compiled by itself")
     assert "compiled" not in attention_report.describe(experiment(scan_layers=True), mesh)
 
@@ -58,7 +58,7 @@ def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
 
 
 def test_evaluations_take_the_attention_of_no_dropout(mesh, monkeypatch):
-    monkeypatch.setattr(attention_choice, "target_of", lambda mesh: attention_choice.Target("gpu", "NVIDIA H100 80GB HBM3", 1))
+    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H100 80GB HBM3", has_cudnn=True))
     training, evaluations = attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.1), mesh)
-    assert "pallas_gpu in encoder" in training and evaluations.startswith("in evaluations: ") and "cudnn in encoder" in evaluations
+    assert "xla in encoder" in training and evaluations.startswith("in evaluations: ") and "cudnn in encoder" in evaluations
     assert len(attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.0), mesh)) == 1

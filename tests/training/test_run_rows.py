@@ -284,7 +284,7 @@ def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("\n\n".join(texts[::2]))
     assert run("run") == 0
     assert losses("run") == began
-    found = runs.heldout_rows(runs.open_run(str(tmp_path / "run"), [], []), 10**9)
+    found = runs.read_heldout_rows(runs.open_runs([str(tmp_path / "run")], [], [])[0], 10**9)
     (name,) = (entry["store"] for entry in row_record.read(str(tmp_path / "run"))["sources"].values())
     assert len(found) == len(store.Rows.open(tmp_path / "rows" / name, "heldout")), "analysed on the text of the run"
 

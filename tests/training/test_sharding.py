@@ -20,7 +20,7 @@ def mesh_of(*sizes: int) -> jax.sharding.Mesh:
 @pytest.mark.parametrize("size", [300, 700])
 def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
     special = config.SpecialIds.of_size(size)
-    shapes = jax.eval_shape(maelm.create(MODEL, size, special)[1], keys.of_seed(0))
+    shapes = jax.eval_shape(maelm.create(MODEL, size, special)[1], keys.make_key(0))
     sharding.shardings_of(shapes, mesh_of(1, 1, 2))
     with pytest.raises(config.ConfigError) as error:
         sharding.shardings_of(shapes, mesh_of(1, 1, 5))

@@ -1,0 +1,185 @@
+"""The TPU kernels in Pallas' interpreter against the xla backend, in float32: values, all gradients, dropout's bits."""
+
+import functools
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from maelm_jax import config
+from maelm_jax.model import attention, ops, positions
+
+RATE = 0.2
+NAMES = ("states", "dq", "dk", "dv", "d_bias")
+
+
+class Case(typing.NamedTuple):
+    queries: int
+    keys: int
+    heads: int
+    head_size: int
+    bias: bool = False
+    segments: bool = False
+    causal: bool = False
+    dropout: bool = False
+
+
+def inputs_of(case: Case, rows: int = 2) -> dict:
+    numbers = np.random.default_rng(0)
+    width = case.heads * case.head_size
+
+    def normal(*shape):
+        return jnp.asarray(numbers.normal(size=shape), jnp.float32)
+
+    def segments(slots):  # 0 at some, so that there are empty keys, and queries that see no key
+        return jnp.asarray(np.sort(numbers.integers(0, 3, (rows, slots)), axis=1)[:, ::-1], jnp.int32)
+
+    bias = normal(rows, case.heads, case.queries, case.keys) if case.bias else None
+    keys = jax.random.split(jax.random.key(1), rows) if case.dropout else None
+    mask = positions.Mask(segments(case.queries), segments(case.keys), case.causal) if case.segments else None
+    return {
+        "arrays": (normal(rows, case.queries, width), normal(rows, case.keys, width), normal(rows, case.keys, width), bias),
+        "d_states": normal(rows, case.queries, width),
+        "mask": mask,
+        "dropout_keys": keys,
+        "heads": case.heads,
+    }
+
+
+def results(backend: str, *, arrays, d_states, mask, dropout_keys, heads) -> dict[str, jax.Array]:
+    """The states, and the gradients of queries, keys, values and bias."""
+
+    def states(q, k, v, bias):
+        terms = attention.ScoreTerms(bias, mask)
+        return attention.attend(q, k, v, heads=heads, terms=terms, dropout_rate=RATE, dropout_keys=dropout_keys, backend=backend).states
+
+    @jax.jit
+    def states_and_gradients(arrays, d_states):
+        value, pull = jax.vjp(states, *arrays)
+        return value, *pull(d_states)
+
+    values = zip(NAMES, states_and_gradients(arrays, d_states), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(8, 8, 2, 64),
+        Case(40, 8, 4, 32, bias=True, segments=True, dropout=True),
+        Case(40, 40, 2, 128, bias=True, segments=True, causal=True, dropout=True),
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (
+                Case(8, 40, 12, 64, bias=True),
+                Case(40, 440, 12, 64, segments=True, dropout=True),
+                Case(440, 40, 4, 64, bias=True, segments=True),
+                Case(440, 440, 4, 32, dropout=True),
+                Case(440, 512, 2, 64, segments=True),
+                Case(512, 512, 12, 64, bias=True, segments=True, dropout=True),
+                Case(512, 512, 4, 64, segments=True, causal=True),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_kernels_agree_with_xla(case):
+    inputs = inputs_of(case)
+    expected, actual = (results(name, **inputs) for name in ("xla", "pallas_tpu"))
+    assert set(expected) == set(actual)
+    for name, value in expected.items():
+        assert float(jnp.linalg.norm(value)) > 0.0, f"{name} is zero, so the comparison shows nothing"
+        error = float(jnp.linalg.norm(actual[name] - value) / jnp.linalg.norm(value))
+        assert error < 2e-6, f"{name} differs by {error:.1e} of its norm"
+
+
+def test_the_same_weights_are_dropped_as_by_xla():
+    """With values that are the identity, the states are the weights: 0 exactly where one is dropped."""
+    rows, heads, slots = 2, 2, 64
+    keys = jax.random.split(jax.random.key(3), rows)
+    identity = jnp.tile(jnp.eye(slots, dtype=jnp.float32), (rows, 1, heads))
+    zeros = jnp.zeros_like(identity)
+    states = attention.attend(zeros, zeros, identity, heads=heads, dropout_rate=RATE, dropout_keys=keys, backend="pallas_tpu").states
+    weights = states.reshape(rows, slots, heads, slots).swapaxes(1, 2)
+    expected = ops.dropout(jnp.ones_like(weights), RATE, keys)
+    np.testing.assert_array_equal(weights > 0.0, expected > 0.0)
+
+
+def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
+    case = Case(16, 24, 2, 64, bias=True)
+    inputs = inputs_of(case)
+    layers, (q, k, v, bias) = 3, inputs["arrays"]
+
+    def with_carrier(bias):
+        """The sum over layers, the carrier going from one to the next through the scan, as in the model."""
+
+        def layer(carrier, scale):
+            terms = attention.ScoreTerms(bias, None, carrier)
+            output = attention.attend(q * scale, k, v, heads=case.heads, terms=terms, backend="pallas_tpu")
+            return output.carrier, (output.states * inputs["d_states"]).sum()
+
+        return jax.lax.scan(layer, bias, jnp.arange(1.0, layers + 1.0))[1].sum()
+
+    def by_xla(bias):
+        terms = attention.ScoreTerms(bias)
+        attend = functools.partial(attention.attend, heads=case.heads, terms=terms, backend="xla")
+        states = [attend(q * scale, k, v).states for scale in range(1, layers + 1)]
+        return sum((x * inputs["d_states"]).sum() for x in states)
+
+    expected, actual = jax.jit(jax.grad(by_xla))(bias), jax.jit(jax.grad(with_carrier))(bias)
+    assert float(jnp.linalg.norm(expected)) > 0.0
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_sums_in_bfloat16_change_the_gradient_of_the_bias_table_by_less_than_1_percent():
+    """Twelve layers add to one carrier. The numbers of both computations are bfloat16, so only rounding differs."""
+    rows, heads, slots, buckets = 1, 2, 32, 8
+    keys = jax.random.split(jax.random.key(5), 4)
+    q, k, v, d_states = (jax.random.normal(key, (rows, slots, 64 * heads)).astype(jnp.bfloat16) for key in keys)
+    slot_numbers = jnp.arange(slots, dtype=jnp.int32)[None]
+    buckets_by_distance = tuple(np.random.default_rng(5).integers(0, buckets, 2 * slots - 1).tolist())
+
+    def loss(table, backend, dtype):
+        bias = positions._look_up(table, slot_numbers, slot_numbers, buckets_by_distance, dtype)
+        carrier = None if backend == "xla" else bias
+
+        def layer(carrier, scale):
+            terms = attention.ScoreTerms(bias, None, carrier)
+            layer_q = (q * scale).astype(dtype)  # each layer has other weights
+            output = attention.attend(layer_q, k.astype(dtype), v.astype(dtype), heads=heads, terms=terms, backend=backend)
+            return output.carrier, (output.states * d_states.astype(dtype)).astype(jnp.float32).sum()
+
+        return jax.lax.scan(layer, carrier, jnp.arange(1, 13, dtype=jnp.bfloat16) / 8)[1].sum()
+
+    table = jax.random.normal(jax.random.key(6), (buckets, heads)).astype(jnp.bfloat16).astype(jnp.float32)
+    gradient = jax.jit(jax.grad(loss), static_argnums=(1, 2))
+    expected, actual = gradient(table, "xla", jnp.float32), gradient(table, "pallas_tpu", jnp.bfloat16)
+    assert 0.0 < float(jnp.linalg.norm(actual - expected)) < 0.01 * float(jnp.linalg.norm(expected))
+
+
+def test_devices_divide_the_heads_of_a_kernel():
+    """Rows by `shard_map`, as in training, heads over `tensor`: the same states and gradients as on one device."""
+    case = Case(16, 16, 4, 64, bias=True, dropout=True)
+    inputs, mesh = inputs_of(case), jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
+
+    def states(q, k, v, bias, keys, *, backend="pallas_tpu"):
+        terms = attention.prepare_terms(attention.ScoreTerms(bias), config.Model(width=256, heads=4, attention_backend=backend), 16, 16, RATE)
+        return attention.attend(q, k, v, heads=4, terms=terms, dropout_rate=RATE, dropout_keys=keys, backend=backend)
+
+    def on_each_device(*arguments):
+        with attention.trace_for(attention.mesh_target(mesh)):
+            return states(*arguments).states
+
+    rows = jax.sharding.PartitionSpec(("data", "fsdp"))
+    divided = jax.shard_map(on_each_device, mesh=mesh, in_specs=(rows,) * 5, out_specs=rows, axis_names={"data", "fsdp"}, check_vma=False)
+
+    def gradients(attend):
+        loss = lambda q, k, v, bias: (attend(q, k, v, bias, inputs["dropout_keys"]) * d_states).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3)))(q, k, v, bias)
+
+    actual, expected = gradients(divided), gradients(lambda *arrays: states(*arrays, backend="xla").states)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), actual, expected)
