@@ -32,11 +32,12 @@ from maelm_jax.planning import topologies
 _, experiment = cli.parse(cli.parser(""), sys.argv[1:])
 devices = topologies.parse("v5e:2x2").devices()
 import jax, numpy as np
-from maelm_jax.training import attention_report, sharding, step
+from maelm_jax.pretraining import objective
+from maelm_jax.training import attention_report, sharding
 sizes = sharding.mesh_sizes(experiment.mesh, len(devices))
 mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
-train_step, state, batch = step.abstract(experiment, mesh)
-program = train_step.lower(state, batch).compile()
+abstract = objective.abstract_step(experiment, mesh)
+program = abstract.train_step.lower(*abstract.arguments).compile()
 text = program.as_text()
 scores, is_fused = set(), False
 for line in text.splitlines():
