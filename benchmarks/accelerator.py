@@ -216,7 +216,7 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
     from maelm_jax.training import flops
 
     setup = training_setup.set_up(experiment)
-    program = setup.train_step.lower(setup.state, setup.batch).compile()
+    program = setup.train_step.lower(setup.state, setup.batch, setup.learning_rate).compile()
     memory, state, seconds = program.memory_analysis(), setup.state, []
     for _ in range(steps + 2):
         start = time.perf_counter()

@@ -57,11 +57,8 @@ def main(argv: list[str]):
     import torch
     import training_setup
 
-    if experiment.optimizer.kind != "adamw" or experiment.optimizer.ema_decay:
-        raise config.ConfigError(
-            "PyTorch's steps have AdamW and no average: give --gin.Optimizer.kind=adamw "
-            "--gin.Optimizer.ema_decay=0.0"
-        )
+    if experiment.optimizer.kind != "adamw":
+        raise config.ConfigError("PyTorch's steps have AdamW: give --gin.Optimizer.kind=adamw")
     if jax.device_count() > 1:
         raise config.ConfigError(
             f"PyTorch's steps take one device, and there are {jax.device_count()}: hide the others"
@@ -135,7 +132,7 @@ def check_same_loss(experiment: config.Experiment, setup, inputs, module, tensor
 
     from maelm_jax.model import loss, maelm
 
-    model = maelm.apply(setup.graph, setup.state.params)
+    model = maelm.apply(setup.objective.definition.graph, setup.state.params)
     sums = loss.masked_cross_entropy(model.predict(inputs), inputs)
     ours = float(sums.loss_nats / sums.count)
     with torch.no_grad():
@@ -156,7 +153,7 @@ def our_step(setup) -> Starter:
 
     def start():
         nonlocal state
-        state, _ = setup.train_step(state, setup.batch)
+        state, _ = setup.train_step(state, setup.batch, setup.learning_rate)
         return lambda: jax.block_until_ready(state)
 
     return start

@@ -75,28 +75,25 @@ def make_ways(args: argparse.Namespace) -> list[Way]:
     mesh = sharding.make_mesh(experiment.mesh)
     head = task_data.Head("sentence", CLASSES)
     graph, init = heads.create(experiment.model, size, pad, head)
-    updates = optimizers.create_adjustable(experiment.optimizer)
+    updates = optimizers.create(experiment.optimizer)
 
     def fresh_states() -> list[step.State]:
-        states = [step.create_state(init, updates, seed, mesh) for seed in range(args.seeds)]
-        return [
-            state._replace(opt_state=optimizers.with_schedule(state.opt_state, 3e-5, 10, 1000))
-            for state in states
-        ]
+        return [step.create_state(init, updates, seed, mesh) for seed in range(args.seeds)]
 
     by_seed = random_batches(args, size)
     states = fresh_states()
     one_seed = step.make_train_step(heads.loss_of(graph, head), updates, states[0], 0, 1, mesh)
-    every_seed = jax.jit(jax.vmap(one_seed), donate_argnums=0)
+    every_seed = jax.jit(jax.vmap(one_seed, in_axes=(0, 0, None)), donate_argnums=0)
+    rate = np.float32(3e-5)
     stacked_states, stacked_batches = stack(fresh_states()), stack(by_seed)
 
     def one_by_one():
-        states[:] = [one_seed(*pair)[0] for pair in zip(states, by_seed, strict=True)]
+        states[:] = [one_seed(*pair, rate)[0] for pair in zip(states, by_seed, strict=True)]
         jax.block_until_ready(states)
 
     def in_one_step():
         nonlocal stacked_states
-        stacked_states = jax.block_until_ready(every_seed(stacked_states, stacked_batches)[0])
+        stacked_states = jax.block_until_ready(every_seed(stacked_states, stacked_batches, rate)[0])
 
     return [Way("one by one", one_by_one), Way("vmap", in_one_step)]
 

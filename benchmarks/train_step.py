@@ -52,7 +52,7 @@ def measure(experiment: config.Experiment, steps: int) -> Timing:
     before = flops.measured_peak(experiment.model.dtype)
     for _ in range(steps + 2):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch))
+        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
         seconds.append(time.perf_counter() - start)
     after = flops.measured_peak(experiment.model.dtype)
     return Timing(seconds[0], seconds[2:], max(before, after))

@@ -2,12 +2,11 @@
 
 import typing
 
-import flax.nnx
 import jax
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.model import maelm
+from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import optimizers, sharding, step
 
 
@@ -15,11 +14,12 @@ class TrainingSetup(typing.NamedTuple):
     """Everything that a training step needs."""
 
     special: config.SpecialIds
-    graph: flax.nnx.GraphDef  # of the model
+    objective: objectives.MaskedTokens
     state: step.State
-    train_step: typing.Callable  # (state, batch) -> (state, metrics)
+    train_step: typing.Callable  # (state, batch, learning rate) -> (state, metrics)
     ids: np.ndarray  # int32 [B, L]: rows of full length, of one segment
     batch: jax.Array  # the same on the devices
+    learning_rate: np.float32  # the peak
 
 
 def set_up(experiment: config.Experiment) -> TrainingSetup:
@@ -32,16 +32,18 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     sharding.check_mesh(experiment, mesh)
     size, run = experiment.vocabulary.size, experiment.run
     special = config.SpecialIds.of_size(size)
-    graph, init = maelm.create(experiment.model, size, special)
-    updates = optimizers.create(experiment.optimizer, run.train_steps)
-    decay = experiment.optimizer.ema_decay
-    state = step.create_state(init, updates, run.seed, mesh, decay)
-    loss = step.pretraining_loss(experiment, graph, special)
-    train_step = step.make_train_step(loss, updates, state, run.seed, run.accumulate, mesh, decay)
+    objective = objectives.create(experiment, size, special)
+    optimizer = optimizers.create(experiment.optimizer)
+    state = step.create_state(objective.init, optimizer, run.seed, mesh)
+    train_step = step.make_train_step(
+        objective.loss, optimizer, state, run.seed, run.accumulate, mesh
+    )
     shape = (run.batch_size, experiment.corpus.sequence_length)
     ids = np.random.default_rng(0).integers(special.unk + 1, special.mask, shape).astype(np.int32)
     ids[:, 0] = special.bos
-    return TrainingSetup(special, graph, state, train_step, ids, sharding.shard_batch(ids, mesh))
+    batch = sharding.shard_batch(ids, mesh)
+    rate = np.float32(experiment.optimizer.learning_rate)
+    return TrainingSetup(special, objective, state, train_step, ids, batch, rate)
 
 
 def shape_of(experiment: config.Experiment) -> str:

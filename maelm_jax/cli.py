@@ -11,7 +11,7 @@ import sys
 import traceback
 import typing
 
-from maelm_jax import config, gin_files, huge_pages, storage, workdirs
+from maelm_jax import config, gin_files, huge_pages, storage
 from maelm_jax.config import ConfigError
 
 # What helps a command that ran out of memory.
@@ -146,10 +146,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
                 "give --gin_file=FILE (configs/ holds tiny.gin, small.gin, base.gin), "
                 "or --workdir=RUN of a run that was started before"
             )
-        record = workdirs.records(args.workdir) / gin_files.RECORD
+        from maelm_jax.training import run_record  # imports JAX
+
+        record = run_record.fetch(args.workdir) / gin_files.RECORD
         if not record.is_file():
             raise ConfigError(
-                f"{workdirs.no_run(args.workdir)}. "
+                f"{run_record.no_run(args.workdir)}. "
                 "Name another --workdir, or start this one: train with --gin_file=FILE, as tiny.gin"
             )
         args.gin_file, args.run = [str(record)], args.workdir
@@ -300,4 +302,10 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compilation_cache()))
     # JAX's default is 1 s. Several programs of each start compile faster than that.
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-    sys.exit(status_of(main, sys.argv[1:], advice))
+    status = status_of(main, sys.argv[1:], advice)
+    if status and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        # JAX's own exit would wait for the other processes, which may wait for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

@@ -29,7 +29,6 @@ Axis = Positive | typing.Literal[-1]  # devices on one axis of the mesh
 Above0 = typing.Annotated[float, pydantic.Field(gt=0)]
 Share = typing.Annotated[float, pydantic.Field(ge=0, le=1)]
 ShareBelowOne = typing.Annotated[float, pydantic.Field(ge=0, lt=1)]
-ShareInside = typing.Annotated[float, pydantic.Field(gt=0, lt=1)]
 Text = typing.Annotated[str, pydantic.Field(min_length=1)]
 Family = typing.Literal["bert", "distilbert", "electra", "roberta", "mpnet", "modernbert"]
 Task = typing.Literal[
@@ -242,11 +241,6 @@ class Masking(Settings):
     rate: float = setting(
         0.15, "Masked share of a row's tokens. `<s>` and `</s>` count.", gt=0, lt=1
     )
-    rate_plateaus: tuple[tuple[ShareBelowOne, ShareInside], ...] = setting(
-        (),
-        "Rates in training: (share of the steps done, `rate` from there on), the first at 0. "
-        "Evaluations keep `heldout_rate`.",
-    )
     heldout_rate: float | None = setting(
         None,
         "Rate in evaluations and rank measurements, for comparison with runs that train at "
@@ -278,11 +272,6 @@ class Masking(Settings):
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
 
     def check(self):
-        starts = [start for start, _ in self.rate_plateaus]
-        self.require(
-            starts == sorted(set(starts)) and starts[:1] in ([], [0]),
-            f"rate_plateaus must begin at 0 and ascend, got {self.rate_plateaus}",
-        )
         both = "random_fraction and keep_fraction"
         shares = self.random_fraction + self.keep_fraction
         self.require(shares <= 1, f"{both} must not exceed 1 together, got {shares}")
@@ -290,19 +279,6 @@ class Masking(Settings):
             shares == 0 or self.encoder_mask_fraction > 0,
             f"{both} say what enters the encoder: set encoder_mask_fraction above 0",
         )
-
-    @property
-    def named_rates(self) -> list[tuple[str, float]]:
-        """The mask rates of training and evaluation, each with the setting that it comes from."""
-        rates = [
-            (f"Masking.rate_plateaus: rate {rate:g} from {start:g} on", rate)
-            for start, rate in self.rate_plateaus
-        ]
-        if self.heldout_rate is not None:
-            rates.append((f"Masking.heldout_rate={self.heldout_rate:g}", self.heldout_rate))
-        if not self.rate_plateaus or self.heldout_rate is None:
-            rates.append((f"Masking.rate={self.rate:g}", self.rate))
-        return rates
 
 
 @declare
@@ -561,13 +537,17 @@ class Optimizer(Settings):
         "count as those of the run.",
         "steps",
     )
-    schedule: typing.Literal["linear", "wsd"] = setting(
+    schedule: typing.Literal["linear", "wsd", "decay"] = setting(
         "linear",
-        "After the warm-up, the rate falls to 0 over all other steps (linear) or over "
-        "the last ones (wsd).",
+        "After the warm-up, the rate falls to 0 over all other steps (`linear`) or over the last "
+        "ones (`wsd`). `decay` is for Run.continue_from: the rate falls over the whole run, from "
+        "where that of the other run stood.",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
+    )
+    decay_shape: typing.Literal["linear", "1-sqrt", "cosine"] = setting(
+        "linear", "How the rate falls with wsd and decay."
     )
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
@@ -577,17 +557,6 @@ class Optimizer(Settings):
         True, "False exempts biases and the scales of LayerNorms from the decay."
     )
     clip_norm: float = setting(2.0, "Largest norm of the gradient. 0 is no limit.", ge=0)
-    ema_decay: ShareBelowOne = setting(
-        0.0,
-        "Decay, a step, of the average of the weights that is evaluated and exported. 0 is "
-        "none. Not in fine-tuning.",
-    )
-    freeze_encoder_steps: Count = setting(
-        0,
-        "First steps in which the weights of the encoder do not change. Fine-tuning ignores "
-        "this setting.",
-        "steps",
-    )
 
 
 @declare
@@ -616,9 +585,6 @@ class Run(Settings):
 
     train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
     batch_size: Positive = setting(2048, "Positive of a step, over all devices and hosts.", "rows")
-    batch_size_ramp: tuple[tuple[Positive, Positive], ...] = setting(
-        (), "First batch sizes, ascending: (rows of a step, steps with it). Then `batch_size`."
-    )
     accumulate: Positive = setting(
         1, "Microbatches that a step is computed in.", "microbatches", free=True
     )
@@ -632,6 +598,11 @@ class Run(Settings):
         "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
         free=True,
     )
+    continue_from: Text | None = setting(
+        None,
+        "Run whose weights and optimiser state this run begins with: WORKDIR, or WORKDIR@STEP for "
+        "an earlier checkpoint.",
+    )
     log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
     eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
     eval_rows: Positive = setting(4096, "Positive of an evaluation, the same each time.", "rows")
@@ -640,15 +611,8 @@ class Run(Settings):
     )
     checkpoint_every: Positive = setting(
         5_000,
-        "Steps between checkpoints. One more is written before the mask rate or the batch "
-        "size changes.",
+        "Steps between checkpoints.",
         "steps",
-        free=True,
-    )
-    checkpoint_minutes: Above0 | None = setting(
-        None,
-        "A checkpoint also when this long has passed since the last one.",
-        "minutes",
         free=True,
     )
     keep_checkpoints: Positive = setting(
@@ -659,18 +623,10 @@ class Run(Settings):
     )
 
     def check(self):
-        sizes = [size for _, size in self.named_batch_sizes]
         self.require(
-            sizes == sorted(set(sizes)),
-            f"batch_size_ramp must ascend to batch_size {self.batch_size}, "
-            f"got {self.batch_size_ramp}",
+            not (self.init_from and self.continue_from),
+            "init_from and continue_from are both given. Leave one of them out",
         )
-
-    @property
-    def named_batch_sizes(self) -> list[tuple[str, int]]:
-        """(name of the setting, rows of a step) of all batch sizes of the run, in their order."""
-        ramp = [("Run.batch_size_ramp", size) for size, _ in self.batch_size_ramp]
-        return [*ramp, ("Run.batch_size", self.batch_size)]
 
 
 class FileSettings(Settings):
@@ -868,10 +824,11 @@ class Experiment:
                 "decoder, no part of the model predicts a dropped position. Set the fraction to 1, "
                 "or decoder_layers above 0"
             )
-        for name, rate in self.masking.named_rates:
-            if rate * length < 1:
+        for name in ("rate", "heldout_rate"):
+            rate = getattr(self.masking, name)
+            if rate is not None and rate * length < 1:
                 raise ConfigError(
-                    f"{name} masks less than one of the {length} tokens of a row. "
+                    f"Masking.{name}={rate:g} masks less than one of the {length} tokens of a row. "
                     f"Use {1 / length:.2g} or more"
                 )
         if self.finetune is not None and self.optimizer.kind != "adamw":
@@ -879,9 +836,9 @@ class Experiment:
                 "Optimizer.kind = 'muon' works in pretraining only. Set 'adamw' to fine-tune, or "
                 "leave the finetune files out to pretrain"
             )
-        if self.finetune is not None and self.optimizer.ema_decay:
+        if self.optimizer.schedule == "decay" and not self.run.continue_from:
             raise ConfigError(
-                "Optimizer.ema_decay works in pretraining only. Set it to 0 to fine-tune"
+                "Optimizer.schedule = 'decay' needs Run.continue_from, the run that it goes on from"
             )
         self._check_accumulation()
 
@@ -889,7 +846,7 @@ class Experiment:
     def evaluated(self) -> typing.Self:
         """Settings of evaluations and rank measurements. Their mask rate is the held-out one."""
         rate = self.masking.heldout_rate or self.masking.rate
-        masking = dataclasses.replace(self.masking, rate=rate, rate_plateaus=(), heldout_rate=None)
+        masking = dataclasses.replace(self.masking, rate=rate, heldout_rate=None)
         return dataclasses.replace(self, masking=masking)
 
     @property
@@ -904,7 +861,7 @@ class Experiment:
 
     def _check_accumulation(self):
         """Raises ConfigError when a batch cannot be cut into microbatches of equal size."""
-        sizes = self.run.named_batch_sizes
+        sizes = [("Run.batch_size", self.run.batch_size)]
         if self.finetune is not None:  # a run of the grid has its batch size from there
             sizes = [("Grid.batch_size", size) for size in self.finetune.grid.listed("batch_size")]
         for name, size in sizes:

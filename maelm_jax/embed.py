@@ -20,7 +20,7 @@ import pathlib
 
 import numpy as np
 
-from maelm_jax import cli, config, paths, setting_changes, storage
+from maelm_jax import cli, config, paths, storage
 
 
 def main(argv: list[str]) -> int:
@@ -50,10 +50,11 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
 
     from maelm_jax.encoders import encoder
+    from maelm_jax.training import run_record
 
     loaded = encoder.Encoder.load(args.workdir, args.step)
     if experiment is not None:
-        setting_changes.check_workdir(args.workdir, experiment, ("Model.dtype",))
+        run_record.check_settings(args.workdir, experiment, ("Model.dtype",))
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
         loaded = dataclasses.replace(loaded, model=model)
     if args.max_length is not None:

@@ -16,19 +16,21 @@ masks. This gives the `eval_loss` of its metrics.jsonl.
 
 The table has the mean loss in nats and its 95% interval over batches of rows, the accuracy, and how
 far the loss is below that of a model that knows only how often each token is in the training text
-(where the rows of the run are still there). --output writes every number as JSON. Exit status: 0
-done, 2 wrong input, 1 anything else.
+(where the rows of the run are still there). Of models that are measured on the same masked tokens,
+the differences of the losses follow, each with its own interval. --output writes every number as
+JSON. Exit status: 0 done, 2 wrong input, 1 anything else.
 """
 
 import argparse
 import json
 import os
 
-from maelm_jax import cli, config, gin_files, paths, storage, tables
+from maelm_jax import cli, config, gin_files, storage, tables
 
 HEADER = (
     "model",
     "step",
+    "tokens trained on",
     "mask rate",
     "masked tokens",
     "loss (nats)",
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
 
     models = [
         scoring.open_model(path, _steps(path, args), needs_rows=not args.text)
-        for path in paths.listed("--models", args.models)
+        for path in cli.listed("--models", args.models)
     ]
     if args.text:
         rows = scoring.rows_of_text(models, _corpus(args.text, bindings), args.tokens)
@@ -56,25 +58,28 @@ def main(argv: list[str]) -> int:
         models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
-    scores = [
-        score
-        for model, of_model in zip(models, rows, strict=True)
-        for score in scoring.score(model, of_model)
-    ]
+    by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
+    scores = [measured.score for of_model in by_model for measured in of_model]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    for line in scoring.differences(models, rows):
+    problems = scoring.differences(models, rows)
+    newest = [of_model[-1] for of_model in by_model]
+    for line in problems or scoring.paired_differences(newest):
         print(line)
+    for model in models:
+        print(f"{model.path}: {model.objective.description}")
     if args.output:
-        _write(args, scores)
+        content = {"text": args.text, "seed": args.seed}
+        content["scores"] = [score._asdict() for score in scores]
+        storage.write(args.output, json.dumps(content, indent=1) + "\n")
     return 0
 
 
 def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     """Returns the steps of a model's checkpoints that are measured. None is the newest."""
-    from maelm_jax.training import checkpoint_params
+    from maelm_jax.training import checkpoint
 
-    if args.all_steps and os.path.isfile(os.path.join(path, "config.gin")):
-        return list(checkpoint_params.all_steps(path))
+    if args.all_steps and os.path.isfile(os.path.join(path, gin_files.RECORD)):
+        return list(checkpoint.all_steps(path))
     return [args.step]
 
 
@@ -90,6 +95,7 @@ def _cells(score) -> list:
     return [
         score.path,
         "-" if score.step is None else score.step,
+        "-" if score.trained_tokens is None else f"{score.trained_tokens:,}",
         f"{score.mask_rate:g}",
         f"{score.masked:,}",
         f"{score.loss:.3f}",
@@ -97,16 +103,6 @@ def _cells(score) -> list:
         f"{score.accuracy:.1%}",
         "-" if score.unigram is None else f"{score.unigram - score.loss:.2f}",
     ]
-
-
-def _write(args: argparse.Namespace, scores: list):
-    content = {
-        "text": args.text,
-        "seed": args.seed,
-        "scores": [score._asdict() for score in scores],
-    }
-    with paths.writing("--output", args.output):
-        storage.write(args.output, json.dumps(content, indent=1) + "\n")
 
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):
@@ -130,7 +126,7 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
     if not 0 < args.rate < 1:
         raise config.ConfigError(f"--rate={args.rate} must be above 0 and below 1")
     if args.output:
-        paths.check_output_file("--output", args.output)
+        cli.require_writable("--output", args.output)
 
 
 def _flags() -> argparse.ArgumentParser:

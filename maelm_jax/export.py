@@ -19,7 +19,7 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 
 import argparse
 
-from maelm_jax import cli, config, setting_changes
+from maelm_jax import cli, config
 from maelm_jax.encoders import export_folder
 
 FORMATS = ("huggingface", "pytorch", "reference")
@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int:
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
     if experiment is not None:
-        setting_changes.check_workdir(args.workdir, experiment)
+        from maelm_jax.training import run_record
+
+        run_record.check_settings(args.workdir, experiment)
     elif args.all_steps or args.step is not None:
         raise config.ConfigError(
             f"--step and --all_steps need a workdir. --workdir={args.workdir} has one checkpoint"
@@ -54,9 +56,9 @@ def _outputs(args: argparse.Namespace) -> dict[int | None, str]:
     """
     if not args.all_steps:
         return {args.step: args.output}
-    from maelm_jax.training import checkpoint_params
+    from maelm_jax.training import checkpoint
 
-    steps = checkpoint_params.all_steps(args.workdir)
+    steps = checkpoint.all_steps(args.workdir)
     outputs: dict[int | None, str] = {step: f"{args.output}/step-{step}" for step in steps}
     for output in outputs.values():
         export_folder.check(output, args.workdir, args.overwrite)

@@ -51,15 +51,14 @@ REPLACED = {
 UNREAD = (
     "Vocabulary.",
     "Corpus.",
-    "Masking.rate_plateaus",
     "Model.decoder_",
     "Model.unigram_bias",
     "Model.logit_tile",
     "Optimizer.schedule",
     "Optimizer.decay_share",
-    "Optimizer.freeze_encoder_steps",
+    "Optimizer.decay_shape",
     "Optimizer.muon_learning_rate",
-    "Run.batch_size_ramp",
+    "Run.continue_from",
     "Run.eval_rows",
     "Run.keep_",
 )
@@ -171,14 +170,15 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
     import jax
 
     from maelm_jax.finetuning import runs
-    from maelm_jax.training import workdir_lock
+    from maelm_jax.training import run_record
 
     if jax.process_count() > 1:
         raise config.ConfigError(
             "fine-tuning runs in one process; give each of your hosts other tasks or seeds"
         )
-    with workdir_lock.held(args.workdir):
-        return runs.run_all(pathlib.Path(args.workdir), plan)
+    with run_record.locked(args.workdir):
+        runs.run_all(pathlib.Path(args.workdir), plan)
+    return 0
 
 
 def command():

@@ -107,7 +107,7 @@ def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Expe
     from maelm_jax.pretraining import start
 
     if workdir is not None:
-        return start.resolve_source(experiment, workdir).experiment
+        return start.find_source(experiment, workdir).experiment
     return adoption.adopt(experiment, source.find(experiment.run.init_from)).experiment
 
 

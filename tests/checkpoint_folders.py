@@ -16,16 +16,24 @@ def state_of(number: int, sizes: tuple[int, int] = SIZES) -> step.State:
     return step.State(step=jnp.int32(number), params={"kernel": kernel, "bias": kernel[0]}, opt_state=({"mu": kernel * 2}, ()))
 
 
-def restore(workdir: pathlib.Path, like: step.State | None = None):
+def write(workdir: pathlib.Path, *numbers: int):
     checkpoints = checkpoint.Checkpoints(str(workdir))
-    try:
-        return checkpoints.restore(state_of(0) if like is None else like)
-    finally:
-        checkpoints.close()
+    for number in numbers:
+        checkpoints.save(number, state_of(number))
+        checkpoints.wait()
+    checkpoints.close()
+
+
+def restore(workdir: pathlib.Path, like: step.State | None = None):
+    return checkpoint.restore_newest(str(workdir), state_of(0) if like is None else like)
 
 
 def content(folder: pathlib.Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def largest_file(folder: pathlib.Path) -> pathlib.Path:
+    return max(folder.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
 
 
 def flip(path: pathlib.Path, bit: int):

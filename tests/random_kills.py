@@ -96,9 +96,9 @@ def parameters(workdir: pathlib.Path) -> dict[str, bytes]:
     """The newest checkpoint's parameters."""
     import jax
 
-    from maelm_jax.training import checkpoint_params
+    from maelm_jax.training import checkpoint
 
-    params = checkpoint_params.read_params(str(workdir), checkpoint_params.pick_step(str(workdir)))
+    params = checkpoint.read_params(str(workdir))
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(keys): np.asarray(leaf).tobytes() for keys, leaf in leaves}
 

@@ -13,13 +13,14 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 
 # Top to bottom. A module imports from its own layer and from those below it.
 LAYERS = (
-    {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan"},
+    {"train", "prepare", "finetune", "analyze", "evaluate", "export", "embed", "plan", "merge"},
+    {"cli", "planning"},
     {"pretraining", "finetuning"},
-    {"analysis", "encoders", "planning"},
+    {"analysis", "encoders"},
     {"training"},
     {"data"},
     {"model"},
-    {"cli", "paths", "setting_changes", "huge_pages", "stopping", "workdirs"},
+    {"paths", "huge_pages"},
     {"gin_files"},
     {"settings", "storage", "json_files"},
     {"config"},

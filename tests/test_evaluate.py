@@ -38,6 +38,7 @@ def test_own_rows_give_the_evaluations_of_the_run(uninterrupted, scores):
         assert measured[step]["loss"] == pytest.approx(line["eval_loss"], rel=1e-6)
         assert measured[step]["accuracy"] == pytest.approx(line["eval_accuracy"], abs=1e-9)
         assert measured[step]["unigram"] == pytest.approx(line["unigram"], rel=1e-9)
+        assert measured[step]["trained_tokens"] == step * 8 * 32
     [first] = scores(f"--models={uninterrupted}", f"--step={min(logged)}")
     assert first == measured[min(logged)]
 
@@ -51,7 +52,9 @@ def test_an_export_scores_as_its_run(uninterrupted, other_text, tmp_path, scores
     assert exported["step"] is None and exported["unigram"] is None and run["unigram"] > 0
     assert run["masked"] == pytest.approx(0.4 * run["tokens"], rel=0.2)  # special tokens count, and are not masked
     table = capsys.readouterr().out.splitlines()
-    assert len(table) == 3 and f"{run['loss']:.3f}" in table[1] and "0.4" in table[1]
+    assert f"{run['loss']:.3f}" in table[1] and "0.4" in table[1]
+    assert table[3].startswith(f"{uninterrupted}, step {STEPS} - {tmp_path / 'out'}: ") and "(95% interval " in table[3]
+    assert all(line.endswith("loss of the decoder, which is discarded after pretraining") for line in table[4:6])
 
 
 def test_text_is_read_up_to_the_tokens_asked_for(uninterrupted, other_text, scores):
@@ -73,9 +76,18 @@ def test_the_interval_is_that_of_a_ratio_of_sums():
     counts = draw.integers(500, 700, (2000, 40)).astype(float)
     losses = counts * draw.normal(5.0, 0.3, counts.shape)
     means = losses.sum(1) / counts.sum(1)
-    halves = [scoring._half_interval(loss, count, mean) for loss, count, mean in zip(losses, counts, means, strict=True)]
+    halves = [scoring.half_interval(loss, count, mean) for loss, count, mean in zip(losses, counts, means, strict=True)]
     assert np.mean(np.abs(means - 5.0) < halves) == pytest.approx(0.95, abs=0.015)
-    assert scoring._half_interval(losses[0, :1], counts[0, :1], means[0]) is None
+    assert scoring.half_interval(losses[0, :1], counts[0, :1], means[0]) is None
+
+
+def test_the_interval_of_a_difference_is_that_of_pairs():
+    """Two models whose losses are equal but for a constant: hard batches are hard for both."""
+    losses = 100 * np.random.default_rng(0).normal(5.0, 0.3, 40)
+    counts = np.full(40, 100.0)
+    scores = [scoring.Score(name, None, None, 0.15, 9, 9, 5.0, 0.1, 0.5, None) for name in ("a", "b")]
+    line = scoring.paired_differences([scoring.Measurement(scores[0], losses, counts), scoring.Measurement(scores[1], losses + 2.0, counts)])
+    assert line == ["a - b: -0.020 nats (95% interval -0.020 to -0.020)"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +153,7 @@ def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path
         ([f"--models={uninterrupted}", "--gin.Masking.rate=0.3"], "are not flags of evaluate: name the models with --models"),
         ([f"--models={uninterrupted}", f"--text={tmp_path / 'blank.txt'}"], "the files hold no text. Name other files"),
         ([f"--models={uninterrupted}", f"--text={tmp_path / 'no_tokens.txt'}"], "--text has no tokens. Name files with text"),
-        ([f"--models={uninterrupted}", f"--text={other_text}", "--rate=0.01"], "--rate=0.01 masks less than one of the 32 tokens of a row: give at"),
+        ([f"--models={uninterrupted}", f"--text={other_text}", "--rate=0.01"], "Masking.rate=0.01 masks less than one of the 32 tokens of a row"),
         ([f"--models={uninterrupted}", "--gin.Corpus.text_field='body'"], "With --text, it reads Corpus.text_field"),
         (["--models=nowhere"], "nowhere: no such file or folder"),
     ):

@@ -1,4 +1,4 @@
-"""Workdirs in a bucket, against an emulator of Google Cloud Storage: checkpoints, leases, and a run that goes on on another machine."""
+"""Workdirs in a bucket, against an emulator of Google Cloud Storage: checkpoints, and a run that goes on on another machine."""
 
 import json
 import os
@@ -10,14 +10,13 @@ import sys
 import time
 from pydoc_data import topics
 
-import jax.numpy as jnp
+import checkpoint_folders
 import pytest
 from emulators import put
 
 from maelm_jax import cli, config, gin_files, storage
-from maelm_jax import workdirs as runs_in
 from maelm_jax.pretraining import start
-from maelm_jax.training import checkpoint, checkpoint_params, step, workdir_lock
+from maelm_jax.training import checkpoint, run_record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = [
@@ -33,23 +32,20 @@ def test_checkpoints_in_a_bucket(bucket, cache):
         done = subprocess.run(alone, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"TEST_ALONE": "1"})
         assert done.returncode == 0, done.stdout
         return
-    state = step.State(step=jnp.int32(3), params={"kernel": jnp.arange(1000.0)}, opt_state=())
-    checkpoints = checkpoint.Checkpoints(f"{bucket}/runs/y")
-    assert checkpoints.restore(state) is None
-    checkpoints.save(3, state)
-    checkpoints.wait()
-    number, restored = checkpoints.restore(state)
-    assert number == 3 and (restored.params["kernel"] == state.params["kernel"]).all()
-    checkpoints.close()
-    checkpoint_params.restore_params(f"{bucket}/runs/y", state.params, step=3)
+    state, place = checkpoint_folders.state_of(3), f"{bucket}/runs/y"
+    assert checkpoint.restore_newest(place, state) is None
+    checkpoint_folders.write(place, 3)
+    restored = checkpoint.restore_newest(place, state)
+    assert restored.step == 3 and checkpoint_folders.equal(restored.state, state)
+    assert checkpoint_folders.equal(checkpoint.read_params(place, 3), state.params)
     with pytest.MonkeyPatch.context() as patch:  # the bucket keeps checksums itself: nothing is read for them
-        patch.setattr(checkpoint.checksums, "_digest", None)
-        checkpoint.checksums.verify(f"{bucket}/runs/y/checkpoints/3")
-    put(f"{bucket}/runs/y/checkpoints/3/default/_METADATA", b"{}")
-    with pytest.raises(config.ConfigError, match="3 is damaged: default/_METADATA"):
-        checkpoint_params.restore_params(f"{bucket}/runs/y", state.params)
-    with pytest.raises(config.ConfigError, match="no checkpoints"):
-        checkpoint_params.restore_params(f"{bucket}/runs/nothing", state.params)
+        patch.setattr(checkpoint.hashlib, "md5", None)
+        checkpoint.verify(checkpoint.folder_of(place) / "3")
+    put(f"{place}/checkpoints/3/default/_METADATA", b"{}")
+    with pytest.raises(checkpoint.Damaged, match="default/_METADATA"):
+        checkpoint.read_params(place, 3)
+    with pytest.raises(config.ConfigError, match="holds no checkpoint"):
+        checkpoint.read_params(f"{bucket}/runs/nothing")
 
 
 def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket, cache):
@@ -57,20 +53,20 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     place = f"{bucket}/runs/continued"
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.resolve_source(experiment, place)
+        start.find_source(experiment, place)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
     newest_step = runpy.run_path(str(ROOT / "launch" / "newest_step.py"))["newest_step"]
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.resolve_source(experiment, place)  # the write of this checkpoint was cut off
+        start.find_source(experiment, place)  # the write of this checkpoint was cut off
     assert newest_step(place) == 0
     put(f"{place}/checkpoints/20/commit_success.txt", b"")
     assert newest_step(place) == 20
-    assert (runs_in.records(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
-    resolved = start.resolve_source(experiment, place)
-    assert resolved.encoder_source is None and resolved.experiment.model.layers == 3
+    assert (run_record.fetch(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
+    resolved = start.find_source(experiment, place)
+    assert resolved.encoder is None and resolved.experiment.model.layers == 3
 
 
 def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
@@ -78,34 +74,15 @@ def test_a_run_in_a_bucket_that_exists_needs_its_workdir_only(bucket, cache):
     with pytest.raises(config.ConfigError, match="no run gs://bucket/runs/without-gin-file"):
         cli.parse(cli.parser(""), [f"--workdir={place}"])
     text = gin_files.render(gin_files.load(["tiny.gin"], ["Model.layers=3"]))
-    older = "".join(line for line in text.splitlines(keepends=True) if "decoder_refills_mask" not in line)
-    put(f"{place}/config.gin", older.encode())
-    for argv in ([], ["--gin_file=tiny.gin"]):
-        found = cli.parse(cli.parser(""), [f"--workdir={place}", *argv]).experiment.model
-        assert not found.decoder_refills_mask, "what an older run does not record is what it had"
-    assert found.layers == 2
+    put(f"{place}/config.gin", text.encode())
+    assert cli.parse(cli.parser(""), [f"--workdir={place}"]).experiment.model.layers == 3
 
 
-def test_of_two_processes_one_creates_a_lease(bucket, cache):
-    first, second = (workdir_lock.Lease(f"{bucket}/runs/lease", {"id": name, "host": "host", "process": name, "since": ""}) for name in "ab")
-    first.acquire({})
-    with pytest.raises(FileExistsError):
-        second._files.pipe_file(second._path(1), second._content(), mode="create")
-    assert not second._create(1)
-    first.renew()
-    first.release()
-    second.acquire({})
-    with pytest.raises(workdir_lock.Lost):
-        first.renew()
-
-
-def test_a_workdir_in_a_bucket_is_held_and_given_back(bucket, cache):
-    for _ in range(2):  # without a wait
-        with workdir_lock.held(f"{bucket}/runs/held"):
-            pass
-    storage.send(f"{bucket}/runs/held")
+def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
+    with run_record.locked(f"{bucket}/runs/held"):
+        storage.send(f"{bucket}/runs/held")
     storage.fetch_files(f"{bucket}/runs/held", ("run.lock",))
-    assert not (storage.local_path(f"{bucket}/runs/held") / "run.lock").exists(), "the lock is this machine's own"
+    assert not (storage.local_path(f"{bucket}/runs/held") / "run.lock").exists()
 
 
 @pytest.mark.slow

@@ -174,10 +174,15 @@ def metrics(workdir: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
 
 
+def steps_of(workdir: pathlib.Path) -> list[dict]:
+    """The lines of steps. The others say that the checkpoint of a step is complete."""
+    return [line for line in metrics(workdir) if "loss" in line]
+
+
 def repeated(workdir: pathlib.Path) -> list[tuple]:
     """What a run that is resumed repeats to the last bit."""
     names = ("step", "loss", "accuracy", "grad_norm", "eval_loss", "eval_accuracy")
-    return [tuple(line.get(name) for name in names) for line in metrics(workdir)]
+    return [tuple(line.get(name) for name in names) for line in steps_of(workdir)]
 
 
 def flat_lines(axes) -> list[str]:

@@ -13,14 +13,14 @@ maelm_jax.analyze. With --add, the runs that FILE.json already has stay in it as
 import argparse
 import json
 import pathlib
+import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from maelm_jax import gin_files, storage
-from maelm_jax.analysis import curves
 from maelm_jax.finetuning import squad
-from maelm_jax.training import metrics, phases
+from maelm_jax.training import metrics
 
 OF_THE_MACHINE = ("Corpus.rows_dir", "Run.init_from")  # paths, which are left out of FILE.json
 
@@ -117,21 +117,20 @@ def logged(folder: pathlib.Path) -> dict:
     if not lines or lines[-1]["step"] < steps:
         sys.exit(f"error: {folder} has not finished its {steps} steps")
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
-    heldout = curves.heldout_curve(str(folder), experiment, steps)
+    evaluated = [line for line in lines if "eval_loss" in line]
+    seconds = [line["step_seconds"] for line in lines if "step_seconds" in line]
     kinds = ("rank_plain_last", "rank_real_last", "rank_all_last")  # earlier runs lack the third
     ranks = [
         (line["step"], *(line[kind] for kind in kinds if kind in line))
         for line in lines
         if "rank_plain_last" in line
     ]
-    last = phases.of_run(experiment)[-1]
-    rows = last.first_row + last.steps * last.experiment.run.batch_size
     return {
-        "tokens": rows * experiment.corpus.sequence_length,
+        "tokens": steps * tokens,
         "tokens_a_step": tokens,
-        "seconds_a_step": curves.median_step_seconds(lines, tokens),
-        "unigram": heldout["unigram"],
-        "losses": list(zip(heldout["steps"], heldout["losses"], strict=True)),
+        "seconds_a_step": statistics.median(seconds),
+        "unigram": evaluated[-1]["unigram"],
+        "losses": [(line["step"], line["eval_loss"]) for line in evaluated],
         "ranks": ranks,
     }
 

@@ -11,7 +11,7 @@ import tqdm
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks, runs
 from maelm_jax.model import attention, keys, maelm
-from maelm_jax.training import checkpoint_params, metrics
+from maelm_jax.training import checkpoint, metrics, run_record
 
 
 def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
@@ -40,7 +40,7 @@ def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed
         "name": run.name,
         "workdir": run.path,
         "step": run.step,
-        "started_from": (experiment.finetune or experiment.run).init_from,
+        "started_from": started_from(experiment),
         "model": dataclasses.asdict(experiment.model),
         "masking": dataclasses.asdict(training.masking) if training else None,
         "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
@@ -53,32 +53,32 @@ def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed
             for kind in moments.TOKEN_KINDS
         },
         "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
-        "curve": read_loss_curve(lines, training, run.step),
+        "curve": read_loss_curve(run),
         "fine_tuned": experiment.finetune is not None,
         "rank_curve": read_rank_curve(lines),
     }
 
 
-def read_loss_curve(
-    lines: list[dict], training: config.Experiment | None, last_step: int
-) -> dict[str, list]:
-    """Returns the evaluations of a pretraining run until `last_step`.
+def started_from(experiment: config.Experiment) -> str | None:
+    """Returns the run or encoder that a run began with."""
+    if experiment.finetune:
+        return experiment.finetune.init_from
+    return experiment.run.continue_from or experiment.run.init_from
 
-    Args:
-        lines: The run's metrics.jsonl.
-        training: Settings of the run, or None if they are not known.
-        last_step: Evaluations after this step are left out.
+
+def read_loss_curve(run: runs.MeasuredRun) -> dict[str, list]:
+    """Returns the evaluations of a pretraining run, after those of the runs that it goes on from.
 
     Returns:
         Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
     """
-    evaluations = [line for line in lines if "unigram" in line and line["step"] <= last_step]
-    a_step = training.run.batch_size * training.corpus.sequence_length if training else 0
-    return {
-        "tokens": [line["step"] * a_step for line in evaluations],
-        "losses": [line["eval_loss"] for line in evaluations],
-        "unigrams": [line["unigram"] for line in evaluations],
-    }
+    result: dict[str, list] = {"tokens": [], "losses": [], "unigrams": []}
+    for curve in run_record.loss_curves(run.path, run.step) if run.training else ():
+        evaluations = [line for line in curve.lines if "unigram" in line]
+        result["tokens"] += [curve.tokens_after(line["step"]) for line in evaluations]
+        result["losses"] += [line["eval_loss"] for line in evaluations]
+        result["unigrams"] += [line["unigram"] for line in evaluations]
+    return result
 
 
 def read_rank_curve(lines: list[dict]) -> dict[str, list]:
@@ -116,9 +116,8 @@ def measure_steps(
     """
     measure_batch = _compile(run, rows.shape[1], layers=(run.experiment.model.layers,))
     result = []
-    for step in checkpoint_params.all_steps(run.path):
-        checkpoint = runs.at_step(run, step)
-        moments_by_set = _measure_sets(checkpoint, measure_batch, rows, sets, seed)
+    for step in checkpoint.all_steps(run.path):
+        moments_by_set = _measure_sets(runs.at_step(run, step), measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)
         for kind in (*moments.TOKEN_KINDS, "all"):
             for large in ("spectrum", "centred_spectrum", "use_of_dimensions"):

@@ -61,9 +61,8 @@ SPECIAL_IN_TRAINING = (
 def objective(experiment: config.Experiment) -> str:
     """Returns one sentence about the pretraining objective."""
     masking, model = experiment.masking, experiment.model
-    rates = [rate for _, rate in masking.rate_plateaus] or [masking.rate]
     unit = {"token": "", "word": ", by whole words", "span": ", in spans"}[masking.unit]
-    rate = f"{', then '.join(f'{rate:.0%}' for rate in rates)} of the tokens are masked{unit}"
+    rate = f"{masking.rate:.0%} of the tokens are masked{unit}"
     if masking.random_fraction or masking.keep_fraction:
         rate += (
             f" ({masking.random_fraction:.0%} of these become random tokens and "
@@ -156,7 +155,7 @@ class About:
 def pretraining(about: About) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     run, corpus = about.experiment.run, about.experiment.corpus
-    sizes = ", then ".join(str(size) for _, size in run.named_batch_sizes)
+    started = run.continue_from or run.init_from
     lines = [line for line in about.lines if line["step"] <= about.step]
     losses = [
         f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line
@@ -177,20 +176,12 @@ def pretraining(about: About) -> dict[str, str]:
     return {
         "objective": objective(about.experiment),
         "corpus": "; ".join(f"`{source}` {rate:.0%}" for source, rate in corpus.rates.items()),
-        "started from": f"`{run.init_from}`" if run.init_from else "random weights",
-        "steps": f"{about.step:,} of {run.train_steps:,}, each of {sizes} rows "
+        "started from": f"`{started}`" if started else "random weights",
+        "steps": f"{about.step:,} of {run.train_steps:,}, each of {run.batch_size} rows "
         f"of {corpus.sequence_length} tokens",
         "loss, nats a predicted token": "; ".join(losses) or "not recorded",
         "longest input": f"{about.length} tokens: {trained}",
-    } | averaged(about.experiment.optimizer)
-
-
-def averaged(optimizer: config.Optimizer) -> dict[str, str]:
-    """Returns the table entry about averaged parameters, if they are averaged."""
-    if not optimizer.ema_decay:
-        return {}
-    average = f"a moving average over the steps, decay {optimizer.ema_decay:g}"
-    return {"averaging": f"the parameters are {average}"}
+    }
 
 
 def fine_tuning(about: About) -> dict[str, str]:

@@ -18,7 +18,7 @@ import typing
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, json_files, storage, workdirs
+from maelm_jax import config, gin_files, json_files, storage
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     families,
@@ -31,7 +31,7 @@ from maelm_jax.encoders import (
     source_checks,
     weight_files,
 )
-from maelm_jax.training import checkpoint_params
+from maelm_jax.training import checkpoint, run_record
 
 # The fields of config.Model that determine the parameters and the function of each stack.
 ENCODER_FIELDS = (
@@ -204,22 +204,22 @@ def find(path: str, step: int | None = None) -> EncoderSource:
         return _weight_folder(folder)
     if not folder.exists():
         raise config.ConfigError(
-            f"{path}: no such file or folder{workdirs.near(path)}. Hub names are not downloaded"
+            f"{path}: no such file or folder{run_record.near(path)}. Hub names are not downloaded"
         )
     names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
     raise config.ConfigError(
         f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
-        f"a checkpoint; it holds {names}{workdirs.near(path)}"
+        f"a checkpoint; it holds {names}{run_record.near(path)}"
     )
 
 
 def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     experiment = gin_files.load([str(folder / "config.gin")])
     model, results = experiment.model, run_results.read(folder)
-    step = checkpoint_params.pick_step(str(folder), step)
+    step = checkpoint.pick_step(str(folder), step)
 
     def read_params(_):
-        tree = checkpoint_params.read_params(str(folder), step)
+        tree = checkpoint.read_params(str(folder), step)
         params = traverse_util.flatten_dict(tree, sep="/")
         vocabulary = vocabularies.load(folder / "vocabulary")
         shapes = source_checks.parameter_shapes(model, vocabulary.size)

@@ -17,12 +17,9 @@ from maelm_jax.finetuning import initial_encoder, results
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
 from maelm_jax.finetuning.task_data import TaskData
-from maelm_jax.training import run_record, sharding, step_log, workdir_lock
+from maelm_jax.training import loop, run_record, sharding
 
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
-# Fine-tuning does not read these settings. The runs of earlier versions recorded those of
-# pretraining.
-UNREAD = ("Run.batch_size_ramp", "Masking.rate_plateaus")
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
 ResultsByCell = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
@@ -80,11 +77,11 @@ class GridRun:
     folder: pathlib.Path
     is_single: bool
 
-    def run_all(self) -> dict | None:
+    def run_all(self) -> dict:
         """Does all runs of the grid that are not finished. Only the chosen cell keeps its models.
 
         Returns:
-            The summary (see `summary`); None when SIGTERM stopped a run.
+            The summary (see `summary`).
 
         Raises:
             ConfigError: A batch does not fit the mesh, or a folder holds a run that differs.
@@ -99,16 +96,14 @@ class GridRun:
         for number, (cell, seed) in enumerate(itertools.product(all_cells, seeds), start=1):
             title = f"{name_of(cell)} seed {seed} ({number} of {len(all_cells) * len(seeds)})"
             result = self._result_of(cell, seed, title)
-            if result is None:
-                return None
             name = name_of(cell)
             results_by_cell.setdefault(name, []).append(result)
             if len(results_by_cell[name]) == len(seeds):
                 best = self._keep_better(best, name, results_by_cell)
         return summary(task, results_by_cell) | {"start_step": self.encoder.step}
 
-    def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict | None:
-        """The results of a run, which is done if it is not finished; None after SIGTERM."""
+    def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict:
+        """The results of a run, which is done if it is not finished."""
         folder = self.folder if self.is_single else self.folder / name_of(cell) / f"seed{seed}"
         experiment = experiment_of(self.experiment, cell, seed)
         inputs = {"start_step": self.encoder.step, **self.session.task.fingerprint}
@@ -116,24 +111,21 @@ class GridRun:
         if result is None:
             print(f"{self.session.task.name} {self.encoder.label} {title}", flush=True)
             result = self._run(experiment, folder, inputs)
-        return None if result is None else result | {"workdir": str(folder)}
+        return result | {"workdir": str(folder)}
 
-    def _run(
-        self, experiment: config.Experiment, folder: pathlib.Path, inputs: dict
-    ) -> dict | None:
+    def _run(self, experiment: config.Experiment, folder: pathlib.Path, inputs: dict) -> dict:
         """One run. A run that diverges gets results without a score, unless it is single."""
 
         def record():
-            run_record.write(folder, experiment, self.encoder.vocabulary)
+            run_record.write_start(folder, experiment, self.encoder.vocabulary)
             results.write_json(folder / INPUTS, inputs)
 
         # The caller holds the lock of the grid's folder, which is the folder of a single run.
-        lock = contextlib.nullcontext() if self.is_single else workdir_lock.held(str(folder))
+        lock = contextlib.nullcontext() if self.is_single else run_record.locked(str(folder))
         try:
             with lock:
-                run_record.check(str(folder))
                 return self.session.run(experiment, self.encoder, str(folder), record)
-        except step_log.Diverged as error:
+        except loop.Diverged as error:
             if self.is_single:
                 raise
             # A grid also tries learning rates that are too high. It goes on, and this run ranks
@@ -219,8 +211,7 @@ def _check_settings(folder: pathlib.Path, experiment: config.Experiment):
         name = initial_encoder.normalised(recorded.finetune.init_from)
         same_spelling = dataclasses.replace(recorded.finetune, init_from=name)
         recorded = dataclasses.replace(recorded, finetune=same_spelling)
-    free = UNREAD
-    if changes := config.differences(recorded, experiment, free):
+    if changes := config.differences(recorded, experiment):
         raise config.ConfigError(
             f"{folder} holds a run with other settings ({'; '.join(changes)}): "
             "give another --workdir, or the same settings"

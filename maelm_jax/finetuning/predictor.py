@@ -12,7 +12,7 @@ from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.finetuning import batches, heads
 from maelm_jax.finetuning.task_data import DevSet, Head
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint_params, sharding
+from maelm_jax.training import checkpoint, sharding
 
 
 class Predictor:
@@ -86,6 +86,6 @@ def restore(
     graph, init = heads.create(experiment.model, vocabulary.size, vocabulary.pad, head)
     mesh = sharding.make_mesh(experiment.mesh)
     like = sharding.sharded_shapes(jax.eval_shape(init, keys.make_key(0)), mesh)
-    params = checkpoint_params.restore_params(workdir, like)
+    params = checkpoint.restore_params(workdir, like)
     batch_size = experiment.finetune.eval_batch_size
     return Restored(Predictor(graph, init, head, mesh, vocabulary.pad, batch_size), params)

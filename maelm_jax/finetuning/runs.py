@@ -16,14 +16,14 @@ from maelm_jax.finetuning import (
     table,
     tasks,
 )
-from maelm_jax.training import attention_report, loop
+from maelm_jax.training import attention_report
 
 # Fields of config.Model that decide the form of an encoder, and that earlier versions lacked.
 LATER_FIELDS = ("family", "token_types", "decoder_refills_mask")
 
 
-def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
-    """Does all runs that are not finished, and returns the exit status.
+def run_all(folder: pathlib.Path, plan: experiments.Plan):
+    """Does all runs that are not finished.
 
     The workdir `folder` is that of the run, if it is a single run and no table is there. Else it
     gets the table and a folder ENCODER/TASK for each pair of task and encoder. The results of other
@@ -46,11 +46,7 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
         grid_folder = folder if is_single else folder / planned.label / planned.task
         runs = grid.GridRun(current, planned.encoder, planned.experiment, grid_folder, is_single)
         with paths.writing("--workdir", folder):
-            report = runs.run_all()
-        if report is None:
-            print("stopped by SIGTERM; the same command goes on from there")
-            return loop.STOPPED
-        reports[planned.label][planned.task] = report
+            reports[planned.label][planned.task] = runs.run_all()
         if not is_single:
             with paths.writing("--workdir", folder):
                 # After every task, so that a stopped command leaves the table of what is done.
@@ -60,7 +56,6 @@ def run_all(folder: pathlib.Path, plan: experiments.Plan) -> int:
     else:
         print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
     print(f"{time.perf_counter() - began:.0f} s in all")
-    return 0
 
 
 def _reports_so_far(folder: pathlib.Path, plan: experiments.Plan) -> table.Reports:

@@ -1,5 +1,7 @@
 """Steps and learning rates of one fine-tuning run."""
 
+import dataclasses
+
 import numpy as np
 
 from maelm_jax import config
@@ -23,11 +25,15 @@ class Schedule:
         self.learning_rate = settings.grid.learning_rate  # its peak
         self.tokens_per_step = int(batches.features.lengths.sum()) / batches.per_epoch  # mean
 
-    def learning_rates(self) -> np.ndarray:
-        """The learning rate of every step, float32."""
-        steps = np.arange(self.total_steps, dtype=np.float32)
-        ends = map(np.float32, (self.learning_rate, self.warmup_steps, self.total_steps))
-        return np.asarray(optimizers.Schedule(steps, *ends).rate())
+    def learning_rates(self, settings: config.Optimizer) -> np.ndarray:
+        """The learning rate of every step, float32: warm-up, then linear to 0."""
+        of_run = dataclasses.replace(
+            settings,
+            schedule="linear",
+            learning_rate=self.learning_rate,
+            warmup_steps=self.warmup_steps,
+        )
+        return optimizers.learning_rates(of_run, self.total_steps)
 
     def flops_per_step(self, model: config.Model) -> float:
         """Mean model FLOPs of a step, without padding. See training.flops.flops_terms."""

@@ -28,7 +28,6 @@ from maelm_jax.training import (
     optimizers,
     sharding,
     step,
-    step_log,
 )
 
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
@@ -54,7 +53,7 @@ class FinetuneSession:
         self.graph, self.init = heads.create(
             experiment.model, vocabulary.size, vocabulary.pad, task.head
         )
-        self.optimizer = optimizers.create_adjustable(experiment.optimizer)
+        self.optimizer = optimizers.create(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.make_key(0))
         moments = jax.eval_shape(self.optimizer.init, shapes)
         self.fresh_params = jax.jit(
@@ -116,7 +115,7 @@ class FinetuneSession:
         encoder: InitialEncoder,
         workdir: str,
         record: collections.abc.Callable[[], None],
-    ) -> dict | None:
+    ) -> dict:
         """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.
 
         Args:
@@ -127,21 +126,17 @@ class FinetuneSession:
                 before anything in `workdir` changes.
 
         Returns:
-            The content of results.json; None when SIGTERM stopped the run.
+            The content of results.json.
 
         Raises:
             Diverged: The loss or the gradient is not finite.
+            SystemExit: A signal stopped the run.
         """
         began = time.perf_counter()
         schedule = self._schedule(experiment)
         state = self.fresh_state(encoder, experiment.run.seed)
-        state = state._replace(
-            opt_state=optimizers.with_schedule(
-                state.opt_state, schedule.learning_rate, schedule.warmup_steps, schedule.total_steps
-            )
-        )
-        checkpoints = checkpoint.Checkpoints(workdir, keep=1, inside=UNFINISHED)
-        resumed = checkpoints.restore(state)
+        unfinished = f"{workdir}/{UNFINISHED}"
+        resumed = checkpoint.restore_newest(unfinished, state)
         state = resumed.state if resumed else state
         first_step = int(state.step)
         if self.task.selected_by:
@@ -149,13 +144,12 @@ class FinetuneSession:
         record()
         evaluator = _Evaluator(self)
         writer = metrics.Writer(workdir, first_step)
+        checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
             job = self._job(schedule, experiment, evaluator)
             if experiment.run.rank_every and not metrics.read(workdir):
                 writer.write(0, self.rank_monitors.of(experiment)(state.params))
-            state, status = loop.run(job, state, first_step, writer, checkpoints)
-        if status == loop.STOPPED:
-            return None
+            state = loop.run(job, state, first_step, writer, checkpoints)
         content = self._finish(pathlib.Path(workdir), schedule, experiment, state, evaluator)
         content |= {
             "init_from": encoder.name,
@@ -195,7 +189,7 @@ class FinetuneSession:
     ) -> loop.Job:
         """What the training loop runs."""
         flops_per_step = schedule.flops_per_step(experiment.model)
-        work = step_log.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
+        work = loop.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
 
         def batch(number: int) -> Batch:
             return predictor.shard(schedule.batches.batch(number), self.mesh)
@@ -204,10 +198,12 @@ class FinetuneSession:
             run=dataclasses.replace(
                 experiment.run, train_steps=schedule.total_steps, eval_every=schedule.eval_every
             ),
-            phases=(loop.CompiledPhase(0, self.train_step, work, batch),),
+            train_step=self.train_step,
+            batch=batch,
+            work=work,
             evaluate=evaluator.evaluate,
             ranks=self.rank_monitors.of(experiment),
-            learning_rates=schedule.learning_rates(),
+            learning_rates=schedule.learning_rates(experiment.optimizer),
         )
 
     def _finish(

@@ -11,7 +11,8 @@ import numpy as np
 from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.planning.targets import GIB, Target
-from maelm_jax.training import attention_report, flops, sharding, step
+from maelm_jax.pretraining import objective
+from maelm_jax.training import attention_report, flops, sharding
 
 UNITS = {"M": 2**20, "G": GIB, "T": 1024 * GIB}
 
@@ -64,12 +65,12 @@ def lower_step(experiment: config.Experiment, devices: list) -> LoweredStep:
     # The order of the devices changes neither the memory nor the bytes sent.
     mesh = jax.sharding.Mesh(np.asarray(devices).reshape(sizes), sizes._fields)
     sharding.check_mesh(experiment, mesh)
-    train_step, state, batch = step.abstract(experiment, mesh)
+    abstract = objective.abstract_step(experiment, mesh)
     arguments = sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves((state, batch))
+        for leaf in jax.tree.leaves((abstract.state, abstract.batch))
     )
-    return LoweredStep(mesh, train_step.lower(state, batch), arguments)
+    return LoweredStep(mesh, abstract.train_step.lower(*abstract.arguments), arguments)
 
 
 def compile_step(experiment: config.Experiment, target: Target, devices: list) -> Plan:

@@ -1,33 +1,28 @@
-"""Runs one pretraining: prepares rows, model and state, runs the loop, prints the summary."""
+"""Runs one pretraining: data, model, state, loop, in the order in which it happens."""
 
-import collections.abc
 import functools
 import typing
 
 import jax
-import numpy as np
-import optax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import origin, source
-from maelm_jax.model import maelm
-from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
+from maelm_jax.pretraining import evaluation, start, summary
+from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import (
     attention_report,
     checkpoint,
-    coordination,
+    distributed,
+    flops,
     loop,
     metrics,
     optimizers,
-    phases,
-    resume,
     run_record,
     run_rows,
     sharding,
     step,
-    step_log,
 )
 
 
@@ -35,266 +30,189 @@ class Options(typing.NamedTuple):
     """Options of the command line that are not settings."""
 
     workdir: str
-    dry_run: bool
     accept_new_data: bool
     began: float  # time.perf_counter() at the start of the command
 
 
-class Setup(typing.NamedTuple):
-    """Parts of a run that exist before its weights."""
-
-    experiment: config.Experiment
-    mesh: jax.sharding.Mesh
-    vocabulary: vocabularies.Vocabulary
-    rows: prepare.Prepared
-    shapes: step.State  # shapes and shardings of the state
-    init: collections.abc.Callable  # key -> parameters
-    optimizer: optax.GradientTransformation
-    # settings -> sums of the loss over a batch
-    loss_of: collections.abc.Callable[[config.Experiment], step.LossFn]
-
-    def split(self, name: str) -> dict:
-        """Rows of a split ("train" or "heldout") by source."""
-        return self.rows.split(name)
-
-    @property
-    def never_targets(self) -> tuple[int, ...]:
-        """Ids that are never predicted."""
-        return unigram.never_targets(self.experiment.masking, self.vocabulary.special)
-
-
-def pretrain(
-    options: Options, experiment: config.Experiment, encoder_source: source.EncoderSource | None
-) -> int:
+def pretrain(options: Options, experiment: config.Experiment):
     """Trains until `Run.train_steps`, on one process or as one of several.
+
+    The caller holds the lock of the workdir. Nothing in the workdir changes before everything that
+    can be wrong input is checked.
 
     Args:
         options: Flags of the command.
-        experiment: The settings, including those adopted from `Run.init_from`.
-        encoder_source: Source of the weights if the workdir has no checkpoint. None: fresh weights.
-
-    Returns:
-        The exit status: 0, or 143 after SIGTERM.
+        experiment: The settings.
 
     Raises:
-        ConfigError: Settings, data or a checkpoint do not fit. The records are unchanged.
+        ConfigError: Settings, data or a checkpoint do not fit.
         RunError: The run cannot continue.
+        SystemExit: A signal stopped the run (`loop.run`).
     """
-    before = resume.read(options.workdir)
+    workdir = options.workdir
+    run_record.fetch(workdir)
+    run_record.check_checkpoints(workdir)
+    found = start.find_source(experiment, workdir)
+    experiment = found.experiment
+    run_record.check_settings(workdir, experiment)
+
+    # Mesh.
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
-    if options.dry_run:
-        dry_run.show(dry_run.with_size_of_vocabulary(experiment, options.workdir, before), mesh)
-        return 0
-
     attention = attention_report.of_run(experiment, mesh)
-    setup = set_up(options, experiment, encoder_source, mesh)
-    special = setup.vocabulary.special
-    heldout_rows = batches.heldout(
-        setup.split("heldout"), setup.rows.rates, experiment.run.eval_rows
+
+    # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
+    vocabulary = load_vocabulary(workdir, found)
+    special = vocabulary.special
+
+    # Model. Its shapes come before the rows, which can take hours: it may not fit the machine.
+    objective = objectives.create(experiment, vocabulary.size, special)
+    optimizer = optimizers.create(experiment.optimizer)
+    shapes = step.state_shapes(objective.init, optimizer, mesh)
+    sharding.check_memory(experiment, shapes, mesh)
+    rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, options.accept_new_data)
+    heldout = batches.heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
+    baseline = objective.make_baseline(rows)
+
+    # State.
+    fresh = functools.partial(
+        step.create_state, objective.init, optimizer, experiment.run.seed, mesh
     )
-    for line in mask_rate.of_run(experiment, heldout_rows, special):
-        print(line)
-    ranks = monitor.RankMonitor(experiment, setup.vocabulary.size, special, heldout_rows, mesh)
-    token_nll = unigram.unigram_nll(setup.rows, setup.vocabulary.size, setup.never_targets)
-    heldout = evaluation.make_heldout_set(
-        experiment.evaluated, heldout_rows, token_nll, special, sharding.row_shards(mesh)
+    starting = start.load_state(found, workdir, shapes, fresh, vocabulary.size)
+    if not starting.has_head:
+        objective.set_initial_values(starting.state.params, baseline)
+    parent = run_record.read_parent(workdir)
+    if found.parent:
+        rows_read = start.count_rows_read(found.parent, experiment, rows)
+        parent = found.parent._replace(rows_read=rows_read)
+
+    # Loop.
+    train_step = step.make_train_step(
+        objective.loss,
+        optimizer,
+        shapes,
+        experiment.run.seed,
+        experiment.run.accumulate,
+        mesh,
     )
-    costs = summary.step_costs(experiment, setup.vocabulary.size)
-    summary.print_expectations(costs, heldout.unigram)
-    checkpoints = checkpoint.Checkpoints(
-        options.workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
+    evaluate = evaluation.make_evaluation(
+        objective.evaluated(), heldout, baseline, shapes.params, experiment, mesh, special.pad
     )
-    starting = load_state(setup, encoder_source, before, checkpoints, token_nll)
-    summary.print_missing_stock_class(experiment, special)
-    for line in attention:
-        print(line)
-    began_with_head = starting.has_head and not starting.step
-    summary.print_size(experiment, setup.shapes.params, mesh, began_with_head)
+    ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
+    peak = flops.peak_flops(experiment.model.dtype)
+    terms = flops.flops_terms(experiment, vocabulary.size)
+    tokens = float(experiment.run.batch_size * experiment.corpus.sequence_length)
+    job = loop.Job(
+        run=experiment.run,
+        train_step=train_step,
+        batch=make_batches(experiment, rows, mesh, parent.rows_read if parent else 0),
+        learning_rates=optimizers.learning_rates(
+            experiment.optimizer,
+            experiment.run.train_steps,
+            parent.learning_rate if parent else None,
+        ),
+        work=loop.StepWork(tokens, sum(terms.values()), peak.flops_per_second),
+        evaluate=evaluate,
+        ranks=ranks,
+    )
+    summary.print_start(experiment, shapes.params, mesh, heldout, special, attention)
+    summary.print_cost(terms, peak)
+    summary.print_baseline(baseline, heldout)
+    summary.print_without_effect(experiment, starting.has_head and not starting.step)
     if not jax.process_index():
-        record_start(options, setup, before, starting.step, encoder_source)
+        record_start(options, experiment, vocabulary, rows, starting.step, found, parent)
+    writer = metrics.Writer(workdir, starting.step)
+    checkpoints = checkpoint.Checkpoints(
+        workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
+    )
+    with loop.closing(writer, checkpoints):
+        loop.run(job, starting.state, starting.step, writer, checkpoints)
+    if not jax.process_index():
+        summary.print_result(workdir, experiment, options.began, ranks, baseline)
 
-    job = make_job(setup, costs, heldout, ranks, starting.state)
-    status = train(options.workdir, job, starting, checkpoints)
-    if status == 0 and not jax.process_index():
-        summary.print_result(options.workdir, experiment, options.began, ranks, heldout.unigram)
-    return status
 
-
-def set_up(
-    options: Options,
-    experiment: config.Experiment,
-    encoder_source: source.EncoderSource | None,
-    mesh: jax.sharding.Mesh,
-) -> Setup:
-    """Loads or makes the vocabulary and the rows, and creates the model.
-
-    Rows are made from text once. A run with prepared rows needs neither TensorFlow nor seqio.
-    """
-    if not storage.in_bucket(options.workdir):
-        coordination.check_shared_folder(options.workdir, "workdir")
-    recorded = storage.local_path(options.workdir) / "vocabulary"  # exists if the run resumes
-    with coordination.process_zero_first("vocabulary"):
-        if vocabularies.files_in(recorded):
-            vocabulary = vocabularies.load(recorded)
+def load_vocabulary(workdir: str, found: start.Source) -> vocabularies.Vocabulary:
+    """Loads the vocabulary of the run or of the run that it goes on from, else makes it."""
+    experiment = found.experiment
+    if not storage.in_bucket(workdir):
+        distributed.check_shared_folder(workdir, "workdir")
+    with distributed.process_zero_first("vocabulary"):
+        if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
+            vocabulary = run_record.load_vocabulary(workdir)
+        elif found.parent:
+            vocabulary = run_record.load_vocabulary(found.parent.workdir)
         else:
             vocabulary = vocabulary_training.vocabulary_for(
                 experiment.vocabulary, experiment.corpus
             )
-    if encoder_source:
-        encoder_source.check_vocabulary(vocabulary)
-    special = vocabulary.special
-    graph, init = maelm.create(experiment.model, vocabulary.size, special)
-    loss_of = functools.partial(step.pretraining_loss, graph=graph, special=special)
-    updates = optimizers.create(experiment.optimizer, experiment.run.train_steps)
-    # Before the rows, which can take hours: the mesh may not divide a parameter.
-    shapes = step.state_shapes(init, updates, mesh, experiment.optimizer.ema_decay)
-    chosen_rows = run_rows.choose_rows(
-        options.workdir, experiment.corpus, vocabulary, options.accept_new_data
-    )
-    return Setup(experiment, mesh, vocabulary, chosen_rows, shapes, init, updates, loss_of)
+    if found.encoder:
+        found.encoder.check_vocabulary(vocabulary)
+    return vocabulary
 
 
-def load_state(
-    setup: Setup,
-    encoder_source: source.EncoderSource | None,
-    before: resume.Before | None,
-    checkpoints: checkpoint.Checkpoints,
-    token_nll: np.ndarray,
-) -> start.StartingState:
-    """Loads the state that the loop starts with: of a checkpoint, a source, or fresh weights.
+def make_batches(
+    experiment: config.Experiment,
+    rows: prepare.Prepared,
+    mesh: jax.sharding.Mesh,
+    first_row: int = 0,
+) -> typing.Callable[[int], jax.Array]:
+    """Returns the function that reads the batch of a step, counted from 0, onto the devices.
 
     Args:
-        setup: The parts of the run.
-        encoder_source: Source of the weights if there is no checkpoint. None: fresh weights.
-        before: How the workdir was last run, or None for a new workdir.
-        checkpoints: Checkpoints of the workdir.
-        token_nll: Unigram negative log-likelihood of each id, for the bias of a fresh head.
+        experiment: The settings.
+        rows: Rows and mixing rates of the sources.
+        mesh: Devices.
+        first_row: Rows of the data order that are left out at the beginning.
     """
-    experiment = setup.experiment
-    if resumed := start.resumed(setup.shapes, experiment, before, checkpoints):
-        return resumed
-    # Asynchronous: the devices draw the weights while the host compiles the step.
-    fresh = step.create_state(
-        setup.init, setup.optimizer, experiment.run.seed, setup.mesh, experiment.optimizer.ema_decay
-    )
-    starting = start.begun(
-        fresh, experiment, setup.vocabulary.size, encoder_source, checkpoints.workdir
-    )
-    if experiment.model.unigram_bias and not starting.has_head:
-        unigram.set_head_bias(starting.state.params["head"], token_nll, setup.never_targets)
-    return starting
-
-
-def record_start(
-    options: Options,
-    setup: Setup,
-    before: resume.Before | None,
-    done: int,
-    encoder_source: source.EncoderSource | None,
-):
-    """Records this start.
-
-    Args:
-        options: Flags of the command.
-        setup: The parts of the run.
-        before: How the workdir was last run, or None for a new workdir.
-        done: The steps of the run before this start.
-        encoder_source: What the run starts from if `done` is 0. None: random weights.
-    """
-    if before:
-        changes = config.differences(before.experiment, setup.experiment)
-        resume.record(options.workdir, done, changes)
-    run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
-    run_rows.write(options.workdir, setup.rows, done)
-    if encoder_source:
-        origin.write(storage.local_path(options.workdir), encoder_source.as_origin())
-    elif not done:
-        storage.remove(options.workdir, origin.FILE)
-    storage.send(options.workdir)
-
-
-def make_job(
-    setup: Setup,
-    costs: list[summary.StepCost],
-    heldout: evaluation.HeldoutSet,
-    ranks: monitor.RankMonitor,
-    state: step.State,
-) -> loop.Job:
-    """Assembles the loop's job: compiled steps, batches, evaluation, measurement of ranks."""
-    experiment, mesh, run = setup.experiment, setup.mesh, setup.experiment.run
-    schedule = optimizers.schedule(experiment.optimizer, run.train_steps)
-    loss = setup.loss_of(experiment.evaluated)
-    return loop.Job(
-        run=run,
-        phases=tuple(_loop_phase(setup, cost, state) for cost in costs),
-        evaluate=evaluation.make_evaluation(loss, heldout, state, run.seed, mesh),
-        ranks=ranks,
-        learning_rates=np.asarray(schedule(np.arange(run.train_steps))),
-    )
-
-
-def _batches(setup: Setup, phase: phases.Phase) -> collections.abc.Callable[[int], jax.Array]:
-    """Returns the function that reads the batch of a step, counted from 0, onto the devices."""
-    run, window = phase.experiment.run, phase.experiment.corpus.shuffle_shards
-    row_indices = sharding.local_row_indices(run.batch_size, setup.mesh)
+    run = experiment.run
     reader = batches.Batches(
-        setup.split("train"),
-        setup.rows.rates,
+        rows.split("train"),
+        rows.rates,
         run.batch_size,
         run.seed,
-        row_indices,
-        window,
-        phase.first_row,
+        sharding.local_row_indices(run.batch_size, mesh),
+        experiment.corpus.shuffle_shards,
+        first_row,
     )
 
     def batch(number: int) -> jax.Array:
-        rows = reader.batch(number - phase.start)
-        return sharding.shard_batch(rows, setup.mesh, run.batch_size)
+        return sharding.shard_batch(reader.batch(number), mesh, run.batch_size)
 
     return batch
 
 
-def _loop_phase(setup: Setup, cost: summary.StepCost, state: step.State) -> loop.CompiledPhase:
-    """Returns the batches of a phase and its training step, which its first call compiles."""
-    experiment = cost.phase.experiment
-    run = experiment.run
-    train_step = step.make_train_step(
-        setup.loss_of(experiment),
-        setup.optimizer,
-        state,
-        run.seed,
-        run.accumulate,
-        setup.mesh,
-        experiment.optimizer.ema_decay,
-    )
-    tokens = float(run.batch_size * experiment.corpus.sequence_length)
-    work = step_log.StepWork(tokens, sum(cost.terms.values()), cost.peak.flops_per_second)
-    return loop.CompiledPhase(cost.phase.start, train_step, work, _batches(setup, cost.phase))
+def record_start(
+    options: Options,
+    experiment: config.Experiment,
+    vocabulary: vocabularies.Vocabulary,
+    rows: prepare.Prepared,
+    done: int,
+    found: start.Source,
+    parent: run_record.Parent | None,
+):
+    """Writes the records of this start into the workdir, on process 0.
 
-
-def train(
-    workdir: str, job: loop.Job, starting: start.StartingState, checkpoints: checkpoint.Checkpoints
-) -> int:
-    """Runs the loop and returns the exit status.
-
-    A finished run whose last step has no evaluation is evaluated first.
+    Args:
+        options: Flags of the command.
+        experiment: The settings of the run.
+        vocabulary: The vocabulary of the run.
+        rows: The rows that it trains on.
+        done: Steps of the run before this start.
+        found: What the run starts from if `done` is 0.
+        parent: The run that it goes on from, or None.
     """
-    writer = metrics.Writer(workdir, starting.step)
-    finished = starting.step == job.run.train_steps
-    # Of a workdir in a bucket, process 0 alone has metrics.jsonl.
-    if finished and not coordination.broadcast_flag(
-        "last step is evaluated", _is_evaluated(workdir, starting.step)
-    ):
-        writer.write(starting.step, job.evaluate(starting.state).values)
-    with loop.closing(writer, checkpoints):
-        state, status = loop.run(job, starting.state, starting.step, writer, checkpoints)
-    if status == loop.STOPPED:
-        print(f"stopped by SIGTERM at step {int(state.step)}; the same command goes on from there")
-    return status
-
-
-def _is_evaluated(workdir: str, last_step: int) -> bool:
-    """Returns whether metrics.jsonl has an evaluation of the last step."""
-    lines = metrics.read(workdir)
-    return any(line["step"] == last_step and "eval_loss" in line for line in lines)
+    workdir, folder = options.workdir, storage.local_path(options.workdir)
+    changes = run_record.changes_since_last_start(workdir, experiment)
+    for change in changes:
+        print(f"changed since the last start: {change}")
+    run_record.write_start(folder, experiment, vocabulary, done, changes)
+    run_rows.write(workdir, rows, done)
+    if not done:
+        (folder / origin.FILE).unlink(missing_ok=True)  # of a start that saved nothing
+        encoder = found.encoder
+        if parent:
+            run_record.write_parent(workdir, parent)
+            encoder = source.find(parent.workdir, parent.step)
+        if encoder:
+            origin.write(folder, encoder.as_origin())
+    storage.send(workdir)

@@ -3,6 +3,7 @@
 import collections.abc
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import os
@@ -17,9 +18,10 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.data import batches, packing, prepare, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, keys, maelm
-from maelm_jax.pretraining import unigram
-from maelm_jax.training import run_rows, step
+from maelm_jax.model import attention, keys
+from maelm_jax.pretraining import evaluation
+from maelm_jax.pretraining import objective as objectives
+from maelm_jax.training import run_record, run_rows
 
 TOKENS = 4096  # of a batch
 LONGEST_ROW = 512
@@ -45,12 +47,18 @@ class TrainedModel(typing.NamedTuple):
     length: int  # the longest input in tokens
     rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
 
+    @property
+    def objective(self) -> objectives.Objective:
+        """The objective whose loss is measured."""
+        return objectives.create(self.experiment, self.vocabulary.size, self.vocabulary.special)
+
 
 class Score(typing.NamedTuple):
     """What a model predicts of the masked tokens of some rows."""
 
     path: str
     step: int | None
+    trained_tokens: int | None  # until that step, in all runs of a chain; None for no workdir
     mask_rate: float
     tokens: int  # of the rows
     masked: int  # predicted tokens
@@ -59,6 +67,14 @@ class Score(typing.NamedTuple):
     accuracy: float  # share of masked tokens that have the largest logit
     # Loss of a model that knows only how often each token is in the training rows; None without.
     unigram: float | None
+
+
+class Measurement(typing.NamedTuple):
+    """A score, and the sums that its interval comes from."""
+
+    score: Score
+    losses: np.ndarray  # of each batch, float64 [batches]
+    counts: np.ndarray  # masked tokens of each batch, float64 [batches]
 
 
 def open_model(
@@ -84,7 +100,7 @@ def open_model(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
     saved = [source.find(path, step) for step in steps]
-    vocabulary, model = saved[0].load_vocabulary(), saved[0].model(saved[0].base)
+    vocabulary, model = run_record.load_vocabulary(path), saved[0].model(saved[0].base)
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
     checkpoints = [Checkpoint(one.step, functools.partial(_read, one, model)) for one in saved]
     evaluated = dataclasses.replace(experiment.evaluated, model=model)
@@ -185,11 +201,6 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     Raises:
         ConfigError: The rate masks less than one token of a row.
     """
-    if rate * length < 1:
-        raise config.ConfigError(
-            f"--rate={rate:g} masks less than one of the {length} tokens of a row: give at least "
-            f"{math.ceil(1000 / length) / 1000:g}"
-        )
     experiment = model.experiment
     masking = dataclasses.replace(
         experiment.masking,
@@ -219,25 +230,14 @@ def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]
     elif any(not np.array_equal(rows[0], other) for other in rows):
         lines.append("the models are measured on different rows: their losses do not compare")
     # What the encoder reads of the masked tokens is the model's own.
-    masks = {
-        (
-            model.experiment.run.seed,
-            dataclasses.replace(
-                model.experiment.masking,
-                encoder_mask_fraction=1.0,
-                random_fraction=0.0,
-                keep_fraction=0.0,
-                renumber=False,
-            ),
-        )
-        for model in models
-    }
+    settings = [(model.experiment.run.seed, model.experiment.masking) for model in models]
+    masks = {(seed, one.rate, one.unit, one.mask_special_tokens) for seed, one in settings}
     if len(masks) > 1:
         lines.append("the models are measured with different masks: their losses do not compare")
     return lines
 
 
-def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
+def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     """Measures the loss of a model on rows, at each of its checkpoints.
 
     Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
@@ -249,21 +249,18 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
     Raises:
         ConfigError: No token is masked.
     """
-    experiment, vocabulary = model.experiment, model.vocabulary
+    experiment, vocabulary, objective = model.experiment, model.vocabulary, model.objective
     size = max(TOKENS // rows.shape[1], 1)
-    padding = np.full((-len(rows) % size, rows.shape[1]), vocabulary.pad, np.int32)
-    parts = np.concatenate([rows, padding]).reshape(-1, size, rows.shape[1])
-    graph, _ = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
-    loss_fn = step.pretraining_loss(experiment, graph, vocabulary.special)
+    parts = evaluation.in_batches(rows, size, 1, vocabulary.pad)
     key = keys.make_stream_key(experiment.run.seed, keys.EVALUATION_STREAM)
 
     @jax.jit
     def loss(params: dict, part: np.ndarray, numbers: np.ndarray):
         with attention.trace_for_one_device():
-            return loss_fn(params, part, numbers, key, False)
+            return objective.loss(params, part, numbers, key, False)
 
-    tokens, unigram_loss = int((rows != vocabulary.pad).sum()), _unigram(model, parts)
-    scores = []
+    unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
+    measured = []
     for number, read_params in model.checkpoints:
         name = model.path if number is None else f"{model.path}, step {number}"
         losses, correct, counts = _sums(loss, read_params(), parts, name)
@@ -272,21 +269,23 @@ def score(model: TrainedModel, rows: np.ndarray) -> list[Score]:
             raise config.ConfigError(
                 f"{name}: no token of the {len(rows)} rows is masked: give more text"
             )
-        mean, accuracy = losses.sum() / masked, float(correct.sum() / masked)
-        scores.append(
-            Score(
-                model.path,
-                number,
-                experiment.masking.rate,
-                tokens,
-                int(masked),
-                float(mean),
-                _half_interval(losses, counts, mean),
-                accuracy,
-                unigram_loss,
-            )
+        mean = losses.sum() / masked
+        score = Score(
+            path=model.path,
+            step=number,
+            trained_tokens=None
+            if number is None
+            else run_record.trained_tokens(model.path, number),
+            mask_rate=experiment.masking.rate,
+            tokens=int((rows != vocabulary.pad).sum()),
+            masked=int(masked),
+            loss=float(mean),
+            half=half_interval(losses, counts, mean),
+            accuracy=float(correct.sum() / masked),
+            unigram=unigram,
         )
-    return scores
+        measured.append(Measurement(score, losses, counts))
+    return measured
 
 
 def _sums(loss: typing.Callable, params: dict, parts: np.ndarray, name: str) -> np.ndarray:
@@ -298,17 +297,7 @@ def _sums(loss: typing.Callable, params: dict, parts: np.ndarray, name: str) -> 
     return np.asarray(sums, np.float64).T
 
 
-def _unigram(model: TrainedModel, parts: np.ndarray) -> float | None:
-    """Returns `Score.unigram` for rows [batches, rows, L]."""
-    special = model.vocabulary.special
-    if model.rows is None:
-        return None
-    never = unigram.never_targets(model.experiment.masking, special)
-    token_nll = unigram.unigram_nll(model.rows, model.vocabulary.size, never)
-    return unigram.cross_entropy(model.experiment, token_nll, parts, special)
-
-
-def _half_interval(losses: np.ndarray, counts: np.ndarray, mean: float) -> float | None:
+def half_interval(losses: np.ndarray, counts: np.ndarray, mean: float) -> float | None:
     """Returns half of the interval of a ratio of sums over batches (Student's t)."""
     import scipy.stats  # slow to import
 
@@ -318,3 +307,26 @@ def _half_interval(losses: np.ndarray, counts: np.ndarray, mean: float) -> float
     residuals = losses - mean * counts
     error = math.sqrt(number / (number - 1) * (residuals**2).sum()) / counts.sum()
     return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, number - 1) * error)
+
+
+def paired_differences(measured: list[Measurement]) -> list[str]:
+    """Returns a line for each pair of models that were measured on the same masked tokens.
+
+    The interval is that of the difference. It is narrower than those of the two losses say, because
+    a hard batch is hard for both.
+    """
+    lines = []
+    for one, other in itertools.combinations(measured, 2):
+        losses = one.losses - other.losses
+        mean = losses.sum() / one.counts.sum()
+        half = half_interval(losses, one.counts, mean)
+        interval = (
+            "" if half is None else f" (95% interval {mean - half:+.3f} to {mean + half:+.3f})"
+        )
+        names = f"{_name(one.score)} - {_name(other.score)}"
+        lines.append(f"{names}: {mean:+.3f} nats{interval}")
+    return lines
+
+
+def _name(score: Score) -> str:
+    return score.path if score.step is None else f"{score.path}, step {score.step}"

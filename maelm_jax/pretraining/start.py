@@ -1,39 +1,53 @@
-"""Decides what a run starts from: its checkpoint, else `Run.init_from`, else fresh weights."""
+"""Decides what a run starts from. The order is important.
 
+1. the newest whole checkpoint of its workdir,
+2. the checkpoint of another run, with the state of the optimiser (`Run.continue_from`),
+3. the weights of an encoder (`Run.init_from`),
+4. fresh weights.
+"""
+
+import collections.abc
 import dataclasses
 import os
-import pathlib
 import typing
 
-from maelm_jax import config, gin_files, storage
-from maelm_jax.encoders import adoption, origin, source
-from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
+import jax
+import numpy as np
 
-COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
+from maelm_jax import config, gin_files, storage
+from maelm_jax.data import prepare, vocabularies
+from maelm_jax.encoders import adoption, origin, source
+from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
+
+# Settings of the encoder that no weight depends on. A run of `Run.continue_from` may change them,
+# and max_positions if the positions are rotary.
+WITHOUT_WEIGHTS = ("rotary_theta", "local_rotary_theta", "local_attention", "global_every")
+
+
+class Source(typing.NamedTuple):
+    """The settings of a run, and what it starts from if its workdir has no checkpoint.
+
+    At most one of `encoder` and `parent` is set. Both are None for fresh weights, and for a run
+    that has a checkpoint.
+    """
+
+    experiment: config.Experiment
+    encoder: source.EncoderSource | None = None
+    parent: run_record.Parent | None = None
 
 
 class StartingState(typing.NamedTuple):
     """State that the training loop starts with."""
 
     state: step.State
-    step: int = 0  # optimiser steps that produced the state
+    step: int = 0  # optimiser steps of this run that produced the state
     has_head: bool = False  # whether the prediction head is trained
 
 
-class ResolvedSource(typing.NamedTuple):
-    """The settings of a run, and what `Run.init_from` names.
+def find_source(experiment: config.Experiment, workdir: str) -> Source:
+    """Finds what a run starts from, and takes over the settings of the encoder of `Run.init_from`.
 
-    The source is None if `Run.init_from` is not set, or if the run has a checkpoint.
-    """
-
-    experiment: config.Experiment
-    encoder_source: source.EncoderSource | None
-
-
-def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSource:
-    """Finds the source that `Run.init_from` names and adopts its settings.
-
-    A run that has a checkpoint does not need its source any more: what it adopted stands in the
+    A run that has a checkpoint does not need its source any more: what it took over stands in the
     config.gin of the workdir. The source may be gone, or be another encoder by now.
 
     Args:
@@ -41,42 +55,34 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
         workdir: Workdir of the run.
 
     Raises:
-        ConfigError: There is no such source, it does not fit the settings, or its ids are unknown.
+        ConfigError: There is no such source, or it does not fit the settings.
     """
+    run = experiment.run
+    if checkpoint.complete_steps(workdir):
+        if run.init_from:
+            _check_origin(run.init_from, workdir)
+            experiment = _with_recorded_encoder(experiment, workdir)
+        return Source(experiment)
+    if run.continue_from:
+        return Source(experiment, parent=find_parent(experiment))
+    if run.init_from:
+        return find_encoder(experiment)
+    return Source(experiment)
+
+
+def find_encoder(experiment: config.Experiment) -> Source:
+    """Finds the encoder of `Run.init_from` and takes over its settings."""
     path = experiment.run.init_from
-    if not path:
-        return ResolvedSource(experiment, None)
-    if _has_checkpoint(workdir):
-        _check_origin(path, workdir)
-        return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
-    encoder_source = source.find(path)
-    if encoder_source.vocabulary is None and experiment.vocabulary.file is None:
+    encoder = source.find(path)
+    if encoder.vocabulary is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file"
         )
-    adopted = adoption.adopt(experiment, encoder_source)
+    adopted = adoption.adopt(experiment, encoder)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
-    return ResolvedSource(adopted.experiment, encoder_source)
-
-
-def _has_checkpoint(workdir: str) -> bool:
-    """Returns whether a workdir has a complete checkpoint.
-
-    On a disk, Orbax writes to a temporary name and renames the folder at the end. In a bucket it
-    writes under the final name and adds COMMITTED last.
-    """
-    files, root = storage.file_system(workdir)
-    folder = f"{root}/{checkpoint_reading.FOLDER}"
-    try:
-        paths = files.ls(folder, detail=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    steps = [path for path in paths if pathlib.PurePath(path).name.isdecimal()]
-    if storage.in_bucket(workdir):
-        steps = [path for path in steps if files.exists(f"{path.rstrip('/')}/{COMMITTED}")]
-    return bool(steps)
+    return Source(adopted.experiment, encoder=encoder)
 
 
 def _check_origin(path: str, workdir: str):
@@ -84,8 +90,7 @@ def _check_origin(path: str, workdir: str):
 
     A source that is gone may have been moved to `path`.
     """
-    recorded = _recorded(workdir)
-    began = gin_files.load([str(recorded)]).run.init_from if recorded.is_file() else None
+    began = _recorded(workdir).run.init_from
     if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
         raise config.ConfigError(
             f"{workdir} holds a run that began from {began}, not from {path}: give another "
@@ -93,9 +98,8 @@ def _check_origin(path: str, workdir: str):
         )
 
 
-def _recorded(workdir: str) -> pathlib.Path:
-    """Returns the settings of the run on this machine. `train` fetches those in a bucket."""
-    return storage.local_path(workdir) / "config.gin"
+def _recorded(workdir: str) -> config.Experiment:
+    return gin_files.load([str(storage.local_path(workdir) / gin_files.RECORD)])
 
 
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
@@ -103,95 +107,156 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
 
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
-    recorded = gin_files.load([str(_recorded(workdir))])
-    fields = (*source.ENCODER_FIELDS, *_decoder_fields(experiment, recorded, workdir))
-    encoder = {name: getattr(recorded.model, name) for name in fields}
+    recorded = _recorded(workdir)
+    fields = config.field_names(config.Model, part="encoder")
+    started_from = origin.read(storage.local_path(workdir))
+    if started_from and started_from.has_decoder:
+        fields += config.field_names(config.Model, part="decoder")
+    elif recorded.model.positions == "rotary":
+        fields.append("decoder_relative_bias")  # which a rotary encoder sets
+    model = {name: getattr(recorded.model, name) for name in fields}
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
-        model=dataclasses.replace(experiment.model, **encoder),
+        model=dataclasses.replace(experiment.model, **model),
         vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
     )
 
 
-def _decoder_fields(
-    experiment: config.Experiment, recorded: config.Experiment, workdir: str
-) -> tuple[str, ...]:
-    """Returns the settings of the decoder that the source may have determined."""
-    if started_from := origin.read(storage.local_path(workdir)):
-        has_decoder = started_from.has_decoder
-    else:  # a run of a version without origin.json
-        try:
-            has_decoder = source.find(experiment.run.init_from).as_origin().has_decoder
-        except config.ConfigError:  # the source is gone
-            has_decoder = True
-    if has_decoder:
-        return source.DECODER_FIELDS
-    # The source is an encoder alone. With rotary positions, it sets this bias. Otherwise, the
-    # version that started the run set it.
-    return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
-
-
-def resumed(
-    shapes: step.State,
-    experiment: config.Experiment,
-    before: resume.Before | None,
-    checkpoints: checkpoint.Checkpoints,
-) -> StartingState | None:
-    """Loads the newest complete checkpoint. Returns None if there is none.
-
-    Args:
-        shapes: Shapes and shardings of the state.
-        experiment: Settings of the run.
-        before: How the workdir was last run, or None for a new workdir.
-        checkpoints: Checkpoints of the workdir.
+def find_parent(experiment: config.Experiment) -> run_record.Parent:
+    """Finds the checkpoint of `Run.continue_from`, and checks that this run can go on from it.
 
     Raises:
-        ConfigError: The checkpoint has more steps than the run.
+        ConfigError: There is no such checkpoint, it is damaged, or another model was trained.
     """
-    restored, workdir = checkpoints.restore(shapes), checkpoints.workdir
-    if restored is None:
-        return None
-    resume.check_length(workdir, restored.step, experiment.run.train_steps)
-    print(f"resuming {workdir} at step {restored.step}")
-    for line in resume.effects(before, experiment, restored.step) if before else ():
-        print(line)
-    return StartingState(restored.state, restored.step, has_head=True)
-
-
-def begun(
-    fresh: step.State,
-    experiment: config.Experiment,
-    vocabulary_size: int,
-    encoder_source: source.EncoderSource | None,
-    workdir: str,
-) -> StartingState:
-    """Loads the parameters of `encoder_source` into the state of a new run.
-
-    Args:
-        fresh: State with freshly drawn parameters.
-        experiment: Settings of the run.
-        vocabulary_size: Number of tokens in the vocabulary.
-        encoder_source: Pretrained parameters, or None.
-        workdir: Workdir of the run.
-
-    Raises:
-        ConfigError: `Run.init_from` is set, and its source was not looked for, because there was a
-            checkpoint.
-    """
-    if encoder_source is None:
-        if experiment.run.init_from:
-            raise config.ConfigError(
-                f"{workdir} holds no complete checkpoint any more: give another "
-                f"--workdir to begin again from {experiment.run.init_from}"
-            )
-        return StartingState(fresh)
-    values = encoder_source.read(experiment.model)
-    loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)
-    with_fresh = " and ".join(loaded.fresh) or "nothing"
-    left_out = " and ".join(loaded.unused) or "nothing"
-    print(
-        f"starting from {encoder_source.path} ({encoder_source.kind}); "
-        f"with fresh weights: {with_fresh}; left out of it: {left_out}"
+    name = experiment.run.continue_from
+    path, at, number = name.rpartition("@")
+    workdir, wanted = (path, int(number)) if at and number.isdecimal() else (name, None)
+    if not (storage.local_path(workdir) / gin_files.RECORD).is_file():
+        raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
+    if wanted is None and run_record.is_running(workdir):
+        steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
+        raise config.ConfigError(
+            f"Run.continue_from={name} is still running. Wait, or name a checkpoint that it has "
+            f"written, as {workdir}@STEP: {steps}"
+        )
+    step_number = checkpoint.pick_step(workdir, wanted)
+    theirs, before = _recorded(workdir), run_record.read_parent(workdir)
+    changes = _changes_from(theirs, experiment, workdir)
+    rate = optimizers.learning_rate_after(
+        step_number, theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
     )
-    return StartingState(fresh._replace(params=loaded.params), has_head="head" not in loaded.fresh)
+    if experiment.optimizer.schedule == "decay" and rate == 0:
+        raise config.ConfigError(
+            f"Run.continue_from={name}: its learning rate is 0 after step {step_number}, so "
+            "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
+        )
+    checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
+    rows = step_number * theirs.run.batch_size
+    tokens = rows * theirs.corpus.sequence_length + (before.tokens if before else 0)
+    rows_read = rows + (before.rows_read if before else 0)
+    return run_record.Parent(workdir, step_number, tokens, rate, rows_read, changes)
+
+
+def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: str) -> list[str]:
+    """Returns the settings in which this run differs from the one that it goes on from.
+
+    Raises:
+        ConfigError: The weights, the state of the optimiser or the vocabulary would not fit.
+    """
+    if theirs.finetune:
+        raise config.ConfigError(f"{parent} is a fine-tuned run: continue a run of pretraining")
+    free = set(WITHOUT_WEIGHTS)
+    if ours.model.positions == "rotary":
+        free.add("max_positions")
+    parts = [config.field_names(config.Model, part) for part in ("encoder", "decoder")]
+    fixed = {f"Model.{name}" for part in parts for name in part if name not in free}
+    fixed.add("Optimizer.kind")
+    if not ours.vocabulary.file:
+        fixed |= {"Vocabulary.size", "Vocabulary.cased"}
+    elif _fingerprint(ours.vocabulary.file) != run_record.load_vocabulary(parent).fingerprint:
+        raise config.ConfigError(
+            f"Vocabulary.file is another file than the vocabulary of {parent}: leave it out"
+        )
+    before, after = config.values(theirs), config.values(ours)
+    changed = [name for name in before if before[name] != after[name]]
+    wrong = [
+        f"{name} is {before[name]!r} there, {after[name]!r} here"
+        for name in changed
+        if name in fixed
+    ]
+    if wrong:
+        raise config.ConfigError(
+            f"Run.continue_from: {parent} has another model or optimiser ({'; '.join(wrong)})"
+        )
+    return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in changed]
+
+
+def _fingerprint(file: str) -> str:
+    return vocabularies.load(file).fingerprint
+
+
+def count_rows_read(
+    parent: run_record.Parent, experiment: config.Experiment, chosen: prepare.Prepared
+) -> int:
+    """Returns where this run begins in its rows: behind those that its parent has read.
+
+    It is 0 if the parent was trained on other rows, or on the same in another order.
+    """
+    theirs, recorded = _recorded(parent.workdir), run_rows.read(parent.workdir)
+    order = (experiment.run.seed, experiment.corpus.shuffle_shards)
+    if (
+        order != (theirs.run.seed, theirs.corpus.shuffle_shards)
+        or recorded is None
+        or run_rows.fingerprints(recorded) != run_rows.fingerprints(chosen.record)
+    ):
+        return 0
+    return parent.rows_read
+
+
+def load_state(
+    found: Source,
+    workdir: str,
+    shapes: step.State,
+    create_fresh: collections.abc.Callable[[], step.State],
+    vocabulary_size: int,
+) -> StartingState:
+    """Loads or makes the state that the loop starts with.
+
+    Args:
+        found: What the run starts from if its workdir has no checkpoint.
+        workdir: Workdir of the run.
+        shapes: Shapes and shardings of the state.
+        create_fresh: Returns a state with fresh weights. It is not called if they are not needed,
+            so that at most one state is on the devices.
+        vocabulary_size: Number of ids.
+
+    Raises:
+        ConfigError: A checkpoint has more steps than the run, or weights do not fit.
+    """
+    if restored := checkpoint.restore_newest(workdir, shapes):
+        if restored.step > found.experiment.run.train_steps:
+            raise config.ConfigError(
+                f"Run.train_steps={found.experiment.run.train_steps} is below the {restored.step} "
+                f"steps that {workdir} has done. Use {restored.step} or more"
+            )
+        print(f"resuming {workdir} at step {restored.step}")
+        return StartingState(restored.state, restored.step, has_head=True)
+    if found.parent:
+        parent = found.parent
+        print(f"going on from step {parent.step} of {parent.workdir}; {'; '.join(parent.changes)}")
+        state = checkpoint.restore(parent.workdir, parent.step, shapes)
+        first = jax.device_put(np.int32(0), shapes.step.sharding)
+        return StartingState(state._replace(step=first), has_head=True)
+    state = create_fresh()
+    if not found.encoder:
+        return StartingState(state)
+    values = found.encoder.read(found.experiment.model)
+    loaded = adoption.load_params(values, state.params, vocabulary_size, found.encoder.path)
+    print(
+        f"starting from {found.encoder.path} ({found.encoder.kind}); "
+        f"with fresh weights: {' and '.join(loaded.fresh) or 'nothing'}; "
+        f"left out of it: {' and '.join(loaded.unused) or 'nothing'}"
+    )
+    state = state._replace(params=loaded.params)
+    return StartingState(state, has_head="head" not in loaded.fresh)

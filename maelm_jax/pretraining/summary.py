@@ -1,110 +1,110 @@
-"""What a pretraining run prints: its cost and baselines at the start, its result at the end."""
+"""What a pretraining run prints: its sizes and cost at the start, its result at the end.
 
+`describe` prints sizes, cost and memory without training (`train --dry_run`).
+"""
+
+import dataclasses
 import time
-import typing
 
 import jax
+import numpy as np
 
-from maelm_jax import config, storage
+from maelm_jax import config, storage, tables
 from maelm_jax.analysis import monitor
+from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
-from maelm_jax.training import flops, metrics, phases
+from maelm_jax.model import masking
+from maelm_jax.pretraining import objective as objectives
+from maelm_jax.training import attention_report, flops, metrics, run_record, sharding
+
+GIB = 2**30
 
 
-class StepCost(typing.NamedTuple):
-    """Cost of a step of a phase, and peak performance of the devices."""
-
-    phase: phases.Phase
-    terms: dict[str, float]  # model FLOPs by term
-    peak: flops.Peak
-
-
-def step_costs(experiment: config.Experiment, vocabulary_size: int) -> list[StepCost]:
-    """FLOPs of a step of each phase, and the devices' peak: of the data sheet, or measured."""
-    peak = flops.peak_flops(experiment.model.dtype)
-    return [
-        StepCost(phase, flops.flops_terms(phase.experiment, vocabulary_size), peak)
-        for phase in phases.of_run(experiment)
-    ]
-
-
-def print_expectations(costs: list[StepCost], unigram_loss: float):
-    """Prints the model FLOPs, the peak and the unigram cross-entropy, the baselines of a run."""
-    for cost in costs:
-        scope = f"{phases.describe(cost.phase)}; " if len(costs) > 1 else ""
-        listed = " + ".join(f"{value:.3g} {name}" for name, value in cost.terms.items() if value)
-        print(f"{scope}model FLOPs a step: {sum(cost.terms.values()):.3g} = {listed}")
-    print(flops.describe_peak(costs[0].peak))
-    print(
-        f"unigram cross-entropy of the held-out targets: {unigram_loss:.4f} nats; "
-        "an encoder that has learned something is below it"
-    )
-
-
-def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
-    """Returns one line for each setting that has no effect in this run."""
-    run, optimizer, lines = experiment.run, experiment.optimizer, []
-    if optimizer.warmup_steps > run.train_steps:
-        lines.append(
-            f"Optimizer.warmup_steps={optimizer.warmup_steps} is shortened to the "
-            f"{run.train_steps} steps of the run: the learning rate rises faster, and to the end"
-        )
-    elif optimizer.warmup_steps == run.train_steps:
-        lines.append(
-            f"Optimizer.warmup_steps={optimizer.warmup_steps} is all of the {run.train_steps} "
-            "steps: the learning rate rises to the end and does not fall"
-        )
-    if optimizer.freeze_encoder_steps >= run.train_steps:
-        lines.append(
-            f"Optimizer.freeze_encoder_steps={optimizer.freeze_encoder_steps} is all of the "
-            f"{run.train_steps} steps: the encoder does not change"
-        )
-    size = phases.of_run(experiment)[-1].experiment.run.batch_size
-    if size != run.batch_size:
-        lines.append(
-            f"Run.batch_size={run.batch_size} is not reached: the run ends at {size} rows a step"
-        )
-    trained = {phase.experiment.masking.rate for phase in phases.of_run(experiment)}
-    for share, rate in experiment.masking.rate_plateaus:
-        if rate not in trained:
-            lines.append(
-                f"Masking.rate_plateaus: the one at {share:g} has no step, so mask rate {rate:g} "
-                "is not trained"
-            )
-    if experiment.model.unigram_bias and has_head:
-        lines.append("Model.unigram_bias has no effect: the prediction head is trained already")
-    return lines
-
-
-def print_missing_stock_class(experiment: config.Experiment, special: config.SpecialIds):
-    """Says at the start that the encoder cannot be exported to stock transformers, if so."""
-    try:
-        families.of_model(experiment.model, special)
-    except config.ConfigError as error:
-        print(f"this run cannot be exported with --format=huggingface: {error}")
-
-
-def print_size(
-    experiment: config.Experiment, params: dict, mesh: jax.sharding.Mesh, has_head: bool = False
+def print_start(
+    experiment: config.Experiment,
+    params: dict,
+    mesh: jax.sharding.Mesh,
+    heldout: np.ndarray,
+    special: config.SpecialIds,
+    attention: list[str],
 ):
-    """Prints the number of parameters, steps and tokens, the mesh, and settings without effect.
+    """Prints the sizes of a run.
 
     Args:
         experiment: The settings.
         params: The parameters, or their shapes.
         mesh: The devices.
-        has_head: Whether the prediction head is trained already.
+        heldout: Held-out rows, int32 [R, L]. The share of text tokens is theirs.
+        special: Ids of special tokens.
+        attention: Lines on the attention backends.
     """
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    run_phases, length = phases.of_run(experiment), experiment.corpus.sequence_length
-    for line in without_effect(experiment, has_head):
+    print(describe_mask_rate(experiment.masking, heldout, special))
+    if experiment.evaluated.masking.rate != experiment.masking.rate:
+        print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
+    try:
+        families.of_model(experiment.model, special)
+    except config.ConfigError as error:
+        print(f"this run cannot be exported with --format=huggingface: {error}")
+    for line in attention:
         print(line)
-    tokens = dict.fromkeys(f"{phase.experiment.run.batch_size * length:,}" for phase in run_phases)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     print(
-        f"{count:,} parameters; {run_phases[-1].end:,} steps of {', then '.join(tokens)} tokens; "
-        f"mesh {dict(mesh.shape)}",
+        f"{count:,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
+        f"mesh {dict(mesh.shape)}"
+    )
+
+
+def describe_mask_rate(
+    settings: config.Masking, rows: np.ndarray, special: config.SpecialIds
+) -> str:
+    """Describes the mask rate as a share of all tokens and of text tokens, in one line.
+
+    The rate is a share of all tokens, but only text tokens are masked: all but padding, `<s>` and
+    `</s>`. As a share of text tokens it is therefore higher.
+    """
+    if settings.mask_special_tokens:
+        return f"mask rate {settings.rate:g} of all tokens, <s> and </s> among them"
+    tokens = int((rows != special.pad).sum())
+    text_tokens = int((~np.isin(rows, special.never_masked)).sum())
+    share = min(settings.rate * tokens / max(text_tokens, 1), 1.0)
+    return (
+        f"mask rate {settings.rate:g} of all tokens = {share:.4f} of text tokens "
+        "(<s> and </s> count, but are not masked)"
+    )
+
+
+def print_cost(terms: dict[str, float], peak: flops.Peak):
+    """Prints the model FLOPs of a step, and the peak that they are compared with."""
+    listed = " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value)
+    print(f"model FLOPs a step: {sum(terms.values()):.3g} = {listed}")
+    print(flops.describe_peak(peak))
+
+
+def print_baseline(baseline: objectives.Baseline, heldout: np.ndarray):
+    """Prints the loss that a useful encoder is below."""
+    print(
+        f"{baseline.name} cross-entropy of the held-out tokens: {baseline.loss(heldout):.4f} nats; "
+        "an encoder that has learned something is below it",
         flush=True,
     )
+
+
+def print_without_effect(experiment: config.Experiment, has_head: bool):
+    """Prints a line for each setting that has no effect in this run.
+
+    Args:
+        experiment: The settings.
+        has_head: Whether the run starts with a trained prediction head.
+    """
+    warmup, steps = experiment.optimizer.warmup_steps, experiment.run.train_steps
+    if warmup >= steps and experiment.optimizer.schedule != "decay":
+        print(
+            f"Optimizer.warmup_steps={warmup} is all of the {steps} steps or more: the learning "
+            "rate rises to the end and does not fall"
+        )
+    if experiment.model.unigram_bias and has_head:
+        print("Model.unigram_bias has no effect: the prediction head is trained already")
 
 
 def print_result(
@@ -112,7 +112,7 @@ def print_result(
     experiment: config.Experiment,
     began: float,
     ranks: monitor.RankMonitor,
-    unigram_loss: float,
+    baseline: objectives.Baseline,
 ):
     """Prints the result of a finished run and draws its loss curve.
 
@@ -121,29 +121,93 @@ def print_result(
         experiment: The settings of the run.
         began: time.perf_counter() at the start of the command.
         ranks: Tells what the measurement of ranks cost.
-        unigram_loss: Unigram cross-entropy of the held-out targets, in nats.
+        baseline: The loss that a useful encoder is below.
     """
     seconds = time.perf_counter() - began
     print(ranks.cost(seconds))
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
-    picture = metrics.plot(workdir, unigram_loss, _curve_labels(experiment))
+    trained, heldout = experiment.masking.rate, experiment.evaluated.masking.rate
+    labels = {}
+    if trained != heldout:
+        labels["trained_label"] = f"training (one batch), at mask rate {trained:g}"
+        labels["heldout_label"] = f"held-out, at mask rate {heldout:g}"
+    picture = storage.local_path(workdir) / "loss_curve.png"
+    metrics.plot(
+        picture, run_record.loss_curves(workdir), baseline.name, last[baseline.name], **labels
+    )
     storage.send(workdir)
-    below = unigram_loss - last["eval_loss"]
+    below = last[baseline.name] - last["eval_loss"]
     print(
         f"done: step {last['step']}, held-out loss {last['eval_loss']:.4f} nats, "
-        f"{abs(below):.2f} {'below' if below >= 0 else 'above'} the unigram cross-entropy "
-        f"{unigram_loss:.4f}; "
-        f"accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\nloss curve: {picture}"
+        f"{abs(below):.2f} {'below' if below >= 0 else 'above'} the {baseline.name} cross-entropy "
+        f"{last[baseline.name]:.4f}; accuracy {last['eval_accuracy']:.3f}; {seconds:.0f} s in all\n"
+        f"loss curve: {picture}"
     )
 
 
-def _curve_labels(experiment: config.Experiment) -> metrics.CurveLabels:
-    """Names of the losses, with their mask rates if the run never trains at the held-out one."""
-    labels, heldout = metrics.CurveLabels(), experiment.evaluated.masking.rate
-    rates = sorted({phase.experiment.masking.rate for phase in phases.of_run(experiment)})
-    if heldout in rates:
-        return labels
-    listed = ", ".join(f"{rate:g}" for rate in rates)
-    return metrics.CurveLabels(
-        f"{labels.training}, at mask rate {listed}", f"{labels.heldout}, at mask rate {heldout:g}"
+def describe(experiment: config.Experiment):
+    """Prints parameters, rows, FLOPs and memory of a run, for which the training step is compiled.
+
+    No array is allocated, and no data is read.
+    """
+    mesh = sharding.make_mesh(experiment.mesh)
+    sharding.check_mesh(experiment, mesh)
+    sized = vocabularies.with_size_of_file(experiment.vocabulary)
+    experiment = dataclasses.replace(experiment, vocabulary=sized)
+    abstract = objectives.abstract_step(experiment, mesh)
+    _print_parameters(abstract.state.params)
+    _print_rows(experiment, mesh)
+    _print_flops(experiment)
+    for line in attention_report.of_run(experiment, mesh):
+        print(line)
+    memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
+    moments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state[2]))
+    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.state.params))
+    lines = [
+        ("parameters", 4 * count, "in all"),
+        ("optimiser's state", moments, "in all"),
+        ("state and batch", memory.argument_size_in_bytes, "per device"),
+        (
+            "activations, gradients, temporaries",
+            memory.temp_size_in_bytes,
+            "per device (this backend's compiler)",
+        ),
+    ]
+    cells = [(name, f"{size / GIB:.3f} GiB", scope) for name, size, scope in lines]
+    print(tables.plain(("memory", "", ""), cells))
+
+
+def _print_parameters(params: dict):
+    """Prints a line for each array of parameters."""
+    lines = []
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
+        path, shape = sharding.parameter_path(keys), "x".join(map(str, leaf.shape))
+        lines.append((path, shape, f"{leaf.size:,}", tuple(sharding.partition_spec(path))))
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    lines.append(("all", "", f"{count:,}", ""))
+    print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")
+
+
+def _print_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
+    """Prints the mesh, the rows and slots of a step, and the mask rate."""
+    run, length = experiment.run, experiment.corpus.sequence_length
+    sizes = masking.budget(experiment.masking, length)
+    print(
+        f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; "
+        f"{run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
     )
+    print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
+    special = config.SpecialIds.of_size(experiment.vocabulary.size)
+    line = np.full((1, length), special.unk)  # a row of one segment of one line
+    line[0, [0, -1]] = special.bos, special.eos
+    print(describe_mask_rate(experiment.masking, line, special))
+
+
+def _print_flops(experiment: config.Experiment):
+    """Prints the FLOPs of a step by term, and those of all steps."""
+    terms = flops.flops_terms(experiment, experiment.vocabulary.size)
+    total, steps = sum(terms.values()), experiment.run.train_steps
+    lines = [(name, f"{value:.4g}", f"{value / total:.1%}") for name, value in terms.items()]
+    lines.append(("all", f"{total:.4g}", "100.0%"))
+    print(f"{tables.plain(('term', 'FLOPs a step', 'share'), lines)}")
+    print(f"{total * steps:.4g} FLOPs in {steps:,} steps\n")

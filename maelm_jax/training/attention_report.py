@@ -8,7 +8,6 @@ import jax
 
 from maelm_jax import config
 from maelm_jax.model import attention, masking, stack
-from maelm_jax.training import phases
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -30,13 +29,12 @@ def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
 
 
 def of_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
-    """Returns the lines of `describe` of a run: of its phases and, if it differs, its evaluations.
+    """Returns the line of `describe` of a run, and that of its evaluations if it differs.
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of them.
     """
-    parts = phases.of_run(experiment)
-    lines = list(dict.fromkeys(describe(part.experiment, mesh) for part in parts))
+    lines = [describe(experiment, mesh)]
     without_dropout = dataclasses.replace(experiment.model, attention_dropout=0.0)
     evaluated = dataclasses.replace(experiment.evaluated, model=without_dropout)
     evaluations = describe(evaluated, mesh)

@@ -1,188 +1,336 @@
 """Saves and restores checkpoints with Orbax.
 
-Saving is asynchronous and atomic: the folder of a step gets its name when all its files are
-written, checksums included. Restoring verifies the checksums and works on any device mesh. A
-damaged checkpoint is skipped, and the one before it is restored.
+A checkpoint is the folder checkpoints/STEP of a workdir. Orbax writes it in the background and
+marks it as complete when everything is written. Neither Orbax nor TensorStore has checksums for the
+bytes of arrays, so each checkpoint has a file with the MD5 of every other file. It is written
+before the checkpoint is complete, and every reader verifies it.
 """
 
+import base64
+import concurrent.futures
 import errno
+import hashlib
+import json
 import logging
 import os
 import shutil
 import typing
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from maelm_jax import storage
-from maelm_jax.config import ConfigError
-from maelm_jax.training import (
-    checkpoint_reading,
-    checksums,
-    coordination,
-    metrics,
-    older_checkpoints,
-    sharding,
-)
+from maelm_jax.config import ConfigError, RunError
+from maelm_jax.training import distributed, sharding
 
+FOLDER = "checkpoints"  # in a workdir; it has a folder for each step
+ITEM = "default"  # Orbax's name of the folder of a saved tree, in the folder of a step
+CHECKSUMS = "checksums.json"
+# Without a checksum: Orbax writes the last two when it commits. They hold times, no data.
+UNCOVERED = (CHECKSUMS, "_CHECKPOINT_METADATA", "commit_success.txt")
+THREADS = 8
 log = logging.getLogger(__name__)
 
 
+class Damaged(ConfigError):
+    """A file of a checkpoint is missing, or differs from what was written."""
+
+
 class Restored(typing.NamedTuple):
-    """A restored step number and its state (or its parameters)."""
+    """The state of a checkpoint, and its step."""
 
     step: int
     state: typing.Any
 
 
+def folder_of(workdir: str) -> epath.Path:
+    """Returns the folder of a workdir's checkpoints, on this machine or in a bucket."""
+    # The call also sets EPATH_USE_TF for buckets, which `epath.Path` needs below.
+    local = storage.local_path(workdir).resolve()
+    return epath.Path(workdir if storage.in_bucket(workdir) else local) / FOLDER
+
+
+def complete_steps(workdir: str) -> list[int]:
+    """Returns the steps of a workdir that have a complete checkpoint, ascending."""
+    folder = folder_of(workdir)
+    return sorted(ocp.utils.checkpoint_steps(folder)) if folder.is_dir() else []
+
+
+def all_steps(workdir: str) -> list[int]:
+    """Returns `complete_steps`. Raises ConfigError if there is none."""
+    steps = complete_steps(workdir)
+    if not steps:
+        raise ConfigError(
+            f"{folder_of(workdir)} holds no checkpoint; has the run come to its first?"
+        )
+    return steps
+
+
+def pick_step(workdir: str, step: int | None = None) -> int:
+    """Returns `step`, or the newest step of a workdir if `step` is None.
+
+    Raises:
+        ConfigError: There is no checkpoint, or none of `step`. The message lists the steps.
+    """
+    steps = all_steps(workdir)
+    if step is not None and step not in steps:
+        raise ConfigError(
+            f"{folder_of(workdir)} holds no checkpoint of step {step}; "
+            f"it holds {', '.join(map(str, steps))}"
+        )
+    return steps[-1] if step is None else step
+
+
+def read_params(workdir: str, step: int | None = None) -> dict:
+    """Reads the parameters of a checkpoint, without the state of the optimiser.
+
+    Args:
+        workdir: The folder of the run.
+        step: Step of the checkpoint. None: the newest.
+
+    Returns:
+        The tree of the parameters, as numpy arrays.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or it is damaged.
+    """
+    folder = folder_of(workdir) / str(pick_step(workdir, step))
+    verify(folder)
+    handler = ocp.PyTreeCheckpointHandler()
+    saved = handler.metadata(folder / ITEM).tree["params"]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), saved)
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), shapes)
+    selection = ocp.args.PyTreeRestore(
+        item={"params": shapes}, partial_restore=True, restore_args={"params": as_numpy}
+    )
+    return handler.restore(folder / ITEM, args=selection)["params"]
+
+
+def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
+    """Restores parameters of a checkpoint onto devices.
+
+    Args:
+        workdir: The folder of the run.
+        like: Tree of arrays or ShapeDtypeStructs with shardings: the parameters to restore. The
+            result has its layout.
+        step: Step of the checkpoint. None: the newest.
+
+    Raises:
+        ConfigError: There is no such checkpoint, it is damaged, or it does not fit `like`.
+    """
+    saved = read_params(workdir, step)
+    _check_shapes(saved, like, f"{workdir} does not fit this model")
+    values = dict(jax.tree_util.tree_leaves_with_path(saved))
+    return jax.tree_util.tree_map_with_path(
+        lambda keys, x: jax.device_put(values[keys], x.sharding), like
+    )
+
+
+def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
+    """Restores the state of a checkpoint. All processes of the run call this function.
+
+    Args:
+        workdir: The folder of the run.
+        step: A step whose checkpoint is verified.
+        like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
+
+    Raises:
+        ConfigError: The checkpoint does not fit `like`.
+    """
+    folder, handler = folder_of(workdir) / str(step) / ITEM, ocp.StandardCheckpointHandler()
+    # Orbax itself would print a traceback for each array that does not fit.
+    _check_shapes(handler.metadata(folder).tree, like, f"{folder} does not fit this model")
+    return handler.restore(folder, args=ocp.args.StandardRestore(sharding.shapes_of(like)))
+
+
+def restore_newest(workdir: str, like: typing.Any) -> Restored | None:
+    """Restores the newest checkpoint that is not damaged. All processes call this function.
+
+    Damaged checkpoints are renamed `damaged-STEP`, if an older one is whole.
+
+    Args:
+        workdir: The folder of the run.
+        like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
+
+    Returns:
+        The step and its state. None if there is no checkpoint.
+
+    Raises:
+        ConfigError: The checkpoint does not fit `like`, or all are damaged.
+    """
+    # JAX does not know a missing number, and no checkpoint has step -1.
+    chosen = -1 if jax.process_index() else _choose_step(workdir)
+    chosen = distributed.from_process_zero(chosen)
+    return None if chosen < 0 else Restored(chosen, restore(workdir, chosen, like))
+
+
+def _choose_step(workdir: str) -> int:
+    """Returns the newest step whose checkpoint is whole, and renames those after it. -1: none."""
+    folder, damaged = folder_of(workdir), []
+    for step in reversed(complete_steps(workdir)):
+        try:
+            verify(folder / str(step))
+        except Damaged as error:
+            log.warning("%s. Trying the one before", error)
+            damaged.append(step)
+            continue
+        for number in damaged:
+            aside = folder / f"damaged-{number}"
+            if aside.exists():
+                aside.rmtree()
+            (folder / str(number)).rename(aside)
+        return step
+    if damaged:
+        raise ConfigError(
+            f"every checkpoint in {folder} is damaged. Nothing was changed. Copy an undamaged one "
+            "there, or give another --workdir to begin again"
+        )
+    return -1
+
+
+def _check_shapes(saved: typing.Any, like: typing.Any, problem: str):
+    """Raises ConfigError if `saved` lacks an array of `like`, or has another shape there."""
+
+    def shapes(tree) -> dict[str, tuple[int, ...]]:
+        return {
+            jax.tree_util.keystr(keys, simple=True, separator="/"): tuple(leaf.shape)
+            for keys, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    stored = shapes(saved)
+    for path, shape in shapes(like).items():
+        if stored.get(path) != shape:
+            found = f"shape {stored[path]}" if path in stored else "no such array"
+            raise ConfigError(f"{problem}: {path} has {found} there, {shape} here")
+
+
 class Checkpoints:
-    """Reads and writes the folder `checkpoints/` of a workdir, or of its subfolder `inside`.
+    """Writes the checkpoints of a run, in the background.
 
     Args:
         workdir: The folder of the run, on this machine or in a bucket.
         keep: Number of newest checkpoints to keep.
         keep_every: Checkpoints whose step is a multiple of this are always kept.
-        inside: Name of a subfolder of `workdir`.
     """
 
-    def __init__(
-        self, workdir: str, keep: int = 3, keep_every: int | None = None, inside: str = ""
-    ):
-        self.workdir = workdir
-        parent = f"{workdir.rstrip('/')}/{inside}" if inside else workdir
-        self.directory = checkpoint_reading.checkpoints_folder(parent)
-        self._remedy = (  # if all checkpoints are damaged
-            f"Remove {parent} to start this run again"
-            if inside
-            else "Copy an undamaged one to that folder, or give another --workdir to start from "
-            "step 0"
-        )
-        self._saving = None  # the step that is being written now
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            keep_period=keep_every,
-            create=True,
-            enable_async_checkpointing=True,
-            async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
-        )
+    def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):
+        self._workdir, self._folder = workdir, folder_of(workdir)
+        self._newest = max(complete_steps(workdir), default=None)
+        self._saving: int | None = None  # the step that is being written
         self._manager = ocp.CheckpointManager(
-            self.directory, options=options, item_handlers=ocp.StandardCheckpointHandler()
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                keep_period=keep_every,
+                create=True,
+                enable_async_checkpointing=True,
+                async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+            ),
+            item_handlers=ocp.StandardCheckpointHandler(),
         )
 
-    def steps(self) -> list[int]:
-        """Returns the steps that have a complete checkpoint, ascending."""
-        # The manager's own list lacks the oldest one as soon as it begins to write the next.
-        return sorted(ocp.utils.checkpoint_steps(self.directory))
+    def newest(self) -> int | None:
+        """Returns the newest step that is known to have a complete checkpoint."""
+        if self._saving is not None and not self._manager.is_saving_in_progress():
+            if ocp.utils.is_checkpoint_finalized(self._folder / str(self._saving)):
+                self._newest = self._saving
+            self._saving = None
+        return self._newest
 
     def save(self, step: int, state: typing.Any):
-        """Starts to write `state` in the background. Does nothing if the step has a checkpoint.
+        """Starts to write `state`. Does nothing if the step has a checkpoint.
 
         Raises:
             OSError: ENOSPC if the disk has too little space. The check comes before the write,
                 because Orbax prints a traceback for each array. Also errors of the write before.
+            RunError: The workdir is gone.
         """
-        if step not in self._manager.all_steps():
-            self.wait()
-            if not storage.in_bucket(self.directory):
-                self._check_free_space(state)
-            self._saving = step
-            self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
+        if step == self.newest():
+            return
+        self.wait()
+        if not storage.in_bucket(self._folder):
+            self._check_disk(state)
+        self._saving = step
+        self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
-    def _check_free_space(self, state: typing.Any):
+    def _check_disk(self, state: typing.Any):
+        if not self._folder.is_dir():
+            raise RunError(f"{self._workdir} was removed or renamed while the run worked in it")
         # All processes write to this disk, each a part of the state.
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        free = shutil.disk_usage(self.directory).free
+        free = shutil.disk_usage(self._folder).free
         if free < needed:
-            raise OSError(
-                errno.ENOSPC,
-                f"{os.strerror(errno.ENOSPC)}: it takes {needed / 1e6:.1f} MB, "
-                f"{free / 1e6:.1f} MB are free",
-            )
+            space = f"{needed / 1e6:.1f} MB are needed, {free / 1e6:.1f} MB are free"
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({space})", str(self._folder))
 
     def _write_checksums(self):
         """Orbax calls this on process 0 after the data and before it marks the step as complete."""
         # On a disk Orbax renames a temporary folder. In a bucket it adds a marker file instead.
-        unnamed = self.directory / f"{self._saving}{ocp.path.atomicity_types.TMP_DIR_SUFFIX}"
-        checksums.write(str(unnamed if unnamed.exists() else self.directory / str(self._saving)))
+        unnamed = self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
+        write_checksums(unnamed if unnamed.exists() else self._folder / str(self._saving))
 
     def wait(self):
         """Waits until the write has ended. Raises the error of a write that failed."""
         self._manager.wait_until_finished()
-
-    def restore(self, like: typing.Any) -> Restored | None:
-        """Restores the newest checkpoint that is not damaged.
-
-        Once an older one is read, each damaged folder is renamed `damaged-STEP` and metrics.jsonl
-        is copied to metrics-before-rollback-STEP.jsonl. Any other failure changes nothing on disk.
-        After an exception this object is closed and cannot save.
-
-        Args:
-            like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
-
-        Returns:
-            The step and its state. None if there is no checkpoint.
-
-        Raises:
-            ConfigError: The newest checkpoint does not fit `like`, or all are damaged.
-            RunError: The newest checkpoint cannot be read for another reason.
-        """
-        try:
-            return self._restore(like)
-        except Exception:
-            self.close()
-            raise
-
-    def _restore(self, like: typing.Any) -> Restored | None:
-        damaged: dict[int, str] = {}  # step -> what is damaged, newest first
-        for step in reversed(self.steps()):
-            try:
-                state = self._load(step, like)
-            except checksums.Damaged as error:
-                log.warning("checkpoint %d cannot be read, trying the one before: %s", step, error)
-                damaged[step] = str(error)
-                continue
-            if damaged:
-                self._set_aside(list(damaged))
-            return Restored(step, state)
-        if damaged:
-            newest, reason = next(iter(damaged.items()))
-            raise ConfigError(
-                f"every checkpoint in {self.directory} is damaged (step {newest}: {reason}). "
-                f"Nothing was changed. {self._remedy}"
-            )
-        return None
-
-    def _load(self, step: int, like: typing.Any) -> typing.Any:
-        folder = self.directory / str(step)
-        shapes = sharding.shapes_of(like)
-
-        def verified_target():
-            checkpoint_reading.verify(folder, jax.process_index(), jax.process_count())
-            saved = self._manager.item_metadata(step).tree
-            checkpoint_reading.check_shapes(saved, like, extra_allowed=False)
-            return older_checkpoints.with_structure_of(saved, shapes)
-
-        target = checkpoint_reading.read(verified_target, folder, collective=True)
-
-        def restore():
-            return self._manager.restore(step, args=ocp.args.StandardRestore(target))
-
-        # Orbax's restore has a barrier for all processes. One process cannot retry it alone.
-        pauses = () if coordination.is_multi_process() else None
-        state = checkpoint_reading.read(restore, folder, collective=True, pauses=pauses)
-        return older_checkpoints.with_structure_of(like, state)
-
-    def _set_aside(self, steps: list[int]):
-        """Renames damaged checkpoints, so that the run can write their steps again."""
-        with coordination.process_zero_first("damaged checkpoints"):
-            if not jax.process_index():
-                metrics.copy_before_rollback(self.workdir, steps[0])
-                for step in steps:
-                    (self.directory / str(step)).rename(
-                        storage.unused(self.directory / f"damaged-{step}")
-                    )
-        self._manager.reload()
+        self.newest()
 
     def close(self):
         """Waits for the write in progress and frees Orbax's threads."""
         self._manager.close()
+
+
+def write_checksums(folder: epath.Path):
+    """Writes the MD5 of all files of a checkpoint into its folder."""
+    files, root = storage.file_system(str(folder))
+    # By default fsspec omits what it cannot list.
+    strict = {} if storage.in_bucket(folder) else {"on_error": "raise"}
+    covered = [
+        name
+        for path, info in sorted(files.find(root, detail=True, **strict).items())
+        if info["type"] == "file" and (name := path[len(root) :].lstrip("/")) not in UNCOVERED
+    ]
+    content = json.dumps(_checksums(files, root, covered), indent=1) + "\n"
+    if storage.in_bucket(folder):
+        files.pipe_file(f"{root}/{CHECKSUMS}", content.encode())
+    else:
+        storage.write(folder / CHECKSUMS, content)
+
+
+def verify(folder: epath.Path):
+    """Compares the files of a checkpoint with their checksums.
+
+    Raises:
+        Damaged: A file is missing or differs. The message names it.
+        OSError: A file cannot be read. Libraries for buckets raise exceptions of their own.
+    """
+    files, root = storage.file_system(str(folder))
+    try:
+        recorded = json.loads(files.cat_file(f"{root}/{CHECKSUMS}"))
+        found = _checksums(files, root, list(recorded))
+    except FileNotFoundError as error:
+        missing = str(error.filename or error).removeprefix(f"{root}/")
+        raise Damaged(f"the checkpoint {folder} is damaged: {missing} is missing") from error
+    except (ValueError, AttributeError) as error:
+        raise Damaged(f"the checkpoint {folder} is damaged: {CHECKSUMS}: {error}") from error
+    for name, checksum in recorded.items():
+        if found[name] != checksum:
+            raise Damaged(f"the checkpoint {folder} is damaged: {name} is not what was written")
+
+
+def _checksums(files, root: str, names: list[str]) -> dict[str, str]:
+    """Returns {name: MD5 in hex} of files of a folder."""
+
+    def md5(name: str) -> str:
+        info = files.info(f"{root}/{name}")
+        if info.get("md5Hash"):  # Google Cloud Storage keeps it, so the file is not read
+            return base64.b64decode(info["md5Hash"]).hex()
+        digest = hashlib.md5(usedforsecurity=False)
+        with files.open(f"{root}/{name}", "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        return digest.hexdigest()
+
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(names, pool.map(md5, names), strict=True))

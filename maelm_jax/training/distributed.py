@@ -1,22 +1,29 @@
-"""Joins several processes into one run, and checks that they run the same program.
+"""Joins several processes into one run, and what they agree on.
 
 A process runs on a host of a TPU slice, as a Slurm or Open MPI task, or anywhere with the address
-of process 0.
+of process 0. Failures are detected by JAX: when a process ends, the next collective of the others
+fails, or JAX ends them after the heartbeat timeout. SIGTERM to one process stops all of them after
+the same step (JAX's preemption service). With one process, every function here returns at once.
 """
 
 import collections.abc
 import contextlib
 import hashlib
+import logging
 import os
 import pathlib
 import re
+import secrets
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from maelm_jax import config, gin_files
-from maelm_jax.training import coordination, process_exit
 
+log = logging.getLogger(__name__)
 AUTO = "auto"  # value of --coordinator
+SHUTDOWN_SECONDS = 30  # a process that is done waits so long for the others
 HOST_SETTINGS = ("Corpus.processes", "Corpus.rows_dir")  # may differ from host to host
 
 
@@ -24,7 +31,7 @@ HOST_SETTINGS = ("Corpus.processes", "Corpus.rows_dir")  # may differ from host 
 def joined(
     coordinator: str | None, processes: int | None, process: int | None, timeout: int
 ) -> collections.abc.Iterator[None]:
-    """Context manager that joins the other processes and tells them when this one fails.
+    """Context manager that joins the other processes.
 
     Enter it before JAX is used. Inside it, only process 0 prints to stdout.
 
@@ -42,10 +49,10 @@ def joined(
 
     Raises:
         ConfigError: The flags do not fit together.
-        RunError: Contact with another process is lost.
+        RunError: The processes did not meet.
     """
-    automatic = AUTO if _several_tasks() else None
-    coordinator = coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS") or automatic
+    environment = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    coordinator = coordinator or environment or (AUTO if _several_tasks() else None)
     if coordinator is None:
         if processes is not None or process is not None:
             raise config.ConfigError(
@@ -54,94 +61,140 @@ def joined(
             )
         yield
         return
-    _connect(coordinator, processes, process, timeout)
+    if coordinator == AUTO:
+        address = {"coordinator_address": None}
+    else:
+        address = {"coordinator_address": coordinator, "cluster_detection_method": "deactivate"}
+        processes = _number_from_environment("JAX_NUM_PROCESSES", processes)
+        process = _number_from_environment("JAX_PROCESS_ID", process)
+        is_address = re.fullmatch(r".+:\d+", coordinator, re.ASCII)
+        if not (is_address and 0 <= (-1 if process is None else process) < (processes or 0)):
+            raise config.ConfigError(
+                f"--coordinator={coordinator} --processes={processes} --process={process}: "
+                "expected HOST:PORT, the number of processes, and this one's number from 0"
+            )
+    # JAX ends a process that meets nobody in time, with a message that has no address.
+    log.warning("joining the other processes at %s, where process 0 listens", coordinator)
+    try:
+        jax.distributed.initialize(
+            **address,
+            num_processes=processes,
+            process_id=process,
+            initialization_timeout=timeout,
+            heartbeat_timeout_seconds=timeout,
+            shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise config.RunError(f"--coordinator={coordinator}: {str(error)[:300]}") from error
     if jax.process_index():
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    try:
-        yield
-    except Exception as error:
-        cause = process_exit.fail(error)
-        if cause is error:
-            raise
-        raise cause from error
+    yield
 
 
 def _several_tasks() -> bool:
     """Returns whether Slurm or Open MPI started this process as one of several tasks."""
-    slurm = "SLURM_STEP_NODELIST" in os.environ and _number_in_environment("SLURM_NTASKS", 1) > 1
-    return slurm or _number_in_environment("OMPI_COMM_WORLD_SIZE", 1) > 1
+    slurm = "SLURM_STEP_NODELIST" in os.environ and _number_from_environment("SLURM_NTASKS")
+    return (slurm or 1) > 1 or (_number_from_environment("OMPI_COMM_WORLD_SIZE") or 1) > 1
 
 
-def _connect(coordinator: str, processes: int | None, process: int | None, timeout: int):
-    # SIGTERM ends a process at once until `record_sigterm`: there is nothing to save before.
-    jax.config.update("jax_enable_preemption_service", False)
-    automatic = coordinator == AUTO
-    if not automatic and processes is None:
-        processes = _number_in_environment("JAX_NUM_PROCESSES", 0)
-    if not automatic and process is None:
-        process = _number_in_environment("JAX_PROCESS_ID", -1)
-    _check_flags(coordinator, processes, process)
-    address = "the address the environment gives" if automatic else coordinator
-    process_exit.set_abort_message(
-        f"error: the processes did not all meet at {address} (where process 0 listens) within "
-        f"{timeout} s; is each of them running?"
-    )
-    try:
-        jax.distributed.initialize(
-            None if automatic else coordinator,
-            processes or None,
-            process,
-            initialization_timeout=timeout,
-            heartbeat_timeout_seconds=timeout,
-            shutdown_timeout_seconds=timeout,
-            cluster_detection_method=None if automatic else "deactivate",
-        )
-    except (RuntimeError, ValueError) as error:  # jaxlib's own errors are RuntimeErrors
-        raise config.RunError(
-            f"could not join the other processes at {address}: {' '.join(str(error).split())[:300]}"
-        ) from error
-    process_exit.set_abort_message(f"error: {process_exit.lost_contact()}")
-    process_exit.end_all_together()
-
-
-def _number_in_environment(variable: str, default: int) -> int:
-    """Reads an integer. An empty variable counts as unset. Raises ConfigError for other text."""
-    text = os.environ.get(variable) or str(default)
-    if not re.fullmatch("-?[0-9]{1,9}", text):
-        raise config.ConfigError(
-            f"{variable}={text!r} in the environment is not a number. Set it right, or remove it"
-        )
+def _number_from_environment(variable: str, given: int | None = None) -> int | None:
+    """Returns `given`, or the number in an environment variable, or None if there is none."""
+    text = os.environ.get(variable)
+    if given is not None or not text:
+        return given
+    if not text.isdecimal():
+        raise config.ConfigError(f"{variable}={text!r} in the environment is not a number")
     return int(text)
 
 
-def _check_flags(coordinator: str, processes: int | None, process: int | None):
-    """Raises ConfigError for an impossible address or number of processes."""
-    if coordinator == AUTO:
-        possible = (processes is None or processes > 0) and (
-            process is None or 0 <= process < (processes or process + 1)
-        )
-    else:
-        possible = _is_address(coordinator) and 0 <= process < processes
-    if not possible:
+@contextlib.contextmanager
+def process_zero_first(name: str) -> collections.abc.Iterator[None]:
+    """Context manager whose block runs on process 0 first, then on the others.
+
+    So the others find the files that process 0 writes. `name` differs from call to call.
+    """
+    if jax.process_index():
+        multihost_utils.sync_global_devices(name)
+    yield
+    if not jax.process_index():
+        multihost_utils.sync_global_devices(name)
+
+
+def from_process_zero(number: int) -> int:
+    """Returns the `number` of process 0 on every process."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
+
+
+def all_true(flag: bool) -> bool:
+    """Returns whether `flag` is true on every process."""
+    return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def check_equal(what: str, values: dict[str, str]):
+    """Checks that `values` are the same on all processes.
+
+    Args:
+        what: Name of the comparison, for the message.
+        values: The values of this process.
+
+    Raises:
+        ConfigError: This process differs from process 0. The message has the values that differ.
+    """
+    lines = "\n".join(f"{name}: {value}" for name, value in values.items())
+    theirs = _text_from_process_zero(lines).splitlines()
+    ours = lines.splitlines()
+    if ours != theirs:
+        only_theirs = [line for line in theirs if line not in ours]
+        only_ours = [line for line in ours if line not in theirs]
         raise config.ConfigError(
-            f"--coordinator={coordinator} --processes={processes} --process={process}: "
-            "expected HOST:PORT, the number of processes, and this one's number from 0"
+            f"process {jax.process_index()} has another {what} than process 0: "
+            f"{'; '.join(only_ours[:5])} instead of {'; '.join(only_theirs[:5])}"
         )
 
 
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and bool(re.fullmatch("[0-9]{1,5}", port)) and 0 < int(port) < 65536
+def _text_from_process_zero(text: str) -> str:
+    """Returns the `text` of process 0 on every process."""
+    content = np.frombuffer(text.encode(), np.uint8)
+    padded = np.zeros(from_process_zero(len(content)), np.uint8)
+    padded[: len(content)] = content[: len(padded)]
+    return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
+
+
+def check_shared_folder(path: str, what: str):
+    """Checks that all processes see the same folder: process 0 writes a file, the others look.
+
+    Args:
+        path: The folder. Process 0 creates it if it does not exist.
+        what: Name of the folder, for the message.
+
+    Raises:
+        ConfigError: This process does not see the file.
+    """
+    if jax.process_count() == 1:
+        return
+    folder = pathlib.Path(path)
+    marker = folder / f".seen-by-all-{from_process_zero(secrets.randbits(31))}"
+    if not jax.process_index():
+        folder.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+    multihost_utils.sync_global_devices(f"{what} is marked")
+    is_visible = marker.exists()
+    multihost_utils.sync_global_devices(f"{what} is seen")
+    if not jax.process_index():
+        marker.unlink()
+    if not is_visible:
+        raise config.ConfigError(
+            f"process {jax.process_index()} has another view of the {what} {path} than process 0: "
+            "put it on storage that all of them share"
+        )
 
 
 def check_same_start(experiment: config.Experiment, workdir: str):
     """Raises ConfigError if the settings, workdir, code or JAX version of processes differ."""
     lines = [line.partition(" = ") for line in gin_files.render(experiment).splitlines() if line]
     values = {key: value for key, _, value in lines if key not in HOST_SETTINGS}
-    values["workdir"] = workdir
-    values["maelm_jax (hash of its code)"] = code_hash()
-    values["jax"] = jax.__version__
-    coordination.check_equal("start", values)
+    values |= {"workdir": workdir, "hash of maelm_jax": code_hash(), "jax": jax.__version__}
+    check_equal("start", values)
 
 
 def code_hash() -> str:

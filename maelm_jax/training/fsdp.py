@@ -2,15 +2,17 @@
 
 Each device adds up the gradient of its own rows. Gradients are reduced over devices once a step.
 The XLA partitioner would reduce them inside the loops over layers and microbatches: with
-accumulation, every byte would be sent once a microbatch.
+accumulation, every byte would be sent once a microbatch. Tensor parallelism is left to it.
 
-A layer's parameters are sharded over `fsdp`. They are gathered inside the loop over layers, in the
-forward pass and again in the backward pass. Tensor parallelism is left to the XLA partitioner.
+`fsdp` shards the parameters. Those of the layers are gathered inside the loop over layers, in the
+forward pass and again in the backward pass. For a device,
 
-A gradient has the shape of the variable that it is taken for. A device holds one shard of a stacked
-parameter, but its rows give a gradient for the whole parameter. So the step differentiates with
-respect to `offset`, zeros in the shape of the whole parameter. `gather` returns the gathered
-parameter, and its backward pass gives the gradient to `offset`.
+    w = all_gather(shard) + offset,    offset = 0,    dL/doffset = dL/dw.
+
+A gradient has the shape of its variable. The rows of a device give a gradient for the whole weight
+w, and the device holds one shard. So the step differentiates with respect to the offset, which has
+the shape of w. `sum_gradient` then adds the gradients of all devices, and leaves each device its
+shard of the sum.
 """
 
 import collections.abc
@@ -64,49 +66,50 @@ def specs(params: dict) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def differentiable(params: dict) -> dict:
+def variables_of(params: dict) -> dict:
     """Returns, on one device, the arrays that gradients are taken with respect to.
 
-    These are the offsets of stacked parameters sharded over `fsdp`, and all other parameters whole.
+    These are the offsets of the layers' weights that `fsdp` shards, and all other weights whole.
     The others are gathered here, once.
     """
 
-    def leaf(keys, part):
+    def leaf(keys, shard):
         axis, stacked, spec = _layout(keys)
         if axis is None:
-            return part
+            return shard
         if not stacked:
-            return jax.lax.all_gather(part, "fsdp", axis=axis, tiled=True)
+            return jax.lax.all_gather(shard, "fsdp", axis=axis, tiled=True)
         shape = [
             size * (jax.lax.axis_size("fsdp") if number == axis else 1)
-            for number, size in enumerate(part.shape)
+            for number, size in enumerate(shard.shape)
         ]
         tensor = PartitionSpec(*("tensor" if name == "tensor" else None for name in spec))
-        return jax.lax.with_sharding_constraint(jnp.zeros(shape, part.dtype), tensor)
+        return jax.lax.with_sharding_constraint(jnp.zeros(shape, shard.dtype), tensor)
 
     return jax.tree_util.tree_map_with_path(leaf, params)
 
 
-def parameters(variables: dict, params: dict) -> dict:
-    """Returns the model's parameters as a function of `differentiable`.
+def weights_of(variables: dict, params: dict) -> dict:
+    """Returns the weights of the model, as a function of the variables.
 
-    A stacked parameter that is sharded over `fsdp` is a `stack.ShardedParameter`.
+    A weight of the layers that `fsdp` shards is a `stack.ShardedParameter`: the loop over layers
+    gathers it.
     """
 
-    def leaf(keys, variable, part):
+    def leaf(keys, variable, shard):
         axis, stacked, _ = _layout(keys)
         if stacked and axis is not None:
-            return stack.ShardedParameter(part, variable, axis - 1)
+            return stack.ShardedParameter(shard, variable, axis - 1)
         return variable
 
     return jax.tree_util.tree_map_with_path(leaf, variables, params)
 
 
 def sum_gradient(gradient: dict) -> dict:
-    """Sums the gradient with respect to `differentiable` over all devices.
+    """Sums the gradient with respect to the variables over all devices.
 
     Returns:
-        Of each parameter the part that this device holds.
+        Of each parameter the shard that this device holds.
     """
 
     def leaf(keys, g):

@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, checkpoints, and the stop on SIGTERM and on NaN.
+"""The training loop: steps, evaluations, log lines, checkpoints, and the stop on signals and NaN.
 
 Pretraining and fine-tuning share it. `Job` holds all that depends on the task.
 """
@@ -6,17 +6,29 @@ Pretraining and fine-tuning share it. `Job` holds all that depends on the task.
 import collections.abc
 import contextlib
 import dataclasses
+import math
+import os
+import signal
+import sys
 import time
 import typing
 
 import jax
 import numpy as np
+import tqdm
+from jax.experimental import multihost_utils
 
-from maelm_jax import config, stopping
-from maelm_jax.training import checkpoint, coordination, metrics, sigterm, step_log
-from maelm_jax.training.step import evaluated_params
+from maelm_jax import config
+from maelm_jax.training import checkpoint, metrics
 
-STOPPED = stopping.STOPPED
+# Seconds between two drawings of the progress bar, on a terminal and in a file.
+TERMINAL_INTERVAL, FILE_INTERVAL = 0.5, 30.0
+
+
+class Diverged(config.RunError):
+    """The loss or the gradient is not finite. Launchers do not restart on exit status 3."""
+
+    status = 3
 
 
 class Evaluation(typing.NamedTuple):
@@ -26,14 +38,12 @@ class Evaluation(typing.NamedTuple):
     values: dict[str, float | int]  # to log
 
 
-class CompiledPhase(typing.NamedTuple):
-    """Consecutive steps that one compiled function computes."""
+class StepWork(typing.NamedTuple):
+    """The work of a step, and the rate that the devices could do it at."""
 
-    start: int  # steps of the run before it
-    # (state, batch) -> (state, metrics)
-    train_step: collections.abc.Callable[[tuple, typing.Any], tuple[tuple, dict]]
-    work: step_log.StepWork  # of one step
-    batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
+    tokens: float  # of a step; the mean if steps differ
+    flops: float  # model FLOPs of a step
+    peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
 
 
 @dataclasses.dataclass
@@ -41,14 +51,13 @@ class Job:
     """What the loop runs."""
 
     run: config.Run
-    phases: tuple[CompiledPhase, ...]  # the first starts at 0
+    # (state, batch, learning rate) -> (state, metrics)
+    train_step: collections.abc.Callable[..., tuple[tuple, dict]]
+    batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
+    learning_rates: np.ndarray  # of every step, float32
+    work: StepWork
     evaluate: collections.abc.Callable[[tuple], Evaluation]
     ranks: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
-    learning_rates: np.ndarray  # of every step
-
-    def phase_of(self, steps_done: int) -> CompiledPhase:
-        """Returns the phase of the next step."""
-        return [phase for phase in self.phases if phase.start <= steps_done][-1]
 
     def ranks_after(self, step: int) -> bool:
         """Returns whether the ranks are to be measured after a step."""
@@ -60,29 +69,6 @@ class Job:
         return step == self.run.train_steps or step % self.run.eval_every == 0
 
 
-class LoopResult(typing.NamedTuple):
-    """How the loop ended."""
-
-    state: tuple
-    status: int  # exit status: 0, or 143 after SIGTERM
-
-
-@contextlib.contextmanager
-def closing(writer, checkpoints):
-    """Context manager that closes both. An error of the run has priority over one of closing."""
-    try:
-        yield
-    except BaseException:
-        for resource in (writer, checkpoints):
-            with contextlib.suppress(Exception):
-                resource.close()
-        raise
-    try:
-        writer.close()
-    finally:
-        checkpoints.close()
-
-
 class RunningStep(typing.NamedTuple):
     """A step that the device computes."""
 
@@ -92,12 +78,12 @@ class RunningStep(typing.NamedTuple):
 
 def run(
     job: Job, state: tuple, start: int, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints
-) -> LoopResult:
-    """Trains until `job.run.train_steps`.
+) -> tuple:
+    """Trains until `job.run.train_steps` and returns the last state.
 
     The loop reads the metrics of step n while step n + 1 runs, so the device never waits for the
-    host. Before an evaluation, a measurement, a checkpoint or another phase, the loop waits for the
-    running step. Otherwise the step's time would be lost in the pause.
+    host. Before an evaluation, a measurement or a checkpoint, the loop waits for the running step.
+    Otherwise the step's time would be lost in the pause.
 
     Args:
         job: What to run.
@@ -108,27 +94,16 @@ def run(
 
     Raises:
         Diverged: The loss or the gradient is not finite. The state is not saved.
-        RunError: A checkpoint cannot be written.
+        SystemExit: A signal stopped the run, and its state is saved. The code is 128 + the signal:
+            143 for SIGTERM, on which launchers start the run again, 130 for Ctrl-C.
+        OSError: A checkpoint or the metrics cannot be written.
     """
-    log = step_log.StepLog(job.run, job.learning_rates, start, writer, checkpoints)
-    cadence = SaveCadence(job.run)
+    last = job.run.train_steps
     running: RunningStep | None = None
-    phase: CompiledPhase | None = None
-    with sigterm.SigtermWatcher() as watcher, log:
-        for step in range(start + 1, job.run.train_steps + 1):
-            due = job.phase_of(step - 1)
-            if phase is not due:
-                if running is not None:
-                    log.finish_and_write(*running)
-                    running = None
-                if phase is not None:
-                    # A run that is killed while the new step is compiled goes on from here.
-                    _save_with_lines(writer, checkpoints, step - 1, state, wait=True)
-                    cadence.record_save()
-                phase = due
-                log.begin_phase(phase.work)
-            state, values = phase.train_step(state, phase.batch(step - 1))
-            watcher.start()
+    with StopSignals() as signals, StepLog(job, start, writer, checkpoints) as log:
+        for step in range(start + 1, last + 1):
+            rate = job.learning_rates[step - 1]
+            state, values = job.train_step(state, job.batch(step - 1), rate)
             if running is not None:
                 log.finish_and_write(*running)
             running, numbers, evaluation = RunningStep(step, values), None, {}
@@ -136,19 +111,25 @@ def run(
                 numbers = log.finish(*running)
                 with log.timer.paused():
                     state, evaluation = _evaluate(job, step, state)
-            last, stop = step == job.run.train_steps, watcher.stops_after(step)
-            saves = cadence.due(step) or last or stop
+            stopped = signals.stopped_after(step)
+            saves = step % job.run.checkpoint_every == 0 or step == last or stopped
             if numbers is not None or saves:
                 numbers = log.finish(*running) if numbers is None else numbers
                 running = None
                 with log.timer.paused():
                     log.write(step, numbers, evaluation)
                     if saves:
-                        _save_with_lines(writer, checkpoints, step, state, last or stop)
-                        cadence.record_save()
-            if stop:
-                return LoopResult(state, STOPPED)
-    return LoopResult(state, 0)
+                        # A run that resumes at this step needs the lines before it.
+                        writer.send()
+                        checkpoints.save(step, state)
+                        if step == last or stopped:
+                            checkpoints.wait()
+                            writer.write(step, {"checkpoint": step})
+            if stopped and step < last:
+                name = signal.Signals(stopped).name
+                print(f"stopped by {name} at step {step}; the same command goes on from there")
+                raise SystemExit(128 + stopped)
+    return state
 
 
 def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
@@ -157,60 +138,192 @@ def _evaluate(job: Job, step: int, state: tuple) -> Evaluation:
     if job.evaluates_after(step):
         state, values = job.evaluate(state)
     if job.ranks_after(step):
-        values = values | job.ranks(evaluated_params(state))
+        values = values | job.ranks(state.params)
     # An evaluation may return a new state that the device still computes.
     jax.block_until_ready(state)
     return Evaluation(state, values)
 
 
-class SaveCadence:
-    """Decides when to save: every `checkpoint_every` steps and `checkpoint_minutes` after the last.
+@contextlib.contextmanager
+def closing(writer: metrics.Writer, checkpoints: checkpoint.Checkpoints):
+    """Context manager that closes both. An error of the run has priority over one of closing."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            writer.close()
+        if jax.process_count() == 1:  # Orbax would wait for processes that may be dead
+            with contextlib.suppress(Exception):
+                checkpoints.close()
+        raise
+    try:
+        writer.close()
+    finally:
+        checkpoints.close()
 
-    The clock of process 0 decides for all processes. In a multi-process run it decides at log lines
-    only, because each decision costs a message.
+
+class StopSignals:
+    """Context manager that records the first SIGTERM or Ctrl-C (SIGINT). A second one kills.
+
+    It begins when the first step is done. Before that there is nothing to save, so both end the
+    process at once.
     """
 
-    def __init__(self, settings: config.Run):
-        self._settings = settings
-        self._saved_at: float | None = None  # set after the first step: compilation does not count
+    def __enter__(self):
+        self._handlers: dict[int, typing.Any] = {}  # those before, by signal
+        self._received = 0
+        return self
 
-    def record_save(self):
-        """Records that a checkpoint was saved now."""
-        self._saved_at = time.monotonic()
+    def _record(self, number, _frame):
+        self._received = number
+        signal.signal(number, signal.SIG_DFL)
+        # A print could be interrupted by this handler, and then fail.
+        os.write(2, b"\nsaving a checkpoint; a second signal ends the process at once\n")
 
-    def due(self, step: int) -> bool:
-        """Returns whether a checkpoint is due after this step. Call it once for every step."""
-        minutes = self._settings.checkpoint_minutes
-        if self._saved_at is None:
-            self.record_save()
-        if step % self._settings.checkpoint_every == 0:
-            return True
-        if minutes is None:
-            return False
-        if coordination.is_multi_process() and step % self._settings.log_every:
-            return False
-        late = time.monotonic() - self._saved_at >= 60 * minutes
-        return coordination.broadcast_flag(f"checkpoint of step {step}", late)
+    def stopped_after(self, step: int) -> int:
+        """Returns the signal that stops the run after this step, or 0. Call it for every step."""
+        if jax.process_count() > 1:  # a signal to one process counts for all
+            return signal.SIGTERM * multihost_utils.reached_preemption_sync_point(step)
+        if not self._handlers:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._record)
+        return self._received
 
-
-def _save_with_lines(
-    writer: metrics.Writer, checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool
-):
-    """Saves a checkpoint, after the lines that a run which resumes there needs."""
-    writer.send()
-    save(checkpoints, step, state, wait)
+    def __exit__(self, error, *_):
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        if self._received and not error:  # it came at the last step: deliver it to what follows
+            signal.raise_signal(self._received)
 
 
-def save(checkpoints: checkpoint.Checkpoints, step: int, state: tuple, wait: bool):
-    """Saves a checkpoint; `wait` waits until it is on disk. Raises RunError if storage fails."""
-    try:
-        checkpoints.save(step, state)
-        if wait:
-            checkpoints.wait()
-    except Exception as error:  # Orbax passes on any exception of its storage layers
-        reason = " ".join(str(error).split())[:300]
-        raise config.RunError(
-            f"step {step}: a checkpoint could not be written: {reason}. Complete checkpoints: "
-            f"{checkpoints.steps() or 'none'}. Free some space or check the storage, then give the "
-            "same command again"
-        ) from error
+class Speed(typing.NamedTuple):
+    """The speed of the steps since the last reading."""
+
+    steps_per_second: float
+    median_seconds: float  # of one step
+
+
+class StepTimer:
+    """Measures the time between ends of steps, without pauses and the first step (compilation)."""
+
+    def __init__(self):
+        self._last_end: float | None = None
+        self._seconds: list[float] = []  # one for each step since the last reading
+
+    def step_done(self):
+        """Records that a step ended now."""
+        now = time.perf_counter()
+        if self._last_end is not None:
+            self._seconds.append(now - self._last_end)
+        self._last_end = now
+
+    @contextlib.contextmanager
+    def paused(self) -> collections.abc.Iterator[None]:
+        """Excludes the block. No step may run on the device: its time would be excluded too."""
+        began = time.perf_counter()
+        yield
+        if self._last_end is not None:
+            self._last_end += time.perf_counter() - began
+
+    def speed(self) -> Speed | None:
+        """Returns the speed since the last reading, or None when no step was timed since then."""
+        if not self._seconds:
+            return None
+        speed = Speed(len(self._seconds) / sum(self._seconds), float(np.median(self._seconds)))
+        self._seconds = []
+        return speed
+
+
+class StepLog:
+    """Context manager that writes a run's log lines and shows its progress bar.
+
+    Args:
+        job: Length and cadence of the run, its learning rates and the work of a step.
+        start: Steps already done.
+        writer: Writes metrics.jsonl.
+        checkpoints: Its newest checkpoint is logged.
+    """
+
+    def __init__(
+        self, job: Job, start: int, writer: metrics.Writer, checkpoints: checkpoint.Checkpoints
+    ):
+        self.timer = StepTimer()
+        self._job, self._writer, self._checkpoints = job, writer, checkpoints
+        self._is_compiling = True
+        self._shown: dict[str, str] = {}  # behind the progress bar
+        self._bar = tqdm.tqdm(
+            total=job.run.train_steps,
+            initial=start,
+            unit="step",
+            desc="compiling",
+            disable=jax.process_index() > 0,
+            mininterval=TERMINAL_INTERVAL if sys.stderr.isatty() else FILE_INTERVAL,
+        )
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+
+    def finish(self, step: int, values: dict) -> dict[str, float]:
+        """Waits for a step and returns its metrics. Raises Diverged if they are not finite."""
+        numbers = {name: float(value) for name, value in jax.device_get(values).items()}
+        self.timer.step_done()
+        if self._is_compiling:
+            self._is_compiling = False
+            self._bar.set_description("training", refresh=False)
+        self._bar.update(1)
+        if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):
+            with contextlib.suppress(Exception):  # a checkpoint that cannot be written is not good
+                self._checkpoints.wait()
+            newest = self._checkpoints.newest()
+            raise Diverged(
+                f"step {step}: loss {numbers['loss']}, gradient norm {numbers['grad_norm']}; "
+                f"stopped; the last good checkpoint is step {newest}. "
+                "A lower learning rate may help"
+            )
+        return numbers
+
+    def finish_and_write(self, step: int, values: dict):
+        """Finishes a step after which nothing was measured, and writes its line if one is due."""
+        self.write(step, self.finish(step, values), {})
+
+    def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float | int]):
+        """Writes a line if one is due.
+
+        A line is due every `log_every` steps, after the last step, and if `evaluation` has values.
+
+        Args:
+            step: Number of the step.
+            numbers: Its metrics, from `finish`.
+            evaluation: Values of evaluations and measurements after the step.
+        """
+        run = self._job.run
+        if step % run.log_every and not evaluation and step != run.train_steps:
+            return
+        line: dict[str, float | int | None] = {
+            "loss": numbers["loss"],
+            "accuracy": numbers["accuracy"],
+            "learning_rate": float(self._job.learning_rates[step - 1]),
+            "grad_norm": numbers["grad_norm"],
+            "checkpoint": self._checkpoints.newest(),
+        }
+        self._writer.write(step, line | self._speed_values() | evaluation)
+        self._shown["loss"] = f"{numbers['loss']:.3f}"
+        if "eval_loss" in evaluation:
+            self._shown["held-out loss"] = f"{evaluation['eval_loss']:.3f}"
+        self._bar.set_postfix(self._shown, refresh=False)
+
+    def _speed_values(self) -> dict[str, float | int | None]:
+        speed, work = self.timer.speed(), self._job.work
+        if speed is None:  # only the first step of a start is done: it is compiled, so not timed
+            return {"tokens_per_second": None}
+        values: dict[str, float | int | None] = {
+            "tokens_per_second": speed.steps_per_second * work.tokens,
+            "step_seconds": speed.median_seconds,
+            "model_flops_per_second": speed.steps_per_second * work.flops,
+        }
+        if work.peak_flops is not None:
+            values["mfu"] = values["model_flops_per_second"] / work.peak_flops
+        return values

@@ -1,6 +1,7 @@
 """Metrics of a run: metrics.jsonl, TensorBoard and the loss curve."""
 
 import json
+import os
 import pathlib
 import typing
 
@@ -22,48 +23,46 @@ class Writer:
     """
 
     def __init__(self, workdir: str, step: int):
-        """Opens the files and removes lines after `step`, so that the file reads as one run.
+        """Removes lines after `step`, so that the file reads as one run.
 
         Args:
             workdir: Folder of the run. `send` copies the files to a workdir in a bucket.
             step: Step from which the run continues.
         """
-        self.workdir = workdir
-        self.path = path_of(workdir)
+        self._workdir, self._path, self._step = workdir, path_of(workdir), step
         self._board = None
-        if jax.process_index():
-            return
-        if self.path.exists():
-            earlier = [line for line, values in _lines(self.path) if values["step"] <= step]
-            storage.write(self.path, "".join(f"{line}\n" for line in earlier))
-        from tensorboardX import SummaryWriter
-
-        self._board = SummaryWriter(
-            str(storage.local_path(workdir) / "tensorboard"), purge_step=step + 1
-        )
+        if self._path.exists() and not jax.process_index():
+            earlier = [line for line, values in _lines(self._path) if values["step"] <= step]
+            storage.write(self._path, "".join(f"{line}\n" for line in earlier))
 
     def write(self, step: int, values: dict[str, float | int | None]):
         """Writes the values of a step. None means not known yet; TensorBoard omits it."""
-        if self._board is None:
+        if jax.process_index():
             return
-        with self.path.open("a") as file:
+        with self._path.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
+        if self._board is None:  # now, because the import takes a second where PyTorch is installed
+            from tensorboardX import SummaryWriter
+
+            folder = storage.local_path(self._workdir) / "tensorboard"
+            self._board = SummaryWriter(str(folder), purge_step=self._step + 1)
         for name, value in values.items():
-            if value is None:
-                continue
-            self._board.add_scalar(name, value, step)
+            if value is not None:
+                self._board.add_scalar(name, value, step)
 
     def send(self):
-        """Copies all that is written so far to a workdir in a bucket."""
+        """Makes all lines survive a loss of power, and copies them to a workdir in a bucket."""
         if self._board is not None:
+            with self._path.open("a") as file:
+                os.fsync(file.fileno())
             self._board.flush()
-            storage.send(self.workdir)
+            storage.send(self._workdir)
 
     def close(self):
         """Closes TensorBoard's file and sends all that is written."""
         if self._board is not None:
+            self.send()
             self._board.close()
-            storage.send(self.workdir)
 
 
 def read(workdir: str) -> list[dict]:
@@ -76,82 +75,83 @@ def read(workdir: str) -> list[dict]:
     return [values for _, values in _lines(path)] if path.exists() else []
 
 
-def copy_before_rollback(workdir: str, step: int):
-    """Copies metrics.jsonl to metrics-before-rollback-STEP.jsonl.
-
-    Call it before a run goes back to a checkpoint before `step`. The `Writer` of that run removes
-    the later lines.
-    """
-    path = path_of(workdir)
-    if path.exists():
-        storage.write(
-            storage.unused(path.with_name(f"metrics-before-rollback-{step}.jsonl")),
-            path.read_bytes(),
-        )
-
-
 def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
     """(text, values) of each complete line. A kill may leave the last line incomplete.
 
     Raises ConfigError, with the number of the line, for a line that is no metrics line.
     """
     lines = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            text = line.decode()
             values = json.loads(text)
-            if type(values["step"]) is not int:
-                raise ValueError("its step is no whole number")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            int(values["step"])
+        except (ValueError, TypeError, KeyError) as error:
             raise config.ConfigError(
                 f"{path}: line {number} is damaged ({' '.join(str(error).split())[:100]}). "
                 "Remove the line, or copy the file from elsewhere"
             ) from error
-        lines.append((text, values))
+        lines.append((text.decode(), values))
     return lines
 
 
-class CurveLabels(typing.NamedTuple):
-    """Names of the losses in the figure."""
+class Curve(typing.NamedTuple):
+    """The logged losses of a run, or of a part of a chain of runs."""
 
-    training: str = "training (one batch)"
-    heldout: str = "held-out"
+    name: str
+    lines: list[dict]  # of metrics.jsonl
+    first_token: int  # tokens of the runs before it
+    tokens_per_step: int
+
+    def tokens_after(self, step: int) -> int:
+        """Returns the tokens trained on until a step of this run."""
+        return self.first_token + step * self.tokens_per_step
+
+    def points(self, key: str) -> np.ndarray:
+        """Returns the tokens trained on and the value, for each line that has `key`, [n, 2]."""
+        lines = [line for line in self.lines if key in line]
+        points = [(self.tokens_after(line["step"]), line[key]) for line in lines]
+        return np.array(points).reshape(-1, 2)
 
 
-def plot(workdir: str, unigram: float, labels: CurveLabels) -> pathlib.Path:
-    """Writes the figure of `figure_of` to loss_curve.png and returns its path."""
-    figure = figure_of(workdir, unigram, labels)
-    path = storage.local_path(workdir) / "loss_curve.png"
-    figure.savefig(path, dpi=120)
-    plotting.pyplot().close(figure)
-    return path
-
-
-def figure_of(workdir: str, unigram: float, labels: CurveLabels):
-    """Returns a matplotlib Figure of the losses of a run.
+def plot(
+    path: pathlib.Path,
+    curves: list[Curve],
+    baseline_name: str,
+    baseline: float,
+    trained_label: str = "training (one batch)",
+    heldout_label: str = "held-out",
+):
+    """Writes a picture of the losses by tokens.
 
     Args:
-        workdir: Folder of the run.
-        unigram: Cross-entropy of the unigram distribution in nats, drawn as a horizontal line. A
-            model that has learned something is below it.
-        labels: Names of the losses.
+        path: The .png file to write.
+        curves: The run, after the runs that it goes on from.
+        baseline_name: Name of the baseline.
+        baseline: Loss in nats, drawn as a horizontal line. A model that has learned something is
+            below it.
+        trained_label: Name of the losses in training.
+        heldout_label: Name of the losses in evaluations.
     """
-    pyplot, lines = plotting.pyplot(), read(workdir)
+    pyplot = plotting.pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    trained = [(line["step"], line["loss"]) for line in lines if "loss" in line]
-    evaluated = [(line["step"], line["eval_loss"]) for line in lines if "eval_loss" in line]
-    if trained:
+    style = next(plotting.line_styles())
+    for curve in curves:
+        is_last = curve is curves[-1]
+        trained, evaluated = curve.points("loss"), curve.points("eval_loss")
         axes.plot(
-            *np.transpose(trained),
+            *trained.T,
             color=plotting.COLOURS[-1],
             linewidth=1,
-            label=labels.training,
+            label=trained_label if is_last else None,
         )
-    if evaluated:
-        axes.plot(*np.transpose(evaluated), label=labels.heldout, **next(plotting.line_styles()))
-    label = f"unigram {unigram:.2f}"
-    axes.axhline(unigram, linestyle="--", color=plotting.REFERENCE, label=label)
-    axes.set(xlabel="step", ylabel="loss (nats per predicted token)")
-    axes.set_title(f"Loss of {pathlib.Path(workdir).name} by step", wrap=True)
+        axes.plot(*evaluated.T, label=heldout_label if is_last else None, **style)
+        if curve.first_token:
+            axes.axvline(curve.first_token, color=plotting.REFERENCE, linewidth=0.8)
+    label = f"{baseline_name} {baseline:.2f}"
+    axes.axhline(baseline, linestyle="--", color=plotting.REFERENCE, label=label)
+    axes.set(xlabel="tokens", ylabel="loss (nats per predicted token)")
+    names = ", then ".join(curve.name for curve in curves)
+    axes.set_title(f"Loss of {names} by tokens trained on", wrap=True)
     axes.legend()
-    return figure
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

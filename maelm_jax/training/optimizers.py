@@ -1,51 +1,186 @@
-"""AdamW with the settings of the published code (github.com/yumeng5/MAE-LM), and Muon.
+"""AdamW with the settings of the published code (github.com/yumeng5/MAE-LM), Muon, learning rates.
 
 AdamW differs in one point: the published code (fairseq) adds epsilon to sqrt(v) before the bias
 correction, optax after it. The first steps differ slightly.
+
+The learning rate is no part of an optimiser. `learning_rates` gives the rate of every step, and the
+training step multiplies the update by it. So pretraining and fine-tuning share `create`, and one
+compiled step serves every schedule.
 """
 
-import dataclasses
-import math
+import collections
 import typing
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-import optax.contrib
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from maelm_jax import config
 from maelm_jax.training import sharding
 
 MUON_RMS = 0.2  # root mean square of Muon's update of a matrix, as AdamW's typically is
+MUON_DECAY = 0.95  # of its momentum
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # coefficients of Jordan (2024)
+NEWTON_SCHULZ_STEPS = 5
 
 
-def schedule(settings: config.Optimizer, train_steps: int) -> optax.Schedule:
-    """Returns the learning rate as a function of the step.
+def create(settings: config.Optimizer) -> optax.GradientTransformation:
+    """Returns an optimiser: clipping by the global norm, then the rule of `Optimizer.kind`.
 
-    It rises linearly from 0 to the peak over `warmup_steps`, and falls linearly to 0 at
-    `train_steps`. With `schedule` "linear" it falls from the peak on. With "wsd" (warm-up, stable,
-    decay) it stays at the peak and falls in the last `decay_share` of the steps only.
+    Its updates are to be multiplied by the learning rate. Weight decay is decoupled from the
+    gradient. Without `decay_norms_and_biases` it leaves out biases and scales.
+
+    Muon updates the matrices of the layers, AdamW all other parameters.
     """
-    peak, warmup = settings.learning_rate, min(settings.warmup_steps, train_steps)
-    up = optax.linear_schedule(0.0, peak, max(warmup, 1))
-    if settings.schedule == "linear":
-        down = optax.linear_schedule(peak, 0.0, max(train_steps - warmup, 1))
-        return optax.join_schedules([up, down], [warmup])
-    falling = min(round(settings.decay_share * train_steps), train_steps - warmup)
-    down = optax.linear_schedule(peak, 0.0, max(falling, 1))
-    parts = [up, optax.constant_schedule(peak), down]
-    return optax.join_schedules(parts, [warmup, train_steps - falling])
+    is_decayed = None if settings.decay_norms_and_biases else _is_decayed
+    adamw = optax.chain(
+        optax.scale_by_adam(settings.b1, settings.b2, settings.eps),
+        optax.add_decayed_weights(settings.weight_decay, is_decayed),
+        optax.scale(-1.0),
+    )
+    match settings.kind:
+        case "adamw":
+            rule = adamw
+        case "muon":
+            muon = optax.chain(
+                optax.GradientTransformation(_init_muon, _update_muon),
+                optax.add_decayed_weights(settings.weight_decay),
+                optax.scale(-settings.muon_learning_rate / settings.learning_rate),
+            )
+            rule = optax.partition({"muon": muon, "adamw": adamw}, _rule_of_each)
+
+    def update(gradient, state, params):
+        if settings.clip_norm:
+            # optax's own clipping branches for each parameter, which takes a second to compile.
+            share = jnp.minimum(1.0, settings.clip_norm / optax.tree.norm(gradient))
+            gradient = jax.tree.map(lambda g: share * g, gradient)
+        # optax multiplies floats by integer counts, which strict promotion refuses.
+        with jax.numpy_dtype_promotion("standard"):
+            return rule.update(gradient, state, params)
+
+    return optax.GradientTransformation(rule.init, update)
 
 
-def _decayed(params: dict) -> dict:
+class MuonState(typing.NamedTuple):
+    """State of Muon."""
+
+    count: Int[Array, ""]
+    momentum: dict
+
+
+def _init_muon(kernels: dict) -> MuonState:
+    return MuonState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, kernels))
+
+
+def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonState]:
+    """Replaces the gradient of each matrix by the orthogonal matrix nearest to its momentum.
+
+    Source: Jordan 2024, with Nesterov momentum; scaled as by Liu et al. 2025 (arXiv 2502.16982).
+    Matrices of one shape are orthogonalised together: fewer programs to compile, larger products.
+    """
+    count = (state.count + 1).astype(jnp.float32)
+
+    def average(old, new):
+        return MUON_DECAY * old + (1 - MUON_DECAY) * new
+
+    momentum = jax.tree.map(average, state.momentum, kernels)
+    # Both are divided by the sum of their weights (bias correction), as in optax.
+    ahead = jax.tree.map(
+        lambda m, g: average(m / (1 - MUON_DECAY ** (count + 1)), g / (1 - MUON_DECAY**count)),
+        momentum,
+        kernels,
+    )
+    leaves, tree = jax.tree.flatten(ahead)
+    groups = collections.defaultdict(list)
+    for number, leaf in enumerate(leaves):
+        groups[tuple(sorted(leaf.shape[1:]))].append(number)
+    for shape, numbers in groups.items():
+        matrices = [_as_wide(leaves[number]) for number in numbers]
+        orthogonal = _orthogonalise(jnp.concatenate(matrices)) * (MUON_RMS * max(shape) ** 0.5)
+        ends = np.cumsum([len(matrix) for matrix in matrices])[:-1]
+        for number, part in zip(numbers, jnp.split(orthogonal, ends), strict=True):
+            is_wide = leaves[number].shape == part.shape
+            leaves[number] = part if is_wide else part.swapaxes(1, 2)
+    return jax.tree.unflatten(tree, leaves), MuonState(state.count + 1, momentum)
+
+
+def _as_wide(matrices: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
+    """Returns the matrices, transposed if they have more rows than columns."""
+    _, rows, columns = matrices.shape
+    return matrices if rows <= columns else matrices.swapaxes(1, 2)
+
+
+def _orthogonalise(x: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
+    """Brings the singular values of each matrix near 1, by Newton-Schulz iterations."""
+    a, b, c = NEWTON_SCHULZ
+
+    def iterate(_, x):
+        square = x @ x.swapaxes(1, 2)
+        return a * x + (b * square + c * square @ square) @ x
+
+    norms = jnp.linalg.norm(x, axis=(1, 2), keepdims=True)
+    return jax.lax.fori_loop(0, NEWTON_SCHULZ_STEPS, iterate, x / (norms + 1e-8))
+
+
+def learning_rates(
+    settings: config.Optimizer, steps: int, start: float | None = None
+) -> np.ndarray:
+    """Returns the learning rate of every step.
+
+    With the schedules "linear" and "wsd" (warm-up, stable, decay), it goes linearly to the peak in
+    `warmup_steps`. Then it falls to 0 over all other steps (linear), or it stays and falls over the
+    last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all steps.
+
+    Args:
+        settings: Peak, warm-up and schedule.
+        steps: Length of the run.
+        start: Where the rate begins: that of the run that this one goes on from. None: 0.
+
+    Returns:
+        float32 [steps].
+    """
+    return _rates(np.arange(steps), settings, steps, start or 0.0)
+
+
+def learning_rate_after(
+    step: int, settings: config.Optimizer, steps: int, start: float | None = None
+) -> float:
+    """Returns the learning rate that `learning_rates` comes to after a step, 0 after a decay."""
+    return float(_rates(np.array([step]), settings, steps, start or 0.0)[0])
+
+
+def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: float) -> np.ndarray:
+    """Returns the learning rate of the step that follows on `done` steps."""
+    if settings.schedule == "decay":
+        return (start * _remaining(done / steps, settings.decay_shape)).astype(np.float32)
+    warmup, peak = min(settings.warmup_steps, steps), settings.learning_rate
+    rising = start + (peak - start) * done / max(warmup, 1)
+    falling, shape = steps - warmup, "linear"
+    if settings.schedule == "wsd":
+        falling = min(round(settings.decay_share * steps), falling)
+        shape = settings.decay_shape
+    fallen = np.clip((done - (steps - falling)) / max(falling, 1), 0, 1)
+    rates = np.where(done < warmup, rising, peak * _remaining(fallen, shape))
+    return rates.astype(np.float32)
+
+
+def _remaining(fallen: np.ndarray, shape: str) -> np.ndarray:
+    """Returns the share of the rate that is left after the share `fallen` of a decay."""
+    if shape == "1-sqrt":
+        return 1 - np.sqrt(fallen)
+    return (1 + np.cos(np.pi * fallen)) / 2 if shape == "cosine" else 1 - fallen
+
+
+def _is_decayed(params: dict) -> dict:
     """Returns for each parameter whether weight decay applies to it: not to biases and scales."""
     return jax.tree_util.tree_map_with_path(
         lambda keys, _: keys[-1].key not in ("bias", "scale"), params
     )
 
 
-def _rules(params: dict) -> dict:
+def _rule_of_each(params: dict) -> dict:
     """Returns for each parameter the rule that updates it: "muon" for the layers' matrices."""
 
     def leaf(keys, _):
@@ -53,144 +188,3 @@ def _rules(params: dict) -> dict:
         return "muon" if "/blocks/" in path and path.endswith("/kernel") else "adamw"
 
     return jax.tree_util.tree_map_with_path(leaf, params)
-
-
-def _matrix_axes(kernels: dict) -> dict:
-    """Returns the axes of stacked kernels [N, in, out]: each of the N is a matrix of its own."""
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers((1,), (2,)), kernels)
-
-
-def _freezing_encoder(steps: int) -> optax.GradientTransformation:
-    """Returns a rule that makes the encoder's updates 0 in the first `steps` steps."""
-
-    def share(count):
-        return jnp.where(count < steps, 0.0, 1.0)
-
-    def of_encoder(params):
-        return {module: module == "encoder" for module in params}
-
-    return optax.masked(optax.scale_by_schedule(share), of_encoder)
-
-
-def _clipped(
-    settings: config.Optimizer, *rules: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    """Returns clipping by the global norm, then the rules."""
-    clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
-    chain = optax.chain(clip, *rules)
-
-    def update(gradient, state, params):
-        # optax multiplies floats by integer counts, which strict promotion refuses.
-        with jax.numpy_dtype_promotion("standard"):
-            return chain.update(gradient, state, params)
-
-    return optax.GradientTransformation(chain.init, update)
-
-
-def create(settings: config.Optimizer, train_steps: int) -> optax.GradientTransformation:
-    """Returns the optimiser of pretraining: clipping by the global norm, then AdamW or Muon.
-
-    Muon (Jordan 2024; scaled as by Liu et al. 2025, arXiv 2502.16982) updates the matrices of the
-    layers, AdamW all other parameters. Weight decay is decoupled. Without `decay_norms_and_biases`
-    it leaves out biases and scales. In the first `freeze_encoder_steps` steps the parameters of the
-    encoder do not change; its moments do.
-    """
-    adamw = optax.adamw(
-        schedule(settings, train_steps),
-        settings.b1,
-        settings.b2,
-        settings.eps,
-        weight_decay=settings.weight_decay,
-        mask=None if settings.decay_norms_and_biases else _decayed,
-    )
-    frozen_steps = settings.freeze_encoder_steps
-    # Without frozen steps there is no rule: it would add to the state, and so to checkpoints.
-    last = [_freezing_encoder(frozen_steps)] if frozen_steps else []
-    if settings.kind == "adamw":
-        return _clipped(settings, adamw, *last)
-    of_matrices = dataclasses.replace(settings, learning_rate=settings.muon_learning_rate)
-    muon = optax.contrib.muon(
-        schedule(of_matrices, train_steps),
-        weight_decay=settings.weight_decay,
-        muon_weight_dimension_numbers=_matrix_axes,
-        consistent_rms=MUON_RMS,
-    )
-    return _clipped(settings, optax.partition({"muon": muon, "adamw": adamw}, _rules), *last)
-
-
-def moving_average(average: dict, params: dict, decay: float, step: Int[Array, ""]) -> dict:
-    """Returns the moving average of the parameters after a step.
-
-    After step t, the parameters of step s have the weight (1 - decay) decay^(t - s) / (1 - decay^t)
-    in it. The weights sum to 1, as Adam's bias correction makes them (Kingma and Ba 2015). The
-    initial parameters have weight 0. In step 1 the result is `params`, whatever `average` holds.
-
-    Args:
-        average: The average after the step before.
-        params: The parameters after this step.
-        decay: Above 0, below 1.
-        step: Number of this step, from 1.
-    """
-    # expm1 keeps the digits that 1 - decay^t loses in float32 in the first steps.
-    weights_so_far = -jnp.expm1(step.astype(jnp.float32) * math.log(decay))
-    newest = (1.0 - decay) / weights_so_far
-    return jax.tree.map(lambda a, p: a + newest * (p - a), average, params)
-
-
-class Schedule(typing.NamedTuple):
-    """A schedule of the learning rate as data. All fields are float32 scalars.
-
-    One compiled step serves every peak, warm-up and length of run.
-    """
-
-    count: jax.Array  # steps done
-    peak: jax.Array
-    warmup: jax.Array  # steps
-    total: jax.Array  # steps; the rate is 0 there
-
-    def rate(self) -> jax.Array:
-        """Returns the learning rate after `count` steps, as `schedule` does."""
-        rising = self.count / jnp.maximum(self.warmup, 1.0)
-        falling = (self.total - self.count) / jnp.maximum(self.total - self.warmup, 1.0)
-        return self.peak * jnp.where(self.count < self.warmup, rising, jnp.maximum(falling, 0.0))
-
-
-def create_adjustable(settings: config.Optimizer) -> optax.GradientTransformation:
-    """Returns the optimiser of `create` with the schedule as a part of its state.
-
-    `with_schedule` sets the schedule, which is linear. The settings of the learning rate and its
-    schedule have no effect.
-    """
-    adam = optax.scale_by_adam(settings.b1, settings.b2, settings.eps)
-    decayed = None if settings.decay_norms_and_biases else _decayed
-    chain = _clipped(settings, adam, optax.add_decayed_weights(settings.weight_decay, decayed))
-
-    def init(params):
-        return chain.init(params), Schedule(*(jnp.zeros((), jnp.float32) for _ in Schedule._fields))
-
-    def update(gradient, state, params):
-        inner, schedule_state = state
-        updates, inner = chain.update(gradient, inner, params)
-        rate = schedule_state.rate()
-        schedule_state = schedule_state._replace(count=schedule_state.count + 1.0)
-        return jax.tree.map(lambda u: -rate * u, updates), (inner, schedule_state)
-
-    return optax.GradientTransformation(init, update)
-
-
-def with_schedule(opt_state: tuple, peak: float, warmup: int, total: int) -> tuple:
-    """Returns the state of `create_adjustable` with a new schedule, at its start.
-
-    Args:
-        opt_state: State of the optimiser.
-        peak: Learning rate at its peak.
-        warmup: Steps until the peak.
-        total: Steps until the rate is 0.
-    """
-    values = (0.0, peak, warmup, total)
-    return opt_state[0], Schedule(
-        *(
-            jax.device_put(jnp.float32(v), old.sharding)
-            for v, old in zip(values, opt_state[1], strict=True)
-        )
-    )

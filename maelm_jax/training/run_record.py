@@ -1,96 +1,282 @@
-"""Record of a run's settings and machine: config.gin, vocabulary/ and environment.txt."""
+"""The records of a workdir: lock, settings, vocabulary, starts, and the run that it goes on from.
 
+config.gin has the settings of the last start, environment.txt a block for each start, and
+parent.json the run of `Run.continue_from`.
+"""
+
+import collections.abc
+import contextlib
 import datetime
+import difflib
 import importlib.metadata
+import json
+import math
+import os
 import pathlib
 import platform
+import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
+import typing
 
 import jax
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.data import workers
-from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.training import coordination, metrics
+from maelm_jax.data import vocabularies, workers
+from maelm_jax.training import checkpoint, distributed, metrics, run_rows
 
-FOLDERS = ("checkpoints", "tensorboard", "vocabulary")
-FILES = (
-    "config.gin",
-    "environment.txt",
+LOCK = "run.lock"
+ENVIRONMENT = "environment.txt"
+PARENT = "parent.json"
+VOCABULARY = "vocabulary"
+# Files that a run reads at its start. `fetch` copies those of a workdir in a bucket.
+RECORDS = (
+    gin_files.RECORD,
+    ENVIRONMENT,
+    PARENT,
     "metrics.jsonl",
-    "rows.json",
     "origin.json",
-    "loss_curve.png",
+    "rows.json",
+    f"{VOCABULARY}/sentencepiece.model",
+    f"{VOCABULARY}/tokenizer.json",
 )
+# A folder with one of these files counts as a run: a workdir, an exported or Hugging Face folder,
+# or a checkpoint of the published code.
+RUN_FILES = (gin_files.RECORD, "config.json", "model.pt")
+MOST_LISTED = 6  # largest number of runs that a message lists
+PATIENCE = 5.0  # seconds; the kernel frees the lock of a killed process after its memory
 UNCHANGED = "packages as in the block above"  # instead of the list of packages
 
 
-def check(workdir: str):
-    """Checks that a run can use the workdir. Changes nothing in it.
+def fetch(workdir: str) -> pathlib.Path:
+    """Returns the folder on this machine with the records of a run.
 
-    The metrics of a workdir in a bucket are copied to this machine. The lock of the workdir
-    (`workdir_lock.held`) must be held.
+    Those of a workdir in a bucket are copied here. No run is on s3://, where Orbax writes no
+    checkpoints.
+    """
+    folder = storage.local_path(workdir)
+    if workdir.startswith("gs://"):
+        storage.fetch_files(workdir, RECORDS)
+    return folder
+
+
+def no_run(path: str) -> str:
+    """Returns a line that says that `path` holds no run, and names runs near it."""
+    is_folder = pathlib.Path(path).is_dir()
+    problem = f"{path} holds no run (no config.gin)" if is_folder else f"there is no run {path}"
+    return f"{problem}{near(path)}"
+
+
+def near(path: str) -> str:
+    """Returns "; did you mean runs/tiny?", or the runs in or beside `path`, or ""."""
+    folder = pathlib.Path(path)
+    if inside := _runs_in(folder):
+        return f"; it holds the runs {', '.join(inside[:MOST_LISTED])}"
+    beside = _runs_in(folder.parent)
+    if close := difflib.get_close_matches(folder.name, beside, n=1):
+        return f"; did you mean {folder.parent / close[0]}?"
+    return f"; {folder.parent} holds the runs {', '.join(beside[:MOST_LISTED])}" if beside else ""
+
+
+def _runs_in(folder: pathlib.Path) -> list[str]:
+    """Returns the sorted names of the runs in a folder."""
+    files = [path for name in RUN_FILES for path in folder.glob(f"*/{name}")]
+    return sorted({path.parent.name for path in files})
+
+
+@contextlib.contextmanager
+def locked(workdir: str) -> collections.abc.Iterator[None]:
+    """Context manager that holds the lock of a workdir, which is created if necessary.
+
+    The lock is flock(2) on a file in the folder. The kernel releases it when the process ends, even
+    after SIGKILL. In a multi-process run, process 0 holds it for all. A bucket has no locks: there
+    it covers this machine only. A workdir that is still empty at the end is removed.
 
     Raises:
-        ConfigError: A file is in the place of a folder or the other way round, or the metrics
-            cannot be read. All processes raise it.
+        ConfigError: Another process holds the lock.
+        OSError: The folder cannot be written to.
     """
-    coordination.run_on_process_zero(f"check of {workdir}", lambda: _check(workdir))
+    with contextlib.ExitStack() as stack:
+        with distributed.process_zero_first(f"lock of {workdir}"):
+            if not jax.process_index():
+                stack.enter_context(_locked(workdir))
+        yield
 
 
-def _check(workdir: str):
-    if storage.in_bucket(workdir):
-        storage.fetch_files(workdir, ("metrics.jsonl",))
+@contextlib.contextmanager
+def _locked(workdir: str) -> collections.abc.Iterator[None]:
     folder = storage.local_path(workdir)
-    for name in (*FOLDERS, *FILES):
-        path = folder / name
-        if path.exists() and path.is_dir() != (name in FOLDERS):
-            kinds = ("a file", "a folder") if name in FOLDERS else ("a folder", "a file")
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(workdir, folder / LOCK) as file:
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}\n".encode())
+        file.flush()
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # the folder may be gone, or hold something
+                (folder / LOCK).unlink()
+                for path in created:
+                    path.rmdir()
+
+
+@contextlib.contextmanager
+def _lock(workdir: str, path: pathlib.Path) -> collections.abc.Iterator[typing.BinaryIO]:
+    """Holds the lock of a file and yields the file. Raises ConfigError after PATIENCE seconds."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            # The holder before removed the file at its end.
+            if storage.try_lock(file) and path.exists() and _is_same(file, path):
+                yield file
+                return
+        if time.monotonic() >= end:
             raise config.ConfigError(
-                f"{path} is {kinds[0]}, where a run keeps {kinds[1]}: "
-                "move it away, or give another --workdir"
+                f"{workdir} is in use by {path.read_text().strip() or 'another process'}. "
+                "Wait until that ends, or stop it. To run both, give another --workdir"
             )
-    metrics.read(workdir)
+        time.sleep(0.1)
 
 
-def write(folder: pathlib.Path, experiment: config.Experiment, vocabulary: Vocabulary):
+def _is_same(file: typing.BinaryIO, path: pathlib.Path) -> bool:
+    return os.path.samestat(os.fstat(file.fileno()), path.stat())
+
+
+def is_running(workdir: str) -> bool:
+    """Returns whether a process of this machine or on the same storage holds the lock."""
+    path = storage.local_path(workdir) / LOCK
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        return not storage.try_lock(file)
+
+
+def check_settings(
+    workdir: str | os.PathLike, experiment: config.Experiment, also_free: tuple[str, ...] = ()
+) -> config.Experiment | None:
+    """Returns the settings of the run in a workdir, or None if there is no run.
+
+    Raises:
+        ConfigError: They differ from `experiment`. The message has the differences, apart from
+            those of free settings and of `also_free` (see `config.differences`).
+    """
+    saved = storage.local_path(str(workdir)) / gin_files.RECORD
+    if not saved.exists():
+        return None
+    recorded = gin_files.load([str(saved)])
+    changes = config.differences(recorded, experiment, also_free)
+    if changes:
+        remedy = (
+            "" if checkpoint.complete_steps(str(workdir)) else "remove it if it is not needed, "
+        )
+        raise config.ConfigError(
+            f"{workdir} holds a run with other settings ({'; '.join(changes)}): {remedy}"
+            "give another --workdir, or the same settings"
+        )
+    return recorded
+
+
+def check_checkpoints(workdir: str):
+    """Raises ConfigError if the run has written checkpoints, and none of them is there."""
+    saved = [line["checkpoint"] for line in metrics.read(workdir) if line.get("checkpoint")]
+    if saved and not checkpoint.complete_steps(workdir):
+        raise config.ConfigError(
+            f"{checkpoint.folder_of(workdir)} has no checkpoint any more, and the run had one of "
+            f"step {saved[-1]}. Put it back (is its disk mounted?), or give another --workdir to "
+            "begin again"
+        )
+
+
+def load_vocabulary(workdir: str | os.PathLike) -> vocabularies.Vocabulary:
+    """Loads the vocabulary of a run.
+
+    Raises:
+        ConfigError: It is damaged, or it is not the vocabulary that the run was trained with.
+    """
+    folder = storage.local_path(str(workdir)) / VOCABULARY
+    vocabulary = vocabularies.load(folder)
+    recorded = run_rows.read(str(workdir))
+    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
+        raise config.ConfigError(
+            f"{folder} is not the vocabulary that the run was trained with (sha256 "
+            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
+        )
+    return vocabulary
+
+
+def changes_since_last_start(workdir: str, experiment: config.Experiment) -> list[str]:
+    """Returns what changed since the last start, one line each: settings, and CPU cores.
+
+    Call it before this start is recorded.
+    """
+    folder = storage.local_path(workdir)
+    if not (folder / gin_files.RECORD).exists():
+        return []
+    before = config.values(gin_files.load([str(folder / gin_files.RECORD)]))
+    lines = [
+        f"{name}: {before[name]!r} -> {value!r}"
+        for name, value in config.values(experiment).items()
+        if before[name] != value
+    ]
+    environment = folder / ENVIRONMENT
+    starts = environment.read_text(errors="replace") if environment.exists() else ""
+    cores = re.findall(r"^cores (\d+)$", starts, re.MULTILINE)
+    if cores and int(cores[-1]) != workers.usable_cores():
+        change = f"CPU cores: {cores[-1]} -> {workers.usable_cores()}"
+        lines.append(f"{change}. On CPU, losses may differ by rounding")
+    return lines
+
+
+def write_start(
+    folder: pathlib.Path,
+    experiment: config.Experiment,
+    vocabulary: vocabularies.Vocabulary,
+    step: int = 0,
+    changes: collections.abc.Sequence[str] = (),
+):
     """Writes config.gin and vocabulary/, and appends a block for this start to environment.txt.
 
     Args:
         folder: The workdir, or its local copy if the workdir is in a bucket.
         experiment: The settings of the run.
         vocabulary: The vocabulary of the run.
+        step: Steps done before this start.
+        changes: Result of `changes_since_last_start`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    storage.write(folder / "config.gin", gin_files.render(experiment))
-    path = folder / "environment.txt"
+    path = folder / ENVIRONMENT
     before = path.read_text(errors="replace").rstrip("\n") if path.exists() else ""
-    storage.write(path, "\n\n".join(filter(None, (before, _this_start(before)))) + "\n")
-    vocabulary.save(folder / "vocabulary")
+    block = [f"after step {step}: {change}" for change in changes]
+    block = [*_describe_start(), *block, *_packages(before)]
+    storage.write(path, "\n\n".join(filter(None, (before, "\n".join(block)))) + "\n")
+    storage.write(folder / gin_files.RECORD, gin_files.render(experiment))
+    vocabulary.save(folder / VOCABULARY)
 
 
-def _this_start(before: str) -> str:
-    """Returns a block of environment.txt. Lists the packages if they differ from those before."""
-    packages = sorted(
-        {f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()}
-    )
-    listed = [
-        [line for line in block.splitlines() if "==" in line and " " not in line]
-        for block in before.split("\n\n")
-    ]
-    last = next((lines for lines in reversed(listed) if lines), None)
-    lines = [
+def _describe_start() -> list[str]:
+    return [
         f"started {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
         f"commit {_commit()}",
         f"command {shlex.join(sys.argv)}",
         f"python {platform.python_version()} on {platform.platform()}",
         f"cores {workers.usable_cores()}",
         *(f"{device.id}: {device.device_kind}" for device in jax.devices()),
-        *([UNCHANGED] if last == packages else packages),
     ]
-    return "\n".join(lines)
+
+
+def _packages(before: str) -> list[str]:
+    """Returns the installed packages, or UNCHANGED if `before`, the earlier blocks, lists them."""
+    packages = sorted(
+        {f"{item.metadata['Name']}=={item.version}" for item in importlib.metadata.distributions()}
+    )
+    listed = [line for line in before.splitlines() if "==" in line and " " not in line]
+    return [UNCHANGED] if listed[-len(packages) :] == packages else packages
 
 
 def _commit() -> str:
@@ -105,3 +291,57 @@ def _commit() -> str:
         return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # git is not installed, or no repository
         return "unknown"
+
+
+class Parent(typing.NamedTuple):
+    """The run that a run goes on from (`Run.continue_from`), as parent.json records it."""
+
+    workdir: str
+    step: int  # of its checkpoint
+    tokens: int  # that it and the runs before it had trained on
+    learning_rate: float  # after that step
+    # Rows of the training data that are read already: 0 if this run has other rows, or another
+    # order of rows.
+    rows_read: int
+    changes: list[str]  # settings in which this run differs
+
+
+def read_parent(workdir: str) -> Parent | None:
+    """Reads parent.json. Returns None if the run goes on from no other."""
+    path = storage.local_path(workdir) / PARENT
+    if not path.exists():
+        return None
+    with storage.reading(path):
+        return Parent(**storage.read_json(path))
+
+
+def write_parent(workdir: str, parent: Parent):
+    """Writes parent.json."""
+    path = storage.local_path(workdir) / PARENT
+    storage.write(path, json.dumps(parent._asdict(), indent=1) + "\n")
+
+
+def trained_tokens(workdir: str, step: int) -> int:
+    """Returns the tokens that a run and those before it have trained on until a step."""
+    return loss_curves(workdir)[-1].tokens_after(step)
+
+
+def loss_curves(workdir: str, last_step: float = math.inf) -> list[metrics.Curve]:
+    """Returns the logged losses of a run, after those of the runs that it goes on from.
+
+    Lines after `last_step` of the run are left out. A run before it whose workdir is gone is left
+    out, with those before that.
+    """
+    curves: list[metrics.Curve] = []
+    while workdir and (storage.local_path(workdir) / gin_files.RECORD).exists():
+        recorded = gin_files.load([str(storage.local_path(workdir) / gin_files.RECORD)])
+        parent = read_parent(workdir)
+        curve = metrics.Curve(
+            name=pathlib.PurePath(workdir).name,
+            lines=[line for line in metrics.read(workdir) if line["step"] <= last_step],
+            first_token=parent.tokens if parent else 0,
+            tokens_per_step=recorded.run.batch_size * recorded.corpus.sequence_length,
+        )
+        curves.insert(0, curve)
+        workdir, last_step = (parent.workdir, parent.step) if parent else ("", 0)
+    return curves

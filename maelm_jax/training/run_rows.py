@@ -15,7 +15,7 @@ from maelm_jax.data import prepare, seqio_tasks
 from maelm_jax.data.prepare import Prepared
 from maelm_jax.data.readers import Unavailable
 from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.training import coordination
+from maelm_jax.training import distributed
 
 FILE = "rows.json"
 log = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ def choose_rows(
             f"{workdir}/vocabulary is not the vocabulary that the run began with (sha256 "
             f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
         )
-    with coordination.process_zero_first("rows"):
+    with distributed.process_zero_first("rows"):
         if recorded and not accept_new_data:
             chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
         else:
             chosen = _prepare(corpus, vocabulary)
     if recorded:
         chosen = _in_order(chosen, recorded)
-    coordination.check_equal("fingerprint of rows", fingerprints(chosen.record))
+    distributed.check_equal("fingerprint of rows", fingerprints(chosen.record))
     return chosen
 
 

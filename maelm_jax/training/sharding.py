@@ -28,7 +28,6 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
-    (r"opt_state/.*/ns_coeffs", PartitionSpec()),  # Muon's polynomial, a constant of its state
     (r"((classifier|span|token)/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
     (r"(classifier|span|token)/norm/scale", PartitionSpec()),
 )
@@ -157,12 +156,7 @@ def make_mesh(settings: config.Mesh) -> jax.sharding.Mesh:
 
 
 def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Checks that the mesh divides rows, heads, width and feed-forward width.
-
-    Raises:
-        ConfigError: It does not, or a batch does not fit in memory.
-    """
-    check_memory(experiment.run.batch_size, experiment.corpus.sequence_length)
+    """Raises ConfigError unless the mesh divides rows, heads, width and feed-forward width."""
     _check_batch_divides(experiment.run, mesh)
     model = experiment.model
     for part, owner in ((model, ""), (model.decoder, " of the decoder")):
@@ -176,38 +170,54 @@ def check_mesh(experiment: config.Experiment, mesh: jax.sharding.Mesh):
 
 def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
     devices = row_shards(mesh)
-    for name, size in run.named_batch_sizes:
-        microbatch = size // run.accumulate
-        if microbatch % devices == 0:
-            continue
+    microbatch = run.batch_size // run.accumulate
+    if microbatch % devices:
         step = devices * run.accumulate
         smaller = max(microbatch // devices, 1) * step
         raise config.ConfigError(
-            f"{name}={size} in Run.accumulate={run.accumulate} parts is not "
+            f"Run.batch_size={run.batch_size} in Run.accumulate={run.accumulate} parts is not "
             f"divisible by {devices} devices (Mesh.data x Mesh.fsdp). "
             f"Use {smaller} or {smaller + step}"
         )
 
 
-def check_memory(batch_size: int, length: int):
-    """Checks that the ids of a batch take at most a quarter of this machine's memory.
+def check_memory(experiment: config.Experiment, state, mesh: jax.sharding.Mesh):
+    """Checks, before a step is compiled, that it can fit at all: a lower bound of what it needs.
 
     Args:
-        batch_size: Rows of the batch, divided over all processes.
-        length: Tokens of a row, 4 bytes each.
+        experiment: The settings.
+        state: Shapes and shardings of the state.
+        mesh: The devices.
 
     Raises:
-        ConfigError: They take more.
+        ConfigError: The state with a gradient, or one hidden state for each token of a microbatch,
+            takes more than the memory of a device.
     """
-    needed = 4 * batch_size * length / jax.process_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # A batch exists several times: as it is read, as it is converted and on the devices.
-    if needed > memory / 4:
-        most = int(batch_size * memory / 4 / needed)
+    run, memory = experiment.run, _memory_of_device()
+    shards = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves((state, state.params))]
+    needed = 4 * sum(map(math.prod, shards))
+    if needed > memory:
         raise config.ConfigError(
-            f"Run.batch_size={batch_size}: its ids alone take {needed / 1e9:,.1f} GB "
-            f"of this machine's {memory / 1e9:,.1f} GB. Use at most {most}"
+            f"Model: parameters, gradient and optimiser take {needed / 2**30:,.1f} GiB of a "
+            f"device's {memory / 2**30:,.1f} GiB. Use a smaller Model, or a larger Mesh.fsdp"
         )
+    rows = run.batch_size // run.accumulate / row_shards(mesh)
+    needed = 4 * rows * experiment.corpus.sequence_length * experiment.model.width
+    if needed > memory:
+        raise config.ConfigError(
+            f"Run.batch_size={run.batch_size}: the hidden states of a layer alone take "
+            f"{needed / 2**30:,.1f} GiB of a device's {memory / 2**30:,.1f} GiB. Use a smaller "
+            "Run.batch_size or a larger Run.accumulate"
+        )
+
+
+def _memory_of_device() -> float:
+    """Returns the memory of a device in bytes. CPU devices share that of the machine."""
+    device = jax.local_devices()[0]
+    statistics = device.memory_stats() or {}
+    if "bytes_limit" in statistics:
+        return statistics["bytes_limit"]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
 
 
 def row_shards(mesh: jax.sharding.Mesh) -> int:

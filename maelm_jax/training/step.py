@@ -11,61 +11,26 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
-from maelm_jax import config
-from maelm_jax.model import keys, loss, maelm, masking
-from maelm_jax.training import fsdp, optimizers, sharding
+from maelm_jax.model import keys, loss
+from maelm_jax.training import fsdp, sharding
 
-# (params, batch, row_numbers, key, train) -> sums over the batch
+# (params, batch, row_numbers, key, train) -> sums over the batch. `row_numbers` are the numbers of
+# the rows in the global batch, uint32 [B]. `train` is False in evaluations.
 LossFn = collections.abc.Callable[..., loss.Sums]
 
 
 class State(typing.NamedTuple):
     """The state of pretraining."""
 
-    step: Int[Array, ""]  # optimiser steps done
+    step: Int[Array, ""]  # optimiser steps of this run
     params: dict
     opt_state: optax.OptState
-    average: dict | None = None  # moving average of `params`; None without Optimizer.ema_decay
 
 
-def evaluated_params(state: tuple) -> dict:
-    """Returns the parameters that are evaluated and measured: the average if there is one.
-
-    Readers of a checkpoint choose in the same way (checkpoint_params.py).
-    """
-    average = getattr(state, "average", None)  # the state of fine-tuning has no such field
-    return state.params if average is None else average
-
-
-def pretraining_loss(experiment: config.Experiment, graph, special: config.SpecialIds) -> LossFn:
-    """Returns the loss function of pretraining.
-
-    The function draws masks for a batch of rows and sums the loss over the masked positions. Masks
-    and dropout depend on (key, the row's number in the global batch). They are therefore the same
-    on every mesh, with any number of hosts and microbatches.
-
-    Args:
-        experiment: The settings.
-        graph: Graph of the model, from `maelm.create`.
-        special: Ids of special tokens.
-    """
-    sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
-
-    def loss_fn(
-        params: dict,
-        rows: Int[Array, "B L"],
-        numbers: UInt32[Array, " B"],
-        key: Key[Array, ""],
-        train: bool,
-    ) -> loss.Sums:
-        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
-        inputs = masking.draw(mask_keys, rows, experiment.masking, sizes, special)
-        prediction = maelm.apply(graph, params).predict(inputs, dropout_keys if train else None)
-        return loss.masked_cross_entropy(prediction, inputs, experiment.model.logit_tile)
-
-    return loss_fn
+# On CPU, the program that makes a fresh state runs once: compiling it takes longer than running it.
+COMPILED_QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
 
 
 def create_state(
@@ -73,7 +38,6 @@ def create_state(
     optimizer: optax.GradientTransformation,
     seed: int,
     mesh: jax.sharding.Mesh,
-    ema_decay: float = 0.0,
 ) -> State:
     """Creates a fresh state. It is created sharded: no device ever holds more than its part.
 
@@ -82,23 +46,21 @@ def create_state(
         optimizer: Gives the state of the optimiser.
         seed: Seed of the initial weights.
         mesh: Devices of the state.
-        ema_decay: Decay of the moving average of the parameters. 0: the state has none.
     """
 
     def fresh():
-        return _initial_state(
-            init(keys.make_stream_key(seed, keys.INIT_STREAM)), optimizer, ema_decay
-        )
+        return _initial_state(init(keys.make_stream_key(seed, keys.INIT_STREAM)), optimizer)
 
-    shapes = state_shapes(init, optimizer, mesh, ema_decay)
-    return jax.jit(fresh, out_shardings=jax.tree.map(lambda x: x.sharding, shapes))()
+    shardings = jax.tree.map(lambda x: x.sharding, state_shapes(init, optimizer, mesh))
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = COMPILED_QUICKLY if is_cpu else None
+    return jax.jit(fresh, out_shardings=shardings, compiler_options=options)()
 
 
 def state_shapes(
     init: collections.abc.Callable,
     optimizer: optax.GradientTransformation,
     mesh: jax.sharding.Mesh,
-    ema_decay: float = 0.0,
 ) -> State:
     """Returns the shapes and shardings of a state of `create_state`. Allocates nothing.
 
@@ -106,15 +68,12 @@ def state_shapes(
         ConfigError: The mesh does not divide a parameter.
     """
     params = jax.eval_shape(init, keys.make_key(0))
-    shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer, ema_decay), params)
+    shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer), params)
     return sharding.sharded_shapes(shapes, mesh)
 
 
-def _initial_state(
-    params: dict, optimizer: optax.GradientTransformation, ema_decay: float
-) -> State:
-    average = jax.tree.map(jnp.zeros_like, params) if ema_decay else None
-    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+def _initial_state(params: dict, optimizer: optax.GradientTransformation) -> State:
+    return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 class _GradientAndSums(typing.NamedTuple):
@@ -134,13 +93,12 @@ def _gradient_on_device(
     """
 
     def loss_and_sums(variables, batch, row_numbers):
-        sums = loss_fn(fsdp.parameters(variables, params), batch, row_numbers, key, True)
+        weights = fsdp.weights_of(variables, params)
+        sums = loss_fn(weights, batch, row_numbers, key, True)
         return sums.loss_nats, sums
 
     gradient_of = jax.grad(loss_and_sums, has_aux=True)
-    # For a stacked parameter sharded over `fsdp` this is a zero array of the whole shape
-    # (stack.ShardedParameter), so that its gradient is that of the whole parameter.
-    variables = fsdp.differentiable(params)
+    variables = fsdp.variables_of(params)
     if accumulate == 1:
         gradient, sums = gradient_of(variables, batch, row_numbers)
     else:
@@ -170,19 +128,6 @@ def _row_numbers(batch) -> UInt32[Array, " B"]:
     return jnp.arange(jax.tree.leaves(batch)[0].shape[0], dtype=jnp.uint32)
 
 
-def _updated(
-    state: tuple, gradient: dict, optimizer: optax.GradientTransformation, ema_decay: float
-) -> tuple:
-    """Returns the state after one optimiser step. The step number is that before it."""
-    updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
-    state = state._replace(params=params, opt_state=opt_state)
-    if ema_decay:
-        average = optimizers.moving_average(state.average, params, ema_decay, state.step + 1)
-        state = state._replace(average=average)
-    return state
-
-
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
@@ -190,22 +135,20 @@ def make_train_step(
     seed: int,
     accumulate: int,
     mesh: jax.sharding.Mesh,
-    ema_decay: float = 0.0,
 ):
-    """Returns the training step: (state, batch) -> (state, metrics), one optimiser step.
+    """Returns the training step: (state, batch, learning rate) -> (state, metrics).
 
     The gradient is that of the loss summed over the whole batch, all devices and microbatches
     included. It is divided once by the count of the sums.
 
     Args:
         loss_fn: Sums of the loss over a batch.
-        optimizer: The optimiser.
+        optimizer: The optimiser, as `optimizers.create` returns it.
         state: Gives structure and shapes of the state. A named tuple with the fields step, params
-            and opt_state, and average if `ema_decay` is set. Other fields are passed through.
+            and opt_state. Other fields are passed through.
         seed: Seed of masks and dropout.
         accumulate: Number of microbatches.
         mesh: Devices.
-        ema_decay: Decay of the moving average in `state.average`. 0: there is none.
 
     Returns:
         The step. It is compiled at its first call. It donates the buffers of the state. Metrics are
@@ -220,70 +163,43 @@ def make_train_step(
         _GradientAndSums(specs, PartitionSpec()),
     )
 
-    def train_step(state, batch):
+    def train_step(state, batch, learning_rate: Float[Array, ""]):
         key = jax.random.fold_in(keys.make_stream_key(seed, keys.TRAIN_STREAM), state.step)
         gradient, sums = gradient_of_batch(state.params, key, batch, _row_numbers(batch))
         count = jnp.maximum(sums.count, 1.0)
         # XLA rounds in another way if the divisions share `count`. Resumed runs need the same bits.
         gradient = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0), gradient)
-        state = _updated(state, gradient, optimizer, ema_decay)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
+        params = jax.tree.map(lambda p, u: p + learning_rate * u, state.params, updates)
         metrics = {
             "loss": sums.loss_nats / count,
             "accuracy": sums.correct / count,
             "grad_norm": optax.tree.norm(gradient),
             "count": sums.count,
         }
-        return state._replace(step=state.step + 1), metrics
+        state = state._replace(step=state.step + 1, params=params, opt_state=opt_state)
+        return state, metrics
 
     shardings = sharding.shardings_of(state, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(
         train_step,
-        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH)),
-        out_shardings=(shardings, NamedSharding(mesh, PartitionSpec())),
+        in_shardings=(shardings, NamedSharding(mesh, sharding.BATCH), everywhere),
+        out_shardings=(shardings, everywhere),
         donate_argnums=0,
     )
 
 
-class AbstractStep(typing.NamedTuple):
-    """A training step, and the shapes and shardings of its arguments.
-
-    `train_step.lower(state, batch).compile()` compiles it.
-    """
-
-    train_step: collections.abc.Callable
-    state: State
-    batch: jax.ShapeDtypeStruct
-
-
-def abstract(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> AbstractStep:
-    """Returns the training step of an experiment, without allocating anything.
-
-    The devices of the mesh need not exist on this machine. The vocabulary is assumed to have
-    `Vocabulary.size` ids.
-    """
-    size, run = experiment.vocabulary.size, experiment.run
-    special = config.SpecialIds.of_size(size)
-    graph, init = maelm.create(experiment.model, size, special)
-    optimizer = optimizers.create(experiment.optimizer, run.train_steps)
-    state = state_shapes(init, optimizer, mesh, experiment.optimizer.ema_decay)
-    shape, rows = (run.batch_size, experiment.corpus.sequence_length), sharding.BATCH
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=NamedSharding(mesh, rows))
-    loss_fn = pretraining_loss(experiment, graph, special)
-    train_step = make_train_step(
-        loss_fn, optimizer, state, run.seed, run.accumulate, mesh, experiment.optimizer.ema_decay
-    )
-    return AbstractStep(train_step, state, batch)
-
-
-def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.Mesh):
+def make_eval_step(loss_fn: LossFn, params: dict, seed: int, mesh: jax.sharding.Mesh):
     """Returns the evaluation step: (params, batch, first row number) -> Sums over all devices.
 
-    The key depends on the seed only, so every evaluation has the same masks.
+    The key depends on the seed only, so every evaluation has the same masks. `params` gives the
+    structure and the shapes of the parameters.
     """
 
     def sums(params, key, batch, numbers):
-        gathered = fsdp.parameters(fsdp.differentiable(params), params)
-        return fsdp.sum_over_devices(loss_fn(gathered, batch, numbers, key, False))
+        weights = fsdp.weights_of(fsdp.variables_of(params), params)
+        return fsdp.sum_over_devices(loss_fn(weights, batch, numbers, key, False))
 
     def eval_step(params: dict, batch, first):
         key = keys.make_stream_key(seed, keys.EVALUATION_STREAM)
@@ -296,6 +212,6 @@ def make_eval_step(loss_fn: LossFn, state: State, seed: int, mesh: jax.sharding.
     rows = NamedSharding(mesh, sharding.BATCH)
     return jax.jit(
         eval_step,
-        in_shardings=(sharding.shardings_of(state.params, mesh), rows, everywhere),
+        in_shardings=(sharding.shardings_of(params, mesh), rows, everywhere),
         out_shardings=everywhere,
     )

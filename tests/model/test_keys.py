@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.model import maelm
+from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import optimizers, sharding, step
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
@@ -20,18 +20,17 @@ def losses() -> list[float]:
         config.Masking(),
         MODEL,
         config.Optimizer(warmup_steps=1),
-        config.Mesh(1, 1, 1),
+        config.Mesh(data=1),
         config.Run(train_steps=10, batch_size=4),
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
-    graph, init = maelm.create(MODEL, 100, SPECIAL)
-    updates = optimizers.create(settings.optimizer, 10)
-    state = step.create_state(init, updates, 7, mesh)
-    train_step = step.make_train_step(step.pretraining_loss(settings, graph, SPECIAL), updates, state, 7, 1, mesh)
+    objective, updates = objectives.create(settings, 100, SPECIAL), optimizers.create(settings.optimizer)
+    state = step.create_state(objective.init, updates, 7, mesh)
+    train_step = step.make_train_step(objective.loss, updates, state, 7, 1, mesh)
     rows = sharding.shard_batch(np.random.default_rng(0).integers(4, 99, (4, 16)).astype(np.int32), mesh)
     result = []
     for _ in range(2):
-        state, values = train_step(state, rows)
+        state, values = train_step(state, rows, np.float32(1e-3))
         result.append(float(values["loss"]))
     return result
 

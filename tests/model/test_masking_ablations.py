@@ -8,7 +8,8 @@ from ablations import LENGTH, ROWS, SIZE, SPECIAL, draw, encoded, is_masked, loa
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import maelm, masking, model_inputs
-from maelm_jax.training import sharding, step
+from maelm_jax.pretraining import objective as objectives
+from maelm_jax.training import sharding
 
 # As long to compile as the rest, and no other code: points between others on the same scale, and masks that other tests of this file look at.
 SELDOM = (
@@ -38,8 +39,8 @@ FILES = [
 @pytest.mark.parametrize("name", FILES)
 def test_the_loss_has_a_gradient_for_every_parameter(name):
     experiment = load(name)
-    graph, params = make_model(experiment)
-    loss_of_rows = step.pretraining_loss(experiment, graph, SPECIAL)
+    _, params = make_model(experiment)
+    loss_of_rows = objectives.create(experiment, SIZE, SPECIAL).loss
 
     def mean_loss(params, rows):
         sums = loss_of_rows(params, rows, jnp.arange(ROWS, dtype=jnp.uint32), jax.random.key(0), True)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from maelm_jax import config, gin_files
-from maelm_jax.data import prepare, rows, vocabulary_training
+from maelm_jax import config
+from maelm_jax.data import prepare, vocabulary_training
 from maelm_jax.pretraining import unigram
 
 
@@ -29,61 +29,27 @@ def vocabulary(documents):
 
 
 @pytest.fixture
-def run_rows(tmp_path, documents, vocabulary, monkeypatch):
-    """The rows of a run, in files of 16 rows."""
-    monkeypatch.setattr(rows, "SHARD_ROWS", 16)
+def run_rows(tmp_path, documents, vocabulary):
     (tmp_path / "a.txt").write_text("\n\n".join(documents[:200]))
     corpus = config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
     return prepare.prepare(corpus, vocabulary)
 
 
-def damage(tmp_path, shard: int):
-    (path,) = tmp_path.glob(f"rows/*/train/c/{shard}/0")
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_file_is_refused_when_its_row_is_sampled(run_rows, vocabulary, tmp_path):
-    damage(tmp_path, 0)
-    with pytest.raises(config.ConfigError, match="train/c/0/0"):
-        unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
-
-
-def test_a_file_that_is_not_sampled_is_verified_when_training_reads_it(run_rows, vocabulary, tmp_path):
-    ((splits),) = run_rows.stores.values()
-    store = splits["train"]
-    assert len(store) > 2 * unigram.SAMPLED_SHARDS * 16
-    damage(tmp_path, 1)
-    unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked)
-    with pytest.raises(config.ConfigError, match="train/c/1/0"):
-        store[np.array([17])]
-
-
 def test_the_distribution_is_that_of_the_text_tokens(run_rows, vocabulary):
     ((splits),) = run_rows.stores.values()
-    numbers = unigram.sampled_rows(len(splits["train"]), 16)
-    counts = np.bincount(splits["train"][numbers].ravel(), minlength=vocabulary.size).astype(float)
-    counts[list(vocabulary.special.never_masked)] = 0
+    train, never = splits["train"], list(vocabulary.special.never_masked)
+    counts = np.bincount(train[np.arange(len(train))].ravel(), minlength=vocabulary.size).astype(float)
+    counts[never] = 0
     expected = unigram.WEIGHT * counts / counts.sum() + 1
-    expected[list(vocabulary.special.never_masked)] = 0
-    frequencies = np.exp(-unigram.unigram_nll(run_rows, vocabulary.size, vocabulary.special.never_masked))
-    np.testing.assert_allclose(frequencies, expected / expected.sum(), rtol=1e-12, atol=1e-12)
+    expected[never] = 0
+    found = unigram.Unigram.of_rows(run_rows, vocabulary.size, vocabulary.special.never_masked)
+    np.testing.assert_allclose(np.exp(-found.token_nll), expected / expected.sum(), rtol=1e-12, atol=1e-12)
 
 
-def test_special_tokens_that_are_masked_are_counted(run_rows, vocabulary):
-    """With Masking.mask_special_tokens, the baseline is that of the targets that evaluation uses."""
-    special, settings = vocabulary.special, config.Masking(mask_special_tokens=True, rate=0.4)
-    excluded = unigram.never_targets(settings, special)
-    assert excluded == (special.pad,) and unigram.never_targets(config.Masking(), special) == special.never_masked
-    token_nll = unigram.unigram_nll(run_rows, vocabulary.size, excluded)
-    ((splits),) = run_rows.stores.values()
-    share = np.mean([np.mean(row[row != special.pad] == special.eos) for row in splits["train"][np.arange(64)]])
-    assert abs(np.exp(-token_nll[special.eos]) / share - 1) < 0.3
-    bias = unigram.head_bias(token_nll, vocabulary.size, excluded)
-    assert bias[special.eos] == np.float32(-token_nll[special.eos]) > bias[special.pad]
-    experiment = gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32", "Masking.mask_special_tokens=True"])
-    heldout = splits["heldout"][np.arange(len(splits["heldout"]))].astype(np.int32)[None]
-    without = np.where(np.isin(np.arange(vocabulary.size), [special.bos, special.eos]), 0.0, token_nll)
-    values = [unigram.cross_entropy(experiment, nll, heldout, special) for nll in (token_nll, without)]
-    assert values[0] > values[1], "<s> and </s> are among the targets"
+def test_its_loss_is_that_of_predicting_every_text_token_by_its_frequency():
+    found = unigram.Unigram(-np.log([0.5, 0.25, 0.25, 1.0]), excluded=(3,))
+    assert found.loss(np.array([[0, 1, 3], [0, 3, 3]])) == pytest.approx((np.log(2) + np.log(4) + np.log(2)) / 3)
+    bias = found.head_bias(6)
+    np.testing.assert_allclose(bias, [np.log(0.5), np.log(0.25), np.log(0.25), np.log(0.25), 0, 0])
+    with pytest.raises(config.ConfigError, match="no token of the held-out rows can be masked"):
+        found.loss(np.array([[3, 3]]))

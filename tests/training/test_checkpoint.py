@@ -1,82 +1,94 @@
-"""Checkpoints of a run: what a damaged one, a full disk and a kill leave behind."""
+"""Checkpoints of a run (invariants 5 and 9): what damage, a full disk, a kill and a lost folder leave behind."""
 
 import collections
+import errno
+import pathlib
+import random
 import shutil
 
 import checkpoint_folders
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.training import checkpoint, loop, step
+from maelm_jax.training import checkpoint
 
 
-def test_a_full_disk_is_one_line_and_what_was_whole_stays_whole(tmp_path, monkeypatch):
-    state = step.State(step=jnp.int32(1), params={"kernel": jnp.arange(1000.0)}, opt_state=())
-    checkpoints = checkpoint.Checkpoints(str(tmp_path))
-    loop.save(checkpoints, 1, state, wait=True)
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: collections.namedtuple("Usage", "free")(4003))
-    with pytest.raises(config.RunError, match=r"step 2: .*No space left on device.*Complete checkpoints: \[1\]"):
-        loop.save(checkpoints, 2, state, wait=True)
-    assert checkpoints.steps() == [1]
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: collections.namedtuple("Usage", "free")(4004))
-    loop.save(checkpoints, 2, state, wait=True)
-    number, restored = checkpoints.restore(state)
-    assert number == 2 and (restored.params["kernel"] == state.params["kernel"]).all()
+def newest(workdir: pathlib.Path) -> int:
+    restored = checkpoint_folders.restore(workdir)
+    assert checkpoint_folders.equal(restored.state, checkpoint_folders.state_of(restored.step))
+    return restored.step
+
+
+def test_a_full_disk_is_named_and_what_was_whole_stays_whole(workdir, monkeypatch):
+    state = checkpoint_folders.state_of(3)
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    usage = collections.namedtuple("Usage", "free")
+    checkpoints = checkpoint.Checkpoints(str(workdir))
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(needed - 1))
+    with pytest.raises(OSError, match=f"{workdir}/checkpoints") as error:
+        checkpoints.save(3, state)
+    assert error.value.errno == errno.ENOSPC and newest(workdir) == 2
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda path: usage(needed))
+    checkpoints.save(3, state)
     checkpoints.close()
+    assert newest(workdir) == 3
 
 
-def test_a_failed_write_names_the_complete_checkpoint_before_it(tmp_path, monkeypatch):
-    def fail(folder: str):
-        raise OSError("the storage is gone")
-
-    state = step.State(step=jnp.int32(1), params={"kernel": jnp.ones(3)}, opt_state=())
-    checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=1)
-    loop.save(checkpoints, 1, state, wait=True)
-    monkeypatch.setattr(checkpoint.checksums, "write", fail)
-    with pytest.raises(config.RunError, match=r"step 2: .*the storage is gone.*Complete checkpoints: \[1\]"):
-        loop.save(checkpoints, 2, state, wait=True)
+def test_a_workdir_that_is_gone_is_named(workdir):
+    checkpoints = checkpoint.Checkpoints(str(workdir))
+    workdir.rename(workdir.with_name("renamed"))
+    with pytest.raises(config.RunError, match=f"{workdir} was removed or renamed"):
+        checkpoints.save(3, checkpoint_folders.state_of(3))
 
 
 def test_the_newest_checkpoints_and_those_at_multiples_are_kept(tmp_path):
     checkpoints = checkpoint.Checkpoints(str(tmp_path), keep=2, keep_every=4)
     for number in range(1, 8):
-        checkpoints.save(number, step.State(step=jnp.int32(number), params={"kernel": jnp.ones(3)}, opt_state=()))
+        checkpoints.save(number, checkpoint_folders.state_of(number))
         checkpoints.wait()
+        assert checkpoints.newest() == number
     checkpoints.close()
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"4", "6", "7"}
+    assert checkpoint.all_steps(str(tmp_path)) == [4, 6, 7]
 
 
-def test_damage_is_kept_and_so_are_the_metrics(workdir, caplog):
-    data = max((workdir / "checkpoints" / "2").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(workdir, caplog):
+    data = checkpoint_folders.largest_file(workdir / "checkpoints" / "2")
     checkpoint_folders.flip(data, 8 * 100)
-    damaged, metrics = checkpoint_folders.content(workdir / "checkpoints" / "2"), (workdir / "metrics.jsonl").read_bytes()
-    number, state = checkpoint_folders.restore(workdir)
-    assert number == 1 and checkpoint_folders.equal(state, checkpoint_folders.state_of(1))
-    assert "checkpoint 2 cannot be read, trying the one before" in caplog.text and data.name in caplog.text
+    damaged = checkpoint_folders.content(workdir / "checkpoints" / "2")
+    assert newest(workdir) == 1 and data.name in caplog.text
     assert checkpoint_folders.content(workdir / "checkpoints" / "damaged-2") == damaged
-    assert (workdir / "metrics-before-rollback-2.jsonl").read_bytes() == metrics
-    assert checkpoint_folders.restore(workdir)[0] == 1, "and is not tried again"
-    assert len(list(workdir.glob("metrics-before*"))) == 1
+    checkpoint_folders.write(workdir, 2)
+    assert newest(workdir) == 2
 
 
-def test_a_second_rollback_from_the_same_step_keeps_both(workdir):
-    for _ in range(2):
-        checkpoints = checkpoint.Checkpoints(str(workdir))
-        checkpoints.save(2, checkpoint_folders.state_of(2))
-        checkpoints.close()
-        shutil.rmtree(workdir / "checkpoints" / "2" / "default" / "d")
-        assert checkpoint_folders.restore(workdir)[0] == 1
-    names = sorted(path.name for path in (workdir / "checkpoints").glob("damaged*"))
-    assert names == ["damaged-2", "damaged-2-2"]
-    assert sorted(path.name for path in workdir.glob("metrics-*")) == ["metrics-before-rollback-2-2.jsonl", "metrics-before-rollback-2.jsonl"]
+@pytest.mark.parametrize("content", [None, "checksums.json"])
+def test_an_empty_folder_of_a_step_is_passed_over_at_once(workdir, content):
+    shutil.rmtree(workdir / "checkpoints" / "2")
+    (workdir / "checkpoints" / "2").mkdir()
+    if content:
+        (workdir / "checkpoints" / "2" / content).touch()
+    assert newest(workdir) == 1
 
 
 def test_when_all_are_damaged_nothing_changes(workdir):
     for number in (1, 2):
         shutil.rmtree(workdir / "checkpoints" / str(number) / "default" / "d")
     before = checkpoint_folders.content(workdir)
-    with pytest.raises(config.ConfigError, match=r"every checkpoint in \S+ is damaged \(step 2: default/d/\S+ is missing\)"):
+    with pytest.raises(config.ConfigError, match=rf"every checkpoint in {workdir}/checkpoints is damaged"):
+        checkpoint_folders.restore(workdir)
+    assert checkpoint_folders.content(workdir) == before
+
+
+def test_a_failing_disk_changes_nothing(workdir, monkeypatch):
+    def unreadable(files, root, names):
+        raise OSError(errno.EIO, "Input/output error", f"{root}/x")
+
+    monkeypatch.setattr(checkpoint, "_checksums", unreadable)
+    before = checkpoint_folders.content(workdir)
+    with pytest.raises(OSError, match="Input/output error"):
         checkpoint_folders.restore(workdir)
     assert checkpoint_folders.content(workdir) == before
 
@@ -85,15 +97,93 @@ def test_a_kill_before_the_checksums_leaves_a_checkpoint_that_is_passed_over(wor
     def killed(folder):
         raise KeyboardInterrupt(folder)
 
-    monkeypatch.setattr(checkpoint.checksums, "write", killed)
+    monkeypatch.setattr(checkpoint, "write_checksums", killed)
     checkpoints = checkpoint.Checkpoints(str(workdir))
     checkpoints.save(3, checkpoint_folders.state_of(3))
     with pytest.raises(KeyboardInterrupt, match="3.orbax-checkpoint-tmp"):
         checkpoints.wait()
+    assert checkpoints.newest() == 2
     monkeypatch.undo()
-    checkpoints = checkpoint.Checkpoints(str(workdir))
-    assert checkpoints.restore(checkpoint_folders.state_of(0))[0] == 2
-    checkpoints.save(3, checkpoint_folders.state_of(3))
-    checkpoints.close()
-    assert checkpoint_folders.restore(workdir)[0] == 3 and (workdir / "checkpoints" / "3" / "checksums.json").is_file()
-    assert not list(workdir.glob("metrics-before*"))
+    assert newest(workdir) == 2
+    checkpoint_folders.write(workdir, 3)
+    assert newest(workdir) == 3 and (workdir / "checkpoints" / "3" / "checksums.json").is_file()
+
+
+def test_damage_of_any_file_is_refused_by_every_reader(workdir):
+    paths = [path for path in (workdir / "checkpoints" / "2" / "default").rglob("*") if path.is_file()]
+    assert len(paths) > 4
+    for path in (*paths, workdir / "checkpoints" / "2" / "checksums.json"):
+        before = path.read_bytes()
+        for damage in (lambda path: checkpoint_folders.flip(path, 4), lambda path: path.write_bytes(b""), pathlib.Path.unlink):
+            if not before and damage is not pathlib.Path.unlink:
+                continue
+            damage(path)
+            with pytest.raises(checkpoint.Damaged, match=f"checkpoints/2 is damaged: .*{path.name}"):
+                checkpoint.read_params(str(workdir), 2)
+            path.write_bytes(before)
+    for name in ("_CHECKPOINT_METADATA", "commit_success.txt"):  # Orbax writes them after the checksums; no number depends on them
+        (workdir / "checkpoints" / "2" / name).write_text("garbage")
+    assert checkpoint_folders.equal(checkpoint.read_params(str(workdir), 2), checkpoint_folders.state_of(2).params)
+
+
+def test_flipped_bits_never_load_as_other_numbers(saved, tmp_path):
+    """40 bits, each in a copy of its own."""
+    draw = random.Random(0)
+    files = sorted(path for path in (saved / "checkpoints" / "2").rglob("*") if path.is_file())
+    refused = 0
+    for number in range(40):
+        copy = pathlib.Path(shutil.copytree(saved, tmp_path / str(number)))
+        bit = draw.randrange(8 * sum(path.stat().st_size for path in files))
+        for path in files:
+            if bit < 8 * path.stat().st_size:
+                checkpoint_folders.flip(copy / path.relative_to(saved), bit)
+                break
+            bit -= 8 * path.stat().st_size
+        try:
+            assert checkpoint_folders.equal(checkpoint.read_params(str(copy), 2), checkpoint_folders.state_of(2).params), path
+        except config.ConfigError:
+            refused += 1
+        assert newest(copy) in (1, 2)
+    assert refused > 15
+
+
+def test_a_copy_out_of_a_bucket_is_verified_by_the_checksums_that_the_bucket_keeps(workdir):
+    """Google Cloud Storage keeps the MD5 of an object, so none is read there."""
+    import base64
+    import hashlib
+
+    class Bucket:
+        def info(self, path):
+            return {"md5Hash": base64.b64encode(hashlib.md5(pathlib.Path(path).read_bytes()).digest()).decode()}
+
+    folder = workdir / "checkpoints" / "2"
+    path = checkpoint_folders.largest_file(folder)
+    names = [str(path.relative_to(folder))]
+    files, root = checkpoint.storage.file_system(str(folder))
+    assert checkpoint._checksums(Bucket(), str(folder), names) == checkpoint._checksums(files, root, names)
+
+
+def test_another_model_is_wrong_input(workdir):
+    before = checkpoint_folders.content(workdir)
+    other = checkpoint_folders.state_of(0, (40, 61))
+    for like in (other, checkpoint_folders.state_of(0)._replace(params={"other": jnp.ones(3)})):
+        with pytest.raises(config.ConfigError, match="checkpoints/2/default does not fit this model: params/"):
+            checkpoint_folders.restore(workdir, like)
+    with pytest.raises(config.ConfigError, match="does not fit this model: bias has shape"):
+        checkpoint.restore_params(str(workdir), {"bias": other.params["bias"]})
+    assert checkpoint_folders.content(workdir) == before
+
+
+def test_a_part_of_the_parameters_is_restored(workdir):
+    bias = checkpoint_folders.state_of(1).params["bias"]
+    restored = checkpoint.restore_params(str(workdir), {"bias": jnp.zeros_like(bias)}, step=1)
+    assert restored.keys() == {"bias"} and np.array_equal(restored["bias"], bias)
+    assert restored["bias"].sharding == bias.sharding
+
+
+def test_a_step_that_is_not_there_is_wrong_input(workdir):
+    with pytest.raises(config.ConfigError, match="no checkpoint of step 7; it holds 1, 2"):
+        checkpoint.read_params(str(workdir), 7)
+    with pytest.raises(config.ConfigError, match="holds no checkpoint"):
+        checkpoint.read_params(str(workdir.parent))
+    assert checkpoint_folders.restore(workdir.parent) is None

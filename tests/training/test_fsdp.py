@@ -6,7 +6,7 @@ import pytest
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
-from maelm_jax.training import step
+from maelm_jax.pretraining import objective
 
 pytestmark = pytest.mark.usefixtures("optimised")
 LAYERS, DECODER_LAYERS, PARTS = 3, 2, 4
@@ -24,12 +24,12 @@ def program():
         config.Masking(),
         model,
         config.Optimizer(),
-        config.Mesh(data=2, fsdp=4, tensor=1),
+        config.Mesh(data=2, fsdp=4),
         config.Run(batch_size=32, accumulate=PARTS),
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4, 1), ("data", "fsdp", "tensor"))
-    train_step, state, batch = step.abstract(experiment, mesh)
-    return state, train_step.lower(state, batch).compile().as_text()
+    abstract = objective.abstract_step(experiment, mesh)
+    return abstract.state, abstract.train_step.lower(*abstract.arguments).compile().as_text()
 
 
 def test_each_byte_of_the_gradient_is_sent_once_a_step(program):

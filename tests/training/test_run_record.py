@@ -1,146 +1,165 @@
-"""What a run does to its workdir: nothing before it has read what is there, one block of environment.txt a start, nothing lost in a rollback."""
+"""The records of a workdir: its lock (invariant 10), settings, starts, vocabulary and lost checkpoints."""
 
+import errno
+import json
+import logging
+import os
 import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
+import checkpoint_folders
 import pytest
+from testing import call, metrics, training
 
-from maelm_jax import config, train
-from maelm_jax.training import checkpoint_reading, metrics
+from maelm_jax import config, gin_files, storage
+from maelm_jax.data import vocabularies
+from maelm_jax.training import run_record
 
-SETTINGS = {
-    "TRAIN_STEPS": 4,
-    "BATCH_SIZE": 8,
-    "SEQUENCE_LENGTH": 32,
-    "Vocabulary.size": 400,
-    "Corpus.processes": 1,
-    "Corpus.heldout_fraction": 0.1,
-    "Model.layers": 1,
-    "Model.width": 32,
-    "Model.heads": 2,
-    "Model.feed_forward": 64,
-    "Run.log_every": 1,
-    "Run.eval_every": 4,
-    "Run.eval_rows": 8,
-    "Run.checkpoint_every": 2,
-    "Run.rank_every": 0,
-}
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HOLDER = """
+import sys
+from maelm_jax.training import run_record
+with run_record.locked(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> pathlib.Path:
-    from pydoc_data import topics
-
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
-    return folder
-
-
-def run(text: pathlib.Path, workdir: pathlib.Path, **more) -> int:
-    settings = SETTINGS | {"TEXT_FILES": text / "*.txt", "Corpus.rows_dir": text / "rows"} | more
-    return train.main(["--gin_file=tiny.gin", f"--workdir={workdir}", *(f"--gin.{name}={value}" for name, value in settings.items())])
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the workdir `run`."""
+    argv = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
 
 
-@pytest.fixture(scope="module")
-def finished(text, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    assert run(text, workdir) == 0
-    return workdir
+def test_of_two_processes_one_holds_the_workdir_until_it_is_killed(holder, tmp_path, monkeypatch):
+    workdir = str(tmp_path / "run")
+    monkeypatch.setattr(run_record, "PATIENCE", 0.0)
+    assert run_record.is_running(workdir)
+    with pytest.raises(config.ConfigError, match=rf"run is in use by process {holder.pid} on \S+ since 20"), run_record.locked(workdir):
+        pass
+    holder.kill()
+    holder.wait()
+    assert not run_record.is_running(workdir)
+    with run_record.locked(workdir):
+        assert (tmp_path / "run" / "run.lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
-def content(folder: pathlib.Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+def test_a_process_that_is_just_ending_is_waited_for(holder, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "PATIENCE", 120.0)
+    holder.stdin.close()
+    with run_record.locked(str(tmp_path / "run")):
+        assert (tmp_path / "run" / "run.lock").exists(), "although the holder before removed its empty folder"
 
 
-@pytest.mark.parametrize("name", ["checkpoints", "tensorboard", "vocabulary"])
-def test_a_file_where_a_folder_belongs_is_refused_before_anything_is_changed(text, tmp_path, name):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
-    (tmp_path / name).write_text("text")
-    before = content(tmp_path)
-    with pytest.raises(config.ConfigError, match=rf"{name} is a file, where a run keeps a folder: move it away"):
-        run(text, tmp_path)
-    assert content(tmp_path) == before
+def test_a_workdir_that_stays_empty_is_removed_and_others_are_not(tmp_path):
+    workdir = tmp_path / "a" / "b"
+    with pytest.raises(ZeroDivisionError), run_record.locked(str(workdir)):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(2):
+        with run_record.locked(str(workdir)):
+            (workdir / "config.gin").touch()
+        assert [path.name for path in workdir.iterdir()] == ["config.gin"]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.txt"])
-def test_a_folder_where_a_file_belongs_is_refused(text, tmp_path, name):
-    (tmp_path / name).mkdir()
-    with pytest.raises(config.ConfigError, match=rf"{name} is a folder, where a run keeps a file"):
-        run(text, tmp_path)
+def test_a_workdir_that_is_removed_meanwhile_is_no_error(tmp_path):
+    with run_record.locked(str(tmp_path / "run")):
+        shutil.rmtree(tmp_path / "run")
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1.0}', '{"step": "1"}', "[" * 100_000, '{"step": 1.5}', "\x00\x00"])
+def test_a_file_system_without_locks_is_named_and_does_not_stop_a_run(tmp_path, monkeypatch, caplog):
+    def flock(file, operation):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(storage.fcntl, "flock", flock)
+    with caplog.at_level(logging.WARNING), run_record.locked(str(tmp_path)):
+        pass
+    assert "no locks" in caplog.text
+
+
+def test_other_settings_are_refused_and_free_ones_are_listed(tmp_path):
+    experiment = gin_files.load(["tiny.gin"])
+    assert run_record.check_settings(tmp_path, experiment) is None and run_record.changes_since_last_start(str(tmp_path), experiment) == []
+    (tmp_path / "config.gin").write_text(gin_files.render(experiment))
+    with pytest.raises(config.ConfigError, match=r"other settings \(Run.batch_size: 32 -> 16\)"):
+        run_record.check_settings(tmp_path, gin_files.load(["tiny.gin"], ["BATCH_SIZE=16"]))
+    free = gin_files.load(["tiny.gin"], ["TRAIN_STEPS=700", "Run.accumulate=2"])
+    assert run_record.check_settings(tmp_path, free) == experiment
+    (tmp_path / "environment.txt").write_text(f"cores {run_record.workers.usable_cores()}\n")
+    assert run_record.changes_since_last_start(str(tmp_path), free) == ["Run.train_steps: 600 -> 700", "Run.accumulate: 1 -> 2"]
+    (tmp_path / "environment.txt").write_text("cores 99\n")
+    assert "CPU cores: 99 -> " in run_record.changes_since_last_start(str(tmp_path), experiment)[0]
+
+
+@pytest.mark.parametrize("lost", ["missing", "empty", "without steps"])
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(text, uninterrupted, tmp_path, lost):
+    workdir = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    shutil.rmtree(workdir / "checkpoints")
+    if lost != "missing":
+        (workdir / "checkpoints").mkdir()
+    if lost == "without steps":
+        (workdir / "checkpoints" / "5.orbax-checkpoint-tmp").mkdir()
+    before = checkpoint_folders.content(workdir)
+    done = call("train", *training(text, workdir))
+    assert done.status == 2 and f"{workdir}/checkpoints has no checkpoint any more" in done.stderr
+    assert checkpoint_folders.content(workdir) == before
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(text, tmp_path):
+    assert call("train", *training(text, tmp_path / "run", "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0")).status == 0
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = call("train", *training(text, tmp_path / "run", "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0"))
+    assert done.status == 0 and [line["loss"] for line in metrics(tmp_path / "run")[:2]] == [line["loss"] for line in lines]
+
+
+def test_a_vocabulary_that_is_not_the_run_s_is_refused_by_its_readers(text, uninterrupted, tmp_path):
+    workdir = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "run"))
+    assert run_record.load_vocabulary(workdir).size == 400
+    content = (workdir / "vocabulary" / "sentencepiece.model").read_bytes()
+    piece = content.index(b"the")
+    (workdir / "vocabulary" / "sentencepiece.model").write_bytes(content[:piece] + b"thf" + content[piece + 3 :])
+    for command, argv in (("evaluate", [f"--models={workdir}"]), ("train", training(text, workdir)), ("analyze", [f"--runs={workdir}"])):
+        done = call(command, *argv)
+        assert done.status == 2 and f"{workdir}/vocabulary is not" in done.stderr, (command, done.stderr)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1.0}', "\x00\x00"])
 def test_damaged_metrics_are_named_by_their_line_before_anything_is_changed(text, tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
-    before = content(tmp_path)
-    with pytest.raises(config.ConfigError, match=r"metrics.jsonl: line 2 is damaged \(.*\)\. Remove the line"):
-        run(text, tmp_path)
-    assert content(tmp_path) == before
+    before = checkpoint_folders.content(tmp_path)
+    done = call("train", *training(text, tmp_path))
+    assert done.status == 2 and "metrics.jsonl: line 2 is damaged" in done.stderr
+    assert checkpoint_folders.content(tmp_path) == before
 
 
-def test_a_line_that_a_kill_cut_short_is_no_damage(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "lo')
-    assert metrics.read(str(tmp_path)) == [{"step": 1}]
-    metrics.Writer(str(tmp_path), 1).close()
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_a_restore_that_fails_leaves_the_workdir_as_it_was(text, finished, monkeypatch):
-    def unreadable(folder, part, parts):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(checkpoint_reading, "PAUSES", ())
-    monkeypatch.setattr(checkpoint_reading.checksums, "verify", unreadable)
-    before = content(finished)
-    with pytest.raises(config.RunError, match="Input/output error"):
-        run(text, finished)
-    assert content(finished) == before
-
-
-def test_each_start_has_a_block_in_environment_txt(text, finished):
-    first = (finished / "environment.txt").read_text()
-    assert run(text, finished) == 0
-    both = (finished / "environment.txt").read_text()
-    assert both.startswith(first)
-    blocks = [block.splitlines() for block in both.rstrip().split("\n\n")]
+def test_each_start_has_a_block_in_environment_txt(uninterrupted, tmp_path, monkeypatch):
+    experiment, words = gin_files.load([str(uninterrupted / "config.gin")]), vocabularies.load(uninterrupted / "vocabulary")
+    run_record.write_start(tmp_path, experiment, words)
+    first = (tmp_path / "environment.txt").read_text()
+    run_record.write_start(tmp_path, experiment, words, 7, ["Run.log_every: 1 -> 2"])
+    monkeypatch.setenv("PATH", str(tmp_path))  # without git, as in a container
+    monkeypatch.setattr(run_record.importlib.metadata, "distributions", list)
+    run_record.write_start(tmp_path, experiment, words)
+    text = (tmp_path / "environment.txt").read_text()
+    blocks = [block.splitlines() for block in text.rstrip().split("\n\n")]
+    assert text.startswith(first) and len(blocks) == 3
     for block in blocks:
-        names = [line.split()[0] for line in block]
-        assert names[:5] == ["started", "commit", "command", "python", "cores"] and names[5] == "0:"
+        assert [line.split()[0] for line in block][:6] == ["started", "commit", "command", "python", "cores", "0:"]
     assert any(line.startswith("jax==") for line in blocks[0])
-    assert blocks[-1][-1] == "packages as in the block above" and not any("==" in line for line in blocks[-1])
-
-
-def test_packages_that_changed_are_listed_again(tmp_path, finished, monkeypatch):
-    from maelm_jax import gin_files
-    from maelm_jax.data import vocabularies
-    from maelm_jax.training import run_record
-
-    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabularies.load(finished / "vocabulary")
-    (tmp_path / "environment.txt").write_text("commit abc\ncommand train\n0: cpu\njax==0.1\n")  # as it was written before
-    for _ in range(2):
-        run_record.write(tmp_path, experiment, words)
-    blocks = (tmp_path / "environment.txt").read_text().split("\n\n")
-    assert len(blocks) == 3 and "jax==0.1\n" not in blocks[1] and "\njax==" in blocks[1]
-    assert blocks[2].splitlines()[-1] == run_record.UNCHANGED
-
-
-def test_a_start_without_git_is_recorded_too(tmp_path, finished, monkeypatch):
-    """As in a container."""
-    from maelm_jax import gin_files
-    from maelm_jax.data import vocabularies
-    from maelm_jax.training import run_record
-
-    experiment, words = gin_files.load([str(finished / "config.gin")]), vocabularies.load(finished / "vocabulary")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    run_record.write(tmp_path / "run", experiment, words)
-    assert "\ncommit unknown\n" in (tmp_path / "run" / "environment.txt").read_text()
+    assert blocks[1][-2:] == ["after step 7: Run.log_every: 1 -> 2", run_record.UNCHANGED]
+    assert "commit unknown" in blocks[2]
 
 
 def test_the_commit_is_not_that_of_the_repository_around_a_virtual_environment(tmp_path, monkeypatch):
-    from maelm_jax.training import run_record
-
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True)
@@ -151,19 +170,3 @@ def test_the_commit_is_not_that_of_the_repository_around_a_virtual_environment(t
     subprocess.run([*git, "add", "-f", ".venv"], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "ours"], check=True)
     assert re.fullmatch("[0-9a-f]{7,}", run_record._commit())
-
-
-def test_a_rollback_keeps_the_damaged_checkpoint_and_the_metrics_it_cuts(text, finished, tmp_path):
-    workdir = pathlib.Path(shutil.copytree(finished, tmp_path / "run"))
-    newest = workdir / "checkpoints" / "4"
-    data = max(newest.rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else 0)
-    changed = bytearray(data.read_bytes())
-    changed[len(changed) // 2] ^= 1
-    data.write_bytes(changed)
-    before = metrics.read(str(workdir))
-    assert run(text, workdir) == 0
-    assert [line["step"] for line in before] == [1, 2, 3, 4]
-    after = metrics.read(str(workdir))
-    assert [(line["step"], line["loss"]) for line in after] == [(line["step"], line["loss"]) for line in before]
-    assert (workdir / "metrics-before-rollback-4.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
-    assert (workdir / "checkpoints" / "damaged-4" / data.relative_to(newest)).read_bytes() == bytes(changed)

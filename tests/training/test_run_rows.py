@@ -179,7 +179,7 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
     """Their text may have other times, as where each has a copy."""
     expected = table(run_rows.choose_rows(workdir, corpus, vocabulary))
     monkeypatch.setattr(run_rows.jax, "process_index", lambda: 1)
-    monkeypatch.setattr(run_rows.coordination, "client", _Client)
+    monkeypatch.setattr(run_rows.distributed, "client", _Client)
     os.utime(tmp_path / "a.txt", (1, 1))
     before = sorted((tmp_path / "rows").iterdir())
     for folder in (workdir, str(tmp_path / "other")):
@@ -189,7 +189,7 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
 
 
 class _Client:
-    """A coordination service that has nothing to say."""
+    """A distributed service that has nothing to say."""
 
     def wait_at_barrier(self, *_):
         pass

@@ -7,7 +7,8 @@ import pytest
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import keys, maelm
-from maelm_jax.training import sharding
+from maelm_jax.pretraining import objective as objectives
+from maelm_jax.training import optimizers, sharding, step
 
 MODEL = config.Model(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
 
@@ -35,19 +36,20 @@ def test_a_parameter_without_a_rule_is_named(path):
         sharding.shardings_of(shapes, mesh_of(1, 1, 1))
 
 
-@pytest.mark.parametrize("sizes", [(2**31 - 1, 1, 1), (-1, 2**31 - 1, 4), (2**31 - 1, 2**31 - 1, -1), (-1, 3, 1), (2**30, 2, 1)], ids=str)
-def test_absurd_meshes_are_refused(sizes):
-    with pytest.raises(config.ConfigError, match="does not equal the 8 devices"):
-        sharding.mesh_sizes(config.Mesh(*sizes), 8)
-
-
-def test_a_batch_that_cannot_be_in_memory_is_refused_with_one_that_could():
-    settings = gin_files.load(["tiny.gin"], ["BATCH_SIZE=10000000", "SEQUENCE_LENGTH=65536", "Model.max_positions=65536"])
-    with pytest.raises(config.ConfigError, match=r"Run.batch_size=10000000: its ids alone take 2,621.4 GB of this machine's .* GB. Use at most"):
-        sharding.check_mesh(settings, mesh_of(1, 1, 1))
-    with pytest.raises(config.ConfigError) as refusal:
-        sharding.check_mesh(settings, mesh_of(1, 1, 1))
-    most = int(str(refusal.value).rsplit(" ", 1)[1])
-    sharding.check_memory(most, 65536)
-    with pytest.raises(config.ConfigError):
-        sharding.check_memory(most + most // 100 + 1, 65536)
+@pytest.mark.parametrize(
+    "bindings,setting",
+    [
+        (["BATCH_SIZE=16_000_000", "SEQUENCE_LENGTH=128"], "Run.batch_size=16000000"),
+        (["Model.width=1_000_000", "Model.layers=250"], "Model"),  # 10^15 parameters
+    ],
+)
+def test_what_cannot_be_in_memory_is_refused_before_it_is_compiled(bindings, setting):
+    experiment = gin_files.load(["tiny.gin"], [binding.replace("_000", "000") for binding in bindings])
+    mesh = mesh_of(1, 1, 1)
+    objective = objectives.create(experiment, 4096, config.SpecialIds.of_size(4096))
+    shapes = step.state_shapes(objective.init, optimizers.create(experiment.optimizer), mesh)
+    with pytest.raises(config.ConfigError, match=f"^{setting}: .* GiB of a device's .* GiB. Use a smaller"):
+        sharding.check_memory(experiment, shapes, mesh)
+    smaller = gin_files.load(["tiny.gin"])
+    objective = objectives.create(smaller, 4096, config.SpecialIds.of_size(4096))
+    sharding.check_memory(smaller, step.state_shapes(objective.init, optimizers.create(smaller.optimizer), mesh), mesh)

@@ -1,0 +1,173 @@
+"""What pretraining optimises. Data, mesh, loop and checkpoints are the same for every objective.
+
+A new objective is a class with the methods of `Objective`, and a case in `create`.
+"""
+
+import collections.abc
+import dataclasses
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Int, Key, UInt32
+
+from maelm_jax import config
+from maelm_jax.data import prepare
+from maelm_jax.model import keys, loss, maelm, masking
+from maelm_jax.pretraining import unigram
+from maelm_jax.training import optimizers, sharding, step
+
+
+class Baseline(typing.Protocol):
+    """A prediction that needs no model. A useful encoder has a lower loss."""
+
+    name: str
+
+    def loss(self, rows: np.ndarray) -> float:
+        """Returns its loss on held-out rows [R, L], in nats for each predicted token."""
+
+
+class Objective(typing.Protocol):
+    """A loss of rows, and the variables that it is a function of."""
+
+    description: str  # for people: what the loss is, and of which part of the model
+
+    def init(self, key: Key[Array, ""]) -> dict:
+        """Returns fresh parameters."""
+
+    def loss(
+        self,
+        params: dict,
+        rows: Int[Array, "B L"],
+        numbers: UInt32[Array, " B"],
+        key: Key[Array, ""],
+        train: bool,
+    ) -> loss.Sums:
+        """Returns sums over a batch. It is a `step.LossFn`."""
+
+    def evaluated(self) -> "Objective":
+        """Returns the objective of evaluations, which has the same parameters."""
+
+    def make_baseline(self, rows: prepare.Prepared) -> Baseline:
+        """Returns the baseline for models that are trained on these rows."""
+
+    def set_initial_values(self, params: dict, baseline: Baseline):
+        """Replaces fresh parameters of `params` by values that `baseline` gives."""
+
+
+def create(
+    experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
+) -> Objective:
+    """Returns the objective of an experiment.
+
+    Args:
+        experiment: The settings.
+        vocabulary_size: Number of ids.
+        special: Ids of special tokens.
+    """
+    definition = maelm.create(experiment.model, vocabulary_size, special)
+    return MaskedTokens(experiment, vocabulary_size, special, definition)
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens:
+    """Predict the tokens at masked slots: MAE-LM, MLM and between (paper, section 3).
+
+    Masks and dropout depend on (key, the row's number in the global batch). They are therefore the
+    same on every mesh, with any number of hosts and microbatches.
+    """
+
+    experiment: config.Experiment
+    vocabulary_size: int
+    special: config.SpecialIds
+    definition: maelm.Definition
+
+    @property
+    def description(self) -> str:
+        """What the loss is, and of which part of the model."""
+        if not self.experiment.model.decoder_layers:
+            return "loss of the encoder, which reads [MASK] at masked tokens"
+        return "loss of the decoder, which is discarded after pretraining"
+
+    @property
+    def _never_predicted(self) -> tuple[int, ...]:
+        """Ids that are never predicted: special tokens, or padding alone."""
+        masks_all = self.experiment.masking.mask_special_tokens
+        return (self.special.pad,) if masks_all else self.special.never_masked
+
+    def init(self, key: Key[Array, ""]) -> dict:
+        """Returns fresh parameters."""
+        return self.definition.init(key)
+
+    def loss(
+        self,
+        params: dict,
+        rows: Int[Array, "B L"],
+        numbers: UInt32[Array, " B"],
+        key: Key[Array, ""],
+        train: bool,
+    ) -> loss.Sums:
+        """Draws masks for a batch of rows and sums the loss over the masked positions."""
+        settings, model = self.experiment.masking, self.experiment.model
+        sizes = masking.budget(settings, rows.shape[1])
+        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
+        inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
+        network = maelm.apply(self.definition.graph, params)
+        prediction = network.predict(inputs, dropout_keys if train else None)
+        return loss.masked_cross_entropy(prediction, inputs, model.logit_tile)
+
+    def evaluated(self) -> "MaskedTokens":
+        """Returns the objective of evaluations: its mask rate is the held-out one."""
+        return dataclasses.replace(self, experiment=self.experiment.evaluated)
+
+    def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
+        """Returns the unigram distribution of the training rows."""
+        return unigram.Unigram.of_rows(rows, self.vocabulary_size, self._never_predicted)
+
+    def set_initial_values(self, params: dict, baseline: unigram.Unigram):
+        """Sets the bias of the prediction head to log frequencies, with `Model.unigram_bias`."""
+        if self.experiment.model.unigram_bias:
+            old = params["head"]["bias"]
+            bias = baseline.head_bias(len(old))
+            params["head"]["bias"] = jax.make_array_from_callback(
+                old.shape, old.sharding, lambda index: bias[index]
+            )
+
+
+class AbstractStep(typing.NamedTuple):
+    """A training step, and the shapes and shardings of its arguments.
+
+    `train_step.lower(*arguments).compile()` compiles it.
+    """
+
+    train_step: collections.abc.Callable
+    state: step.State
+    batch: jax.ShapeDtypeStruct
+    learning_rate: jax.ShapeDtypeStruct
+
+    @property
+    def arguments(self) -> tuple:
+        """The arguments of the step."""
+        return (self.state, self.batch, self.learning_rate)
+
+
+def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> AbstractStep:
+    """Returns the training step of an experiment, without allocating anything.
+
+    The devices of the mesh need not exist on this machine. The vocabulary is assumed to have
+    `Vocabulary.size` ids.
+    """
+    size, run = experiment.vocabulary.size, experiment.run
+    objective = create(experiment, size, config.SpecialIds.of_size(size))
+    optimizer = optimizers.create(experiment.optimizer)
+    state = step.state_shapes(objective.init, optimizer, mesh)
+    rows = NamedSharding(mesh, sharding.BATCH)
+    shape = (run.batch_size, experiment.corpus.sequence_length)
+    return AbstractStep(
+        step.make_train_step(objective.loss, optimizer, state, run.seed, run.accumulate, mesh),
+        state,
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows),
+        jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, jax.P())),
+    )

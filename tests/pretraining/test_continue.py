@@ -1,0 +1,121 @@
+"""A run that goes on from another one: what it takes along, what may differ, what is refused, and its chain of tokens."""
+
+import json
+import pathlib
+import shutil
+import signal
+
+import checkpoint_folders
+import jax
+import numpy as np
+import pytest
+from testing import call, finish, metrics, repeated, send_when, start, steps_of, training
+
+from maelm_jax import config, gin_files
+from maelm_jax.model import maelm
+from maelm_jax.pretraining import start as starts
+from maelm_jax.training import checkpoint, optimizers, run_record, sharding, step
+
+DECAY = ["--gin.Optimizer.schedule=decay", "--gin.Optimizer.decay_shape=1-sqrt", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
+
+
+def settings_of(workdir: pathlib.Path, *bindings: str) -> config.Experiment:
+    return gin_files.load([str(workdir / "config.gin")], bindings)
+
+
+def test_weights_and_optimiser_are_those_of_the_other_run_and_the_steps_begin_anew(uninterrupted, tmp_path):
+    experiment = settings_of(uninterrupted, f"Run.continue_from='{uninterrupted}@20'")
+    found = starts.find_source(experiment, str(tmp_path))
+    mesh = sharding.make_mesh(config.Mesh())
+    model = maelm.create(experiment.model, 400, config.SpecialIds.of_size(400))
+    shapes = step.state_shapes(model.init, optimizers.create(experiment.optimizer), mesh)
+    state = starts.load_state(found, str(tmp_path), shapes, None, 400).state
+    theirs = checkpoint.restore(str(uninterrupted), 20, shapes)
+    assert checkpoint_folders.equal((state.params, state.opt_state), (theirs.params, theirs.opt_state))
+    assert int(state.step) == 0 and max(int(leaf) for leaf in jax.tree.leaves(state.opt_state) if leaf.dtype == np.int32) == 20
+
+
+def test_a_decay_branch_killed_and_resumed_is_the_branch_never_stopped(text, uninterrupted, tmp_path):
+    """It begins at the learning rate and behind the rows of its parent, and evaluate and the loss curve count the tokens of both."""
+    argv = [*DECAY, f"--gin.Run.continue_from={uninterrupted}@40"]
+    assert call("train", *training(text, tmp_path / "whole", *argv)).status == 0
+    killed = start("train", *training(text, tmp_path / "killed", *argv))
+    send_when(killed, signal.SIGKILL, lambda: len(metrics(tmp_path / "killed")) > 6)
+    finish(killed)
+    assert call("train", *training(text, tmp_path / "killed", *argv)).status == 0
+    assert repeated(tmp_path / "killed") == repeated(tmp_path / "whole")
+
+    parents, lines = steps_of(uninterrupted), steps_of(tmp_path / "whole")
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    rates = parents[40]["learning_rate"] * (1 - np.sqrt(np.arange(12) / 12))
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], rates, rtol=1e-6)
+    assert abs(lines[0]["loss"] - parents[40]["loss"]) < 0.3, "the weights are trained"
+    parent = run_record.read_parent(str(tmp_path / "whole"))
+    assert (parent.workdir, parent.step, parent.tokens, parent.rows_read) == (str(uninterrupted), 40, 40 * 8 * 32, 40 * 8)
+    assert "Optimizer.schedule: 'wsd' -> 'decay'" in parent.changes
+    curves = run_record.loss_curves(str(tmp_path / "whole"))
+    assert [curve.first_token for curve in curves] == [0, 40 * 256] and len([line for line in curves[0].lines if "loss" in line]) == 40
+    done = call("evaluate", f"--models={tmp_path / 'whole'},{uninterrupted}", f"--output={tmp_path / 'scores.json'}")
+    assert done.status == 0, done.stderr
+    assert [score["trained_tokens"] for score in json.loads((tmp_path / "scores.json").read_text())["scores"]] == [52 * 256, 60 * 256]
+    done = call("train", *training(text, tmp_path / "whole", *DECAY, f"--gin.Run.continue_from={uninterrupted}@35"))
+    assert done.status == 2 and "Run.continue_from" in done.stderr
+
+
+def test_what_has_no_weights_may_differ(uninterrupted):
+    theirs = settings_of(uninterrupted)
+    free = ["BATCH_SIZE=16", "Masking.rate=0.3", "Model.dropout=0.2", "Model.dtype='bfloat16'", "Optimizer.learning_rate=1e-4", "Mesh.fsdp=2"]
+    ours = settings_of(uninterrupted, *(binding.replace("BATCH_SIZE", "Run.batch_size") for binding in free))
+    assert len(starts._changes_from(theirs, ours, "parent")) == len(free)
+    rotary = ["Model.positions='rotary'", "Model.relative_buckets='none'", "Model.decoder_relative_bias=False"]
+    longer = ["Model.max_positions=256", "Corpus.sequence_length=256", "Model.rotary_theta=160000.0"]
+    theirs, ours = settings_of(uninterrupted, *rotary), settings_of(uninterrupted, *rotary, *longer)
+    assert len(starts._changes_from(theirs, ours, "parent")) == len(longer)
+
+
+@pytest.mark.parametrize(
+    "binding,message",
+    [
+        ("Model.layers=2", "Model.layers is 1 there, 2 here"),
+        ("Model.feed_forward=32", "Model.feed_forward"),
+        ("Model.normalization='pre'", "Model.normalization"),
+        ("Model.max_positions=256", "Model.max_positions"),
+        ("Model.family='bert'", "Model.family"),
+        ("Model.decoder_attention='cross'", "Model.decoder_attention"),
+        ("Optimizer.kind='adamw'", "Optimizer.kind"),
+        ("Vocabulary.size=500", "Vocabulary.size"),
+        ("Vocabulary.file='PARENT/../other.model'", "no vocabulary"),
+        ("Run.continue_from='PARENT@7'", "no checkpoint of step 7"),
+        ("Run.continue_from='PARENT-not'", "there is no run"),
+        ("Run.continue_from='PARENT'", "its learning rate is 0 after step 60"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused_before_text_is_read(text, uninterrupted, tmp_path, binding, message):
+    flags = [f"--gin.Run.continue_from={uninterrupted}@40", f"--gin.{binding.replace('PARENT', str(uninterrupted))}"]
+    done = call("train", *training(text, tmp_path / "run", *DECAY, "--gin.TEXT_FILES=nowhere", *flags))
+    assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_written(uninterrupted, tmp_path):
+    parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
+    with run_record.locked(str(parent)):
+        with pytest.raises(config.ConfigError, match=f"{parent} is still running"):
+            starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
+        found = starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+    assert found.parent.step == 20
+    found = starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
+    assert found.parent.step == 60
+
+
+def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
+    parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
+    checkpoint_folders.flip(checkpoint_folders.largest_file(parent / "checkpoints" / "20"), 999)
+    with pytest.raises(checkpoint.Damaged, match="checkpoints/20 is damaged"):
+        starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+
+
+def test_rows_begin_anew_where_they_are_not_the_parent_s(text, uninterrupted, tmp_path):
+    argv = [*DECAY, "--gin.TRAIN_STEPS=1", f"--gin.Run.continue_from={uninterrupted}@40", "--gin.SEED=3"]
+    assert call("train", *training(text, tmp_path / "run", *argv)).status == 0
+    assert run_record.read_parent(str(tmp_path / "run")).rows_read == 0

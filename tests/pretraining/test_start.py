@@ -1,0 +1,144 @@
+"""What a run starts from, in the order of precedence, and what is refused before any text is read."""
+
+import dataclasses
+import functools
+import pathlib
+import types
+
+import checkpoint_folders
+import numpy as np
+import pytest
+
+from maelm_jax import config, gin_files, train
+from maelm_jax.encoders import origin, source
+from maelm_jax.pretraining import run, start
+
+
+def settings(init_from, *more: str) -> config.Experiment:
+    return gin_files.load(["continue.gin"], [f"Run.init_from='{init_from}'", "TEXT_FILES='*.txt'", *more])
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Writes the record of a run that has a checkpoint; `source.find` finds a folder without a decoder."""
+    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, dict)
+    monkeypatch.setattr(source, "find", lambda path, step=None: found)
+    monkeypatch.setattr(start.checkpoint, "complete_steps", lambda workdir: [5])
+
+    def write(experiment: config.Experiment) -> config.Experiment:
+        (tmp_path / "config.gin").write_text(gin_files.render(experiment))
+        return experiment
+
+    return write
+
+
+def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
+    for name in ("enc", "other"):
+        (tmp_path / name).mkdir()
+    begun(settings(tmp_path / "enc"))
+    other = settings(tmp_path / "other")
+    with pytest.raises(config.ConfigError, match="holds a run that began from .*/enc, not from .*/other: give another --workdir"):
+        start.find_source(other, str(tmp_path))
+    (tmp_path / "enc").rmdir()  # moved to `other`
+    assert start.find_source(other, str(tmp_path)).encoder is None
+
+
+def test_a_run_goes_on_when_its_source_has_moved(tmp_path, begun):
+    """The vocabulary is the recorded one, unless the user names another."""
+    (tmp_path / "moved").mkdir()
+    recorded = begun(settings("enc", "Vocabulary.file='enc'"))
+    now = settings(tmp_path / "moved")
+    resumed = start.find_source(now, str(tmp_path))
+    assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder is None
+    other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
+    assert start.find_source(other, str(tmp_path)).experiment.vocabulary.file == "other"
+
+
+def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
+    """What the source determined comes from the record, what the user set is compared with it."""
+    begun(settings("enc", "Model.layers=6"))
+    resolved = start.find_source(settings("enc", "Model.decoder_layers=4"), str(tmp_path)).experiment
+    assert (resolved.model.layers, resolved.model.decoder_layers) == (6, 4)
+
+
+@pytest.mark.parametrize("has_decoder,layers", [(True, 2), (False, 4)])
+def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, begun, has_decoder, layers):
+    """The source may be another one by now."""
+    begun(settings("gone"))
+    origin.write(tmp_path, origin.Origin("gone", "a folder", None, 64, has_decoder))
+    now = settings("gone", "Model.decoder_layers=4")
+    assert start.find_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
+
+
+def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
+    """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
+    weights = next(pathlib.Path(__file__).parents[1].glob("data/reference/*.npz"))
+    bindings = [f"Run.init_from='{weights}'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
+    with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
+        start.find_source(gin_files.load(["base.gin"], bindings), str(tmp_path))
+    named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
+    assert start.find_source(named, str(tmp_path)).encoder.path == str(weights)
+
+
+def test_a_resumed_run_draws_no_fresh_state(tmp_path):
+    """At most one state is on the devices, so that a run that fits also resumes."""
+    checkpoint_folders.write(tmp_path, 3)
+    found = start.Source(gin_files.load(["tiny.gin"]))
+    load = functools.partial(start.load_state, workdir=str(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
+    starting = load(found)
+    assert starting.step == 3 and checkpoint_folders.equal(starting.state, checkpoint_folders.state_of(3)) and starting.has_head
+    with pytest.raises(config.ConfigError, match="Run.train_steps=2 is below the 3 steps"):
+        load(start.Source(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
+
+
+@pytest.mark.parametrize(
+    "binding,message",
+    [
+        ("Mesh.tensor=3", "Model.heads=4 is not divisible by Mesh.tensor=3"),
+        ("Mesh.data=5", "does not equal the 3 devices"),
+        ("BATCH_SIZE=8", "Run.batch_size=8 .* is not divisible by 3 devices"),
+        ("Model.attention_backend='cudnn'", "Model.attention_backend='cudnn' cannot compute this attention: the platform is cpu"),
+        ("Model.width=4000000", "Model: parameters, gradient and optimiser take"),
+        ("Run.init_from='nowhere'", "nowhere: no such file or folder"),
+        ("Run.continue_from='nowhere@4'", "there is no run nowhere"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_path, monkeypatch, binding, message):
+    """On three devices."""
+    from testing import only_devices
+
+    only_devices(monkeypatch, 3)
+    vocabulary = types.SimpleNamespace(size=400, special=config.SpecialIds.of_size(400))
+    monkeypatch.setattr(run.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
+    monkeypatch.setattr(run.run_rows, "choose_rows", lambda *_: pytest.fail("text is read"))
+    with pytest.raises(config.ConfigError, match=message):
+        train.main(["--gin_file=tiny.gin", "--gin.BATCH_SIZE=12", f"--gin.{binding}", f"--workdir={tmp_path / 'run'}"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_does_not_mind_a_run_with_other_settings(tmp_path, capsys):
+    """It writes nothing."""
+    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
+    assert train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path}", "--gin.Model.layers=1", "--dry_run"]) == 0
+    assert "encoder/blocks/attention/key" in capsys.readouterr().out and [path.name for path in tmp_path.iterdir()] == ["config.gin"]
+
+
+def test_batches_begin_behind_the_rows_that_are_read():
+    class Table:
+        """Rows in memory: row r is [r, r]."""
+
+        length = 2
+        fetches = False
+
+        def __len__(self):
+            return 37
+
+        def __getitem__(self, numbers):
+            return np.stack([numbers, numbers], 1).astype(np.int32)
+
+    experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=4"])
+    mesh = run.sharding.make_mesh(config.Mesh(data=1, fsdp=1, tensor=8))
+    rows = types.SimpleNamespace(stores={"a": {"train": Table()}}, rates={"a": 1.0})
+    whole, rest = (run.make_batches(experiment, rows, mesh, first) for first in (0, 12))
+    for number in range(5):
+        np.testing.assert_array_equal(whole(number + 3), rest(number))
