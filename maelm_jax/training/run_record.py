@@ -10,7 +10,6 @@ import datetime
 import difflib
 import importlib.metadata
 import json
-import math
 import os
 import pathlib
 import platform
@@ -326,7 +325,7 @@ def trained_tokens(workdir: str, step: int) -> int:
     return loss_curves(workdir)[-1].tokens_after(step)
 
 
-def loss_curves(workdir: str, last_step: float = math.inf) -> list[metrics.Curve]:
+def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curve]:
     """Returns the logged losses of a run, after those of the runs that it goes on from.
 
     Lines after `last_step` of the run are left out. A run before it whose workdir is gone is left
@@ -338,10 +337,14 @@ def loss_curves(workdir: str, last_step: float = math.inf) -> list[metrics.Curve
         parent = read_parent(workdir)
         curve = metrics.Curve(
             name=pathlib.PurePath(workdir).name,
-            lines=[line for line in metrics.read(workdir) if line["step"] <= last_step],
+            lines=[
+                line
+                for line in metrics.read(workdir)
+                if last_step is None or line["step"] <= last_step
+            ],
             first_token=parent.tokens if parent else 0,
             tokens_per_step=recorded.run.batch_size * recorded.corpus.sequence_length,
         )
         curves.insert(0, curve)
-        workdir, last_step = (parent.workdir, parent.step) if parent else ("", 0)
+        workdir, last_step = (parent.workdir, parent.step) if parent else ("", None)
     return curves
