@@ -49,8 +49,8 @@ def main(argv: list[str]) -> int:
     from maelm_jax.training import flops, phases
 
     if experiment.run.init_from:
-        encoder_source = source.find(experiment.run.init_from)
-        experiment = adoption.adopt(experiment, encoder_source).experiment
+        encoder_source = source.find_encoder(experiment.run.init_from)
+        experiment = adoption.adopt_settings(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     run_phases = phases.of_run(experiment)

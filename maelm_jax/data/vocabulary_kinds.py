@@ -9,6 +9,7 @@ import abc
 import functools
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import typing
@@ -197,7 +198,10 @@ class TokenizerJsonVocabulary(Vocabulary):
         import tokenizers
 
         super().__init__(content)
-        self.model = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        stored = json.loads(content)
+        for token in stored["added_tokens"]:  # those that a user added are tokens in a text
+            token["special"] = token["special"] and token["content"] in SPECIAL
+        self.model = tokenizers.Tokenizer.from_str(json.dumps(stored))
         self.model.encode_special_tokens = True  # a literal <mask> in a text is text
         self.model.no_truncation()
         self.model.no_padding()
@@ -226,6 +230,12 @@ class TokenizerJsonVocabulary(Vocabulary):
         return [
             encoding.ids for encoding in self.model.encode_batch(texts, add_special_tokens=False)
         ]
+
+    def encode_masked(self, text):
+        mask = self.model.id_to_token(self.mask)
+        for name in NAMES["mask"]:
+            text = text.replace(name, mask)
+        return self._encode_special_tokens(text)  # strips the space before a mask if it says so
 
     @functools.cached_property
     def _model_with_special_tokens(self):

@@ -10,12 +10,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.source import (
-    DECODER_FIELDS,
-    DECODER_KIND,
-    ENCODER_FIELDS,
-    EncoderSource,
-)
+from maelm_jax.encoders.source import EncoderSource
 
 
 class Adopted(typing.NamedTuple):
@@ -33,7 +28,7 @@ class LoadedParams(typing.NamedTuple):
     unused: list[str]  # the top-level modules of the source that the run does not have
 
 
-def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
+def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
     """Adapts the settings of a run to the source that it starts from.
 
     The run takes the vocabulary of the source unless Vocabulary.file is set. It takes the encoder
@@ -51,7 +46,7 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
         for name, value in _adopted_fields(model, encoder_source).items()
         if getattr(model, name) != value
     }
-    if changed and encoder_source.step is not None:
+    if changed and encoder_source.experiment:
         path = encoder_source.path
         differences = "; ".join(
             f"Model.{name} is {value!r} there, {getattr(model, name)!r} here"
@@ -85,9 +80,10 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
 def _adopted_fields(model: config.Model, encoder_source: EncoderSource) -> dict[str, typing.Any]:
     """Returns the fields of `model` that the source determines, with the values of the source."""
     settings = encoder_source.settings
-    fields = ENCODER_FIELDS
-    if model.decoder_layers and settings.get("decoder_layers"):
-        fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
+    fields = config.field_names(config.Model, part="encoder")
+    have_decoders = model.decoder_layers and settings.get("decoder_layers")
+    if have_decoders and (encoder_source.experiment or model.has_plain_decoder):
+        fields += config.field_names(config.Model, part="decoder")
     adopted = {name: value for name, value in settings.items() if name in fields}
     if adopted.get("positions") == "rotary":
         adopted["decoder_relative_bias"] = False
@@ -103,7 +99,7 @@ def load_params(
     always loaded.
 
     Args:
-        values: {parameter path: array} of the source, from `EncoderSource.read`.
+        values: {parameter path: array} of the source, from `EncoderSource.read_params`.
         params: The parameter tree of the run; its arrays give the shapes and the shardings.
         vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
         source_path: The source, for error messages.
@@ -127,7 +123,7 @@ def load_params(
         result[path] = parameter
         if path.split("/")[0] not in loaded:
             continue
-        if fault := _fault_of(path, values, parameter.shape, vocabulary_size):
+        if fault := _describe_fault(path, values, parameter.shape, vocabulary_size):
             faults.append(f"{path} {fault}")
         else:
             result[path] = shard_like(parameter, values[path])
@@ -137,7 +133,7 @@ def load_params(
     return LoadedParams(tree, sorted(modules - loaded), sorted(stored - modules))
 
 
-def _fault_of(
+def _describe_fault(
     path: str, values: dict[str, np.ndarray], shape: tuple[int, ...], vocabulary_size: int
 ) -> str:
     """Returns why the value of a parameter of `shape` cannot be loaded, in words, or ""."""

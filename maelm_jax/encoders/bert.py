@@ -4,9 +4,14 @@ import typing
 
 from maelm_jax import config
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.family import FIXED_EPSILON, Family
+from maelm_jax.encoders.family import (
+    FIXED_EPSILON,
+    ClassifierStyle,
+    Family,
+    LanguageHeadNames,
+    PairFormat,
+)
 from maelm_jax.encoders.layouts import TensorMapping
-from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 
 
 class Bert(Family):
@@ -78,13 +83,12 @@ class Electra(Bert):
         "qa_outputs.",
     )
 
-    def faults(self, content: dict) -> list[str]:
-        entries = self.defaults | content
-        faults = super().faults(content)
-        if not faults and entries["embedding_size"] != entries["hidden_size"]:
-            width = entries["hidden_size"]
-            faults.append(f"embedding_size {entries['embedding_size']!r} (only {width})")
-        return faults
+    def unsupported(self, content: dict) -> list[str]:
+        entries, unsupported = self.defaults | content, super().unsupported(content)
+        size, width = entries["embedding_size"], entries["hidden_size"]
+        if size != width:
+            unsupported.append(f"embedding_size {size!r} (only hidden_size, {width})")
+        return unsupported
 
     def own_entries(self, model: config.Model) -> dict[str, typing.Any]:
         return super().own_entries(model) | {"embedding_size": model.width}

@@ -5,15 +5,19 @@ export and import. families.py lists the families.
 """
 
 import abc
+import dataclasses
 import typing
 
 import numpy as np
 
-from maelm_jax import config, json_files
-from maelm_jax.encoders import fine_tuned_head, layouts
+from maelm_jax import config
+from maelm_jax.encoders import layouts
 from maelm_jax.encoders.layouts import TensorMapping
-from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 
+SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
+QUESTION_ANSWERING = "ForQuestionAnswering"
+TOKEN_CLASSIFICATION = "ForTokenClassification"
+HEADS = ("classifier", "span", "token")  # the top-level modules of the parameters of heads
 POSITIONS = "max_position_embeddings"
 FIXED_EPSILON = 1e-12  # of stock classes that have no setting for it
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
@@ -27,6 +31,125 @@ BERT_PARTS = layouts.part_names(
     "output.dense",
     "output.LayerNorm",
 )
+
+
+class PairFormat(typing.NamedTuple):
+    """How a model of the family reads two sentences: `<s> A </s> B </s>`.
+
+    Attributes:
+        separators: The number of `</s>` between the sentences.
+        has_types: Whether the tokens of B, and the `</s>` after it, have token type 1.
+    """
+
+    separators: int
+    has_types: bool = False
+
+
+REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the published code
+
+
+class ClassifierStyle(typing.NamedTuple):
+    """How a classifier of the family scores the first state: dense, activation, norm, out.
+
+    A head for question answering is one linear map, unless `transforms_tokens`.
+
+    Attributes:
+        activation: "tanh", "relu" or "gelu", after the first linear map.
+        has_input_dropout: Whether dropout comes before the first linear map too.
+        has_norm: Whether a LayerNorm stands before the last linear map.
+        has_bias: Whether the first linear map has a bias.
+        transforms_tokens: Whether heads for single tokens have dense, activation and norm too.
+    """
+
+    activation: str = "tanh"
+    has_input_dropout: bool = True
+    has_norm: bool = False
+    has_bias: bool = True
+    transforms_tokens: bool = False
+
+
+class LanguageHeadNames(typing.NamedTuple):
+    """The names of the tensors of a stock language-model head.
+
+    Attributes:
+        dense, norm: The start of the names of a linear map and of a LayerNorm.
+        bias: The bias of the logits.
+        tied: Copies of the token table.
+        tied_bias: Copies of `bias`.
+    """
+
+    dense: str
+    norm: str
+    bias: str
+    tied: tuple[str, ...]
+    tied_bias: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTunedHead:
+    """The head of a fine-tuned run.
+
+    The parameters are `classifier` (dense, out), `span` (one linear map to start and end) or
+    `token` (out). Those of ModernBERT are dense, norm and out in every head.
+
+    Attributes:
+        task_class: The end of the name of the stock class.
+        labels: The names of the classes in order; empty for regression and question answering.
+        has_several_labels: Whether a text can have several of them, or none.
+    """
+
+    task_class: str
+    labels: tuple[str, ...] = ()
+    has_several_labels: bool = False
+
+    def config_entries(self) -> dict[str, typing.Any]:
+        """Returns the entries of config.json that describe the head."""
+        if self.task_class == QUESTION_ANSWERING:
+            return {}
+        if not self.labels:
+            return {
+                "id2label": {"0": "score"},
+                "label2id": {"score": 0},
+                "problem_type": "regression",
+            }
+        entries = {
+            "id2label": {str(index): label for index, label in enumerate(self.labels)},
+            "label2id": {label: index for index, label in enumerate(self.labels)},
+        }
+        if self.task_class == SEQUENCE_CLASSIFICATION:
+            number = "multi" if self.has_several_labels else "single"
+            entries["problem_type"] = f"{number}_label_classification"
+        return entries
+
+
+def find_head(
+    params: dict[str, np.ndarray], results: dict[str, typing.Any]
+) -> FineTunedHead | None:
+    """Returns the head among the parameters {path: array}; None for a pretraining run.
+
+    Args:
+        params: The parameters.
+        results: The results.json of the run, which has the names of the classes.
+
+    Raises:
+        ConfigError: `results` does not hold one name for each class.
+    """
+    if "span/kernel" in params or "span/out/kernel" in params:
+        return FineTunedHead(QUESTION_ANSWERING)
+    task_class, bias = SEQUENCE_CLASSIFICATION, params.get("classifier/out/bias")
+    if "token/out/bias" in params:
+        task_class, bias = TOKEN_CLASSIFICATION, params["token/out/bias"]
+    if bias is None:
+        return None
+    classes, labels = len(bias), tuple(results.get("labels", ()))
+    if classes == 1:
+        return FineTunedHead(task_class)
+    if len(labels) != classes:
+        raise config.ConfigError(
+            f"the fine-tuned head has {classes} classes, results.json names {len(labels)}: "
+            f"{', '.join(labels) or 'none'}"
+        )
+    return FineTunedHead(task_class, labels, results.get("label_separator") is not None)
 
 
 class Family(abc.ABC):
@@ -152,10 +275,7 @@ class Family(abc.ABC):
         return entries | self.own_entries(model)
 
     def model_settings(self, content: dict) -> dict[str, typing.Any]:
-        """Returns the fields of config.Model that the content of a config.json determines.
-
-        Call `faults` first.
-        """
+        """Returns the fields of config.Model that the content of a config.json determines."""
         entries = self.defaults | content
         offset = self.unused_positions(entries["pad_token_id"])
         return {
@@ -168,33 +288,16 @@ class Family(abc.ABC):
             **self.own_settings(entries),
         }
 
-    def faults(self, content: dict) -> list[str]:
-        """Returns why the encoder of a config.json cannot be computed here; empty if it can."""
+    def unsupported(self, content: dict) -> list[str]:
+        """Returns the entries of a config.json with which the encoder is not computed here."""
         entries = self.defaults | self.supported | content
-        names = content.get("architectures")
-        if json_files.is_texts(names) and names and names[0].endswith("Model"):
+        if str((content.get("architectures") or [""])[0]).endswith("Model"):
             entries["tie_word_embeddings"] = True  # there is no head
-        faults = [
-            f"{name} {json_files.shown(entries[name])} (only {value!r})"
+        return [
+            f"{name} {entries[name]!r} (only {value!r})"
             for name, value in self.supported.items()
-            if type(entries[name]) is not type(value) or entries[name] != value
+            if entries[name] != value
         ]
-        if "vocab_size" not in content:
-            faults.append("no vocab_size")
-        sizes = [*self.sizes.values(), POSITIONS, "vocab_size", "type_vocab_size"]
-        for name, least in {**dict.fromkeys(sizes, 1), "pad_token_id": 0}.items():
-            most = json_files.MOST_LAYERS if name.endswith("layers") else json_files.LARGEST
-            if name in entries and not json_files.is_integer(entries[name], least, most):
-                shown = json_files.shown(entries[name])
-                faults.append(f"{name} {shown} (an integer from {least} to {most})")
-        if self.epsilon and not json_files.is_number(entries[self.epsilon], 1e-30, 1.0):
-            shown = json_files.shown(entries[self.epsilon])
-            faults.append(f"{self.epsilon} {shown} (a number from 1e-30 to 1)")
-        if not faults:
-            offset = self.unused_positions(entries["pad_token_id"])
-            if entries[POSITIONS] <= offset:
-                faults.append(f"{POSITIONS} {entries[POSITIONS]} (above {offset})")
-        return faults
 
     # Tensors
 
@@ -233,9 +336,9 @@ class Family(abc.ABC):
 
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
         """Returns the mappings of the head of a fine-tuned model."""
-        if task_class == fine_tuned_head.QUESTION_ANSWERING:
+        if task_class == QUESTION_ANSWERING:
             return layouts.linear("qa_outputs", "span")
-        if task_class == fine_tuned_head.TOKEN_CLASSIFICATION:
+        if task_class == TOKEN_CLASSIFICATION:
             return layouts.linear("classifier", "token/out")
         return [
             mapping

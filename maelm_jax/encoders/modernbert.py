@@ -7,11 +7,19 @@ the last layer.
 
 import typing
 
-from maelm_jax import config, json_files
-from maelm_jax.encoders import fine_tuned_head, layouts
-from maelm_jax.encoders.family import POSITIONS, Family
+from maelm_jax import config
+from maelm_jax.encoders import layouts
+from maelm_jax.encoders.family import (
+    POSITIONS,
+    QUESTION_ANSWERING,
+    SEQUENCE_CLASSIFICATION,
+    TOKEN_CLASSIFICATION,
+    ClassifierStyle,
+    Family,
+    LanguageHeadNames,
+    PairFormat,
+)
 from maelm_jax.encoders.layouts import TensorMapping
-from maelm_jax.encoders.task_formats import ClassifierStyle, LanguageHeadNames, PairFormat
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 WINDOW, GLOBAL_EVERY = 128, 3  # of the stock class, if config.json has no such entry
@@ -28,9 +36,9 @@ LAYERS = {
 }
 # {end of the name of a stock task class: top-level module of the parameters here}.
 MODULES = {
-    fine_tuned_head.SEQUENCE_CLASSIFICATION: "classifier",
-    fine_tuned_head.QUESTION_ANSWERING: "span",
-    fine_tuned_head.TOKEN_CLASSIFICATION: "token",
+    SEQUENCE_CLASSIFICATION: "classifier",
+    QUESTION_ANSWERING: "span",
+    TOKEN_CLASSIFICATION: "token",
 }
 
 
@@ -121,23 +129,20 @@ class ModernBert(Family):
         ids = {"cls_token_id": special.bos, "sep_token_id": special.eos}
         return super().config_entries(model, special, vocabulary_size) | ids
 
-    def faults(self, content: dict) -> list[str]:
-        """Returns why the encoder of a config.json cannot be computed here; empty if it can."""
-        faults = super().faults(content)
-        if faults:
-            return faults
-        entries = self.defaults | content
-        faults = _layer_type_faults(entries)
-        if faults:
-            return faults
-        kinds = sorted(set(_layer_types(entries)))
-        if LOCAL in kinds:
-            faults += _integer_faults(entries, "local_attention", WINDOW)
+    def unsupported(self, content: dict) -> list[str]:
+        """Returns the entries of a config.json with which the encoder is not computed here."""
+        unsupported, entries = super().unsupported(content), self.defaults | content
+        types, layers = _layer_types(entries), entries["num_hidden_layers"]
+        if types != _types(layers, _period(types)):
+            order = f"{GLOBAL!r} at layers 0, n, 2n, ... of {layers}, and {LOCAL!r} at the others"
+            unsupported.append(f"layer_types {types!r} (only {order})")
         if entries.get("rope_scaling") is not None:
-            faults.append(f"rope_scaling {json_files.shown(entries['rope_scaling'])} (only None)")
-        for kind in kinds:
-            faults += _rotary_faults(entries, kind)
-        return faults
+            unsupported.append(f"rope_scaling {entries['rope_scaling']!r} (only None)")
+        for kind in (GLOBAL, LOCAL):
+            rope_type = _rotary(entries, kind).get("rope_type", "default")
+            if kind in types and rope_type != "default":
+                unsupported.append(f"rope_type {rope_type!r} (only 'default')")
+        return unsupported
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
         """Returns the mappings of the encoder. `prefix` begins the names of its stock tensors."""
@@ -165,33 +170,10 @@ def _types(layers: int, period: int) -> list[str]:
     return [LOCAL if layer % period else GLOBAL for layer in range(layers)]
 
 
-def _layer_types(entries: dict[str, typing.Any]) -> typing.Any:
+def _layer_types(entries: dict[str, typing.Any]) -> list[str]:
     """Returns the kind of attention of each layer that the entries of a config.json state."""
-    stated = entries.get("layer_types")
-    if stated is not None:
-        return stated
     every = entries.get("global_attn_every_n_layers", GLOBAL_EVERY)
-    return _types(entries["num_hidden_layers"], every)
-
-
-def _layer_type_faults(entries: dict[str, typing.Any]) -> list[str]:
-    """Returns why the order of global and local layers cannot be computed here."""
-    faults = _integer_faults(entries, "global_attn_every_n_layers", GLOBAL_EVERY)
-    if faults:
-        return faults
-    types, layers = _layer_types(entries), entries["num_hidden_layers"]
-    if json_files.is_texts(types) and types == _types(layers, _period(types)):
-        return []
-    supported = f"{GLOBAL!r} at layers 0, n, 2n, ... of {layers}, and {LOCAL!r} at the others"
-    return [f"layer_types {json_files.shown(types)} (only {supported})"]
-
-
-def _integer_faults(entries: dict[str, typing.Any], name: str, default: int) -> list[str]:
-    """Returns a fault if an entry is not a positive integer."""
-    value = entries.get(name, default)
-    if json_files.is_integer(value, 1, json_files.LARGEST):
-        return []
-    return [f"{name} {json_files.shown(value)} (an integer from 1 to {json_files.LARGEST})"]
+    return entries.get("layer_types") or _types(entries["num_hidden_layers"], every)
 
 
 def _period(types: list[str]) -> int:
@@ -203,20 +185,7 @@ def _period(types: list[str]) -> int:
 def _rotary(content: dict, kind: str) -> dict[str, typing.Any]:
     """Returns the rotary parameters of global or local layers, in the present form."""
     default = {"rope_theta": content.get(OLDER_THETA[kind], DEFAULT_THETA[kind])}
-    by_type = content.get("rope_parameters")
-    stated = by_type.get(kind) if isinstance(by_type, dict) else None
-    return default | stated if isinstance(stated, dict) else default
-
-
-def _rotary_faults(content: dict, kind: str) -> list[str]:
-    """Returns why the rotary positions of a kind of layers cannot be computed here."""
-    rotary, faults = _rotary(content, kind), []
-    if rotary.get("rope_type", "default") != "default":
-        faults.append(f"rope_type {json_files.shown(rotary['rope_type'])} (only 'default')")
-    if not json_files.is_number(rotary["rope_theta"], 1.0 + 1e-9, 1e9):
-        shown = json_files.shown(rotary["rope_theta"])
-        faults.append(f"rope_theta {shown} (a number above 1, up to 1e9)")
-    return faults
+    return default | (content.get("rope_parameters") or {}).get(kind, {})
 
 
 def _transform_mappings(module: str) -> list[TensorMapping]:

@@ -2,11 +2,10 @@
 
 import typing
 
-from maelm_jax import config, json_files
+from maelm_jax import config
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.family import Family
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
 from maelm_jax.encoders.layouts import TensorMapping
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
 
 BUCKETS, MAX_DISTANCE = 32, 128  # of the stock class, which has no setting for the distance
 PAD = 1  # the stock class numbers positions from the padding id 1, whatever config.json says
@@ -35,7 +34,10 @@ class Mpnet(Family):
         ("lm_head.decoder.bias",),
     )
     pair = REPEATED_SEPARATOR
-    supported: typing.ClassVar = Family.supported | {"relative_attention_num_buckets": BUCKETS}
+    supported: typing.ClassVar = Family.supported | {
+        "relative_attention_num_buckets": BUCKETS,
+        "pad_token_id": PAD,
+    }
 
     def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         misfits = []
@@ -63,12 +65,6 @@ class Mpnet(Family):
 
     def unused_positions(self, pad: int) -> int:
         return pad + 1
-
-    def faults(self, content: dict) -> list[str]:
-        faults, pad = super().faults(content), content.get("pad_token_id", PAD)
-        if pad != PAD:
-            faults.append(f"pad_token_id {json_files.shown(pad)} (only {PAD})")
-        return faults
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
         name = f"{prefix}encoder.relative_attention_bias.weight"

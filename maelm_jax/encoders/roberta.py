@@ -5,8 +5,7 @@ import typing
 import numpy as np
 
 from maelm_jax import config
-from maelm_jax.encoders.family import Family
-from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR, LanguageHeadNames
+from maelm_jax.encoders.family import REPEATED_SEPARATOR, Family, LanguageHeadNames
 
 TYPES = "embeddings.token_type_embeddings.weight"
 

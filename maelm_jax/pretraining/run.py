@@ -11,7 +11,7 @@ import optax
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, vocabularies, vocabulary_training
-from maelm_jax.encoders import origin, source
+from maelm_jax.encoders import source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import dry_run, evaluation, mask_rate, start, summary, unigram
 from maelm_jax.training import (
@@ -209,9 +209,9 @@ def record_start(
     run_record.write(storage.local_path(options.workdir), setup.experiment, setup.vocabulary)
     row_record.write(options.workdir, setup.rows, done)
     if encoder_source:
-        origin.write(storage.local_path(options.workdir), encoder_source.as_origin())
+        source.write_origin(storage.local_path(options.workdir), encoder_source.origin)
     elif not done:
-        storage.remove(options.workdir, origin.FILE)
+        storage.remove(options.workdir, source.ORIGIN)
     storage.send(options.workdir)
 
 

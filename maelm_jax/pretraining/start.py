@@ -6,7 +6,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.encoders import adoption, origin, source
+from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, checkpoint_reading, resume, step
 
 COMMITTED = "commit_success.txt"  # of Orbax, in a complete checkpoint in a bucket
@@ -49,13 +49,13 @@ def resolve_source(experiment: config.Experiment, workdir: str) -> ResolvedSourc
     if _has_checkpoint(workdir):
         _check_origin(path, workdir)
         return ResolvedSource(_with_recorded_encoder(experiment, workdir), None)
-    encoder_source = source.find(path)
+    encoder_source = source.find_encoder(path)
     if encoder_source.vocabulary is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file"
         )
-    adopted = adoption.adopt(experiment, encoder_source)
+    adopted = adoption.adopt_settings(experiment, encoder_source)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
     return ResolvedSource(adopted.experiment, encoder_source)
@@ -104,7 +104,12 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
     recorded = gin_files.load([str(_recorded(workdir))])
-    fields = (*source.ENCODER_FIELDS, *_decoder_fields(experiment, recorded, workdir))
+    fields = config.field_names(config.Model, part="encoder")
+    origin = source.read_origin(storage.local_path(workdir))
+    if origin and origin.has_decoder:
+        fields += config.field_names(config.Model, part="decoder")
+    elif recorded.model.positions == "rotary":
+        fields.append("decoder_relative_bias")  # as `adoption.adopt_settings` sets it
     encoder = {name: getattr(recorded.model, name) for name in fields}
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
@@ -112,24 +117,6 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
         model=dataclasses.replace(experiment.model, **encoder),
         vocabulary=dataclasses.replace(experiment.vocabulary, file=file),
     )
-
-
-def _decoder_fields(
-    experiment: config.Experiment, recorded: config.Experiment, workdir: str
-) -> tuple[str, ...]:
-    """Returns the settings of the decoder that the source may have determined."""
-    if started_from := origin.read(storage.local_path(workdir)):
-        has_decoder = started_from.has_decoder
-    else:  # a run of a version without origin.json
-        try:
-            has_decoder = source.find(experiment.run.init_from).as_origin().has_decoder
-        except config.ConfigError:  # the source is gone
-            has_decoder = True
-    if has_decoder:
-        return source.DECODER_FIELDS
-    # The source is an encoder alone. With rotary positions, it sets this bias. Otherwise, the
-    # version that started the run set it.
-    return ("decoder_relative_bias",) if recorded.model.relative_buckets == "none" else ()
 
 
 def resumed(
@@ -186,7 +173,7 @@ def begun(
                 f"--workdir to begin again from {experiment.run.init_from}"
             )
         return StartingState(fresh)
-    values = encoder_source.read(experiment.model)
+    values = encoder_source.read_params(experiment.model)
     loaded = adoption.load_params(values, fresh.params, vocabulary_size, encoder_source.path)
     with_fresh = " and ".join(loaded.fresh) or "nothing"
     left_out = " and ".join(loaded.unused) or "nothing"

@@ -79,7 +79,7 @@ def without_effect(experiment: config.Experiment, has_head: bool) -> list[str]:
 def print_missing_stock_class(experiment: config.Experiment, special: config.SpecialIds):
     """Says at the start that the encoder cannot be exported to stock transformers, if so."""
     try:
-        families.of_model(experiment.model, special)
+        families.require_stock_family(experiment.model, special)
     except config.ConfigError as error:
         print(f"this run cannot be exported with --format=huggingface: {error}")
 

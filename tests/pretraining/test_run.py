@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files, setting_changes, train
-from maelm_jax.encoders import origin, source
+from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start, summary
 from maelm_jax.training import checkpoint, coordination, metrics, phases, sharding, step
 
@@ -67,8 +67,8 @@ def test_every_process_of_a_finished_run_evaluates_or_none(tmp_path, monkeypatch
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, monkeypatch):
     for name in ("enc", "other"):
         (tmp_path / name).mkdir()
-    found = source.EncoderSource("other", "a folder", {}, str(tmp_path / "other"), 64, dict)
-    monkeypatch.setattr(source, "find", lambda path: found)
+    found = source.EncoderSource("other", "a folder", {}, str(tmp_path / "other"), 64, 0.0, dict)
+    monkeypatch.setattr(source, "find_encoder", lambda path: found)
     monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
     recorded, other = (gin_files.load(["continue.gin"], [f"Run.init_from='{tmp_path}/{name}'", "TEXT_FILES='*.txt'"]) for name in ("enc", "other"))
     (tmp_path / "config.gin").write_text(gin_files.render(recorded))
@@ -116,8 +116,8 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path, monkeypatch):
 def test_a_run_goes_on_when_its_source_has_moved(tmp_path, monkeypatch):
     """The vocabulary is the recorded one, unless the user names another."""
     (tmp_path / "moved").mkdir()
-    found = source.EncoderSource("moved", "a folder", {}, str(tmp_path / "moved"), 64, dict)
-    monkeypatch.setattr(source, "find", lambda path: found)
+    found = source.EncoderSource("moved", "a folder", {}, str(tmp_path / "moved"), 64, 0.0, dict)
+    monkeypatch.setattr(source, "find_encoder", lambda path: found)
     monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='enc'", "Vocabulary.file='enc'", "TEXT_FILES='*.txt'"])
     (tmp_path / "config.gin").write_text(gin_files.render(recorded))
@@ -141,8 +141,8 @@ def test_a_run_needs_its_source_s_checkpoints_no_more(tmp_path, monkeypatch):
 
 def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, monkeypatch):
     """What the source determined comes from the record, what the user set is compared with it."""
-    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, dict)
-    monkeypatch.setattr(source, "find", lambda path: found)
+    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, 0.0, dict)
+    monkeypatch.setattr(source, "find_encoder", lambda path: found)
     monkeypatch.setattr(start, "_has_checkpoint", lambda workdir: True)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='enc'", "TEXT_FILES='*.txt'", "Model.layers=6"])
     (tmp_path / "config.gin").write_text(gin_files.render(recorded))
@@ -160,10 +160,10 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
     (tmp_path / "config.gin").write_text(gin_files.render(recorded))
     now = gin_files.load(["continue.gin"], ["Run.init_from='gone'", "TEXT_FILES='*.txt'", "Model.decoder_layers=4"])
     for has_decoder, layers in ((True, 2), (False, 4)):
-        origin.write(tmp_path, origin.Origin("gone", "a folder", None, 64, has_decoder))
+        source.write_origin(tmp_path, source.Origin("gone", "a folder", None, 64, has_decoder))
         assert start.resolve_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
-    (tmp_path / origin.FILE).write_text('{"path": "gone"}')
-    with pytest.raises(config.ConfigError, match="origin.json: damaged: .* remove it and the source is read again"):
+    (tmp_path / source.ORIGIN).write_text('{"path": "gone"}')
+    with pytest.raises(config.ConfigError, match="origin.json"):
         start.resolve_source(now, str(tmp_path))
 
 
