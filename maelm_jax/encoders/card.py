@@ -5,7 +5,6 @@ Every figure comes from the files of the run.
 
 import string
 
-from maelm_jax import config
 from maelm_jax.encoders import verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
@@ -104,6 +103,16 @@ OUTPUTS = {
     "TokenClassification": "output.logits",
     "QuestionAnswering": "output.start_logits` and `output.end_logits",
 }
+# Where the stock class computes something else than training did.
+SPANS = (
+    "also at the question, the separators and padding, where no answer can begin or end: training "
+    "ruled these out, the class does not"
+)
+WORDS = (
+    "the label of a word is that of its first token. Give the words as one text with a space "
+    "between two: with `is_split_into_words=True`, a byte-level tokenizer gives other ids than in "
+    "training"
+)
 
 
 def render(
@@ -126,10 +135,13 @@ def render(
         has_tokenizer_json: Whether the folder has a tokenizer.json.
         verification: The comparisons with JAX, or why there were none.
     """
+    model, vocabulary = encoder.model, encoder.vocabulary
     is_pretraining = source.experiment is not None and not source.results
-    is_mae_lm = is_pretraining and encoder.model.decoder_layers > 0
+    is_mae_lm = is_pretraining and model.decoder_layers > 0
     rows = {
-        "architecture": f"{written.architecture}: {_describe_shape(encoder.model)}",
+        "architecture": f"{written.architecture}: {model.layers} layers of width {model.width}, "
+        f"{model.heads} heads, feed-forward {model.feed_forward}, {model.positions} positions, "
+        f"relative buckets {model.relative_buckets}",
         "parameters": f"{written.parameters:,} in this folder",
         "longest input": f"{encoder.length} tokens",
     }
@@ -139,7 +151,6 @@ def render(
         rows |= _describe_fine_tuning(source, written.architecture)
     else:
         rows |= _describe_pretraining(source)
-    vocabulary = encoder.vocabulary
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
     notes = NO_POOLER if not head and "pooler/kernel" not in encoder.params else ""
     if has_tokenizer_json:
@@ -170,56 +181,31 @@ def render(
     )
 
 
-def _describe_shape(model: config.Model) -> str:
-    positions = f"{model.relative_buckets} buckets {model.num_buckets}/{model.max_distance}"
-    if model.positions == "rotary":
-        window = f", local attention {model.local_attention}" if model.local_attention else ""
-        positions = f"rotary positions{window}"
-    elif model.relative_buckets == "none":
-        positions = "no relative positions"
-    return (
-        f"{model.layers} layers of width {model.width}, {model.heads} heads, "
-        f"feed-forward {model.feed_forward}, {positions}"
-    )
-
-
-def _describe_objective(experiment: config.Experiment) -> str:
-    masking, layers = experiment.masking, experiment.model.decoder_layers
-    units = "" if masking.unit == "token" else f", by {masking.unit}s"
-    rate = f"{masking.rate:.0%} of the tokens are masked{units}"
-    if masking.random_fraction or masking.keep_fraction:
-        rate += (
-            f" ({masking.random_fraction:.0%} of these become random tokens and "
-            f"{masking.keep_fraction:.0%} stay as they are where the encoder reads them)"
-        )
-    decoder = f"a decoder of {layers} layer(s) puts [MASK] back and is not part of the encoder"
-    if layers == 0:
-        return f"masked language modelling (MLM): {rate}, each of them in the encoder's input"
-    if masking.encoder_mask_fraction == 0:
-        return (
-            f"MAE-LM (arXiv 2302.02060): {rate}, none of them seen by the encoder in any form; "
-            f"{decoder}"
-        )
-    share = f"{masking.encoder_mask_fraction:.0%} of them in the encoder's input"
-    return f"between MAE-LM and MLM: {rate}, {share}; {decoder}"
-
-
 def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
     """Returns the table entries of a pretraining run: {name: text}."""
     experiment = source.experiment
-    run, corpus = experiment.run, experiment.corpus
+    run, corpus, masking = experiment.run, experiment.corpus, experiment.masking
+    decoder_layers = experiment.model.decoder_layers
+    objective = "between MAE-LM and masked language modelling"
+    if decoder_layers == 0:
+        objective = "masked language modelling (MLM)"
+    elif masking.encoder_mask_fraction == 0:
+        objective = "MAE-LM (arXiv 2302.02060)"
     lines = [line for line in metrics.read(source.path) if line["step"] <= source.step]
-    losses = [
-        f"{line['loss']:.4f} (batch of step {line['step']})" for line in lines if "loss" in line
-    ][-1:]
+    trained = [line for line in lines if "loss" in line][-1:]
+    evaluated = [line for line in lines if "eval_loss" in line][-1:]
+    losses = [f"{line['loss']:.4f} (batch of step {line['step']})" for line in trained]
     losses += [
         f"held-out, at mask rate {experiment.evaluated.masking.rate:g}, {line['eval_loss']:.4f} "
         f"with accuracy {line['eval_accuracy']:.3f} (step {line['step']})"
-        for line in lines
-        if "eval_loss" in line
-    ][-1:]
+        for line in evaluated
+    ]
     return {
-        "objective": _describe_objective(experiment),
+        "objective": f"{objective}: {masking.rate:.0%} of the tokens are masked, by "
+        f"{masking.unit}. {masking.encoder_mask_fraction:.0%} of these are in the encoder's input, "
+        f"where {masking.random_fraction:.0%} become random tokens and "
+        f"{masking.keep_fraction:.0%} stay. A decoder of {decoder_layers} layer(s), which is not "
+        "part of the encoder, puts [MASK] back",
         "corpus": "; ".join(f"`{name}` {rate:.0%}" for name, rate in corpus.rates.items()),
         "started from": f"`{run.init_from}`" if run.init_from else "random weights",
         "steps": f"{source.step:,} of {run.train_steps:,}, each of {run.batch_size} rows of "
@@ -229,25 +215,17 @@ def _describe_pretraining(source: EncoderSource) -> dict[str, str]:
 
 
 def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str, str]:
-    """Returns the table entries of a fine-tuned run: {name: text}.
-
-    They also state where the stock class computes something else than training did.
-    """
+    """Returns the table entries of a fine-tuned run: {name: text}."""
     results = source.results
-    score = "not recorded"
-    if results.get("score") is not None:
-        score = f"{results['main_metric']} {results['score']:.4f} on the examples of the evaluation"
     rows = {
-        "fine-tuned on": str(results.get("task", "not recorded")),
+        "fine-tuned on": results.get("task", "not recorded"),
         "started from": f"`{results.get('init_from', 'not recorded')}`",
         "steps": f"{source.step:,}",
-        "score": score,
     }
+    if results.get("score") is not None:
+        rows["score"] = f"{results['main_metric']} {results['score']:.4f} on the examples evaluated"
     if architecture.endswith("QuestionAnswering"):
-        rows["logits"] = (
-            "also at the question, the separators and padding, where no answer can begin or end: "
-            "training ruled these out, the class does not"
-        )
+        rows["logits"] = SPANS
         threshold = results.get("best", {}).get("best_f1_threshold")
         if threshold is not None:  # SQuAD 2.0
             rows["no answer"] = (
@@ -255,11 +233,7 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
                 f"{threshold:.7g}. A score is the start logit plus the end logit"
             )
     elif architecture.endswith("TokenClassification"):
-        rows["logits"] = (
-            "the label of a word is that of its first token. Give the words as one text with a "
-            "space between two: with `is_split_into_words=True`, a byte-level tokenizer gives "
-            "other ids than in training"
-        )
+        rows["logits"] = WORDS
     elif results.get("label_separator") is not None:
         rows["logits"] = "one for each label. A text has the labels whose logit is above 0"
     elif not results.get("labels"):

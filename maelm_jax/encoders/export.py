@@ -116,7 +116,7 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
     tensors |= family.added_tensors(model, prefix)
     content = {
         "architectures": [family.class_name + ending],
-        **family.config_entries(model, special, size),
+        **family.make_entries(model, special, size),
         **(head.config_entries() if head else {}),
     }
     (folder / "config.json").write_text(

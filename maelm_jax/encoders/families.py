@@ -20,13 +20,12 @@ def choose_family(model: config.Model) -> Family:
     It is `Model.family`, or else the first family that computes the encoder. An encoder that no
     stock model computes (reference buckets) is treated as MPNet.
     """
-    if model.family:
-        return FAMILIES[model.family]
-    if model.positions == "rotary":
-        return MODERNBERT
+    first = "bert" if model.token_types > 1 else "roberta"
     if model.relative_buckets != "none":
-        return MPNET
-    return BERT if model.token_types > 1 else ROBERTA
+        first = "mpnet"
+    if model.positions == "rotary":
+        first = "modernbert"
+    return FAMILIES[model.family or first]
 
 
 def choose_pair_format(model: config.Model) -> PairFormat:
@@ -42,10 +41,7 @@ def require_stock_family(model: config.Model, special: config.SpecialIds) -> Fam
         ConfigError: There is none. The message names an export format that holds the model.
     """
     family = choose_family(model)
-    misfits = family.misfits(model, special)
-    if family is not MODERNBERT and not model.has_bert_blocks:
-        misfits.append("its layers are not post-LN with biases and learned positions")
-    if misfits:
+    if misfits := family.find_misfits(model, special):
         remedy = "Use the settings of a family in docs/encoders.md"
         if model.has_bert_blocks:
             remedy = "Use --format=pytorch, which holds any model with BERT's layers"
@@ -66,7 +62,7 @@ def read_family(content: dict[str, typing.Any], folder: str) -> Family:
     if family is None:
         unsupported = [f"model_type {content.get('model_type')!r} (only {', '.join(FAMILIES)})"]
     else:
-        unsupported = family.unsupported(content)
+        unsupported = family.find_unsupported(content)
     if unsupported:
         raise config.ConfigError(
             f"{folder}: not an encoder that a run can start from: {'; '.join(unsupported)}"

@@ -5,11 +5,13 @@ The first layer has no norm before its attention. Its place in our parameters ho
 the last layer.
 """
 
+import dataclasses
 import typing
 
 from maelm_jax import config
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.family import (
+    HEADS,
     POSITIONS,
     QUESTION_ANSWERING,
     SEQUENCE_CLASSIFICATION,
@@ -25,113 +27,18 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 WINDOW, GLOBAL_EVERY = 128, 3  # of the stock class, if config.json has no such entry
 OLDER_THETA = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}  # of earlier transformers
 DEFAULT_THETA = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
-# The settings of config.Model that make its layers ModernBERT's.
-LAYERS = {
-    "normalization": "pre",
-    "positions": "rotary",
-    "feed_forward_gate": True,
-    "biases": False,
-    "relative_buckets": "none",
-    "token_types": 0,
-}
 # {end of the name of a stock task class: top-level module of the parameters here}.
-MODULES = {
-    SEQUENCE_CLASSIFICATION: "classifier",
-    QUESTION_ANSWERING: "span",
-    TOKEN_CLASSIFICATION: "token",
-}
+MODULES = dict(
+    zip((SEQUENCE_CLASSIFICATION, QUESTION_ANSWERING, TOKEN_CLASSIFICATION), HEADS, strict=True)
+)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModernBert(Family):
     """ModernBERT, with or without layers of local attention."""
 
-    model_type = "modernbert"
-    class_name = "ModernBert"
-    language_head = LanguageHeadNames(
-        "head.dense", "head.norm", "decoder.bias", ("decoder.weight",)
-    )
-    classifier = ClassifierStyle(
-        "gelu", has_input_dropout=False, has_norm=True, has_bias=False, transforms_tokens=True
-    )
-    pair = PairFormat(separators=1)
-    dropouts: typing.ClassVar = {
-        "dropout": "mlp_dropout",
-        "attention_dropout": "attention_dropout",
-    }
-    epsilon = "norm_eps"
-    defaults: typing.ClassVar = {
-        "hidden_size": 768,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "intermediate_size": 1152,
-        POSITIONS: 8192,
-        "norm_eps": 1e-5,
-        "pad_token_id": 50283,
-    }
-    supported: typing.ClassVar = {
-        "hidden_activation": "gelu",
-        "tie_word_embeddings": True,
-        "norm_bias": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "decoder_bias": True,
-        "classifier_bias": False,
-        "classifier_activation": "gelu",
-    }
-    left_out: typing.ClassVar = ("classifier.", "head.")
-    token_table = "embeddings.tok_embeddings.weight"
-
-    @property
-    def prefix(self) -> str:
-        """The stock task models call their encoder `model`."""
-        return "model."
-
-    def misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
-        """Returns the settings that differ from ModernBERT's."""
-        return [
-            f"the stock ModernBert has {name} {value!r}, this model {getattr(model, name)!r}"
-            for name, value in LAYERS.items()
-            if getattr(model, name) != value
-        ]
-
-    def own_settings(self, entries: dict[str, typing.Any]) -> dict[str, typing.Any]:
-        """Returns the settings of the layers."""
-        settings = LAYERS | {"rotary_theta": float(_rotary(entries, GLOBAL)["rope_theta"])}
-        types = _layer_types(entries)
-        if LOCAL in types:
-            settings |= {
-                "local_attention": entries.get("local_attention", WINDOW),
-                "global_every": _period(types),
-                "local_rotary_theta": float(_rotary(entries, LOCAL)["rope_theta"]),
-            }
-        return settings
-
-    def own_entries(self, model: config.Model) -> dict[str, typing.Any]:
-        """Returns the entries of the layers, of present and of earlier versions of transformers."""
-        thetas, period = {GLOBAL: model.rotary_theta, LOCAL: model.rotary_theta}, 1
-        entries = {
-            "classifier_pooling": "cls",
-            "embedding_dropout": model.dropout,
-            "classifier_dropout": model.dropout,
-        }
-        if model.local_attention:
-            thetas[LOCAL], period = model.local_rotary_theta, model.global_every
-            entries["local_attention"] = model.local_attention
-        rotary = {kind: {"rope_type": "default", "rope_theta": thetas[kind]} for kind in thetas}
-        older = {OLDER_THETA[kind]: thetas[kind] for kind in thetas}
-        entries |= {"global_attn_every_n_layers": period, "rope_parameters": rotary} | older
-        return entries | {"layer_types": _types(model.layers, period)}
-
-    def config_entries(
-        self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
-    ) -> dict[str, typing.Any]:
-        """Returns the content of config.json, except for architecture and head."""
-        ids = {"cls_token_id": special.bos, "sep_token_id": special.eos}
-        return super().config_entries(model, special, vocabulary_size) | ids
-
-    def unsupported(self, content: dict) -> list[str]:
-        """Returns the entries of a config.json with which the encoder is not computed here."""
-        unsupported, entries = super().unsupported(content), self.defaults | content
+    def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
+        unsupported, entries = super().find_unsupported(content), self.defaults | content
         types, layers = _layer_types(entries), entries["num_hidden_layers"]
         if types != _types(layers, _period(types)):
             order = f"{GLOBAL!r} at layers 0, n, 2n, ... of {layers}, and {LOCAL!r} at the others"
@@ -143,6 +50,43 @@ class ModernBert(Family):
             if kind in types and rope_type != "default":
                 unsupported.append(f"rope_type {rope_type!r} (only 'default')")
         return unsupported
+
+    def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:
+        settings, entries = super().read_settings(content), self.defaults | content
+        settings |= {
+            "rotary_theta": _rotary(entries, GLOBAL)["rope_theta"],
+            "local_attention": 0,
+        }
+        types = _layer_types(entries)
+        if LOCAL in types:
+            settings["local_attention"] = entries.get("local_attention", WINDOW)
+            settings["global_every"] = _period(types)
+            settings["local_rotary_theta"] = _rotary(entries, LOCAL)["rope_theta"]
+        return settings
+
+    def make_entries(
+        self, model: config.Model, special: config.SpecialIds, vocabulary_size: int
+    ) -> dict[str, typing.Any]:
+        """Returns the content of config.json, also as earlier versions of transformers spell it."""
+        thetas, period = {GLOBAL: model.rotary_theta, LOCAL: model.rotary_theta}, 1
+        if model.local_attention:
+            thetas[LOCAL], period = model.local_rotary_theta, model.global_every
+        entries = super().make_entries(model, special, vocabulary_size) | {
+            "cls_token_id": special.bos,
+            "sep_token_id": special.eos,
+            "classifier_pooling": "cls",
+            "embedding_dropout": model.dropout,
+            "classifier_dropout": model.dropout,
+            "global_attn_every_n_layers": period,
+            "layer_types": _types(model.layers, period),
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": theta}
+                for kind, theta in thetas.items()
+            },
+            **{OLDER_THETA[kind]: theta for kind, theta in thetas.items()},
+        }
+        window = {"local_attention": model.local_attention} if model.local_attention else {}
+        return entries | window
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
         """Returns the mappings of the encoder. `prefix` begins the names of its stock tensors."""
@@ -217,4 +161,52 @@ def _layer_mappings(prefix: str, layer: int) -> list[TensorMapping]:
     return [*mappings, TensorMapping(f"{prefix}mlp_norm.weight", path, layer)]
 
 
-MODERNBERT = ModernBert()
+MODERNBERT = ModernBert(
+    model_type="modernbert",
+    class_name="ModernBert",
+    prefix="model.",  # as the stock task models call their encoder
+    token_table="embeddings.tok_embeddings.weight",
+    pair=PairFormat(separators=1),
+    language_head=LanguageHeadNames("head.dense", "head.norm", "decoder.bias", ("decoder.weight",)),
+    classifier=ClassifierStyle(
+        "gelu", has_input_dropout=False, has_norm=True, has_bias=False, transforms_tokens=True
+    ),
+    fields={
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "feed_forward": "intermediate_size",
+        "max_positions": POSITIONS,
+        "layer_norm_eps": "norm_eps",
+        "dropout": "mlp_dropout",
+        "attention_dropout": "attention_dropout",
+    },
+    fixed={
+        "normalization": "pre",
+        "positions": "rotary",
+        "feed_forward_gate": True,
+        "biases": False,
+        "relative_buckets": "none",
+        "token_types": 0,
+    },
+    defaults={
+        "hidden_size": 768,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "intermediate_size": 1152,
+        POSITIONS: 8192,
+        "norm_eps": 1e-5,
+        "pad_token_id": 50283,
+    },
+    supported={
+        "hidden_activation": "gelu",
+        "tie_word_embeddings": True,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "decoder_bias": True,
+        "classifier_bias": False,
+        "classifier_activation": "gelu",
+    },
+    left_out=("classifier.", "head."),
+)

@@ -4,7 +4,6 @@
 """
 
 import collections.abc
-import json
 import os
 import typing
 
@@ -179,40 +178,30 @@ def write(
 
 
 class Checkpoint(typing.NamedTuple):
-    """The content of a checkpoint or a test case of the reference implementation."""
+    """The content of a checkpoint of the reference implementation."""
 
     settings: dict[str, typing.Any]  # the fields of config.Model that it determines
     tensors: dict[str, np.ndarray]
 
 
 def read(path: str | os.PathLike) -> Checkpoint:
-    """Reads a .pt checkpoint (needs PyTorch) or a .npz test case of the reference implementation.
+    """Reads a .pt checkpoint. Needs PyTorch.
 
-    If a .pt file has no `args`, the settings lack `max_distance`, and lack `heads` unless there is
-    a table of relative biases.
+    If it has no `args`, the settings lack `max_distance`, and lack `heads` unless there is a table
+    of relative biases.
 
     Raises:
         ConfigError: The file is not such a checkpoint, or PyTorch is missing.
     """
+    content = weight_files.read_pytorch(path)
     with storage.reading(path, "is it a checkpoint of the reference implementation?"):
-        if str(path).endswith(".npz"):
-            with open(path, "rb") as file, np.load(file) as data:
-                case = json.loads(str(data["config"]))
-                stated = {"heads": case["heads"], "max_distance": case["max_rel_pos"]}
-                tensors = {
-                    key.removeprefix("weights/"): data[key]
-                    for key in data.files
-                    if key.startswith("weights/")
-                }
-        else:
-            content = weight_files.read_pytorch(path)
-            tensors, args = content["model"], getattr(content.get("args"), "__dict__", {})
-            names = {field: _ARGUMENTS[field] for field in ("heads", "max_distance")}
-            stated = {field: args[name] for field, name in names.items() if name in args}
-        return Checkpoint(_read_settings(tensors) | stated, tensors)
+        tensors, args = content["model"], getattr(content.get("args"), "__dict__", {})
+        names = {field: _ARGUMENTS[field] for field in ("heads", "max_distance")}
+        stated = {field: args[name] for field, name in names.items() if name in args}
+        return Checkpoint(read_settings(tensors) | stated, tensors)
 
 
-def _read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
+def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
     """Returns the fields of config.Model that the names and shapes of the tensors determine."""
     layers = {name.rpartition("layers.")[0]: 0 for name in tensors}
     for prefix in layers:
@@ -222,6 +211,7 @@ def _read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
         "layers": layers[_ENCODER],
         "decoder_layers": layers.get(_DECODER, 0),
         "decoder_relative_bias": False,
+        "decoder_refills_mask": True,
         "layer_norm_eps": 1e-5,
         "width": tensors[TOKENS].shape[1],
         "max_positions": tensors[_ENCODER + "embed_positions.weight"].shape[0],

@@ -5,7 +5,7 @@ A source is one of:
 - a workdir of maelm_jax.train or maelm_jax.finetune,
 - a folder that maelm_jax.export wrote, in any format,
 - a folder of stock transformers, of a family in families.py, with its tokenizer.json,
-- a checkpoint of the reference implementation (.pt, or a .npz test case).
+- a checkpoint of the reference implementation (.pt).
 
 `find_encoder` reads the settings of the model. `EncoderSource.read_params` reads its weights. No
 code in a source runs.
@@ -127,7 +127,7 @@ class EncoderSource:
     @property
     def origin(self) -> Origin:
         """The record of this source in a run that starts from it."""
-        has_decoder = bool(self.settings.get("decoder_layers"))
+        has_decoder = self.settings["decoder_layers"] > 0
         return Origin(self.path, self.kind, self.step, self.length, has_decoder)
 
     @functools.cached_property
@@ -158,8 +158,8 @@ class EncoderSource:
         """Reads the weights of the source.
 
         Args:
-            run: The model of a run that starts from the source. The paper's decoder is left out if
-                the run has a decoder of another kind.
+            run: The model of a run that starts from the source. The decoder is left out unless the
+                run has the same one.
 
         Returns:
             {parameter path: float32 array}. The paths start with encoder/, and with decoder/,
@@ -172,7 +172,8 @@ class EncoderSource:
         if self.ignored_head:
             print(f"{self.path}: the head of {self.ignored_head} is ignored")
         params = self._read_tensors()
-        if run and not run.has_plain_decoder and self.experiment is None:
+        fields = config.field_names(config.Model, part="decoder")
+        if run and any(getattr(run, name) != getattr(self.model, name) for name in fields):
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if self.vocabulary:
             size, rows = self.load_vocabulary().size, len(params["encoder/token_embedding"])
@@ -357,7 +358,7 @@ def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
 def _find_stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     stock = families.read_family(content, str(folder))
     tokenizer.check_options(content["model_type"], folder)
-    settings = stock.model_settings(content)
+    settings = stock.read_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
     model, rows = _make_model(settings, str(folder)), content["vocab_size"]
 

@@ -170,14 +170,14 @@ def test_layers_of_modernbert_are_global_or_local_as_config_json_says(entries, e
     def local_settings(settings: dict) -> tuple:
         return tuple(settings.get(name) for name in ("local_attention", "global_every", "rotary_theta", "local_rotary_theta"))
 
-    assert MODERNBERT.unsupported(SIZES | entries) == []
-    settings = MODERNBERT.model_settings(SIZES | entries)
+    assert MODERNBERT.find_unsupported(SIZES | entries) == []
+    settings = MODERNBERT.read_settings(SIZES | entries)
     assert local_settings(settings) == expected
     model = config.Model(**settings, decoder_layers=0)
-    written = MODERNBERT.config_entries(model, config.SpecialIds.of_size(600), 600)
-    assert settings.items() <= MODERNBERT.model_settings(written).items(), "it is written as it was read"
+    written = MODERNBERT.make_entries(model, config.SpecialIds.of_size(600), 600)
+    assert settings.items() <= MODERNBERT.read_settings(written).items(), "it is written as it was read"
     older = {name: value for name, value in written.items() if name not in ("layer_types", "rope_parameters")}
-    assert local_settings(MODERNBERT.model_settings(older)) == expected, "older versions of transformers read the same"
+    assert local_settings(MODERNBERT.read_settings(older)) == expected, "older versions of transformers read the same"
 
 
 def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_reads_it(tmp_path, vocabulary):

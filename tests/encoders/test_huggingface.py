@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import maelm_jax  # noqa: E402
 from maelm_jax import config, embed, export  # noqa: E402
 from maelm_jax.encoders import export as folders  # noqa: E402
-from maelm_jax.encoders import family, layouts, mpnet, source, verify  # noqa: E402
+from maelm_jax.encoders import families, family, layouts, mpnet, source, verify  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -143,7 +143,8 @@ def test_fine_tuned_heads(workdirs, tmp_path, name, task_class):
 
 def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, monkeypatch):
     swapped = {"attention/key": "attention.attn.q", "attention/query": "attention.attn.k"}
-    monkeypatch.setattr(mpnet.Mpnet, "part_names", mpnet.Mpnet.part_names | swapped)
+    wrong = dataclasses.replace(mpnet.MPNET, part_names=mpnet.MPNET.part_names | swapped)
+    monkeypatch.setitem(families.FAMILIES, "mpnet", wrong)
     with pytest.raises(config.RunError, match="verification failed: hidden states of MPNetModel differ by"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"])
     assert list(tmp_path.iterdir()) == []

@@ -22,12 +22,22 @@ from maelm_jax.model import maelm, model_inputs  # noqa: E402
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 
 
+def read_case(path: pathlib.Path, folder: pathlib.Path) -> source.EncoderSource:
+    """The weights of a test case of the reference as a checkpoint of it."""
+    data = np.load(path)
+    case = json.loads(str(data["config"]))
+    weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
+    args = {"encoder_attention_heads": case["heads"], "max_rel_pos": case["max_rel_pos"]}
+    weight_files.write_pytorch(folder / "case.pt", weights, {}, args)
+    return source.find_encoder(folder / "case.pt")
+
+
 @pytest.mark.parametrize("path", sorted(CASES.glob("*.npz")), ids=lambda path: path.stem)
 def test_the_reference_itself(path, tmp_path):
     """An independent check: weights of the reference, through our import, into PyTorch; loss, hidden states, logits and gradients are its own."""
     data = np.load(path)
     case = json.loads(str(data["config"]))
-    found = source.find_encoder(path)
+    found = read_case(path, tmp_path)
     model = dataclasses.replace(found.model, dropout=0.0, attention_dropout=0.0)
     vocabulary = types.SimpleNamespace(size=case["vocab_size"], special=config.SpecialIds.of_size(case["vocab_size"]))
     pytorch.write(tmp_path, Encoder(found.read_params(), model, vocabulary, 48, mask_fraction=found.mask_fraction))
@@ -141,8 +151,11 @@ def test_the_config_that_the_message_names_makes_any_run_exportable(make_workdir
 def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     data = np.load(path)
     case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    found = source.find_encoder(path)
+    found = read_case(path, tmp_path)
+    expected = {"layers": case["layers"], "width": case["dim"], "heads": case["heads"], "num_buckets": case["rel_pos_bins"]}
+    assert expected.items() <= found.settings.items() and found.settings["max_distance"] == case["max_rel_pos"]
     values = found.read_params()
+    assert np.array_equal(values["encoder/blocks/feed_forward/up/kernel"][1], weights["encoder.sentence_encoder.layers.1.fc1.weight"].T)
     published.write(tmp_path / "model.pt", values, found.model, case["vocab_size"])
     stored = weight_files.read_pytorch(tmp_path / "model.pt")
     head = "gen_decoder" if found.model.decoder_layers else "encoder"
