@@ -53,7 +53,10 @@ import onnxruntime
 example = tokenizer(["A sentence.", "Two."], padding=True, return_tensors="pt")
 inputs = {name: example[name] for name in ("input_ids", "attention_mask")}
 axes = {name: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for name in inputs}
-torch.onnx.export(model, (), "model.onnx", kwargs=inputs, dynamic_shapes=axes, dynamo=True)
+torch.onnx.export(
+    model, (), "model.onnx", kwargs=inputs, output_names=[$names], dynamic_shapes=axes,
+    dynamo=True, external_data=False,
+)
 session = onnxruntime.InferenceSession("model.onnx")
 output = session.run(None, {name: value.numpy() for name, value in inputs.items()})
 ```
@@ -96,12 +99,12 @@ NO_HEAD = (
     "`maelm_jax.load_encoder` with the run, or `predict` of an export with `--format=pytorch`, "
     "predicts masked tokens."
 )
-# {end of the name of a stock class: what a user reads of its output}.
+# {end of the name of a stock class: its outputs that a user reads}.
 OUTPUTS = {
-    "MaskedLM": "output.logits",
-    "SequenceClassification": "output.logits",
-    "TokenClassification": "output.logits",
-    "QuestionAnswering": "output.start_logits` and `output.end_logits",
+    "MaskedLM": ("logits",),
+    "SequenceClassification": ("logits",),
+    "TokenClassification": ("logits",),
+    "QuestionAnswering": ("start_logits", "end_logits"),
 }
 # Where the stock class computes something else than training did.
 SPANS = (
@@ -152,6 +155,7 @@ def render(
     else:
         rows |= _describe_pretraining(source)
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
+    outputs = OUTPUTS.get(head, ("last_hidden_state",))
     notes = NO_POOLER if not head and "pooler/kernel" not in encoder.params else ""
     if has_tokenizer_json:
         library = "from tokenizers import Tokenizer"
@@ -163,7 +167,8 @@ def render(
     loading = LOADING[format].substitute(
         name=name,
         auto=f"AutoModelFor{head}" if head else "AutoModel",
-        output=OUTPUTS.get(head, "output.last_hidden_state"),
+        output="` and `".join(f"output.{name}" for name in outputs),
+        names=", ".join(f'"{name}"' for name in outputs),
         head=notes + (NO_HEAD if is_mae_lm else ""),
         mask=vocabulary.pieces()[vocabulary.mask],
         bos=vocabulary.pieces()[vocabulary.bos],
