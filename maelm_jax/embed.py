@@ -7,7 +7,7 @@
 --workdir is a workdir, an exported folder, a folder of stock transformers with its tokenizer.json,
 or a checkpoint of the published code. The first command takes the mean over all tokens of a line,
 `<s>` and `</s>` included, as sentence-transformers does. --pooling=first takes the hidden state of
-`<s>`.
+`<s>`. --normalize gives each vector the length 1.
 
 The output is a float32 array [lines, width] in the order of the lines. The encoder reads
 `<s>` line `</s>`, cut to the longest input whose positions are trained: the sequence length of the
@@ -18,9 +18,7 @@ tokens. PyTorch is not needed.
 import dataclasses
 import pathlib
 
-import numpy as np
-
-from maelm_jax import cli, config, paths, storage
+from maelm_jax import cli, config, storage
 
 
 def main(argv: list[str]) -> int:
@@ -31,6 +29,7 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
     flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
+    flags.add_argument("--normalize", action="store_true", help="divide each vector by its length")
     flags.add_argument(
         "--step",
         type=cli.whole_number(0),
@@ -45,16 +44,19 @@ def main(argv: list[str]) -> int:
     )
     args, experiment = cli.parse_encoder(flags, argv)
     lines = read_lines(args.input)
-    paths.check_output_file("--output", args.output)
-    if not args.output.endswith(".npy"):
+    if not args.output.endswith(".npy") or pathlib.Path(args.output).is_dir():
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
+    folder = pathlib.Path(args.output).absolute().parent
+    cli.require_writable("--output", str(folder))
 
-    from maelm_jax.encoders import encoder
-    from maelm_jax.training import run_record
+    import numpy as np
 
-    loaded = encoder.Encoder.load(args.workdir, args.step)
+    from maelm_jax.encoders import encoder, source
+
+    found = source.find_encoder(args.workdir, args.step)
+    loaded = encoder.Encoder.read(found)
     if experiment is not None:
-        run_record.check_settings(args.workdir, experiment, ("Model.dtype",))
+        found.check_settings(experiment, ("Model.dtype",))
         model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
         loaded = dataclasses.replace(loaded, model=model)
     if args.max_length is not None:
@@ -66,8 +68,10 @@ def main(argv: list[str]) -> int:
             )
         loaded = dataclasses.replace(loaded, length=args.max_length)
     encoded = loaded.vocabulary.encode_batch(lines)
-    vectors = loaded.encode_ids(encoded, args.pooling)
-    save(args.output, vectors)
+    vectors = loaded.encode_ids(encoded, args.pooling, args.normalize)
+    folder.mkdir(parents=True, exist_ok=True)
+    with storage.atomic_file(args.output) as file:
+        np.save(file, vectors)
     longer = sum(len(ids) > loaded.length - 2 for ids in encoded)
     shortened = f"; {longer} lines cut to {loaded.length} tokens" if longer else ""
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
@@ -82,28 +86,14 @@ def read_lines(path: str) -> list[str]:
     """Reads the lines of a UTF-8 file, without their line ends.
 
     Raises:
-        ConfigError: The file is absent, empty or not UTF-8.
+        ConfigError: The file is empty or not UTF-8.
     """
-    try:
+    with storage.reading(path, "convert it to UTF-8, e.g. with iconv -t UTF-8"):
         lines = pathlib.Path(path).read_bytes().decode("utf-8-sig").split("\n")
-    except OSError as error:
-        raise config.ConfigError(f"--input={path}: {error.strerror}. Name a text file") from error
-    except UnicodeDecodeError as error:
-        raise config.ConfigError(
-            f"--input={path} is not UTF-8: byte {error.start}. Convert it, e.g. with iconv -t UTF-8"
-        ) from error
     lines = [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     if not lines:
         raise config.ConfigError(f"--input={path} holds no line. Give a file with text")
     return lines
-
-
-def save(path: str, vectors: np.ndarray):
-    """Writes a .npy file atomically. Makes its folder if there is none."""
-    with paths.writing("--output", path):
-        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with storage.atomic_file(path) as file:
-            np.save(file, vectors)
 
 
 def command():

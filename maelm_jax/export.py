@@ -18,9 +18,13 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 """
 
 import argparse
+import pathlib
+import typing
 
 from maelm_jax import cli, config
-from maelm_jax.encoders import export_folder
+
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders import source
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -30,84 +34,57 @@ def main(argv: list[str]) -> int:
     args, experiment = cli.parse_encoder(_flags(), argv)
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
-    if experiment is not None:
-        from maelm_jax.training import run_record
-
-        run_record.check_settings(args.workdir, experiment)
-    elif args.all_steps or args.step is not None:
+    if experiment is None and (args.all_steps or args.step is not None):
         raise config.ConfigError(
             f"--step and --all_steps need a workdir. --workdir={args.workdir} has one checkpoint"
         )
-    if not args.all_steps:
-        export_folder.check(args.output, args.workdir, args.overwrite)
+    cli.require_writable("--output", args.output)
 
     import jax
 
+    from maelm_jax.encoders import export, source
+    from maelm_jax.training import checkpoint_params
+
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    for step, output in _outputs(args).items():
-        _export(args, experiment, step, output)
+    outputs = {args.step: args.output}  # step: folder
+    if args.all_steps:
+        steps = checkpoint_params.all_steps(args.workdir)
+        outputs = {step: f"{args.output}/step-{step}" for step in steps}
+    for output in outputs.values():  # all are checked before any is written
+        export.check_output(output, args.workdir, args.overwrite)
+    for step, output in outputs.items():
+        found = source.find_encoder(args.workdir, step)
+        if experiment is not None:
+            found.check_settings(experiment)
+        _export(args, found, output)
     return 0
 
 
-def _outputs(args: argparse.Namespace) -> dict[int | None, str]:
-    """Returns {step: folder to write}. With --all_steps, checks all folders before any is written.
-
-    A step of None is the newest.
-    """
-    if not args.all_steps:
-        return {args.step: args.output}
-    from maelm_jax.training import checkpoint
-
-    steps = checkpoint.all_steps(args.workdir)
-    outputs: dict[int | None, str] = {step: f"{args.output}/step-{step}" for step in steps}
-    for output in outputs.values():
-        export_folder.check(output, args.workdir, args.overwrite)
-    return outputs
-
-
-def _export(
-    args: argparse.Namespace,
-    experiment: config.Experiment | None,
-    step: int | None,
-    output: str,
-):
+def _export(args: argparse.Namespace, found: "source.EncoderSource", output: str):
     """Writes one checkpoint to one folder."""
-    from maelm_jax.encoders import card, encoder, export_formats, run_results
-    from maelm_jax.training import metrics
+    from maelm_jax.encoders import card, encoder, export, verify
 
-    loaded = encoder.Encoder.load(args.workdir, step)
-    export_formats.check(args.format, loaded.model, loaded.vocabulary.special)
-    unverified = _why_unverified(args.verify, args.format)
-    export_formats.check_heads(args.format, loaded, args.workdir)
-    with export_folder.written(output, args.workdir, args.overwrite) as folder:
-        written = export_formats.write(args.format, folder, loaded)
-        reports = None
-        if not unverified:
-            reports = export_formats.verify_folder(args.format, folder, loaded)
-        about = card.About(
-            name=export_folder.resolved(output).name,
-            format=args.format,
-            architecture=written.architecture,
-            parameters=written.parameters,
-            model=loaded.model,
-            origin=args.workdir,
-            experiment=experiment,
-            step=loaded.step,
-            lines=metrics.read(args.workdir) if experiment else [],
-            results=run_results.read(args.workdir) if experiment else {},
-            reports=reports,
-            unverified=unverified,
-            length=loaded.length,
-            mask=loaded.vocabulary.pieces()[loaded.vocabulary.mask],
-            special=loaded.vocabulary.special,
-            has_tokenizer_json=(folder / "tokenizer.json").is_file(),
-            has_pooler="pooler/kernel" in loaded.params and loaded.head is None,
+    loaded = encoder.Encoder.read(found)
+    export.check_format(args.format, loaded, args.workdir)
+    verification = _why_unverified(args.verify, args.format)
+    with export.write_atomically(output, args.workdir, args.overwrite) as folder:
+        written = export.write(args.format, folder, loaded)
+        verification = verification or verify.verify(args.format, folder, loaded)
+        has_tokenizer_json = (folder / "tokenizer.json").is_file()
+        name = pathlib.Path(output).absolute().name
+        text = card.render(
+            args.format, name, found, loaded, written, has_tokenizer_json, verification
         )
-        (folder / "README.md").write_text(card.render(about), encoding="utf-8")
+        (folder / export.CARD).write_text(text, encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
-    size = f"{written.parameters:,} parameters"
-    print(f"{output}: {written.architecture} of {origin}, {size}")
-    _print_reports(reports, unverified)
+    print(f"{output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
+    if isinstance(verification, str):
+        print(f"unverified: {verification}")
+        return
+    for subject, difference, largest in verification:
+        print(
+            f"verified: {subject}: largest difference {difference:.2g}, largest value {largest:.4g}"
+        )
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -140,34 +117,16 @@ def _why_unverified(verify_flag: bool | None, format: str) -> str:
     Raises:
         ConfigError: --verify is given, and a library is not installed.
     """
-    from maelm_jax.encoders import torch_checkpoint, verify
+    from maelm_jax.encoders import verify, weight_files
 
-    if format == "reference":
-        torch_checkpoint.require_torch("--format=reference")
     if verify_flag is False:
         return "--no-verify was given"
-    missing = verify.missing_library(format)
+    missing = verify.find_missing_library(format)
     if missing and verify_flag:
         raise config.ConfigError(
-            f"--verify needs {missing}, which is not installed here: {torch_checkpoint.INSTALL}"
+            f"--verify needs {missing}, which is not installed here: {weight_files.INSTALL}"
         )
-    return f"{missing} is not installed ({torch_checkpoint.INSTALL})" if missing else ""
-
-
-def _print_reports(reports: list[dict] | None, unverified: str):
-    """Prints what was compared, or why nothing was."""
-    if reports is None:
-        print(f"unverified: {unverified}")
-    for report in reports or []:
-        print(
-            f"verified: {report['of']}: largest difference {report['largest_difference']:.2g}, "
-            f"largest value {report['largest_value']:.4g}"
-        )
-        if "sentence" in report:
-            print(
-                f"  {report['sentence']!r} -> ids {report['input_ids']}, hidden state of <s> "
-                f"{report['hidden_state_of_<s>']} ..."
-            )
+    return f"{missing} is not installed ({weight_files.INSTALL})" if missing else ""
 
 
 def command():

@@ -66,8 +66,8 @@ def main(argv: list[str]) -> int:
     from maelm_jax.planning import estimate
 
     if experiment.run.init_from:
-        encoder_source = source.find(experiment.run.init_from)
-        experiment = adoption.adopt(experiment, encoder_source).experiment
+        encoder_source = source.find_encoder(experiment.run.init_from)
+        experiment = adoption.adopt_settings(experiment, encoder_source).experiment
     sized = vocabularies.with_size_of_file(experiment.vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     compile_step = functools.partial(estimate.compile_step, target=target, devices=devices)

@@ -108,7 +108,9 @@ def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Expe
 
     if workdir is not None:
         return start.find_source(experiment, workdir).experiment
-    return adoption.adopt(experiment, source.find(experiment.run.init_from)).experiment
+    return adoption.adopt_settings(
+        experiment, source.find_encoder(experiment.run.init_from)
+    ).experiment
 
 
 def check_division(args: argparse.Namespace):

@@ -31,10 +31,10 @@ WORK = {
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.planning.targets.start_compiler",
     "finetune": "maelm_jax.finetuning.tasks.check",
-    "export": "maelm_jax.encoders.source.find",
+    "export": "maelm_jax.encoders.source.find_encoder",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabularies.load",
-    "evaluate": "maelm_jax.encoders.source.find",
+    "evaluate": "maelm_jax.encoders.source.find_encoder",
 }
 
 

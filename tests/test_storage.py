@@ -111,7 +111,7 @@ def test_a_file_is_removed_here_and_in_the_bucket(bucket, cache):
 
 def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
-        source.find("gs://bucket/run")
+        source.find_encoder("gs://bucket/run")
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
         runs.open_runs(["gs://bucket/run"], [], [])
     with pytest.raises(config.ConfigError, match="gs://bucket/out: only train and prepare"):

@@ -203,7 +203,7 @@ def fresh_model(workdir: pathlib.Path, head):
 
 def input_format(vocabulary, length: int):
     """How RoBERTa, MPNet and the published code read examples of at most `length` tokens."""
-    from maelm_jax.encoders.task_formats import REPEATED_SEPARATOR
+    from maelm_jax.encoders.family import REPEATED_SEPARATOR
     from maelm_jax.finetuning.input_format import InputFormat
 
     return InputFormat(vocabulary, length, REPEATED_SEPARATOR)
@@ -292,7 +292,7 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     import torch
     import transformers
 
-    from maelm_jax.encoders import families, tokenizer_files
+    from maelm_jax.encoders import families, tokenizer
 
     torch.manual_seed(0)
     settings = stock_config(name, vocabulary.size)
@@ -300,9 +300,26 @@ def stock_folder(folder: pathlib.Path, name: str, auto: str, vocabulary) -> path
     for parameter in stock.parameters():
         torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1) * 0.5, std=0.2)
     stock.save_pretrained(folder)
-    tokenizer_files.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
+    tokenizer.write(folder, vocabulary, 48, families.FAMILIES[settings.model_type].pair)
     (folder / "sentencepiece.model").unlink()
     return folder
+
+
+def padded_ids(texts: list[str], vocabulary, length: int) -> np.ndarray:
+    """The ids of texts with `<s>` and `</s>`, cut to `length` and padded on the right, int32 [texts, longest]."""
+    rows = [[vocabulary.bos, *ids[: length - 2], vocabulary.eos] for ids in vocabulary.encode_batch(texts)]
+    longest = max(map(len, rows))
+    return np.asarray([row + [vocabulary.pad] * (longest - len(row)) for row in rows], np.int32)
+
+
+def encoder_states(encoder: dict, model: config.Model, vocabulary, ids: np.ndarray, **more) -> np.ndarray:
+    """The hidden states of ids [texts, length], one text in a row, by the parameters of the encoder. `more` are further arguments of the model."""
+    from maelm_jax.model import maelm
+
+    graph = maelm.encoder_graph(model, vocabulary.size, vocabulary.pad)
+    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    arrays = {"ids": ids, "positions": positions, "segments": (ids != vocabulary.pad).astype(np.int32), **more}
+    return np.asarray(jax.jit(lambda params, arrays: maelm.apply(graph, params)(**arrays))(encoder, arrays))
 
 
 def prepared_rows(corpus, vocabulary) -> dict[str, np.ndarray]:

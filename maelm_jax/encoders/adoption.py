@@ -10,12 +10,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
-from maelm_jax.encoders.source import (
-    DECODER_FIELDS,
-    DECODER_KIND,
-    ENCODER_FIELDS,
-    EncoderSource,
-)
+from maelm_jax.encoders.source import EncoderSource
 
 
 class Adopted(typing.NamedTuple):
@@ -33,37 +28,27 @@ class LoadedParams(typing.NamedTuple):
     unused: list[str]  # the top-level modules of the source that the run does not have
 
 
-def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
+def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopted:
     """Adapts the settings of a run to the source that it starts from.
 
-    The run takes the vocabulary of the source unless Vocabulary.file is set. It takes the encoder
-    settings of a source that is not a workdir, and the decoder settings if both have a decoder.
-    The settings of a workdir must equal those of the run, because the user can pass its config.gin.
+    The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
+    encoder, and those of the decoder if both have one, unless the run's is an ablation.
 
     Raises:
-        ConfigError: The settings of a workdir differ from those of the run, the decoder's width
-            does not fit the encoder's heads, or the encoder cannot read the run's rows: they are
-            too long, or of another vocabulary.
+        ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
+            read the run's rows: they are too long, or of another vocabulary.
     """
-    model = experiment.model
-    changed = {
-        name: value
-        for name, value in _adopted_fields(model, encoder_source).items()
-        if getattr(model, name) != value
-    }
-    if changed and encoder_source.step is not None:
-        path = encoder_source.path
-        differences = "; ".join(
-            f"Model.{name} is {value!r} there, {getattr(model, name)!r} here"
-            for name, value in changed.items()
-        )
-        raise config.ConfigError(
-            f"Run.init_from {path} does not fit this model: {differences}. It is a "
-            "workdir, which keeps its shape: export it, and start from the export (python -m "
-            f"maelm_jax.export --workdir={path} --output=my_encoder)"
-        )
+    model, settings = experiment.model, encoder_source.settings
+    fields = config.field_names(config.Model, part="encoder")
+    if model.decoder_layers and settings["decoder_layers"] and model.has_plain_decoder:
+        fields += config.field_names(config.Model, part="decoder")
+    adopted = {name: value for name, value in settings.items() if name in fields}
+    if adopted.get("positions") == "rotary":
+        adopted["decoder_relative_bias"] = False
     changes = [
-        f"Model.{name}: {getattr(model, name)!r} -> {value!r}" for name, value in changed.items()
+        f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
+        for name, value in adopted.items()
+        if getattr(model, name) != value
     ]
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:
@@ -71,7 +56,7 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
         changes.append(f"Vocabulary.file: None -> {encoder_source.vocabulary!r}")
     elif encoder_source.vocabulary:
         encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
-    model = dataclasses.replace(model, **changed)
+    model = dataclasses.replace(model, **adopted)
     model.check_decoder_width()
     length = experiment.corpus.sequence_length
     if length > model.max_positions:
@@ -80,18 +65,6 @@ def adopt(experiment: config.Experiment, encoder_source: EncoderSource) -> Adopt
             f"of {encoder_source.path}: lower it"
         )
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
-
-
-def _adopted_fields(model: config.Model, encoder_source: EncoderSource) -> dict[str, typing.Any]:
-    """Returns the fields of `model` that the source determines, with the values of the source."""
-    settings = encoder_source.settings
-    fields = ENCODER_FIELDS
-    if model.decoder_layers and settings.get("decoder_layers"):
-        fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
-    adopted = {name: value for name, value in settings.items() if name in fields}
-    if adopted.get("positions") == "rotary":
-        adopted["decoder_relative_bias"] = False
-    return adopted
 
 
 def load_params(
@@ -103,7 +76,7 @@ def load_params(
     always loaded.
 
     Args:
-        values: {parameter path: array} of the source, from `EncoderSource.read`.
+        values: {parameter path: array} of the source, from `EncoderSource.read_params`.
         params: The parameter tree of the run; its arrays give the shapes and the shardings.
         vocabulary_size: The number of ids. Tables over the vocabulary are padded with zero rows.
         source_path: The source, for error messages.
@@ -117,36 +90,23 @@ def load_params(
     loaded = modules & stored | {"encoder"}
     if any(path.startswith("head/resize") and path not in values for path in fresh_params):
         loaded.discard("head")  # the source's head reads states of another width
-    faults = [
-        f"{path} is not a parameter of this model"
-        for path in values
-        if path not in fresh_params and path.split("/")[0] in modules
-    ]
-    result = {}
-    for path, parameter in fresh_params.items():
-        result[path] = parameter
+    result, faults = dict(fresh_params), []
+    for path in sorted({*fresh_params, *values}):
         if path.split("/")[0] not in loaded:
             continue
-        if fault := _fault_of(path, values, parameter.shape, vocabulary_size):
-            faults.append(f"{path} {fault}")
+        given = values[path].shape if path in values else "missing"
+        expected = fresh_params[path].shape if path in fresh_params else "no parameter"
+        if path in layouts.VOCABULARY:
+            expected = (vocabulary_size, *expected[1:])
+        if given != expected:
+            faults.append(f"{path} is {given} there, {expected} here")
         else:
-            result[path] = shard_like(parameter, values[path])
+            result[path] = shard_like(fresh_params[path], values[path])
     if faults:
-        raise config.ConfigError(f"{source_path} does not fit this model: " + "; ".join(faults))
+        faults = layouts.list_faults(faults)
+        raise config.ConfigError(f"{source_path} does not fit this model: {faults}")
     tree = traverse_util.unflatten_dict(result, sep="/")
     return LoadedParams(tree, sorted(modules - loaded), sorted(stored - modules))
-
-
-def _fault_of(
-    path: str, values: dict[str, np.ndarray], shape: tuple[int, ...], vocabulary_size: int
-) -> str:
-    """Returns why the value of a parameter of `shape` cannot be loaded, in words, or ""."""
-    if path not in values:
-        return "is missing"
-    if path in layouts.VOCABULARY:
-        shape = (vocabulary_size, *shape[1:])
-    stored = values[path].shape
-    return "" if stored == shape else f"has shape {stored}, expected {shape}"
 
 
 def shard_like(parameter: jax.Array, value: np.ndarray) -> jax.Array:

@@ -1,7 +1,9 @@
 """A pretrained encoder in memory that turns texts into vectors and predicts masked tokens."""
 
+import collections.abc
 import dataclasses
 import functools
+import operator
 import os
 import sys
 import typing
@@ -14,19 +16,10 @@ from flax import traverse_util
 
 from maelm_jax import config
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import (
-    export_folder,
-    export_formats,
-    inference,
-    sentence_modules,
-    source,
-    source_checks,
-)
-from maelm_jax.encoders.fine_tuned_head import FineTunedHead
-from maelm_jax.model import attention, maelm
+from maelm_jax.encoders import export, family, inference, source
+from maelm_jax.model import attention, maelm, model_inputs
 
 Pooling = typing.Literal["mean", "first"]
-TOKENS = 16_384  # of a batch, with padding
 
 
 class Candidate(typing.NamedTuple):
@@ -48,7 +41,7 @@ class Encoder:
         length: The longest input in tokens, with `<s>` and `</s>`.
         head: The head of a fine-tuned run, or None. `encode` does not use it.
         step: The step of a workdir's checkpoint; None for every other source.
-        sentence_files: The modules of sentence-transformers that came with the encoder. `encode`
+        module_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
             pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
@@ -60,9 +53,9 @@ class Encoder:
     model: config.Model
     vocabulary: vocabularies.Vocabulary
     length: int
-    head: FineTunedHead | None = None
+    head: family.FineTunedHead | None = None
     step: int | None = None
-    sentence_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    module_files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     mask_fraction: float = 0.0
     renumber: bool = False
 
@@ -87,26 +80,23 @@ class Encoder:
         Raises:
             ConfigError: There is no such encoder, or it cannot be computed here.
         """
-        encoder_source = source.find(os.fspath(path), step)
-        vocabulary = encoder_source.load_vocabulary()
-        model = encoder_source.model(encoder_source.base)
-        params = encoder_source.read(model)
-        head = FineTunedHead.of(params, encoder_source.results)
-        length, step = encoder_source.length, encoder_source.step
-        sentence_files = sentence_modules.read(encoder_source.path)
-        fraction = encoder_source.mask_fraction
-        if fraction is None:
-            fraction = 0.0 if model.decoder_layers else 1.0
+        step = None if step is None else operator.index(step)
+        return cls.read(source.find_encoder(path, step))
+
+    @classmethod
+    def read(cls, found: source.EncoderSource) -> "Encoder":
+        """Reads the encoder of a source. Raises ConfigError as `load`."""
+        vocabulary, params = found.load_vocabulary(), found.read_params()
         return cls(
             params,
-            model,
+            found.model,
             vocabulary,
-            length,
-            head,
-            step,
-            sentence_files,
-            fraction,
-            encoder_source.renumber,
+            found.length,
+            family.find_head(params, found.results),
+            found.step,
+            source.read_module_files(found.path),
+            found.mask_fraction,
+            found.renumber,
         )
 
     def save_pretrained(self, folder: str | os.PathLike):
@@ -115,21 +105,24 @@ class Encoder:
         Raises:
             ConfigError: The folder exists, or no stock model computes the encoder.
         """
-        export_formats.check("huggingface", self.model, self.vocabulary.special)
-        with export_folder.written(folder, name="folder") as temporary:
-            export_formats.write("huggingface", temporary, self)
+        export.check_format("huggingface", self, "the encoder")
+        with export.write_atomically(folder) as temporary:
+            export.write("huggingface", temporary, self)
 
     def tree(self) -> dict:
         """Returns the parameters of the encoder as a tree, for `maelm.apply`."""
         return traverse_util.unflatten_dict(self.params, sep="/")["encoder"]
 
-    def encode(self, texts: list[str], pooling: Pooling = "mean") -> np.ndarray:
-        """Embeds texts, in batches of similar length.
+    def encode(
+        self, texts: list[str], pooling: Pooling = "mean", normalize: bool = False
+    ) -> np.ndarray:
+        """Embeds texts.
 
         Args:
             texts: The texts. Each is cut to the longest input.
             pooling: "mean" over the hidden states of all tokens, `<s>` and `</s>` included, or
                 "first", the hidden state of `<s>`.
+            normalize: Whether each vector is divided by its Euclidean norm.
 
         Returns:
             float32 [texts, width].
@@ -137,34 +130,51 @@ class Encoder:
         Raises:
             ConfigError: There is no such pooling, or `texts` is no list of strings.
         """
-        return self.encode_ids(self.vocabulary.encode_batch(_checked(texts)), pooling)
+        encoded = self.vocabulary.encode_batch(_checked(texts))
+        return self.encode_ids(encoded, pooling, normalize)
 
-    def encode_ids(self, encoded: list[list[int]], pooling: Pooling = "mean") -> np.ndarray:
+    def encode_ids(
+        self, encoded: list[list[int]], pooling: Pooling = "mean", normalize: bool = False
+    ) -> np.ndarray:
         """Embeds texts as `encode`, from their ids without `<s>` and `</s>`."""
         if pooling not in typing.get_args(Pooling):
             raise config.ConfigError(f"pooling must be 'mean' or 'first', got {pooling!r}")
-        rows = inference.with_ends(encoded, self.vocabulary, self.length)
+        rows = self.add_ends(encoded)
         vectors = np.zeros((len(rows), self.model.width), np.float32)
-        # The longest texts come first: if a batch does not fit in memory, the first one fails.
-        order = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+        is_short = len(rows) <= 1000
         interval = 0.5 if sys.stderr.isatty() else 30.0
-        is_short = sum(map(len, rows)) <= TOKENS  # one batch or a few: no bar
         with tqdm.tqdm(
             total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
         ) as bar:
-            while order:
-                length = min(inference.rounded_length(len(rows[order[0]])), self.length)
-                # A power of two for few texts: JAX compiles one program for each shape.
-                size = min(max(TOKENS // length, 1), 1 << (len(order) - 1).bit_length())
-                chosen, order = order[:size], order[size:]
-                # Rows of only `<s>` fill up the last batch. Without a token, the mean is 0 / 0.
-                missing = [[self.vocabulary.bos]] * (size - len(chosen))
-                batch = [rows[number] for number in chosen] + missing
-                ids = inference.pad(batch, self.vocabulary.pad, length)
-                pooled = self._pooled_states(ids, _weights(ids, self.vocabulary.pad, pooling))
-                vectors[chosen] = np.asarray(pooled)[: len(chosen)]
-                bar.update(len(chosen))
+            for batch in inference.pack_texts(rows, self.vocabulary.pad):
+                sums = self._sum_states(batch, pooling)[: len(batch.texts)]
+                counts = [len(rows[number]) if pooling == "mean" else 1 for number in batch.texts]
+                vectors[batch.texts] = np.asarray(sums) / np.asarray(counts, np.float32)[:, None]
+                bar.update(len(batch.texts))
+        if normalize:
+            vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
+
+    def add_ends(self, encoded: list[list[int]]) -> list[list[int]]:
+        """Returns `<s>` ids `</s>` for the ids of each text, cut to the longest input."""
+        bos, eos = self.vocabulary.bos, self.vocabulary.eos
+        return [[bos, *ids[: self.length - 2], eos] for ids in encoded]
+
+    def hidden_states(self, rows: list[list[int]]) -> list[np.ndarray]:
+        """Computes the last hidden states of texts.
+
+        Args:
+            rows: The ids of each text, with `<s>` and `</s>` (`add_ends`).
+
+        Returns:
+            For each text float32 [tokens, width].
+        """
+        states: list[np.ndarray] = [np.zeros(0)] * len(rows)
+        for batch in inference.pack_texts(rows, self.vocabulary.pad):
+            computed = np.asarray(self._states(batch.ids, batch.positions, batch.segments))
+            for index, number in enumerate(batch.texts):
+                states[number] = batch.select(computed, index)
+        return states
 
     def fill_mask(self, texts: list[str], top: int = 5) -> list[list[list[Candidate]]]:
         """Predicts the tokens that stand at `[MASK]` or `<mask>` in texts.
@@ -189,16 +199,46 @@ class Encoder:
             raise config.ConfigError(f"top must be from 1 to {self.vocabulary.size}, got {top!r}")
         self.check_predicts()
         rows = [self._masked_ids(text, number) for number, text in enumerate(_checked(texts))]
-        predicted = []
-        for start in range(0, len(rows), inference.LINES_AT_A_TIME):
-            batch = rows[start : start + inference.LINES_AT_A_TIME]
-            predicted += self._predict_masks(batch, top)
-        return predicted
+        masks = [[index == self.vocabulary.mask for index in row] for row in rows]
+        return [
+            [self._candidates(scores, top) for scores in of_text]
+            for of_text in self.masked_logits(rows, masks)
+        ]
+
+    def masked_logits(self, rows: list[list[int]], masks: list[list[bool]]) -> list[np.ndarray]:
+        """Computes the logits at masked tokens.
+
+        Args:
+            rows: The ids of each text, with `<s>` and `</s>`. Those at masked tokens are not read.
+            masks: Whether each token of each text is masked.
+
+        Returns:
+            For each text float32 [masked tokens, vocabulary].
+        """
+        logits: list[np.ndarray] = [np.zeros(0)] * len(rows)
+        for batch in inference.pack_texts(rows, self.vocabulary.pad):
+            masked = np.zeros(batch.ids.shape, bool)
+            for index, number in enumerate(batch.texts):
+                masked[(batch.owners == index) & (batch.segments > 0)] = masks[number]
+            # Few masks in a row, as in rows of pretraining, or many.
+            length = masked.shape[1]
+            most = length // 8 if masked.sum(1).max() <= length // 8 else length
+            computed = np.asarray(
+                self._logits(batch.ids, batch.positions, batch.segments, masked, most)
+            )
+            owners = batch.owners[masked]
+            of_masks = np.concatenate(
+                [scores[: row.sum()] for scores, row in zip(computed, masked, strict=True)]
+            )[:, : self.vocabulary.size]
+            for index, number in enumerate(batch.texts):
+                logits[number] = of_masks[owners == index]
+        return logits
 
     def check_predicts(self, name: str = "this encoder"):
         """Raises ConfigError without a prediction head, or without the decoder that it reads."""
         needed = {"head", "decoder"} if self.model.decoder_layers else {"head"}
-        if missing := " and no ".join(sorted(needed - source_checks.modules(self.params))):
+        modules = {path.split("/")[0] for path in self.params}
+        if missing := " and no ".join(sorted(needed - modules)):
             raise config.ConfigError(
                 f"{name} has no {missing}, so it predicts no tokens: load the workdir of its "
                 "pretraining, or an export with --format=pytorch"
@@ -216,17 +256,6 @@ class Encoder:
             )
         return ids
 
-    def _predict_masks(self, rows: list[list[int]], top: int) -> list[list[list[Candidate]]]:
-        """Returns what `fill_mask` returns, for a few texts as ids."""
-        length = min(inference.rounded_length(max(map(len, rows))), self.length)
-        ids = inference.pad(rows, self.vocabulary.pad, length)
-        masked = ids == self.vocabulary.mask
-        logits = np.asarray(self._logits(ids, masked))[:, :, : self.vocabulary.size]
-        return [
-            [self._candidates(logits[row, mask], top) for mask in range(masked[row].sum())]
-            for row in range(len(rows))
-        ]
-
     def _candidates(self, logits: np.ndarray, top: int) -> list[Candidate]:
         """Returns the likeliest tokens by their logits [vocabulary]."""
         shares = np.exp(logits - logits.max(), dtype=np.float64)
@@ -240,34 +269,70 @@ class Encoder:
         """Returns the text of one id, and of a special id its name."""
         return self.vocabulary.decode([index]) or self.vocabulary.pieces()[index]
 
-    @functools.cached_property
-    def _logits(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:
-        """`inference.logits_function` with the parameters of the encoder."""
-        params = traverse_util.unflatten_dict(self.params, sep="/")
-        function = inference.logits_function(
-            self.model, self.vocabulary, self.mask_fraction > 0.5, self.renumber
-        )
-        return functools.partial(function, jax.device_put(params))
+    def _sum_states(self, batch: inference.PackedBatch, pooling: Pooling) -> jax.Array:
+        """Returns the sums of the pooled states of each text, float32 [slots / 2, width]."""
+        pooled = batch.segments > 0
+        if pooling == "first":
+            pooled &= batch.positions == 0
+        return self._pool(batch.ids, batch.positions, batch.segments, batch.owners, pooled)
+
+    def _compute_states(
+        self, params: dict, ids: jax.Array, positions: jax.Array, segments: jax.Array
+    ) -> jax.Array:
+        """Returns the states float32 [rows, slots, width] of ids [rows, slots]. To be compiled."""
+        graph = maelm.encoder_graph(self.model, self.vocabulary.size, self.vocabulary.pad)
+        with attention.trace_for_one_device():
+            return maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
 
     @functools.cached_property
-    def _pooled_states(self) -> typing.Callable[[np.ndarray, np.ndarray], jax.Array]:
-        """A function from ids and weights [texts, length] to weighted sums [texts, width].
+    def _device_tree(self) -> dict:
+        return jax.device_put(self.tree())
 
-        Each shape is compiled once.
-        """
-        pad = self.vocabulary.pad
-        graph = maelm.encoder_graph(self.model, self.vocabulary.size, pad)
-        params = jax.device_put(self.tree())
+    @functools.cached_property
+    def _states(self) -> collections.abc.Callable[..., jax.Array]:
+        """`_compute_states` of ids, positions and segments. Each shape is compiled once."""
+        return functools.partial(jax.jit(self._compute_states), self._device_tree)
+
+    @functools.cached_property
+    def _pool(self) -> collections.abc.Callable[..., jax.Array]:
+        """Maps ids, positions, segments, owners and pooled to sums of the pooled states."""
 
         @jax.jit
-        def pooled(params, ids, weights):
-            positions = jnp.broadcast_to(jnp.arange(ids.shape[1], dtype=jnp.int32), ids.shape)
-            segments = (ids != pad).astype(jnp.int32)
-            with attention.trace_for_one_device():
-                states = maelm.apply(graph, params)(ids, positions, segments).astype(jnp.float32)
-            return (states * weights[:, :, None]).sum(1)
+        def pool(params, ids, positions, segments, owners, pooled):
+            states = self._compute_states(params, ids, positions, segments)
+            states = jnp.where(pooled[:, :, None], states, 0.0).reshape(-1, states.shape[2])
+            # A text has two tokens or more.
+            return jax.ops.segment_sum(states, owners.reshape(-1), owners.size // 2)
 
-        return functools.partial(pooled, params)
+        return functools.partial(pool, self._device_tree)
+
+    @functools.cached_property
+    def _logits(self) -> collections.abc.Callable[..., jax.Array]:
+        """Maps ids, positions, segments and masked [rows, slots] to logits at masked slots.
+
+        The last argument is the number of slots in the result, float32 [rows, slots, table rows].
+        """
+        graph, _ = maelm.create(self.model, self.vocabulary.size, self.vocabulary.special)
+        reads_masks = self.mask_fraction > 0.5
+
+        @functools.partial(jax.jit, static_argnames="most")
+        def logits(params, ids, positions, segments, masked, most):
+            visible_to_encoder = masked if reads_masks else jnp.zeros_like(masked)
+            inputs = model_inputs.split(
+                ids,
+                segments,
+                positions,
+                masked,
+                visible_to_encoder,
+                model_inputs.Budget(ids.shape[1], most),
+                self.vocabulary.mask,
+                self.renumber,
+            )
+            with attention.trace_for_one_device():
+                return maelm.apply(graph, params)(inputs)
+
+        params = jax.device_put(traverse_util.unflatten_dict(self.params, sep="/"))
+        return functools.partial(logits, params)
 
 
 def _checked(texts: typing.Iterable) -> list[str]:
@@ -281,10 +346,3 @@ def _checked(texts: typing.Iterable) -> list[str]:
                 f"texts[{number}] is {type(text).__name__}, no string: {text!r:.60}"
             )
     return [str(text) for text in checked]  # tokenizers refuses numpy.str_
-
-
-def _weights(ids: np.ndarray, pad: int, pooling: Pooling) -> np.ndarray:
-    """Returns the weight of each state in the vector of its text, float32 [texts, length]."""
-    chosen = ids != pad if pooling == "mean" else np.arange(ids.shape[1])[None] == 0
-    weights = np.broadcast_to(chosen, ids.shape).astype(np.float32)
-    return weights / weights.sum(1, keepdims=True)

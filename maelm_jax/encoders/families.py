@@ -2,7 +2,7 @@
 
 import typing
 
-from maelm_jax import config, json_files
+from maelm_jax import config
 from maelm_jax.encoders.bert import BERT, DISTILBERT, ELECTRA
 from maelm_jax.encoders.family import Family, PairFormat
 from maelm_jax.encoders.modernbert import MODERNBERT
@@ -14,38 +14,34 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def closest(model: config.Model) -> Family:
+def choose_family(model: config.Model) -> Family:
     """Returns the family whose sentence pairs and heads the model has.
 
     It is `Model.family`, or else the first family that computes the encoder. An encoder that no
     stock model computes (reference buckets) is treated as MPNet.
     """
-    if model.family:
-        return FAMILIES[model.family]
-    if model.positions == "rotary":
-        return MODERNBERT
+    first = "bert" if model.token_types > 1 else "roberta"
     if model.relative_buckets != "none":
-        return MPNET
-    return BERT if model.token_types > 1 else ROBERTA
+        first = "mpnet"
+    if model.positions == "rotary":
+        first = "modernbert"
+    return FAMILIES[model.family or first]
 
 
-def pair_of(model: config.Model) -> PairFormat:
+def choose_pair_format(model: config.Model) -> PairFormat:
     """Returns how the encoder reads two sentences. Without a table of types, all is of type 0."""
-    pair = closest(model).pair
+    pair = choose_family(model).pair
     return pair._replace(has_types=pair.has_types and model.token_types > 1)
 
 
-def of_model(model: config.Model, special: config.SpecialIds) -> Family:
+def require_stock_family(model: config.Model, special: config.SpecialIds) -> Family:
     """Returns the family whose stock models compute the encoder of `model`.
 
     Raises:
         ConfigError: There is none. The message names an export format that holds the model.
     """
-    family = closest(model)
-    misfits = family.misfits(model, special)
-    if family is not MODERNBERT and not model.has_bert_blocks:
-        misfits.append("its layers are not post-LN with biases and learned positions")
-    if misfits:
+    family = choose_family(model)
+    if misfits := family.find_misfits(model, special):
         remedy = "Use the settings of a family in docs/encoders.md"
         if model.has_bert_blocks:
             remedy = "Use --format=pytorch, which holds any model with BERT's layers"
@@ -55,22 +51,20 @@ def of_model(model: config.Model, special: config.SpecialIds) -> Family:
     return family
 
 
-def of_config(content: dict[str, typing.Any], folder: str) -> Family:
+def read_family(content: dict[str, typing.Any], folder: str) -> Family:
     """Returns the family of a stock folder from the content of its config.json.
 
     Raises:
         ConfigError: The encoder is of no family here, or of a kind that is not computed here.
             `folder` begins the message.
     """
-    model_type = content.get("model_type")
-    if isinstance(model_type, str) and model_type in FAMILIES:
-        family = FAMILIES[model_type]
-        faults = family.faults(content)
+    family = FAMILIES.get(content.get("model_type"))
+    if family is None:
+        unsupported = [f"model_type {content.get('model_type')!r} (only {', '.join(FAMILIES)})"]
     else:
-        supported = ", ".join(map(repr, FAMILIES))
-        faults = [f"model_type {json_files.shown(model_type)} (only {supported})"]
-    if faults:
+        unsupported = family.find_unsupported(content)
+    if unsupported:
         raise config.ConfigError(
-            f"{folder}: not an encoder that a run can start from: {'; '.join(faults)}"
+            f"{folder}: not an encoder that a run can start from: {'; '.join(unsupported)}"
         )
     return family

@@ -11,7 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax.config import ConfigError, Model, SpecialIds
+from maelm_jax.config import ConfigError
 
 # Tables with one row for each id. They are padded with further rows here, but not in other layouts.
 VOCABULARY = ("encoder/token_embedding", "head/bias")
@@ -36,22 +36,6 @@ PARTS = (
     "feed_forward/down",
     "feed_forward_norm",
 )
-
-
-class Weights(typing.NamedTuple):
-    """A model in memory.
-
-    Attributes:
-        params: {parameter path: array}.
-        model: The settings of the model.
-        vocabulary_size: The number of ids.
-        special: The special ids.
-    """
-
-    params: dict[str, np.ndarray]
-    model: Model
-    vocabulary_size: int
-    special: SpecialIds
 
 
 class TensorMapping(typing.NamedTuple):
@@ -115,12 +99,6 @@ def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list
             mapping_of = norm if part.endswith("norm") else linear
             mappings += mapping_of(f"{prefix}{layer}.{name}", f"{module}/blocks/{part}", layer)
     return mappings
-
-
-def depth(params: collections.abc.Mapping[str, typing.Any], module: str) -> int:
-    """Returns the number of layers of `module` ("encoder" or "decoder") in {path: array}, or 0."""
-    stacked = params.get(f"{module}/blocks/attention/query/kernel")
-    return 0 if stacked is None else stacked.shape[0]
 
 
 def export_tensors(
@@ -193,7 +171,7 @@ def import_tensors(
     faults = []
     for mapping in mappings:
         value = tensors.get(mapping.name)
-        if fault := _fault_of(value, _expected_shape(mapping, shapes, ids)):
+        if fault := _describe_fault(value, _expected_shape(mapping, shapes, ids)):
             faults.append(f"{mapping.name} {fault}")
             continue
         value = np.split(value, mapping.parts)[mapping.part]
@@ -210,7 +188,7 @@ def import_tensors(
         elif not np.array_equal(tensors[name], tensors[tied[name]]):
             faults.append(f"{name} is not the same as {tied[name]}, to which it is tied")
     if faults:
-        raise ConfigError(f"{source}: the weights do not fit the model: {listed(faults)}")
+        raise ConfigError(f"{source}: the weights do not fit the model: {list_faults(faults)}")
     return params
 
 
@@ -227,25 +205,18 @@ def _expected_shape(
     return (shape[0] * mapping.parts + mapping.offset, *shape[1:])
 
 
-def _fault_of(value: np.ndarray | None, shape: tuple[int, ...]) -> str:
+def _describe_fault(value: np.ndarray | None, shape: tuple[int, ...]) -> str:
     """Returns what is wrong with a tensor that must have `shape`, in words; "" if nothing is."""
     if value is None:
         return "is missing"
     if tuple(value.shape) != shape:
         return f"has shape {tuple(value.shape)}, expected {shape}"
-    return not_finite(value)
-
-
-def not_finite(value: np.ndarray) -> str:
-    """Returns why a tensor cannot be a weight, in words; "" if its floats are all finite."""
-    if value.dtype.kind != "f" and not value.dtype.name.startswith(("bfloat16", "float8")):
-        return f"holds {value.dtype}, not floating-point numbers"
     with np.errstate(over="ignore", invalid="ignore"):
-        finite = np.isfinite(value.astype(np.float32, copy=False)).all()
-    return "" if finite else "holds numbers that are not finite"
+        is_finite = np.isfinite(value.astype(np.float32, copy=False)).all()
+    return "" if is_finite else "holds numbers that are not finite"
 
 
-def listed(faults: list[str]) -> str:
+def list_faults(faults: list[str]) -> str:
     """Returns the first MOST_FAULTS faults as one text."""
     more = len(faults) - MOST_FAULTS
     return "; ".join(faults[:MOST_FAULTS]) + (f"; and {more} more" if more > 0 else "")

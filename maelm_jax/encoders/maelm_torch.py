@@ -9,9 +9,9 @@ and a `model.safetensors`:
     logits = model.predict(ids, masked, attention_mask)  # [batch, length, vocabulary]
 
 `states` are the last hidden states of the encoder. `logits` are useful at the masked positions.
-`ids` are `<s> text </s>`, padded on the right. To get them, load `tokenizer.json` as a
-tokenizers.Tokenizer and set `encode_special_tokens = True`. Without a `tokenizer.json`, the README
-of the folder shows how `sentencepiece.model` gives them.
+`ids` are `<s> text </s>`, padded on the right. `tokenizer.json` gives them, as a
+tokenizers.Tokenizer; it reads `<mask>` in a text as the mask. Without a `tokenizer.json`, the
+README of the folder shows how `sentencepiece.model` gives them.
 
 Paper: Representation Deficiency in Masked Language Modeling, arXiv 2302.02060.
 """
@@ -200,10 +200,9 @@ class MaeLm(nn.Module):
         self.encoder = Encoder(settings, size)
         depth, relative = settings["decoder_layers"], settings["decoder_relative_bias"]
         self.decoder = Stack(settings, depth, relative, 0.0, 0.0) if depth else None
-        self.refills_mask = settings.get("decoder_refills_mask", False)
-        fraction = config.get("encoder_mask_fraction", float(not depth))
-        self.encoder_reads_masks = fraction > 0.5
-        self.renumber = config.get("renumber", False)
+        self.refills_mask = settings["decoder_refills_mask"]
+        self.encoder_reads_masks = config["encoder_mask_fraction"] > 0.5
+        self.renumber = config["renumber"]
         self.head = Head(settings, size)
 
     @classmethod

@@ -3,14 +3,14 @@
 `_mappings` lists the correspondence of all parameters. A tensor without a counterpart is an error.
 """
 
-import json
+import collections.abc
 import os
 import typing
 
 import numpy as np
 
-from maelm_jax import config
-from maelm_jax.encoders import layouts, torch_checkpoint
+from maelm_jax import config, storage
+from maelm_jax.encoders import layouts, weight_files
 from maelm_jax.encoders.layouts import TensorMapping
 
 _LAYER = layouts.part_names(
@@ -38,25 +38,30 @@ _ARGUMENTS = {
     "attention_dropout": "attention_dropout",
     "decoder_layers": "gen_decoder_layers",
 }
+# The settings of every model that the published code computes.
+_FIXED = {
+    "normalization": "post",
+    "positions": "learned",
+    "feed_forward_gate": False,
+    "biases": True,
+    "token_types": 0,
+    "decoder_relative_bias": False,
+    "layer_norm_eps": 1e-5,
+}
 # These settings, given after those of any run, make a model that the published code computes.
 CONFIG = "ablations/reference_positions.gin"
 
 
-class StoredModel(typing.NamedTuple):
-    """A checkpoint or a test case of the reference implementation."""
-
-    settings: dict[str, typing.Any]  # the fields of config.Model that it determines
-    tensors: layouts.Tensors  # {reference name: array}
-
-
-def _mappings(layers: int, decoder_layers: int, relative: bool) -> list[TensorMapping]:
+def _mappings(shapes: collections.abc.Mapping[str, tuple[int, ...]]) -> list[TensorMapping]:
+    """Returns the mappings of a model with parameters of these shapes."""
+    decoder_layers = _count_layers(shapes, "decoder")
     mappings = [
         TensorMapping(TOKENS, "encoder/token_embedding"),
-        *_stack(_ENCODER, "encoder", layers),
+        *_stack(_ENCODER, "encoder", _count_layers(shapes, "encoder")),
     ]
     if decoder_layers:
         mappings += _stack(_DECODER, "decoder", decoder_layers)
-    if relative:
+    if "encoder/relative_bias/table" in shapes:
         mappings.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
     head = _head(decoder_layers)
     return [
@@ -65,6 +70,11 @@ def _mappings(layers: int, decoder_layers: int, relative: bool) -> list[TensorMa
         *layouts.norm(head + "layer_norm", "head/norm"),
         TensorMapping(head + "bias", "head/bias"),
     ]
+
+
+def _count_layers(shapes: collections.abc.Mapping[str, tuple[int, ...]], module: str) -> int:
+    """Returns the number of layers of `module` by the {parameter path: shape} of a model."""
+    return shapes.get(f"{module}/blocks/attention/query/kernel", (0,))[0]
 
 
 def _stack(prefix: str, module: str, layers: int) -> list[TensorMapping]:
@@ -93,12 +103,8 @@ def to_reference(params: dict[str, np.ndarray], vocabulary_size: int) -> dict[st
 
     Tied copies and the padding rows of tables over the vocabulary are left out.
     """
-    mappings = _mappings(
-        layouts.depth(params, "encoder"),
-        layouts.depth(params, "decoder"),
-        "encoder/relative_bias/table" in params,
-    )
-    return layouts.export_tensors(params, mappings, vocabulary_size)
+    shapes = {path: value.shape for path, value in params.items()}
+    return layouts.export_tensors(params, _mappings(shapes), vocabulary_size)
 
 
 def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
@@ -122,23 +128,15 @@ def check(model: config.Model):
     Raises:
         ConfigError: It computes another function. The message lists the settings that differ.
     """
-    wrong = []
-    if not model.has_bert_blocks:
-        wrong.append("the layers are not post-LN with biases and learned positions")
-    if model.token_types:
-        wrong.append(
-            f"Model.token_types is {model.token_types}, and the published code has no token types"
-        )
+    wrong = [
+        f"Model.{name} is {getattr(model, name)!r}, not {value!r}"
+        for name, value in _FIXED.items()
+        if getattr(model, name) != value
+    ]
     if model.relative_buckets == "t5":
         wrong.append("Model.relative_buckets is 't5', not 'reference' or 'none'")
-    if model.decoder_relative_bias:
-        wrong.append(
-            "Model.decoder_relative_bias is on, and the reference's decoder has no such table"
-        )
     if not model.has_plain_decoder:
-        wrong.append("the decoder is one of the ablations that the reference's code does not have")
-    if model.layer_norm_eps != 1e-5:
-        wrong.append(f"Model.layer_norm_eps is {model.layer_norm_eps}, the reference's 1e-5")
+        wrong.append("the decoder is that of an ablation")
     other = "pytorch, which holds any model with BERT's layers"
     if not (model.has_bert_blocks and model.has_plain_decoder):
         other = "huggingface, which holds the encoder without the decoder"
@@ -175,99 +173,55 @@ def write(
     for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
         args[f"decoder_{name}"] = args[f"encoder_{name}"]
     tensors = to_reference(params, vocabulary_size)
-    torch_checkpoint.write(path, tensors, _tied(model.decoder_layers), args)
+    weight_files.write_pytorch(path, tensors, _tied(model.decoder_layers), args)
     return sum(value.size for value in tensors.values())
 
 
-def read(path: str | os.PathLike) -> StoredModel:
-    """Reads a .pt checkpoint (needs PyTorch) or a .npz test case of the reference implementation.
+class Checkpoint(typing.NamedTuple):
+    """The content of a checkpoint of the reference implementation."""
 
-    If a .pt file has no `args`, the settings lack `max_distance`, and lack `heads` unless there is
-    a table of relative biases.
+    settings: dict[str, typing.Any]  # the fields of config.Model that it determines
+    tensors: dict[str, np.ndarray]
+
+
+def read(path: str | os.PathLike) -> Checkpoint:
+    """Reads a .pt checkpoint. Needs PyTorch.
+
+    If it has no `args`, the settings lack `max_distance`, and lack `heads` unless there is a table
+    of relative biases.
 
     Raises:
         ConfigError: The file is not such a checkpoint, or PyTorch is missing.
     """
-    stored = _read_case(path) if str(path).endswith(".npz") else _read_checkpoint(path)
-    return stored._replace(settings=settings_of(stored.tensors, str(path)) | stored.settings)
+    content = weight_files.read_pytorch(path)
+    with storage.reading(path, "is it a checkpoint of the reference implementation?"):
+        tensors, args = content["model"], getattr(content.get("args"), "__dict__", {})
+        names = {field: _ARGUMENTS[field] for field in ("heads", "max_distance")}
+        stated = {field: args[name] for field, name in names.items() if name in args}
+        return Checkpoint(read_settings(tensors) | stated, tensors)
 
 
-def _read_checkpoint(path: str | os.PathLike) -> StoredModel:
-    """Reads the number of heads, the largest distance and the tensors of a .pt file."""
-    content = torch_checkpoint.read(path)
-    tensors = content.get("model") if isinstance(content, dict) else None
-    named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
-    if not named or not all(isinstance(value, np.ndarray) for value in tensors.values()):
-        raise config.ConfigError(
-            f"{path} holds no tensors under `model`: it is no checkpoint of the reference "
-            "implementation"
-        )
-    args = getattr(content.get("args"), "__dict__", {})
-    fields = ("heads", "max_distance")
-    settings = {field: args[_ARGUMENTS[field]] for field in fields if _ARGUMENTS[field] in args}
-    return StoredModel(settings, tensors)
-
-
-def _read_case(path: str | os.PathLike) -> StoredModel:
-    """Reads the number of heads, the largest distance and the tensors of a .npz file."""
-    try:
-        with open(path, "rb") as file, np.load(file) as data:
-            case = json.loads(str(data["config"]))
-            tensors = {
-                key.removeprefix("weights/"): data[key]
-                for key in data.files
-                if key.startswith("weights/")
-            }
-        return StoredModel({"heads": case["heads"], "max_distance": case["max_rel_pos"]}, tensors)
-    except Exception as error:  # numpy, zipfile, zlib and json raise different types
-        reason = " ".join(str(error).split())[:200]
-        raise config.ConfigError(
-            f"{path} cannot be read as a case of the reference (config and weights/*): {reason}"
-        ) from error
-
-
-def settings_of(tensors: layouts.Tensors, path: str) -> dict[str, typing.Any]:
-    """Returns the fields of config.Model that the names and shapes of the tensors determine.
-
-    Raises:
-        ConfigError: The embedding tables or the first layer are missing. `path` names the file in
-            the message.
-    """
-    positions, feed_forward = _ENCODER + "embed_positions.weight", _ENCODER + "layers.0.fc1.weight"
-    needed = (TOKENS, positions, feed_forward)
-    absent = [name for name in needed if name not in tensors or tensors[name].ndim != 2]
-    if absent:
-        raise config.ConfigError(
-            f"{path}: no checkpoint of the reference implementation: {', '.join(absent)} missing "
-            f"or no matrix; it holds {summary(tensors)}"
-        )
+def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
+    """Returns the fields of config.Model that the names and shapes of the tensors determine."""
+    layers = {name.rpartition("layers.")[0]: 0 for name in tensors}
+    for prefix in layers:
+        numbers = {name.split(".")[3] for name in tensors if name.startswith(f"{prefix}layers.")}
+        layers[prefix] = len(numbers)
     settings = layouts.BERT_LAYERS | {
-        "layers": _count_layers(tensors, _ENCODER),
-        "decoder_layers": _count_layers(tensors, _DECODER),
+        "layers": layers[_ENCODER],
+        "decoder_layers": layers.get(_DECODER, 0),
         "decoder_relative_bias": False,
+        "decoder_refills_mask": True,
         "layer_norm_eps": 1e-5,
         "width": tensors[TOKENS].shape[1],
-        "max_positions": tensors[positions].shape[0],
-        "feed_forward": tensors[feed_forward].shape[0],
+        "max_positions": tensors[_ENCODER + "embed_positions.weight"].shape[0],
+        "feed_forward": tensors[_ENCODER + "layers.0.fc1.weight"].shape[0],
         "relative_buckets": "none",
     }
-    if BUCKETS in tensors and tensors[BUCKETS].ndim == 2:
+    if BUCKETS in tensors:
         buckets, heads = tensors[BUCKETS].shape
         settings |= {"relative_buckets": "reference", "num_buckets": buckets, "heads": heads}
     return settings
-
-
-def _count_layers(tensors: layouts.Tensors, prefix: str) -> int:
-    """Returns the number of different layers among names such as PREFIX.layers.0.fc1.weight."""
-    names = [name for name in tensors if name.startswith(prefix + "layers.")]
-    return len({name.split(".")[3] for name in names})
-
-
-def summary(tensors: layouts.Tensors) -> str:
-    """Returns the first names of the tensors, for an error message."""
-    names = sorted(tensors)
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(names[:4]) + more or "nothing"
 
 
 def import_params(
@@ -281,10 +235,5 @@ def import_params(
     Raises:
         ConfigError: As `tensors.import_tensors`. `path` names the file in the message.
     """
-    decoder_layers = shapes.get("decoder/blocks/attention/query/kernel", (0,))[0]
-    mappings = _mappings(
-        shapes["encoder/blocks/attention/query/kernel"][0],
-        decoder_layers,
-        "encoder/relative_bias/table" in shapes,
-    )
-    return layouts.import_tensors(tensors, mappings, shapes, path, _tied(decoder_layers))
+    tied = _tied(_count_layers(shapes, "decoder"))
+    return layouts.import_tensors(tensors, _mappings(shapes), shapes, path, tied)

@@ -5,59 +5,86 @@ A source is one of:
 - a workdir of maelm_jax.train or maelm_jax.finetune,
 - a folder that maelm_jax.export wrote, in any format,
 - a folder of stock transformers, of a family in families.py, with its tokenizer.json,
-- a checkpoint of the reference implementation (.pt, or a .npz test case).
+- a checkpoint of the reference implementation (.pt).
 
-`find` reads the settings of the model. `EncoderSource.read` reads its weights.
+`find_encoder` reads the settings of the model. `EncoderSource.read_params` reads its weights. No
+code in a source runs.
 """
 
 import collections.abc
 import dataclasses
+import functools
+import json
+import os
 import pathlib
 import typing
 
+import jax
 import numpy as np
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, json_files, storage
+from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import (
     families,
-    huggingface,
+    family,
     layouts,
-    origin,
     published,
     pytorch,
-    run_results,
-    source_checks,
+    tokenizer,
     weight_files,
 )
+from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record
 
-# The fields of config.Model that determine the parameters and the function of each stack.
-ENCODER_FIELDS = (
-    "layers",
-    "width",
-    "heads",
-    "feed_forward",
-    "max_positions",
-    "token_types",
-    "relative_buckets",
-    "num_buckets",
-    "max_distance",
-    "layer_norm_eps",
-    "family",
-    "normalization",
-    "positions",
-    "rotary_theta",
-    "local_attention",
-    "global_every",
-    "local_rotary_theta",
-    "feed_forward_gate",
-    "biases",
-)
-DECODER_FIELDS = ("decoder_layers", "decoder_relative_bias")
-# Those of a decoder of another kind than the paper's. Only workdirs have one.
-DECODER_KIND = ("decoder_width", "decoder_attention", "decoder_causal", "decoder_slots")
+RESULTS = "results.json"  # of a fine-tuned run
+ORIGIN = "origin.json"  # of a run that started from an encoder
+# Of a folder of sentence-transformers: the list of the modules that it applies to an encoder, such
+# as pooling, and the settings of the encoder in it.
+MODULES = "modules.json"
+MODULE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
+
+
+class Origin(typing.NamedTuple):
+    """What `Run.init_from` named when a run started: the content of its origin.json.
+
+    The source may be moved, deleted or replaced while the run goes on, so what a later start or an
+    export needs of it is recorded.
+
+    Attributes:
+        path: `Run.init_from`.
+        kind: What it is, in words.
+        step: The step of a workdir's checkpoint; None for every other source.
+        length: Its longest input in tokens, with `<s>` and `</s>`.
+        has_decoder: Whether it has a decoder.
+    """
+
+    path: str
+    kind: str
+    step: int | None
+    length: int
+    has_decoder: bool
+
+
+def write_origin(workdir: str | os.PathLike, origin: Origin):
+    """Writes the record of a run."""
+    content = json.dumps(origin._asdict(), indent=1) + "\n"
+    storage.write(pathlib.Path(workdir) / ORIGIN, content)
+
+
+def read_origin(workdir: str | os.PathLike) -> Origin | None:
+    """Reads the record of a run. Returns None if the run started from random weights."""
+    path = pathlib.Path(workdir) / ORIGIN
+    if not path.is_file():
+        return None
+    with storage.reading(path):
+        return Origin(**storage.read_json(path))
+
+
+def read_results(workdir: str | os.PathLike) -> dict:
+    """Reads the results.json of a fine-tuned run. Returns {} if there is no such file."""
+    path = pathlib.Path(workdir) / RESULTS
+    return storage.read_json(path) if path.is_file() else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +98,14 @@ class EncoderSource:
             decoder: its `decoder_layers` is 0.
         vocabulary: The path for data.vocabularies.load; None if the source has no vocabulary.
         length: The longest input in tokens, with `<s>` and `</s>`.
+        experiment: The settings of a workdir; None for every other source.
         step: The step of a workdir's checkpoint; None for every other source.
         results: The results.json of a fine-tuned run; {} for every other source.
         ignored_head: The stock class whose head is not read, or None.
         pad: The id of padding that a stock folder's config.json states, or None.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
-            pretraining. None: 0 with a decoder (MAE-LM), 1 without (MLM).
+            pretraining: 0 in MAE-LM, 1 in MLM.
         renumber: `Masking.renumber` of the pretraining.
-        base: Supplies the settings that the source does not determine, such as those of training.
     """
 
     path: str
@@ -86,65 +113,72 @@ class EncoderSource:
     settings: dict[str, typing.Any]
     vocabulary: str | None
     length: int
-    _read_params: collections.abc.Callable[[config.Model], dict[str, np.ndarray]]
+    mask_fraction: float
+    _read_tensors: collections.abc.Callable[[], dict[str, np.ndarray]]
+    experiment: config.Experiment | None = None
     step: int | None = None
     results: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
     ignored_head: str | None = None
     pad: int | None = None
-    mask_fraction: float | None = None
     renumber: bool = False
-    base: config.Model = dataclasses.field(default_factory=config.Model)
 
-    def as_origin(self) -> origin.Origin:
-        """Returns the record of this source in a run that starts from it."""
-        has_decoder = bool(self.settings.get("decoder_layers"))
-        return origin.Origin(self.path, self.kind, self.step, self.length, has_decoder)
+    @property
+    def origin(self) -> Origin:
+        """The record of this source in a run that starts from it."""
+        has_decoder = self.settings["decoder_layers"] > 0
+        return Origin(self.path, self.kind, self.step, self.length, has_decoder)
 
-    def model(self, base: config.Model) -> config.Model:
-        """Returns `base` with the settings of the source.
-
-        The decoder is that of the source: a workdir has its own, others the paper's or none.
+    @functools.cached_property
+    def model(self) -> config.Model:
+        """The model of the source. What the source leaves open has the value of the defaults.
 
         Raises:
-            ConfigError: The settings of the source and the rest of `base` contradict each other.
+            ConfigError: The settings of the source and the defaults contradict each other.
         """
-        if "decoder_layers" in self.settings:
-            base = base.without_decoder
-        try:
-            return dataclasses.replace(base, **self.settings)
-        except config.ConfigError as error:  # gin appends lines to the message
-            raise config.ConfigError(
-                f"{self.path} does not fit the other settings: {str(error).splitlines()[0]}"
-            ) from error
+        if self.experiment:  # the run may have been trained on another kind of device
+            return dataclasses.replace(self.experiment.model, attention_backend="auto")
+        return _make_model(self.settings, self.path)
 
-    def read(self, base: config.Model) -> dict[str, np.ndarray]:
+    def check_settings(self, experiment: config.Experiment, free: tuple[str, ...] = ()):
+        """Raises ConfigError if settings given to a command are not those of the workdir.
+
+        Args:
+            experiment: The settings of the workdir with those of the command line.
+            free: The settings that may differ, as "Section.field".
+        """
+        if changes := config.differences(self.experiment, experiment, free):
+            raise config.ConfigError(
+                f"{self.path} was trained with other settings ({'; '.join(changes)}). Leave them "
+                "out: they cannot be changed afterwards"
+            )
+
+    def read_params(self, run: config.Model | None = None) -> dict[str, np.ndarray]:
         """Reads the weights of the source.
 
         Args:
-            base: Supplies the settings that the source does not determine (see published.read).
+            run: The model of a run that starts from the source. The decoder is left out unless the
+                run has the same one.
 
         Returns:
             {parameter path: float32 array}. The paths start with encoder/, and with decoder/,
             head/ or the head of a fine-tuned run if the source has them. Tables over the
-            vocabulary have one row for each id. The paper's decoder is left out if `base` has one
-            of another kind.
+            vocabulary have one row for each id.
 
         Raises:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
         if self.ignored_head:
             print(f"{self.path}: the head of {self.ignored_head} is ignored")
-        params = self._read_params(self.model(base))
-        if self.step is None and base.decoder_layers and not base.has_plain_decoder:
+        params = self._read_tensors()
+        fields = config.field_names(config.Model, part="decoder")
+        if run and any(getattr(run, name) != getattr(self.model, name) for name in fields):
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
-        if "encoder/token_embedding" not in params:
-            modules = ", ".join(sorted(source_checks.modules(params)))
-            raise config.ConfigError(f"{self.path} holds no encoder, only {modules}")
         if self.vocabulary:
-            vocabulary = vocabularies.load(self.vocabulary)
-            rows = len(params["encoder/token_embedding"])
-            source_checks.check_vocabulary(vocabulary, rows, self.pad, self.path)
-            size = vocabulary.size
+            size, rows = self.load_vocabulary().size, len(params["encoder/token_embedding"])
+            if rows < size:
+                raise config.ConfigError(
+                    f"{self.path}: {rows} rows of tokens, but its vocabulary has {size} ids"
+                )
             params |= {path: params[path][:size] for path in layouts.VOCABULARY if path in params}
         return params
 
@@ -152,31 +186,63 @@ class EncoderSource:
         """Loads the vocabulary of the source.
 
         Raises:
-            ConfigError: The source has no vocabulary.
+            ConfigError: The source has no vocabulary, or it contradicts what the source states.
         """
         if self.vocabulary is None:
             raise config.ConfigError(
                 f"{self.path} is a checkpoint without a vocabulary. Make a folder of it, named "
                 "model.pt, and its sentencepiece.model or tokenizer.json, and give the folder"
             )
-        return vocabularies.load(self.vocabulary)
+        if self.experiment:
+            return run_record.load_vocabulary(self.path)
+        vocabulary = vocabularies.load(self.vocabulary)
+        if self.pad not in (None, vocabulary.pad):
+            raise config.ConfigError(
+                f"{self.path}: config.json has pad_token_id {self.pad}, but its tokenizer pads "
+                f"with {vocabulary.pad}. Correct the one that the weights were not trained with"
+            )
+        return vocabulary
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
-        """Checks that `vocabulary` has the same ids as the weights of the source.
-
-        Raises:
-            ConfigError: The source has another vocabulary.
-        """
-        if not self.vocabulary:
-            return
-        if vocabularies.load(self.vocabulary).fingerprint != vocabulary.fingerprint:
+        """Raises ConfigError if `vocabulary` has other ids than the weights of the source."""
+        if self.vocabulary and self.load_vocabulary().fingerprint != vocabulary.fingerprint:
             raise config.ConfigError(
                 f"Vocabulary.file is another file than the vocabulary of {self.path}, whose "
                 "weights are for its own ids: leave it out"
             )
 
 
-def find(path: str, step: int | None = None) -> EncoderSource:
+def read_module_files(folder: str | os.PathLike) -> dict[str, bytes]:
+    """Reads the modules that sentence-transformers applies to the encoder in a folder.
+
+    Returns:
+        {path in the folder: content}; {} if there is no modules.json.
+
+    Raises:
+        ConfigError: modules.json is damaged, or a module or a link leads out of the folder.
+    """
+    folder = pathlib.Path(folder).expanduser().absolute()
+    if not (folder / MODULES).is_file():
+        return {}
+    with storage.reading(folder / MODULES):
+        names = [module["path"] for module in storage.read_json(folder / MODULES)]
+        files = [folder / name for name in (MODULES, *MODULE_SETTINGS)]
+        files += [file for name in names if name for file in sorted((folder / name).glob("*"))]
+    inside = [folder.resolve()]
+    if folder.parent.name == "snapshots":  # the cache of the Hub links to files in `blobs`
+        inside.append(folder.parent.parent.resolve() / "blobs")
+    content = {}
+    for file in filter(pathlib.Path.is_file, files):
+        if not any(file.resolve().is_relative_to(path) for path in inside):
+            raise config.ConfigError(
+                f"{file} leads out of {folder}, to {file.resolve()}. An export would copy it: "
+                "replace it with the file itself if it belongs there"
+            )
+        content[str(file.relative_to(folder))] = file.read_bytes()
+    return content
+
+
+def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSource:
     """Finds the pretrained encoder at `path`.
 
     Args:
@@ -187,134 +253,189 @@ def find(path: str, step: int | None = None) -> EncoderSource:
         ConfigError: `path` does not exist, a run cannot start from it, or it is no workdir and
             `step` is given.
     """
-    storage.require_local(path)
+    storage.require_local(os.fspath(path))
     folder = pathlib.Path(path).expanduser()
-    if (folder / "config.gin").is_file():
-        return _workdir(folder, step)
+    if (folder / gin_files.RECORD).is_file():
+        return _find_workdir(folder, step)
     if step is not None and folder.exists():
         raise config.ConfigError(
             f"step {step}: {path} is no workdir, so it has no checkpoints by step. "
             "Leave the step out, or name a workdir"
         )
     if folder.is_file():
-        return _published_checkpoint(folder, None)
+        return _find_published(folder, None)
     if (folder / "model.pt").is_file():
-        return _published_checkpoint(folder / "model.pt", str(folder))
+        return _find_published(folder / "model.pt", str(folder))
     if (folder / "config.json").is_file():
-        return _weight_folder(folder)
-    if not folder.exists():
+        with storage.reading(folder / "config.json"):
+            return _find_weight_folder(folder)
+    if folder.is_dir():
+        names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
-            f"{path}: no such file or folder{run_record.near(path)}. Hub names are not downloaded"
+            f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
+            f"nor a checkpoint; it holds {names}"
         )
-    names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
-    raise config.ConfigError(
-        f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) nor "
-        f"a checkpoint; it holds {names}{run_record.near(path)}"
-    )
+    near = run_record.near(str(path))
+    raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
-def _workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
-    experiment = gin_files.load([str(folder / "config.gin")])
-    model, results = experiment.model, run_results.read(folder)
+def _find_workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
+    experiment = gin_files.load([str(folder / gin_files.RECORD)])
+    results, origin = read_results(folder), read_origin(folder)
     step = checkpoint.pick_step(str(folder), step)
+    length = experiment.corpus.sequence_length
+    if origin:  # the encoder that the run started from may have trained further positions
+        length = max(length, origin.length)
 
-    def read_params(_):
+    def read_tensors():
         tree = checkpoint.read_params(str(folder), step)
         params = traverse_util.flatten_dict(tree, sep="/")
-        vocabulary = vocabularies.load(folder / "vocabulary")
-        shapes = source_checks.parameter_shapes(model, vocabulary.size)
-        source_checks.check_shapes(params, shapes, f"{folder}, step {step}")
+        size = vocabularies.load(folder / "vocabulary").size
+        _check_shapes(params, _parameter_shapes(experiment.model, size), f"{folder}, step {step}")
         return params
 
-    fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *DECODER_KIND)
+    parts = (config.field_names(config.Model, part=part) for part in ("encoder", "decoder"))
     return EncoderSource(
         path=str(folder),
         kind="workdir",
-        settings={name: getattr(model, name) for name in fields},
+        settings={name: getattr(experiment.model, name) for part in parts for name in part},
         vocabulary=str(folder / "vocabulary"),
-        length=run_results.longest_input(experiment, results, origin.read(folder)),
-        _read_params=read_params,
+        length=results.get("max_length", length),
+        mask_fraction=experiment.visible_mask_fraction,
+        _read_tensors=read_tensors,
+        experiment=experiment,
         step=step,
         results=results,
-        mask_fraction=experiment.visible_mask_fraction,
         renumber=experiment.masking.renumber,
-        # The run may have been trained on another kind of device.
-        base=dataclasses.replace(model, attention_backend="auto"),
     )
 
 
-def _weight_folder(folder: pathlib.Path) -> EncoderSource:
-    """Returns the source in a folder of config.json, safetensors and a vocabulary."""
-    content = json_files.read_object(folder / "config.json")
+def _find_weight_folder(folder: pathlib.Path) -> EncoderSource:
+    """Returns the source in a folder of config.json, weights and a vocabulary."""
+    content = storage.read_json(folder / "config.json")
     if not vocabularies.files_in(folder):
         raise config.ConfigError(
             f"{folder} has no tokenizer.json; transformers makes it: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
     if content.get("format") == pytorch.FORMAT:
-        return _exported_pytorch(folder, content)
-    return _stock_folder(folder, content)
+        return _find_pytorch_export(folder, content)
+    return _find_stock_folder(folder, content)
 
 
-def _exported_pytorch(folder: pathlib.Path, content: dict) -> EncoderSource:
-    file = str(folder / "config.json")
-    fields = (*ENCODER_FIELDS, *DECODER_FIELDS, *pytorch.FIELDS)
-    settings = pytorch.settings(content, fields, file)
-    source_checks.check_settings(settings, str(folder))
+def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
+    settings = {name: content["model"][name] for name in pytorch.FIELDS}
+    model = _make_model(settings, str(folder))
 
-    def read_params(model):
-        shapes = source_checks.parameter_shapes(model, content["vocabulary_size"])
-        return pytorch.read(content, weight_files.open_folder(folder), shapes, str(folder))
+    def read_tensors():
+        shapes = _parameter_shapes(model, content["vocabulary_size"])
+        tensors = weight_files.read_folder(folder)
+        return pytorch.import_params(tensors, settings, shapes, str(folder))
 
-    length = run_results.stated_length(folder, settings["max_positions"])
-    fraction, renumber = pytorch.mask_fraction(content, file), pytorch.renumber(content, file)
     return EncoderSource(
-        str(folder),
-        "folder of ours",
-        settings,
-        str(folder),
-        length,
-        read_params,
-        mask_fraction=fraction,
-        renumber=renumber,
+        path=str(folder),
+        kind="folder of ours",
+        settings=settings,
+        vocabulary=str(folder),
+        length=tokenizer.read_longest_input(folder, model.max_positions),
+        mask_fraction=content["encoder_mask_fraction"],
+        _read_tensors=read_tensors,
+        renumber=content["renumber"],
     )
 
 
-def _stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
-    family = families.of_config(content, str(folder))
-    huggingface.check_tokenizer(content, folder)
-    settings = family.model_settings(content)
+def _find_stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
+    stock = families.read_family(content, str(folder))
+    tokenizer.check_options(content["model_type"], folder)
+    settings = stock.read_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
-    source_checks.check_settings(settings, str(folder))
+    model, rows = _make_model(settings, str(folder)), content["vocab_size"]
 
-    def read_params(model):
-        shapes = source_checks.parameter_shapes(model, content["vocab_size"])
-        pad = (family.defaults | content)["pad_token_id"]
-        tensors = weight_files.open_folder(folder)
-        return family.import_params(tensors, model, pad, shapes, str(folder))
+    def read_tensors():
+        pad = (stock.defaults | content)["pad_token_id"]
+        tensors, shapes = weight_files.read_folder(folder), _parameter_shapes(model, rows)
+        return stock.import_params(tensors, model, pad, shapes, str(folder))
 
+    class_name = (content.get("architectures") or ["Model"])[0]
+    has_known_head = class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return EncoderSource(
         path=str(folder),
         kind=f"{content['model_type']} folder",
         settings=settings,
-        vocabulary=huggingface.vocabulary_of(folder),
-        length=run_results.stated_length(folder, settings["max_positions"]),
-        _read_params=read_params,
-        ignored_head=huggingface.ignored_head(content),
+        vocabulary=tokenizer.choose_vocabulary(folder),
+        length=tokenizer.read_longest_input(folder, model.max_positions),
+        mask_fraction=1.0,
+        _read_tensors=read_tensors,
+        ignored_head=None if has_known_head else class_name,
         pad=content.get("pad_token_id"),
     )
 
 
-def _published_checkpoint(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
+def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource:
     stored = published.read(file)
-    source_checks.check_settings(stored.settings, str(file))
+    model, rows = _make_model(stored.settings, str(file)), len(stored.tensors[published.TOKENS])
     if vocabulary is not None:
         loaded = vocabularies.load(vocabulary)
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
-    def read_params(model):
-        shapes = source_checks.parameter_shapes(model, stored.tensors[published.TOKENS].shape[0])
-        return published.import_params(stored.tensors, shapes, str(file))
+    def read_tensors():
+        return published.import_params(stored.tensors, _parameter_shapes(model, rows), str(file))
 
-    kind, length = "checkpoint of the reference", stored.settings["max_positions"]
-    return EncoderSource(str(file), kind, stored.settings, vocabulary, length, read_params)
+    return EncoderSource(
+        path=str(file),
+        kind="checkpoint of the reference",
+        settings=stored.settings,
+        vocabulary=vocabulary,
+        length=model.max_positions,
+        mask_fraction=0.0 if model.decoder_layers else 1.0,
+        _read_tensors=read_tensors,
+    )
+
+
+def _make_model(settings: dict[str, typing.Any], path: str) -> config.Model:
+    """Returns the model with these settings. Raises ConfigError if no model can have them.
+
+    A checkpoint of the published code may leave the number of heads and the largest distance open.
+    """
+    default = config.Model().without_decoder
+    unstated = {"max_distance": max(default.max_distance, settings.get("num_buckets", 0))}
+    if "heads" not in settings:
+        unstated["heads"] = default.heads if settings["width"] % default.heads == 0 else 1
+    try:
+        return dataclasses.replace(default, **(unstated | settings))
+    except config.ConfigError as error:
+        raise config.ConfigError(
+            f"{path}: not an encoder that a run can start from: {error}"
+        ) from error
+
+
+def _check_shapes(
+    params: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], checkpoint_name: str
+):
+    """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
+
+    A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
+    """
+    stored = {path: value.shape for path, value in params.items()}
+    is_fine_tuned = any(path.split("/")[0] in family.HEADS for path in stored)
+    faults = [
+        f"{path} is {stored.get(path, 'missing')} in the checkpoint, "
+        f"{shapes.get(path, 'no parameter')} by the settings"
+        for path in sorted({*stored, *shapes})
+        if stored.get(path) != shapes.get(path)
+        and (path.startswith("encoder/") or not is_fine_tuned)
+    ]
+    if faults:
+        raise config.ConfigError(
+            f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
+            f"{layouts.list_faults(faults)}"
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def _parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+    """Returns {path: shape} of the parameters of a model."""
+    special = config.SpecialIds.of_size(vocabulary_size)
+    _, init = maelm.create(model, vocabulary_size, special)
+    tree = jax.eval_shape(init, keys.of_seed(0))
+    return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

@@ -1,38 +1,78 @@
 """Compares an exported folder with JAX on real text.
 
 It reads the folder with the library that the export format is for: torch, and transformers for
---format=huggingface. The text is the reference manual that comes with Python and some difficult
-lines.
+--format=huggingface. The text is the reference manual that comes with Python and difficult lines.
 """
 
+import collections.abc
+import dataclasses
 import importlib.util
 import json
 import pathlib
 import typing
 
+import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.data import vocabularies
-from maelm_jax.encoders import inference, published, tokenizer_files, torch_checkpoint
+from maelm_jax.encoders import families, family, published, tokenizer, weight_files
+from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.model import ops
 
 TOLERANCE = 1e-5  # largest difference in float32, relative to the largest value
 SENTENCE = "Representations that were never trained on [MASK] have nothing to forget."
 HEAD_LINES = 8  # lines whose logits are compared
 # Tokens of a compared line. The attention scores of 8 lines of 8192 tokens would need 26 GB.
 LONGEST_LINE = 1024
-Report = dict[str, typing.Any]
+LINES_AT_A_TIME = 8
+Rows = list[list[int]]  # the ids of lines
 
 
-def missing_library(format: str) -> str:
+class Report(typing.NamedTuple):
+    """One comparison.
+
+    Attributes:
+        subject: What was compared.
+        largest_difference: The largest absolute difference.
+        largest_value: The largest absolute value.
+    """
+
+    subject: str
+    largest_difference: float
+    largest_value: float
+
+
+def find_missing_library(format: str) -> str:
     """Returns a library that verifies an export format and is not installed, or ""."""
-    if not torch_checkpoint.is_installed():
-        return "PyTorch"
-    has_transformers = importlib.util.find_spec("transformers") is not None
-    return "" if has_transformers or format != "huggingface" else "transformers"
+    needed = {"torch": "PyTorch"}
+    if format == "huggingface":
+        needed["transformers"] = "transformers"
+    missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
+    return missing[0] if missing else ""
 
 
-def sample_lines(count: int = 60) -> list[str]:
+def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+    """Reads an exported folder back and compares it with JAX.
+
+    The ids of the tokenizer and the tensors of `model.pt` must be equal. Hidden states and logits
+    must agree within TOLERANCE.
+
+    Raises:
+        RunError: The folder does not compute what JAX computes.
+    """
+    encoder = dataclasses.replace(
+        encoder, model=dataclasses.replace(encoder.model, dtype="float32")
+    )
+    compare = {
+        "huggingface": _verify_stock,
+        "pytorch": _verify_module,
+        "reference": _verify_tensors,
+    }
+    return compare[format](folder, encoder)
+
+
+def sample_texts(count: int = 60) -> list[str]:
     """Returns the texts of the comparison, with `count` or a few more lines of growing length.
 
     The last two have more tokens than LONGEST_LINE.
@@ -48,227 +88,182 @@ def sample_lines(count: int = 60) -> list[str]:
     text = " ".join(lines)
     starts = range(0, len(text), len(text) // count)
     growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
-    return [SENTENCE, *tokenizer_files.ODD_LINES, *growing, text[:40_000], text[50_000:90_000]]
+    return [SENTENCE, *tokenizer.HARD_TEXTS, *growing, text[:40_000], text[50_000:90_000]]
 
 
-def _sample_ids(model: config.Model, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
-    """Returns the ids of the sample lines, cut at the last position or at LONGEST_LINE."""
-    return inference.batch(sample_lines(), vocabulary, min(model.max_positions, LONGEST_LINE))
+def _encode_samples(encoder: Encoder) -> Rows:
+    """Returns the ids of the sample texts, cut at the last position or at LONGEST_LINE."""
+    length = min(encoder.model.max_positions, LONGEST_LINE)
+    encoded = encoder.vocabulary.encode_batch(sample_texts())
+    return dataclasses.replace(encoder, length=length).add_ends(encoded)
 
 
-def difference(name: str, theirs: np.ndarray, ours: np.ndarray) -> Report:
-    """Compares two arrays.
-
-    Returns:
-        A report with the largest absolute difference and the largest absolute value of `ours`.
-
-    Raises:
-        RunError: The difference is larger than TOLERANCE times the value, or not a number.
-    """
-    report = {
-        "of": name,
-        "largest_difference": float(np.abs(theirs - ours).max()),
-        "largest_value": float(np.abs(ours).max()),
-    }
-    if not report["largest_difference"] <= TOLERANCE * report["largest_value"]:
+def _compare(subject: str, theirs: list[np.ndarray], ours: list[np.ndarray]) -> Report:
+    """Compares arrays. Raises RunError if they differ by more than TOLERANCE times the largest."""
+    left, right = (np.concatenate([value.ravel() for value in part]) for part in (theirs, ours))
+    difference, largest = float(np.abs(left - right).max()), float(np.abs(right).max())
+    if not difference <= TOLERANCE * largest:
         raise config.RunError(
-            f"verification failed: {name} differ by {report['largest_difference']:.2g} (largest "
-            f"value {report['largest_value']:.3g}, tolerance {TOLERANCE:g} of it); "
-            "nothing was written"
+            f"verification failed: {subject} differ by {difference:.2g} (largest value "
+            f"{largest:.3g}, tolerance {TOLERANCE:g} of it); nothing was written"
         )
-    return report
+    return Report(subject, difference, largest)
 
 
-def every_seventh(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> np.ndarray:
-    """Returns bool, the shape of `ids`: True at the text tokens of every seventh position."""
-    return (
-        ~np.isin(ids, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
-        & (np.arange(ids.shape[1]) % 7 == 3)[None]
-    )
-
-
-def huggingface(
-    folder: pathlib.Path, params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary
-) -> list[Report]:
-    """Compares the stock tokenizer and model of an exported folder with JAX.
-
-    The ids must be equal. The hidden states must agree within the tolerance, as must the logits of
-    an MLM run or a fine-tuned run.
-
-    Raises:
-        RunError: Ids, hidden states or logits differ.
-    """
+def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+    """Compares the stock tokenizer and model of a folder, and their head."""
+    import torch
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    ids = _sample_ids(model, vocabulary)
-    _compare_tokenizer(folder, ids, vocabulary)
-    states = inference.hidden_states(params, model, vocabulary, ids)
-    reports = [_compare_states(folder, ids, states, vocabulary)]
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    [name] = content["architectures"]
-    head = getattr(transformers, name)
-    ids, states = ids[:HEAD_LINES], states[:HEAD_LINES]
-    if name.endswith("MaskedLM"):
-        reports.append(_compare_language_model(folder, head, ids, params, model, vocabulary))
-    elif not name.endswith("Model"):
-        reports.append(_compare_task_head(folder, head, ids, states, params, vocabulary, model))
-    return reports
-
-
-def _compare_tokenizer(folder: pathlib.Path, ids: np.ndarray, vocabulary: vocabularies.Vocabulary):
-    """Raises RunError unless the stock tokenizer gives `ids` for the sample lines."""
-    import transformers
-
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(
-        sample_lines(),
-        padding=True,
-        truncation=True,
-        max_length=ids.shape[1],
-        return_tensors="np",
-        split_special_tokens=True,  # a literal <mask> in a text is text, as in training
-    )
-    if not (
-        np.array_equal(encoded["input_ids"], ids)
-        and np.array_equal(encoded["attention_mask"], ids != vocabulary.pad)
-    ):
-        raise config.RunError(
-            "verification failed: the stock tokenizer gives other ids than the vocabulary; nothing "
-            "was written"
-        )
-    of_mask = [vocabulary.bos, vocabulary.mask, vocabulary.eos]
-    if tokenizer(tokenizer.mask_token)["input_ids"] != of_mask:
-        raise config.RunError(
-            f"verification failed: the stock tokenizer does not know {tokenizer.mask_token}; "
-            "nothing was written"
-        )
-
-
-def _stock_inputs(ids: np.ndarray, vocabulary: vocabularies.Vocabulary) -> dict[str, typing.Any]:
-    """Returns ids as the arguments of a stock model."""
-    import torch
-
-    input_ids = torch.tensor(ids).long()
-    return {"input_ids": input_ids, "attention_mask": (input_ids != vocabulary.pad).long()}
-
-
-def _compare_states(
-    folder: pathlib.Path,
-    ids: np.ndarray,
-    states: np.ndarray,
-    vocabulary: vocabularies.Vocabulary,
-) -> Report:
-    """Compares the hidden states of the stock encoder with `states`."""
-    import torch
-    import transformers
-
+    _compare_tokenizer(folder, encoder)
+    rows, pad = _encode_samples(encoder), encoder.vocabulary.pad
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
-    @torch.no_grad()
-    def stock_states(part):
-        return stock(**_stock_inputs(part, vocabulary)).last_hidden_state.numpy()
+    def compute_states(ids):
+        return stock(input_ids=ids, attention_mask=(ids != pad).long()).last_hidden_state
 
-    theirs = inference.in_parts(stock_states, ids, vocabulary.pad, states.shape[2])
-    real = ids != vocabulary.pad
-    return {
-        **difference(f"hidden states of {type(stock).__name__}", theirs[real], states[real]),
-        "sentence": SENTENCE,
-        "input_ids": ids[0, real[0]].tolist(),
-        "hidden_state_of_<s>": [round(float(value), 6) for value in theirs[0, 0, :4]],
-    }
+    states = encoder.hidden_states(rows)
+    theirs = _run_torch(compute_states, rows, pad)
+    reports = [_compare(f"hidden states of {type(stock).__name__}", theirs, states)]
+    [name] = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    if name.endswith("Model"):
+        return reports
+    with_head = getattr(transformers, name).from_pretrained(folder).eval()
+    rows = rows[:HEAD_LINES]
 
+    def compute_logits(ids):
+        outputs = with_head(input_ids=ids, attention_mask=(ids != pad).long())
+        if name.endswith(family.QUESTION_ANSWERING):
+            return torch.stack((outputs.start_logits, outputs.end_logits), -1)
+        return outputs.logits
 
-def _compare_task_head(
-    folder: pathlib.Path,
-    stock_class: type,
-    ids: np.ndarray,
-    states: np.ndarray,
-    params: dict,
-    vocabulary: vocabularies.Vocabulary,
-    model: config.Model,
-) -> Report:
-    """Compares the logits of a fine-tuned head."""
-    import torch
-
-    stock, real = stock_class.from_pretrained(folder).eval(), ids != vocabulary.pad
-    with torch.no_grad():
-        outputs = stock(**_stock_inputs(ids, vocabulary))
-    if "span" in params:
-        theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)[real]
+    if name.endswith("MaskedLM"):
+        masks = [_mask_every_seventh(row, encoder) for row in rows]
+        pairs = list(zip(rows, masks, strict=True))
+        masked = [np.where(mask, encoder.vocabulary.mask, row).tolist() for row, mask in pairs]
+        theirs = _run_torch(compute_logits, masked, pad)
+        theirs = [logits[mask] for logits, mask in zip(theirs, masks, strict=True)]
+        ours = encoder.masked_logits(rows, masks)
     else:
-        theirs = outputs.logits.numpy()[real] if "token" in params else outputs.logits.numpy()
-    ours = inference.task_logits(params, states, real, model)
-    return difference(f"logits of {stock_class.__name__}", theirs, ours)
+        by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
+        theirs = _run_torch(compute_logits, rows, pad, by_token)
+        ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
+    return [*reports, _compare(f"logits of {name}", theirs, ours)]
 
 
-def _compare_language_model(
-    folder: pathlib.Path,
-    stock_class: type,
-    ids: np.ndarray,
-    params: dict,
-    model: config.Model,
-    vocabulary: vocabularies.Vocabulary,
-) -> Report:
-    """Compares the logits of an MLM run at positions that hold `<mask>`."""
+def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
+    """Raises RunError unless the stock tokenizer gives the ids of the vocabulary."""
+    import transformers
+
+    stock = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def encode(text: str, split_special_tokens: bool) -> list[int]:
+        return stock(text, split_special_tokens=split_special_tokens)["input_ids"]
+
+    text = tokenizer.find_difference(encode, encoder.vocabulary, sample_texts())
+    if text is not None:
+        raise config.RunError(
+            "verification failed: the stock tokenizer gives other ids than the vocabulary to "
+            f"{text!r:.80}; nothing was written"
+        )
+
+
+def _run_torch(
+    run: collections.abc.Callable, rows: Rows, pad: int, by_token: bool = True
+) -> list[np.ndarray]:
+    """Returns what a function of PyTorch computes for each line.
+
+    Args:
+        run: Maps ids [lines, tokens] to [lines, ...], or to [lines, tokens, ...] if `by_token`.
+        rows: The ids. A few lines are computed at a time, padded to the longest.
+        pad: The id of padding.
+        by_token: Whether the results are cut to the tokens of a line.
+    """
     import torch
 
-    stock, masked = stock_class.from_pretrained(folder).eval(), every_seventh(ids, vocabulary)
-    inputs = _stock_inputs(ids, vocabulary)
-    inputs["input_ids"][torch.tensor(masked)] = vocabulary.mask
-    with torch.no_grad():
-        theirs = stock(**inputs).logits.numpy()[masked]
-    ours = inference.logits(params, model, vocabulary, ids, masked, encoder_reads_masks=True)
-    return difference(f"logits of {stock_class.__name__}", theirs, ours)
+    results = []
+    for start in range(0, len(rows), LINES_AT_A_TIME):
+        part = rows[start : start + LINES_AT_A_TIME]
+        longest = max(map(len, part))
+        ids = torch.tensor([row + [pad] * (longest - len(row)) for row in part])
+        with torch.no_grad():
+            computed = run(ids).numpy()
+        for value, row in zip(computed, part, strict=True):
+            results.append(value[: len(row)] if by_token else value)
+    return results
 
 
-def pytorch(
-    folder: pathlib.Path, params: dict, model: config.Model, vocabulary: vocabularies.Vocabulary
-) -> list[Report]:
-    """Compares maelm.py of an exported folder with JAX: hidden states, logits at masked positions.
+def _mask_every_seventh(row: list[int], encoder: Encoder) -> list[bool]:
+    """Returns True at the text tokens of every seventh position."""
+    ends = (encoder.vocabulary.bos, encoder.vocabulary.eos)
+    return [position % 7 == 3 and index not in ends for position, index in enumerate(row)]
 
-    Raises:
-        RunError: They differ by more than the tolerance.
+
+def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
+    """Computes the logits of a fine-tuned head (finetuning/heads.py) for one line.
+
+    Args:
+        encoder: Has the parameters of the head.
+        states: float32 [tokens, width], the last hidden states of the line.
+
+    Returns:
+        [classes] of a classifier; [tokens, 2 or classes] of the heads `span` and `token`.
     """
+    params = traverse_util.unflatten_dict(encoder.params, sep="/")
+    if "classifier" in params:
+        return _score(params["classifier"], states[:1], encoder.model)[0]
+    head = params["span"] if "span" in params else params["token"]
+    if "dense" in head:
+        return _score(head, states, encoder.model)
+    return _apply_linear(head.get("out", head), states)
+
+
+def _score(head: dict, states: np.ndarray, model: config.Model) -> np.ndarray:
+    """Computes dense, activation, norm and out on states [n, width]."""
+    style = families.choose_family(model).classifier
+    hidden = ops.ACTIVATIONS[style.activation](jnp.asarray(_apply_linear(head["dense"], states)))
+    if style.has_norm:
+        hidden = ops.layer_norm(
+            hidden[None], jnp.asarray(head["norm"]["scale"]), None, model.layer_norm_eps
+        )[0]
+    return _apply_linear(head["out"], np.asarray(hidden))
+
+
+def _apply_linear(params: dict, x: np.ndarray) -> np.ndarray:
+    return x @ params["kernel"] + params.get("bias", np.float32(0))
+
+
+def _verify_module(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+    """Compares maelm.py of a folder: hidden states, and logits at masked positions."""
     import torch
 
     spec = importlib.util.spec_from_file_location("maelm_exported", folder / "maelm.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    exported = module.MaeLm.from_folder(folder).eval()
-    ids = _sample_ids(model, vocabulary)
-    real = ids != vocabulary.pad
-    with torch.no_grad():
-        theirs = inference.in_parts(
-            lambda part: exported(torch.tensor(part)).numpy(), ids, vocabulary.pad, model.width
-        )
-    ours = inference.hidden_states(params, model, vocabulary, ids)
-    reports = [difference("hidden states of maelm.MaeLm", theirs[real], ours[real])]
-    ids = ids[:HEAD_LINES]
-    masked = every_seventh(ids, vocabulary)
-    with torch.no_grad():
-        theirs = exported.predict(torch.tensor(ids), torch.tensor(masked)).numpy()[masked]
-    ours = inference.logits(
-        params, model, vocabulary, ids, masked, exported.encoder_reads_masks, exported.renumber
-    )
-    return [*reports, difference("logits of maelm.MaeLm", theirs, ours)]
+    exported, pad = module.MaeLm.from_folder(folder).eval(), encoder.vocabulary.pad
+    rows = _encode_samples(encoder)
+    theirs = _run_torch(exported, rows, pad)
+    reports = [_compare("hidden states of maelm.MaeLm", theirs, encoder.hidden_states(rows))]
+    rows = rows[:HEAD_LINES]
+    masks = [_mask_every_seventh(row, encoder) for row in rows]
+    theirs = []
+    for row, mask in zip(rows, masks, strict=True):
+        with torch.no_grad():
+            predicted = exported.predict(torch.tensor([row]), torch.tensor([mask]))
+        theirs.append(predicted.numpy()[0][mask])
+    ours = encoder.masked_logits(rows, masks)
+    return [*reports, _compare("logits of maelm.MaeLm", theirs, ours)]
 
 
-def reference(folder: pathlib.Path, params: dict, vocabulary_size: int) -> list[Report]:
-    """Compares the tensors of model.pt with the parameters {path: array} that were written.
-
-    The code of the reference implementation is not run.
-
-    Raises:
-        RunError: The tensors differ.
-    """
-    stored = torch_checkpoint.read(folder / "model.pt")["model"]
-    written = published.to_reference(params, vocabulary_size)
+def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
+    """Compares the tensors of model.pt with the parameters. The reference's code is not run."""
+    stored = weight_files.read_pytorch(folder / "model.pt")["model"]
+    written = published.to_reference(encoder.params, encoder.vocabulary.size)
     if not all(np.array_equal(stored.get(name), value) for name, value in written.items()):
         raise config.RunError(
             "verification failed: torch.load reads other tensors than were written; nothing was "
             "written"
         )
-    what = f"the {len(stored)} tensors that torch.load reads"
-    return [{"of": what, "largest_difference": 0.0, "largest_value": 0.0}]
+    return [Report(f"the {len(stored)} tensors that torch.load reads", 0.0, 0.0)]

@@ -1,28 +1,41 @@
-"""Reads and writes files of tensors: .safetensors, and (with PyTorch) pytorch_model.bin."""
+"""Reads and writes files of tensors: .safetensors, and with PyTorch .bin and .pt.
 
-import collections.abc
-import contextlib
-import json
+No code of a file runs: PyTorch reads with `weights_only` and a list of classes that it allows.
+"""
+
+import argparse
+import importlib.util
 import os
 import pathlib
 import typing
 
 import numpy as np
 
-from maelm_jax import json_files
+from maelm_jax import storage
 from maelm_jax.config import ConfigError
-from maelm_jax.encoders import torch_checkpoint
 from maelm_jax.encoders.layouts import Tensors
 
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors
 INDEX = ".index.json"  # after either name: lists the files of weights that are in several files
+INSTALL = "pip install torch==2.13.0 transformers==5.23.0"
 # Endings of names in Google's files of BERT. transformers renames them, too.
 RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# Beginnings of the names of classes that published checkpoints hold beside their tensors: settings
+# and training state. A `_Placeholder` takes their place.
+REPLACED = (
+    "fairseq.",
+    "omegaconf.",
+    "numpy.",
+    "enum.",
+    "typing.",
+    "builtins.set",
+    "_codecs.encode",
+)
 
 
-def open_folder(folder: pathlib.Path) -> Tensors:
-    """Opens the tensors of a folder that transformers saved.
+def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the tensors of a folder that transformers saved.
 
     The folder holds one .safetensors file, several with an index, or the same of an older
     pytorch_model.bin, in the order in which transformers looks for them. The names are those of
@@ -31,104 +44,129 @@ def open_folder(folder: pathlib.Path) -> Tensors:
     Raises:
         ConfigError: There is no such file, or a file is damaged.
     """
-    for name, opened in ((WEIGHTS, Safetensors), (PYTORCH_WEIGHTS, _pytorch_weights)):
-        if (folder / name).is_file():
-            return opened(folder / name)
+    for name, read in ((WEIGHTS, read_safetensors), (PYTORCH_WEIGHTS, _read_pytorch_weights)):
         index = folder / f"{name}{INDEX}"
+        if (folder / name).is_file():
+            return _rename(read(folder / name))
         if index.is_file():
-            parts = [opened(folder / file) for file in _indexed_files(index)]
-            return {tensor: part[tensor] for part in parts for tensor in part}
+            with storage.reading(index):
+                files = sorted(set(storage.read_json(index)["weight_map"].values()))
+            tensors = {}
+            for file in files:
+                tensors |= read(folder / file)
+            return _rename(tensors)
     raise ConfigError(f"{folder} holds neither {WEIGHTS} nor {PYTORCH_WEIGHTS}")
 
 
-def _indexed_files(index: pathlib.Path) -> list[str]:
-    """Returns the file names that an index lists."""
-    files = json_files.read_object(index).get("weight_map")
-    if not isinstance(files, dict) or not json_files.is_texts(list(files.values())):
-        raise ConfigError(
-            f"{index} has no weight_map of file names. Download or save the folder again"
-        )
-    for name in files.values():
-        if not name or "\0" in name or pathlib.PurePath(name).name != name:
-            raise ConfigError(
-                f"{index} names {json_files.shown(name)}, which is no file of its folder"
-            )
-    return sorted(set(files.values()))
-
-
-def _pytorch_weights(path: pathlib.Path) -> Tensors:
-    content = torch_checkpoint.read(path)
-    if not isinstance(content, dict) or not json_files.is_texts(list(content)):
-        raise ConfigError(f"{path} holds no tensors by name: it is no model of transformers")
-    tensors = {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
-    return {name: tensors[stored] for name, stored in _stored_names(list(tensors)).items()}
-
-
-def _stored_names(names: list[str]) -> dict[str, str]:
-    """Returns {name in present transformers: name in the file}, in the order of the file."""
-    stored = {}
-    for name in names:
+def _rename(tensors: Tensors) -> dict[str, np.ndarray]:
+    """Returns the tensors under their names in present transformers."""
+    renamed = {}
+    for name, value in tensors.items():
         present = name
-        for ending, renamed in RENAMED.items():
+        for ending, new_ending in RENAMED.items():
             if name.endswith(ending):
-                present = name.removesuffix(ending) + renamed
-        stored[name if present in names else present] = name
-    return stored
+                present = name.removesuffix(ending) + new_ending
+        renamed[name if present in tensors else present] = value
+    return renamed
 
 
-class Safetensors(collections.abc.Mapping):
-    """The tensors of a .safetensors file: a mapping that reads a tensor when it is looked up.
+def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Reads a .safetensors file. Raises ConfigError if it is damaged."""
+    import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
+    import safetensors.numpy
 
-    The names are those of present transformers (RENAMED).
+    with storage.reading(path):
+        return safetensors.numpy.load_file(path)
+
+
+def write_safetensors(path: str | os.PathLike, tensors: Tensors):
+    """Writes a .safetensors file of float32 tensors."""
+    import safetensors.numpy
+
+    contiguous = {name: np.ascontiguousarray(value, "<f4") for name, value in tensors.items()}
+    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+
+
+def _read_pytorch_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
+    content = read_pytorch(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no tensors by name: it is no model of transformers")
+    return {name: value for name, value in content.items() if isinstance(value, np.ndarray)}
+
+
+def require_torch(purpose: str):
+    """Raises ConfigError if PyTorch is not installed. `purpose` begins the message."""
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"{purpose} needs PyTorch, which is not installed: {INSTALL}")
+
+
+class _Placeholder:
+    """Stands for an object of a checkpoint that is not needed."""
+
+    def __new__(cls, *_, **__):
+        return super().__new__(cls)
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __setstate__(self, _):
+        pass
+
+
+def read_pytorch(path: str | os.PathLike) -> typing.Any:
+    """Reads a file that torch.save wrote, with tensors as NumPy arrays.
 
     Raises:
-        ConfigError: The file is damaged or is not a .safetensors file.
+        ConfigError: PyTorch is not installed, or the file is damaged, is of another format or holds
+            an object of a class that is not allowed.
     """
+    require_torch(f"reading {path}")
+    import torch
 
-    def __init__(self, path: str | os.PathLike):
-        import ml_dtypes  # noqa: F401  (registers bfloat16 with NumPy)
-        import safetensors
-
-        self._path = path
-        with self._reading():
-            self._file = safetensors.safe_open(str(path), framework="np")
-            self._stored_names = _stored_names(list(self._file.keys()))
-
-    @contextlib.contextmanager
-    def _reading(self):
+    with storage.reading(path, "is it a PyTorch checkpoint?"):
         try:
-            yield
-        except Exception as error:  # SafetensorError, OSError, others for a type NumPy lacks
-            reason = " ".join(str(error).split())[:200]
-            raise ConfigError(f"{self._path} cannot be read as safetensors: {reason}") from error
-
-    def __getitem__(self, name):
-        stored = self._stored_names[name]
-        with self._reading():
-            return self._file.get_tensor(stored)
-
-    def __iter__(self):
-        return iter(self._stored_names)
-
-    def __len__(self):
-        return len(self._stored_names)
+            classes = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+        except ValueError:  # a file of torch < 1.6, whose classes torch does not list
+            classes = []
+        # One class for each name: torch keeps a table from class to name.
+        replacements = [
+            (type("Placeholder", (_Placeholder,), {}), name)
+            for name in classes
+            if name.startswith(REPLACED)
+        ]
+        with torch.serialization.safe_globals([argparse.Namespace, *replacements]):
+            return _as_arrays(torch.load(path, map_location="cpu", weights_only=True))
 
 
-def write_safetensors(path: pathlib.Path, tensors: dict[str, np.ndarray]):
-    """Writes a .safetensors file of float32 tensors, in the order of `tensors`.
+def _as_arrays(value: typing.Any) -> typing.Any:
+    import torch
 
-    Besides `tensors`, only one tensor is in memory at a time. safetensors.numpy.save_file would
-    need a contiguous copy of every tensor at once. The file holds the length of the header
-    (8 bytes), a JSON header and the numbers.
+    if isinstance(value, dict):
+        return {key: _as_arrays(item) for key, item in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
+def write_pytorch(
+    path: str | os.PathLike, tensors: Tensors, shared: dict[str, str], args: dict[str, typing.Any]
+):
+    """Writes {"args": Namespace(**args), "model": tensors} with torch.save.
+
+    Args:
+        path: The file to write.
+        tensors: {name: float32 array}.
+        shared: {name of a further tensor: name in `tensors` of the tensor whose storage it shares}.
+        args: The fields of the Namespace.
+
+    Raises:
+        ConfigError: PyTorch is not installed.
     """
-    header: dict[str, typing.Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, value in tensors.items():
-        start, end = end, end + 4 * value.size
-        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [start, end]}
-    encoded = json.dumps(header, separators=(",", ":")).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    with path.open("wb") as file:
-        file.write(len(encoded).to_bytes(8, "little") + encoded)
-        for value in tensors.values():
-            file.write(np.ascontiguousarray(value, "<f4").data)
+    require_torch(f"writing {path}")
+    import torch
+
+    model = {name: torch.from_numpy(np.array(value, order="C")) for name, value in tensors.items()}
+    model |= {name: model[original] for name, original in shared.items()}
+    content = {"args": argparse.Namespace(**args), "model": dict(sorted(model.items()))}
+    torch.save(content, os.fspath(path))

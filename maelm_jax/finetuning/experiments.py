@@ -6,7 +6,6 @@ import itertools
 import typing
 
 from maelm_jax import config, gin_files
-from maelm_jax.encoders import source
 from maelm_jax.finetuning import initial_encoder, tasks
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 
@@ -116,7 +115,7 @@ def _check_shape(encoder: InitialEncoder, files: list[str], bindings: list[str])
     """Raises ConfigError for a setting of the encoder's shape that differs from the encoder."""
     plain = _load(encoder, [BASE], [])
     shape, wanted = encoder.fit(plain).model, _load(encoder, [BASE, *files], bindings).model
-    for name in source.ENCODER_FIELDS:
+    for name in config.field_names(config.Model, part="encoder"):
         value, of_shape = getattr(wanted, name), getattr(shape, name)
         if value not in (of_shape, getattr(plain.model, name)):
             raise config.ConfigError(

@@ -27,7 +27,7 @@ class Classifier(nnx.Module):
     """
 
     def __init__(self, settings: config.Model, classes: int, rngs: nnx.Rngs):
-        self.style = families.closest(settings).classifier
+        self.style = families.choose_family(settings).classifier
         width = settings.width
         self.dense = layers.Linear(width, width, settings, rngs, self.style.has_bias)
         if self.style.has_norm:
@@ -78,7 +78,7 @@ class FineTuned(nnx.Module):
     ):
         self.encoder = maelm.Encoder(settings, vocabulary_size, pad_id, rngs)
         self.kind = head.kind
-        self.transforms_tokens = families.closest(settings).classifier.transforms_tokens
+        self.transforms_tokens = families.choose_family(settings).classifier.transforms_tokens
         if head.kind == "sentence":
             self.classifier = Classifier(settings, head.classes, rngs)
         elif head.kind == "span" and self.transforms_tokens:
@@ -89,7 +89,7 @@ class FineTuned(nnx.Module):
             self.token = Classifier(settings, head.classes, rngs)
         else:
             self.token = TokenClassifier(settings, head.classes, rngs)
-        self.has_pair_types = families.pair_of(settings).has_types
+        self.has_pair_types = families.choose_pair_format(settings).has_types
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
         """Scores of the head.

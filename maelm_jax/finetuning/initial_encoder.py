@@ -70,7 +70,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     """Finds the encoder that one name in --init_from stands for.
 
     Args:
-        name: What encoders.source.find accepts: a workdir, an exported or stock folder, or a
+        name: What source.find_encoder accepts: a workdir, an exported or stock folder, or a
             checkpoint of the reference implementation. config.RANDOM may stand before it.
         step: Step of the workdir's checkpoint. None: the newest. It has no effect after RANDOM.
 
@@ -78,7 +78,9 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
         ConfigError: There is no such encoder or step, or the encoder has no vocabulary.
     """
     is_random = name.startswith(config.RANDOM)
-    encoder_source = source.find(name.removeprefix(config.RANDOM), None if is_random else step)
+    encoder_source = source.find_encoder(
+        name.removeprefix(config.RANDOM), None if is_random else step
+    )
     vocabulary = encoder_source.load_vocabulary()
     config_file = pathlib.Path(encoder_source.path) / "config.gin"
     gin_file = str(config_file) if config_file.is_file() else DEFAULT_GIN_FILE
@@ -88,7 +90,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
             return experiment
         shape = {
             field: encoder_source.settings[field]
-            for field in source.ENCODER_FIELDS
+            for field in config.field_names(config.Model, part="encoder")
             if field in encoder_source.settings
         }
         model = dataclasses.replace(experiment.model, **shape)
@@ -98,7 +100,7 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
 
     @functools.lru_cache(maxsize=1)  # a grid needs the weights for every run
     def stored_params() -> dict[str, np.ndarray]:
-        return encoder_source.read(encoder_source.base)
+        return encoder_source.read_params()
 
     def load_encoder(fresh: dict) -> dict:
         if is_random:
@@ -134,7 +136,7 @@ def _pooler_path(encoder_source: source.EncoderSource, params: dict[str, np.ndar
     """
     if "pooler/kernel" in params:
         return "pooler"
-    is_pooler = "pooler" in families.closest(encoder_source.base).classifier_names["dense"]
+    is_pooler = "pooler" in families.choose_family(encoder_source.model).classifier_names["dense"]
     return "classifier/dense" if is_pooler and "classifier/dense/kernel" in params else None
 
 

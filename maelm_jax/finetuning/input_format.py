@@ -5,7 +5,7 @@ import typing
 from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import families
-from maelm_jax.encoders.task_formats import PairFormat
+from maelm_jax.encoders.family import PairFormat
 
 
 class InputFormat(typing.NamedTuple):
@@ -23,7 +23,9 @@ class InputFormat(typing.NamedTuple):
 
 def of(experiment: config.Experiment, vocabulary: Vocabulary) -> InputFormat:
     """Returns the input format of a run whose encoder has this vocabulary."""
-    return InputFormat(vocabulary, length_of(experiment), families.pair_of(experiment.model))
+    return InputFormat(
+        vocabulary, length_of(experiment), families.choose_pair_format(experiment.model)
+    )
 
 
 def length_of(experiment: config.Experiment) -> int:

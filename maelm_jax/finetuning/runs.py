@@ -5,7 +5,6 @@ import pathlib
 import time
 
 from maelm_jax import config, gin_files, paths
-from maelm_jax.encoders import source
 from maelm_jax.finetuning import (
     experiments,
     grid,
@@ -117,7 +116,11 @@ class _Sessions:
         # data and compiled steps.
         default = config.Model()
         encoder = dataclasses.replace(
-            experiment.model, **{name: getattr(default, name) for name in source.DECODER_FIELDS}
+            experiment.model,
+            **{
+                name: getattr(default, name)
+                for name in config.field_names(config.Model, part="decoder")
+            },
         )
         key = (planned.task, vocabulary.fingerprint, encoder, experiment.finetune.max_length)
         if key != self._key:

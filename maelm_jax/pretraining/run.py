@@ -8,7 +8,7 @@ import jax
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
 from maelm_jax.data import batches, prepare, vocabularies, vocabulary_training
-from maelm_jax.encoders import origin, source
+from maelm_jax.encoders import source
 from maelm_jax.pretraining import evaluation, start, summary
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import (
@@ -208,11 +208,11 @@ def record_start(
     run_record.write_start(folder, experiment, vocabulary, done, changes)
     run_rows.write(workdir, rows, done)
     if not done:
-        (folder / origin.FILE).unlink(missing_ok=True)  # of a start that saved nothing
+        (folder / source.ORIGIN).unlink(missing_ok=True)  # of a start that saved nothing
         encoder = found.encoder
         if parent:
             run_record.write_parent(workdir, parent)
-            encoder = source.find(parent.workdir, parent.step)
+            encoder = source.find_encoder(parent.workdir, parent.step)
         if encoder:
-            origin.write(folder, encoder.as_origin())
+            source.write_origin(folder, encoder.origin)
     storage.send(workdir)

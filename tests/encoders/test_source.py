@@ -1,198 +1,367 @@
-"""Weights in: every encoder_source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
+"""Weights in: every source that a run can start from gives the parameters it holds, or says what does not fit. No PyTorch needed."""
 
 import dataclasses
 import json
 import pathlib
 import shutil
+from pydoc_data import topics
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
-from testing import call
+import safetensors.numpy
+from testing import call, one_line
 
-from maelm_jax import config, export, gin_files
+import maelm_jax
+from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabulary_training
-from maelm_jax.encoders import adoption, export_folder, export_formats, source, weight_files
-from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders import adoption, source, weight_files
 from maelm_jax.model import maelm
 
 ROOT = pathlib.Path(__file__).parents[2]
-CASES = ROOT / "tests" / "data" / "reference"
 
 
-def values_of(workdir, step=None):
-    return source.find(str(workdir), step).read(config.Model())
+def read_params(path, step=None):
+    return source.find_encoder(path, step).read_params()
 
 
-def write(workdir, output, format="huggingface"):
+def write(workdir, output, format="huggingface") -> pathlib.Path:
     assert export.main([f"--workdir={workdir}", f"--output={output}", f"--format={format}", "--no-verify"]) == 0
     return output
 
 
-def rewrite(folder, **changes):
+def change_config(folder: pathlib.Path, **changes):
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+
+
+def change_tensors(folder: pathlib.Path, **changes):
     """Rewrites a folder's tensors: name -> function of the old array, or an array; None takes it away."""
     path = folder / "model.safetensors"
-    tensors = {name: np.array(value) for name, value in weight_files.Safetensors(path).items()}
+    tensors = weight_files.read_safetensors(path)
     for name, change in changes.items():
         tensors[name] = change(tensors[name]) if callable(change) else change
-    weight_files.write_safetensors(path, {name: value.astype(np.float32) for name, value in tensors.items() if value is not None})
+    safetensors.numpy.save_file({name: np.ascontiguousarray(value) for name, value in tensors.items() if value is not None}, path)
 
 
-@pytest.mark.parametrize(
-    "name,format",
-    [
-        ("mpnet", "huggingface"),
-        ("mpnet-mlm", "huggingface"),
-        ("roberta-mlm", "huggingface"),
-        ("reference", "pytorch"),
-        ("mpnet", "pytorch"),
-    ],
-)
-def test_export_import_export_is_byte_identical(workdirs, vocabulary, tmp_path, name, format):
-    first = write(workdirs[name], tmp_path / "first", format)
-    encoder_source = source.find(str(first))
-    experiment = gin_files.load([str(workdirs[name] / "config.gin")])
-    values = encoder_source.read(experiment.model)
-    original = values_of(workdirs[name])
-    if name == "roberta-mlm":  # a run without token types has a row of zeros in the stock model
-        assert not values["encoder/token_type_embedding"].any()
-        original["encoder/token_type_embedding"] = values["encoder/token_type_embedding"]
-    modules = {path.split("/")[0] for path in values}
-    assert modules == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
-    for path, value in values.items():
-        assert np.array_equal(value, original[path]), path
-    assert (
-        encoder_source.model(
-            config.Model(heads=experiment.model.heads, max_distance=experiment.model.max_distance, decoder_relative_bias=False)
-        ).layers
-        == 2
-    )
-    with export_folder.written(tmp_path / "second") as folder:
-        model = dataclasses.replace(experiment.model, **encoder_source.settings)
-        model = dataclasses.replace(model, decoder_layers=experiment.model.decoder_layers)
-        fraction = encoder_source.mask_fraction
-        encoder = Encoder(values, model, vocabulary, experiment.corpus.sequence_length, mask_fraction=fraction)
-        export_formats.write(format, folder, encoder)
-    files = sorted(path.name for path in (tmp_path / "second").iterdir())
-    assert "README.md" not in files and len(files) >= 2
-    for file in set(files) - {export_folder.MARKER}:
-        assert (first / file).read_bytes() == (tmp_path / "second" / file).read_bytes(), file
+@pytest.fixture(scope="module")
+def other_vocabulary():
+    return vocabulary_training.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
 
 
-def test_encoder_without_decoder_starts_a_run_with_any_decoder():
-    settings = gin_files.load(["continue.gin", "ablations/decoder_masked_only.gin"], ["TEXT_FILES='*.txt'"]).model
-    values = source.find(str(ROOT / "pretrained")).read(dataclasses.replace(settings, decoder_width=512))
-    assert {path.split("/")[0] for path in values} == {"encoder"}
+# Find and read.
 
 
 def test_steps(workdirs):
-    newest, older = values_of(workdirs["mpnet"]), values_of(workdirs["mpnet"], 6)
-    assert source.find(str(workdirs["mpnet"])).step == 12
+    newest, older = read_params(workdirs["mpnet"]), read_params(workdirs["mpnet"], 6)
+    assert source.find_encoder(workdirs["mpnet"]).step == 12
     assert not np.array_equal(newest["encoder/norm/scale"], older["encoder/norm/scale"])
     assert len(newest["encoder/token_embedding"]) == 600, "rows of padding are not given away"
 
 
-@pytest.mark.parametrize("path", sorted(CASES.glob("*.npz")), ids=lambda path: path.stem)
-def test_cases_of_the_reference(path):
-    data = np.load(path)
-    case = json.loads(str(data["config"]))
-    encoder_source = source.find(str(path))
-    expected = {
-        "layers": case["layers"],
-        "width": case["dim"],
-        "heads": case["heads"],
-        "num_buckets": case["rel_pos_bins"],
-        "relative_buckets": "reference",
-    }
-    assert expected.items() <= encoder_source.settings.items() and encoder_source.settings["max_distance"] == case["max_rel_pos"]
-    up = encoder_source.read(config.Model())["encoder/blocks/feed_forward/up/kernel"][1]
-    assert np.array_equal(up, data["weights/encoder.sentence_encoder.layers.1.fc1.weight"].T)
+def test_half_precision_and_parts(workdirs, tmp_path):
+    """Folders in several files, and tensors of other float types."""
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    expected, tensors = read_params(folder), weight_files.read_folder(folder)
+    names = sorted(tensors)
+    safetensors.numpy.save_file({name: tensors[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
+    safetensors.numpy.save_file({name: tensors[name].astype(ml_dtypes.bfloat16) for name in names[1::2]}, folder / "b.safetensors")
+    index = {name: "ab"[number % 2] + ".safetensors" for number, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert read_params(folder).keys() == expected.keys(), "the single file goes before an index that was left behind"
+    (folder / "model.safetensors").unlink()
+    assert weight_files.read_folder(folder)[names[0]].dtype == np.float16
+    for path, value in read_params(folder).items():
+        assert value.dtype == np.float32 and np.allclose(value, expected[path], rtol=0.01, atol=1e-3), path
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "absent.safetensors"}}))
+    with pytest.raises(OSError, match="absent"):
+        read_params(folder)
 
 
-def test_a_stock_folder_that_does_not_fit_is_listed(workdirs, tmp_path):
+def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
+    folder = write(workdirs["mpnet-mlm"], tmp_path / "out")
+    table = weight_files.read_folder(folder)["mpnet.embeddings.word_embeddings.weight"]
+    change_tensors(folder, **{"lm_head.decoder.weight": table})
+    assert "head/dense/kernel" in read_params(folder)
+    change_tensors(folder, **{"lm_head.decoder.weight": table + 1})
+    with pytest.raises(config.ConfigError, match="tied"):
+        read_params(folder)
+
+
+def test_tensors_that_do_not_fit_are_listed(workdirs, tmp_path):
     folder = write(workdirs["roberta-mlm"], tmp_path / "out")
-    rewrite(
-        folder,
-        **{
-            "roberta.encoder.layer.0.output.dense.bias": None,
-            "roberta.extra": np.ones(3),
-            "roberta.embeddings.LayerNorm.weight": np.ones(5),
-            "lm_head.decoder.weight": np.ones((600, 32)),
-            "roberta.pooler.dense.bias": np.ones(32),
-        },
-    )
+    changes = {
+        "encoder.layer.0.output.dense.bias": None,
+        "extra": np.ones(3, np.float32),
+        "embeddings.LayerNorm.weight": np.ones(5, np.float32),
+        "encoder.layer.1.output.dense.bias": np.full(32, np.nan, np.float32),
+        "pooler.dense.bias": np.ones(32, np.float32),
+    }
+    change_tensors(folder, **{f"roberta.{name}": value for name, value in changes.items()})
     with pytest.raises(config.ConfigError) as error:
-        values_of(folder)
-    for what in (
-        "output.dense.bias is missing",
-        "roberta.extra is not a tensor",
-        "LayerNorm.weight has shape (5,)",
-        "lm_head.decoder.weight is not the same",
-    ):
-        assert what in str(error.value)
+        read_params(folder)
+    for what in ("output.dense.bias is missing", "roberta.extra", "LayerNorm.weight has shape (5,)", "not finite"):
+        assert what in one_line(error)
     assert "pooler" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    "change,message",
+    "content",
     [
-        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"model_type": "xlm"}, "model_type 'xlm'"),
-        ({"relative_attention_num_buckets": 64}, "64"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ({"position_embedding_type": "relative_key"}, "relative_key"),
+        b"",
+        b"[]",
+        b"null",
+        b"{",
+        b"\xff\xfe",
+        b'{"model_type": ["mpnet"]}',
+        b'{"format": "maelm_jax"}',
+        b'{"format": "maelm_jax", "model": {"layers": 2}}',
     ],
 )
-def test_an_encoder_of_another_function_is_refused(workdirs, tmp_path, change, message):
+def test_a_config_json_that_is_none_is_one_line(workdirs, tmp_path, content):
     folder = write(workdirs["mpnet"], tmp_path / "out")
-    content = json.loads((folder / "config.json").read_text())
-    with_head = {"architectures": ["MPNetForMaskedLM"]}  # without a head, nothing is tied
-    (folder / "config.json").write_text(json.dumps(content | with_head | change))
-    with pytest.raises(config.ConfigError, match=message):
-        source.find(str(folder))
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(config.ConfigError) as error:
+        source.find_encoder(folder)
+    assert str(folder) in one_line(error)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[: len(content) // 2], lambda content: b"x" * 50, lambda content: b""], ids=["half", "text", "empty"]
+)
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_damaged_file_is_named(workdirs, tmp_path, damage, file):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    (folder / "sentencepiece.model").unlink()
+    (folder / file).write_bytes(damage((folder / file).read_bytes()))
+    with pytest.raises(config.ConfigError, match=file) as error:
+        read_params(folder)
+    one_line(error)
 
 
 def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
-    with pytest.raises(config.ConfigError, match="no such file"):
-        source.find(str(tmp_path / "nowhere"))
     (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(config.ConfigError, match=r"notes.*did you mean .*notes.txt"):
+        source.find_encoder(tmp_path / "notes")
     with pytest.raises(config.ConfigError, match="it holds notes.txt"):
-        source.find(str(tmp_path))
+        source.find_encoder(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mpnet"}))
-    with pytest.raises(config.ConfigError, match="no tokenizer.json"):
-        source.find(str(tmp_path))
+    with pytest.raises(config.ConfigError, match=r"no tokenizer\.json"):
+        source.find_encoder(tmp_path)
+
+
+def test_a_step_that_is_none_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    with pytest.raises(config.ConfigError, match=f"step 3: {folder}"):
+        source.find_encoder(folder, 3)
+    with pytest.raises(TypeError, match="float"):
+        maelm_jax.load_encoder(workdirs["mpnet"], step=6.0)
+    assert maelm_jax.load_encoder(workdirs["mpnet"], step=np.int64(6)).step == 6
+
+
+def test_an_export_for_pytorch_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
+    run = make_workdir(tmp_path / "run", {"Model.dropout": 0.25, "Model.attention_dropout": 0.2, "Model.decoder_refills_mask": False})
+    found = source.find_encoder(write(run, tmp_path / "out", "pytorch"))
+    assert (found.model.dropout, found.model.attention_dropout, found.model.decoder_refills_mask) == (0.25, 0.2, False)
+    before = gin_files.load(["tiny.gin"])
+    after = adoption.adopt_settings(before, found).experiment.model
+    assert (after.dropout, after.attention_dropout) == (before.model.dropout, before.model.attention_dropout)
+    assert after.decoder_refills_mask is False, "part of the decoder's function"
+
+
+# A workdir whose files contradict each other.
+
+
+@pytest.fixture
+def edited(workdirs, tmp_path):
+    """(name, changes to Model) -> a workdir with these in its config.gin, and another's weights."""
+
+    def make(name, **changes):
+        folder = tmp_path / "run"
+        folder.mkdir()
+        for path in workdirs[name].iterdir():
+            if path.name != "config.gin":
+                (folder / path.name).symlink_to(path)
+        experiment = gin_files.load([str(workdirs[name] / "config.gin")])
+        experiment = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
+        (folder / "config.gin").write_text(gin_files.render(experiment))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (1, 32, 32) by the"),
+        ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
+        ({"heads": 2}, "encoder/relative_bias/table is (64, 4) in the checkpoint, (64, 2) by the settings"),
+        ({"decoder_layers": 1}, "decoder/blocks"),
+        ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4) in the checkpoint, no"),
+        ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing in the checkpoint"),
+    ],
+)
+def test_settings_that_contradict_the_weights_are_named(edited, changes, message):
+    with pytest.raises(config.ConfigError) as error:
+        read_params(edited("reference", **changes))
+    assert message in one_line(error)
+
+
+def test_nothing_is_made_of_settings_that_contradict(edited, tmp_path):
+    run = edited("mpnet", feed_forward=64)
+    (tmp_path / "lines.txt").write_text("a line\n")
+    with pytest.raises(config.ConfigError, match="contradicts the checkpoint"):
+        write(run, tmp_path / "out")
+    with pytest.raises(config.ConfigError, match="contradicts the checkpoint"):
+        embed.main([f"--workdir={run}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'v.npy'}"])
+    assert not (tmp_path / "out").exists() and not (tmp_path / "v.npy").exists()
+
+
+def test_a_vocabulary_of_another_run_is_refused(edited, tmp_path, vocabulary, other_vocabulary):
+    run = edited("mpnet")
+    (run / "vocabulary").unlink()
+    other_vocabulary.save(run / "vocabulary")
+    with pytest.raises(config.ConfigError, match="contradicts the checkpoint: encoder/token_embedding"):
+        write(run, tmp_path / "out")
+    (run / "rows.json").write_text(json.dumps({"vocabulary": vocabulary.fingerprint}))
+    with pytest.raises(config.ConfigError, match="vocabulary is not the vocabulary that"):
+        write(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", ["[]", "{"])
+def test_a_results_json_that_is_none_is_one_line(edited, tmp_path, content):
+    (edited("mpnet") / "results.json").write_text(content)
+    done = call("export", f"--workdir={tmp_path / 'run'}", f"--output={tmp_path / 'out'}", "--no-verify")
+    assert done.status in (1, 2) and done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("results", "started_from", "length"), [({}, None, 48), ({}, 100, 100), ({}, 20, 48), ({"max_length": 32}, 100, 32)])
+def test_the_longest_input_is_what_was_trained(edited, results, started_from, length):
+    run = edited("mpnet")
+    (run / "results.json").write_text(json.dumps(results))
+    if started_from:
+        source.write_origin(run, source.Origin("stock", "bert folder", None, started_from, has_decoder=False))
+    assert source.find_encoder(run).length == length
+
+
+@pytest.mark.parametrize(("stated", "length"), [(None, 160), (128, 128), (10**30, 160)])
+def test_the_longest_input_of_a_folder_is_what_it_states(workdirs, tmp_path, stated, length):
+    folder = write(workdirs["mpnet"], tmp_path / "out")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated} if stated else {}))
+    assert source.find_encoder(folder).length == length
+
+
+def test_a_tokenizer_that_contradicts_the_weights_is_refused(workdirs, tmp_path):
+    folder = write(workdirs["roberta"], tmp_path / "out")
+    change_config(folder, pad_token_id=0)
+    with pytest.raises(config.ConfigError, match="pad_token_id 0"):
+        read_params(folder)
+    change_config(folder, pad_token_id=1, vocab_size=590)
+    change_tensors(folder, **{"embeddings.word_embeddings.weight": lambda table: table[:590]})
+    with pytest.raises(config.ConfigError, match="590 rows of tokens, but its vocabulary has 600 ids"):
+        read_params(folder)
+
+
+# Modules of sentence-transformers.
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+@pytest.fixture
+def with_modules(workdirs, tmp_path) -> pathlib.Path:
+    """An exported folder, with the modules of sentence-transformers added."""
+    folder = write(workdirs["mpnet"], tmp_path / "in")
+    (folder / "modules.json").write_text(json.dumps(MODULES))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": true}')
+    return folder
+
+
+def test_the_modules_go_out_as_they_came_in(with_modules, workdirs, tmp_path):
+    maelm_jax.load_encoder(with_modules).save_pretrained(tmp_path / "out")
+    for name in ("modules.json", "sentence_bert_config.json", "1_Pooling/config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (with_modules / name).read_bytes()
+    assert not (tmp_path / "out" / "2_Normalize").exists(), "a module without settings has no folder"
+    assert source.read_module_files(workdirs["mpnet"]) == {}
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[3]", '[{"path": 3}]'])
+def test_a_damaged_list_of_modules_is_one_line(with_modules, content):
+    (with_modules / "modules.json").write_text(content)
+    if content == "{}":
+        assert source.read_module_files(with_modules).keys() == {"modules.json", "sentence_bert_config.json"}
+        return
+    with pytest.raises(config.ConfigError, match=r"modules\.json") as error:
+        source.read_module_files(with_modules)
+    one_line(error)
+
+
+@pytest.mark.parametrize("way", ["link", "folder link", "path", "modules.json"])
+def test_what_leads_out_of_a_downloaded_folder_is_not_copied(with_modules, tmp_path, way):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key").write_text("secret")
+    if way == "link":
+        (with_modules / "1_Pooling" / "key").symlink_to(tmp_path / "private" / "key")
+    elif way == "folder link":
+        (with_modules / "2_Normalize").symlink_to(tmp_path / "private")
+    elif way == "path":
+        (with_modules / "modules.json").write_text('[{"path": "../private"}]')
+    else:
+        (with_modules / "sentence_bert_config.json").unlink()
+        (with_modules / "sentence_bert_config.json").symlink_to(tmp_path / "private" / "key")
+    with pytest.raises(config.ConfigError, match="private"):
+        write(with_modules, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_links_in_the_cache_of_the_hub_are_followed(with_modules, tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    blobs = snapshot.parent.parent / "blobs"
+    blobs.mkdir(parents=True)
+    shutil.copytree(with_modules, snapshot)
+    for number, name in enumerate(("modules.json", "1_Pooling/config.json")):
+        (snapshot / name).rename(blobs / str(number))
+        (snapshot / name).symlink_to(blobs / str(number))
+    assert source.read_module_files(snapshot) == source.read_module_files(with_modules)
+
+
+# What a run takes over.
 
 
 def stock_roberta(folder, workdir) -> pathlib.Path:
     """A folder as transformers users have them: another epsilon, a token-type row, a pooler, a tokenizer.json alone, a table longer than it."""
     write(workdir, folder)
     (folder / "sentencepiece.model").unlink()
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"layer_norm_eps": 1e-6, "vocab_size": 608}))
-    lengthen = lambda table: np.concatenate([table, np.ones((8, *table.shape[1:]))])  # noqa: E731
-    rewrite(
-        folder,
-        **{
-            "roberta.embeddings.token_type_embeddings.weight": np.linspace(-1, 1, 32)[None],
-            "roberta.pooler.dense.bias": np.ones(32),
-            "roberta.embeddings.word_embeddings.weight": lengthen,
-            "lm_head.bias": lengthen,
-        },
-    )
+    change_config(folder, layer_norm_eps=1e-6, vocab_size=608)
+
+    def lengthen(table):
+        return np.concatenate([table, np.ones((8, *table.shape[1:]), np.float32)])
+
+    changes = {
+        "roberta.embeddings.token_type_embeddings.weight": np.linspace(-1, 1, 32, dtype=np.float32)[None],
+        "roberta.pooler.dense.bias": np.ones(32, np.float32),
+        "roberta.embeddings.word_embeddings.weight": lengthen,
+        "lm_head.bias": lengthen,
+    }
+    change_tensors(folder, **changes)
     return folder
 
 
 def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
-    original = values_of(workdirs["roberta-mlm"])
-    encoder_source = source.find(str(folder))
-    experiment = gin_files.load(["tiny.gin"])
-    adopted, changes = adoption.adopt(experiment, encoder_source)
+    original, found, experiment = read_params(workdirs["roberta-mlm"]), source.find_encoder(folder), gin_files.load(["tiny.gin"])
+    adopted, changes = adoption.adopt_settings(experiment, found)
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
-    assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder)
+    assert adopted.model.decoder_layers == experiment.model.decoder_layers and adopted.vocabulary.file == str(folder / "tokenizer.json")
     assert any("layer_norm_eps: 1e-05 -> 1e-06" in line for line in changes)
     assert adopted.model.decoder_relative_bias, "so that the fresh decoder begins at neighbours, which RoBERTa's positions do not tell it"
-    values = encoder_source.read(adopted.model)
+    values = found.read_params(adopted.model)
     assert np.array_equal(values["encoder/position_embedding"], original["encoder/position_embedding"])
     assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
     assert np.array_equal(values["encoder/token_embedding"], original["encoder/token_embedding"]), "cut to the tokenizer's ids"
@@ -201,67 +370,59 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     params, fresh, unused = adoption.load_params(values, jax.jit(init)(jax.random.key(0)), 600, str(folder))
     assert (fresh, unused) == (["decoder"], [])
     assert np.array_equal(np.asarray(params["encoder"]["token_embedding"])[:600], values["encoder/token_embedding"])
-    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding has shape \(600, 32\), expected \(500, 32\)"):
+    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding is \(600, 32\) there, \(500, 32\) here"):
         adoption.load_params(values, params, 500, "x")
 
 
-@pytest.mark.parametrize("form", ["safetensors", "parts", "bin"])
-def test_norms_with_the_names_of_google_s_bert_files_are_read(workdirs, tmp_path, monkeypatch, form):
-    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
-    expected, path = values_of(folder), folder / "model.safetensors"
-    older = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")  # noqa: E731
-    tensors = {older(name): np.array(value) for name, value in weight_files.Safetensors(path).items()}
-    assert sum(name.endswith(("LayerNorm.gamma", "LayerNorm.beta")) for name in tensors) == 10
-    weight_files.write_safetensors(path, tensors)
-    if form == "parts":
-        path.rename(folder / "part.safetensors")
-        (folder / f"{weight_files.WEIGHTS}{weight_files.INDEX}").write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "part.safetensors")}))
-    if form == "bin":
-        path.rename(folder / weight_files.PYTORCH_WEIGHTS)
-        monkeypatch.setattr(weight_files.torch_checkpoint, "read", lambda _: tensors)
-    values = values_of(folder)
-    assert values.keys() == expected.keys() and all(np.array_equal(values[name], expected[name]) for name in expected)
-
-
-def test_a_norm_under_both_names_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
-    rewrite(folder, **{"roberta.embeddings.LayerNorm.gamma": np.ones(32)})
-    with pytest.raises(config.ConfigError, match="roberta.embeddings.LayerNorm.gamma is not a tensor of this model"):
-        values_of(folder)
-
-
-def test_a_step_of_what_is_no_workdir_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
-    for path in (folder, next(CASES.glob("*.npz"))):
-        with pytest.raises(config.ConfigError, match=f"step 3: {path} is no workdir, so it has no checkpoints by step"):
-            source.find(str(path), 3)
-
-
-def test_the_paper_s_decoder_is_left_out_of_a_run_with_another_kind():
+@pytest.mark.parametrize(
+    ("changes", "taken", "is_kept"),
+    [
+        ({}, {}, True),
+        ({"layers": 1, "decoder_layers": 3}, {"layers": 2, "decoder_layers": 1}, True),
+        ({"decoder_attention": "cross", "decoder_layers": 3}, {}, False),
+        ({"decoder_causal": True}, {}, False),
+    ],
+)
+def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablation(workdirs, changes, taken, is_kept):
     """Self-attention and cross-attention have parameters of the same names and shapes."""
-    case = source.find(str(next(path for path in CASES.glob("*.npz") if "mae" in path.name)))
-    base = gin_files.load(["base.gin"]).model
-    for changes, decoder in (({}, True), ({"decoder_attention": "cross"}, False), ({"decoder_causal": True}, False)):
-        params = case.read(dataclasses.replace(base, heads=case.settings.get("heads", 2), **changes))
-        assert any(path.startswith("decoder/") for path in params) == decoder, changes
+    found, experiment = source.find_encoder(workdirs["mpnet"]), gin_files.load([str(workdirs["mpnet"] / "config.gin")])
+    run = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, **changes))
+    model = adoption.adopt_settings(run, found).experiment.model
+    assert model == dataclasses.replace(run.model, **taken)
+    assert any(path.startswith("decoder/") for path in found.read_params(model)) == is_kept
 
 
-def test_another_vocabulary_is_refused(workdirs, documents_vocabulary):
-    with pytest.raises(config.ConfigError, match="Vocabulary.file is another file than the vocabulary of"):
-        source.find(str(workdirs["mpnet"])).check_vocabulary(documents_vocabulary)
+def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made(other_vocabulary, tmp_path):
+    found = source.find_encoder(ROOT / "pretrained")
+    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
+    with pytest.raises(config.ConfigError, match=r"sequence_length 600 is longer than the 128 positions of .*pretrained"):
+        adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, "SEQUENCE_LENGTH=600"]), found)
+    other_vocabulary.save(tmp_path)
+    with pytest.raises(config.ConfigError, match=r"Vocabulary\.file"):
+        adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{tmp_path}'"]), found)
 
 
-@pytest.fixture(scope="module")
-def documents_vocabulary():
-    from pydoc_data import topics
+def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
+    """Its heads have 32 values, those of base.gin 64."""
+    found = source.find_encoder(ROOT / "pretrained")
+    settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
+    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (96, 80))
+    assert adoption.adopt_settings(fitting, found).experiment.model.decoder_width == 96
+    with pytest.raises(config.ConfigError, match="decoder_width 80 is not a multiple of the encoder's head size 32"):
+        adoption.adopt_settings(other, found)
 
-    return vocabulary_training.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
+
+def test_a_head_that_reads_another_width_is_left_out(workdirs):
+    values = read_params(workdirs["mpnet-mlm"])
+    model = gin_files.load([str(workdirs["mpnet-mlm"] / "config.gin")]).model
+    for width, fresh in ((None, ["decoder"]), (64, ["decoder", "head"])):
+        settings = dataclasses.replace(model, decoder_layers=1, decoder_width=width)
+        _, init = maelm.create(settings, 600, config.SpecialIds.of_size(600))
+        assert adoption.load_params(values, jax.jit(init)(jax.random.key(0)), 600, "source").fresh == fresh
 
 
 def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     """One training run from a stock folder, then its export: the run needs no setting but init_from, and goes on when the folder is gone."""
-    from pydoc_data import topics
-
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
     argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
@@ -271,60 +432,31 @@ def test_an_existing_encoder_is_continued(workdirs, tmp_path):
     done = call("train", *argv)
     assert done.status == 0, done.stderr
     assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout
-    before, after = values_of(folder), values_of(tmp_path / "run")
+    before, after = read_params(folder), read_params(tmp_path / "run")
     for path in before:
         assert before[path].shape == after[path].shape and np.abs(before[path] - after[path]).max() < 1e-4, path
-    longest = source.find(str(folder)).length
-    assert source.find(str(tmp_path / "run")).length == longest > 32
+    longest = source.find_encoder(folder).length
+    assert source.find_encoder(tmp_path / "run").length == longest > 32
     shutil.rmtree(folder)
     done = call("train", *argv)  # the same command
     assert done.status == 0 and "resuming" in done.stdout, done.stderr
-    assert source.find(str(tmp_path / "run")).length == longest, "what the run recorded at its start"
+    assert source.find_encoder(tmp_path / "run").length == longest, "what the run recorded at its start"
     done = call("train", *argv, "--dry_run")
     assert done.status == 0 and "encoder/token_embedding" in done.stdout, done.stderr
 
 
-def test_a_tokenizer_with_more_ids_than_the_weights_have_rows_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"vocab_size": 590}))
-    rewrite(folder, **{"embeddings.word_embeddings.weight": lambda table: table[:590]})
-    with pytest.raises(config.ConfigError, match="590 rows of tokens, but its vocabulary has 600 ids"):
-        values_of(folder)
-
-
-def test_a_padding_id_that_is_not_the_tokenizer_s_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["roberta"], tmp_path / "out")
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(content | {"pad_token_id": 0}))
-    with pytest.raises(config.ConfigError, match="config.json has pad_token_id 0, but its tokenizer pads with 1"):
-        values_of(folder)
-
-
-def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
-    folder = write(workdirs["mpnet-mlm"], tmp_path / "out")
-    table = np.array(weight_files.Safetensors(folder / "model.safetensors")["mpnet.embeddings.word_embeddings.weight"])
-    rewrite(folder, **{"lm_head.decoder.weight": table})
-    assert "head/dense/kernel" in values_of(folder)
-    rewrite(folder, **{"lm_head.decoder.weight": table + 1})
-    with pytest.raises(config.ConfigError, match="tied"):
-        values_of(folder)
-
-
-def test_half_precision_and_parts(workdirs, tmp_path):
-    """Folders in several files, and tensors of other float types."""
-    import ml_dtypes
-    import safetensors.numpy
-
-    folder = write(workdirs["mpnet"], tmp_path / "out")
-    expected = values_of(folder)
-    tensors = {name: np.array(value) for name, value in weight_files.Safetensors(folder / "model.safetensors").items()}
-    names = sorted(tensors)
-    safetensors.numpy.save_file({name: tensors[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
-    safetensors.numpy.save_file({name: tensors[name].astype(ml_dtypes.bfloat16) for name in names[1::2]}, folder / "b.safetensors")
-    index = {name: "ab"[number % 2] + ".safetensors" for number, name in enumerate(names)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    (folder / "model.safetensors").unlink()
-    assert weight_files.open_folder(folder)[names[0]].dtype == np.float16
-    for path, value in values_of(folder).items():
-        assert value.dtype == np.float32 and np.allclose(value, expected[path], rtol=0.01, atol=1e-3), path
+def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path):
+    """A recorded config.gin is data: readers of a run neither import nor call what it names."""
+    run = tmp_path / "run"
+    shutil.copytree(workdirs["mpnet"], run)
+    record = (run / "config.gin").read_text()
+    trap = "Corpus.document_filter = 'os:mkdir'\nCorpus.task_modules = ('trap',)\n"
+    (tmp_path / "trap.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()")
+    lines = [line for line in record.splitlines() if "document_filter" not in line and "task_modules" not in line]
+    (run / "config.gin").write_text("\n".join(lines) + "\n" + trap)
+    assert maelm_jax.load_encoder(run).encode(["a text"]).shape == (1, 32)
+    write(run, tmp_path / "out")
+    (run / "config.gin").write_text(record + "import trap\n")
+    with pytest.raises(config.ConfigError, match=r"config\.gin"):
+        source.find_encoder(run)
+    assert not (tmp_path / "sprung").exists()

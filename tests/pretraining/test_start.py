@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files, train
-from maelm_jax.encoders import origin, source
+from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
 
 
@@ -65,7 +65,7 @@ def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
 def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, begun, has_decoder, layers):
     """The source may be another one by now."""
     begun(settings("gone"))
-    origin.write(tmp_path, origin.Origin("gone", "a folder", None, 64, has_decoder))
+    source.write_origin(tmp_path, source.Origin("gone", "a folder", None, 64, has_decoder))
     now = settings("gone", "Model.decoder_layers=4")
     assert start.find_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
 

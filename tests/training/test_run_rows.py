@@ -1,7 +1,7 @@
 """What a run records of its rows: it goes on only with those that it began with, unless told to."""
 
-import dataclasses
 import contextlib
+import dataclasses
 import json
 import os
 import shutil

@@ -1,0 +1,417 @@
+"""Tokenizers: our vocabulary as a Hugging Face tokenizer, and the tokenizer files of other folders.
+
+A SentencePiece model is rebuilt from the specification in its own file, with steps that every
+implementation of the format has (`_map_characters`). One difference remains: if a text stacks
+accents in an order that is not canonical in Unicode, SentencePiece composes fewer of them.
+
+How special tokens in a text are read: tokens that a user added are tokens everywhere. The model's
+own five (`<s>`, `<pad>`, `</s>`, `<unk>`, `<mask>`, or their names in BERT) are ordinary text,
+except in `Encoder.fill_mask`. An exported tokenizer reads them as tokens, because
+pipeline("fill-mask") needs it. `tokenizer(text, split_special_tokens=True)` reads them as text.
+"""
+
+import collections.abc
+import json
+import pathlib
+import typing
+
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+
+from maelm_jax import config, storage
+from maelm_jax.data import vocabularies
+from maelm_jax.encoders.family import PairFormat
+
+SPACE = "▁"  # SentencePiece writes a space as this character
+# Difficult texts. An exported tokenizer must give them the ids of the vocabulary.
+HARD_TEXTS = (
+    "",
+    " ",
+    "a",
+    "  many   spaces \t and\ttabs  ",
+    "line\r\nbreak\u2028s",
+    "two\nlines\n",
+    "a\x00b\x01c\x07d\x7fe",
+    "\x01 a \x02 b",
+    "x" * 300,
+    "-" * 101,
+    "= == === ====",
+    "Capital letters, ALL CAPITALS, mixedCase, SuperLongCamelCase",
+    "▁under ▁ score▁",
+    "don't 'quoted' “curly” — dash…",
+    "\U0001f642",
+    (
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd "
+        "\U0001f642\U0001f642 \U0001f642"
+    ),
+    (
+        "E\u0301 e\u0301 X\u0302 \u00f1 \u0130stanbul stra\u00dfe \u03a3\u0391\u03a3 "
+        "\u039f\u03b4\u03cc\u03c2"
+    ),
+    "\uff41\uff42 \ufb01 \u00bd \u00b2 \u2122 \u2167 \uff5e a\u00a0b\u200bc\ufeffe",
+    (
+        "\u65e5\u672c\u8a9e \ud55c\uad6d\uc5b4 \u1112\u1161\u11ab \u05e2\u05d1\u05e8 "
+        "\u0e44\u0e17\u0e22 \u0939\u093f\u0928"
+    ),
+    "1,234.5e-6 C++ #tag @name a?d=e&f",
+)
+# Texts with the model's own special tokens, which are ordinary text.
+SPECIAL_TEXTS = (
+    "the <mask> and <s> and </s> and <pad> and <unk>, <mask>",
+    "<mask>",
+    "[CLS] a [SEP]",
+)
+
+
+class NoEqual(config.ConfigError):
+    """No Hugging Face tokenizer gives the vocabulary's ids."""
+
+
+def write(
+    folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, max_length: int, pair: PairFormat
+):
+    """Writes tokenizer.json, tokenizer_config.json and the vocabulary's own file into `folder`.
+
+    Args:
+        folder: The folder to write into.
+        vocabulary: The vocabulary of the run.
+        max_length: The longest input in ids, with `<s>` and `</s>`.
+        pair: How the encoder reads two sentences.
+
+    Raises:
+        NoEqual: No Hugging Face tokenizer gives the ids of the vocabulary.
+    """
+    tokenizer = build(vocabulary, pair)
+
+    def encode(text: str, split_special_tokens: bool) -> list[int]:
+        tokenizer.encode_special_tokens = split_special_tokens
+        return tokenizer.encode(text).ids
+
+    differing = find_difference(encode, vocabulary)
+    if differing is not None:
+        raise NoEqual(
+            f"no Hugging Face tokenizer gives this vocabulary's ids ({differing!r} gets others)"
+        )
+    vocabulary.save(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    token = tokenizer.id_to_token
+    inputs = ["input_ids", "attention_mask"]
+    if pair.has_types:
+        inputs.insert(1, "token_type_ids")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # loads tokenizer.json without changes
+        "bos_token": token(vocabulary.bos),
+        "cls_token": token(vocabulary.bos),
+        "eos_token": token(vocabulary.eos),
+        "sep_token": token(vocabulary.eos),
+        "pad_token": token(vocabulary.pad),
+        "unk_token": token(vocabulary.unk),
+        "mask_token": token(vocabulary.mask),
+        "model_max_length": max_length,
+        "model_input_names": inputs,
+        "padding_side": "right",
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+
+
+def find_difference(
+    encode: collections.abc.Callable[[str, bool], list[int]],
+    vocabulary: vocabularies.Vocabulary,
+    texts: collections.abc.Iterable[str] = (),
+) -> str | None:
+    """Returns the first text to which a tokenizer gives other ids than the vocabulary, or None.
+
+    Args:
+        encode: The tokenizer: (text, whether the model's own special tokens are ordinary text) ->
+            ids with `<s>` and `</s>`.
+        vocabulary: The vocabulary.
+        texts: Texts to compare beside HARD_TEXTS, SPECIAL_TEXTS, those with added tokens and masks.
+    """
+    added = [
+        text
+        for token in _added_tokens(vocabulary)
+        for text in (f"before {token} after", f"Before{token}after {token}{token}.", token)
+    ]
+    mask = vocabulary.pieces()[vocabulary.mask]
+    masked = (mask, f"The {mask} of it, and{mask}{mask}.")
+    cases = (
+        ((*HARD_TEXTS, *added, *texts), False, vocabulary.encode),
+        (SPECIAL_TEXTS, True, vocabulary.encode),
+        (masked, False, vocabulary.encode_masked),
+    )
+    for compared, splits, encode_here in cases:
+        for text in compared:
+            if encode(text, splits) != [vocabulary.bos, *encode_here(text), vocabulary.eos]:
+                return text
+    return None
+
+
+def _added_tokens(vocabulary: vocabularies.Vocabulary) -> list[str]:
+    """Returns the tokens of a vocabulary that a user added to its pieces."""
+    if isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
+        added = vocabulary.model.get_added_tokens_decoder()
+        return [token.content for index, token in added.items() if not _is_own(index, vocabulary)]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.content)
+    kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
+    return [piece.piece for piece in proto.pieces if piece.type == kind]
+
+
+def _is_own(index: int, vocabulary: vocabularies.Vocabulary) -> bool:
+    """Returns whether an id is one of the model's own special tokens, under either name."""
+    names = {name for names in vocabularies.NAMES.values() for name in names}
+    return index in vocabulary.special_ids or vocabulary.pieces()[index] in names
+
+
+def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):
+    """Builds a tokenizers.Tokenizer with the ids of a vocabulary.
+
+    It encodes a text as `<s>` text `</s>`, and a pair as `<s>` A `</s>` B `</s>` with
+    `pair.separators` `</s>` between A and B.
+
+    Raises:
+        NoEqual: As `_convert_sentencepiece`.
+    """
+    import tokenizers
+    from tokenizers import processors
+
+    if isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
+        tokenizer = tokenizers.Tokenizer.from_str(vocabulary.content.decode("utf-8"))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    else:
+        tokenizer = _convert_sentencepiece(vocabulary.content)
+    bos, eos = (tokenizer.id_to_token(index) for index in (vocabulary.bos, vocabulary.eos))
+    known = {
+        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
+    }
+    names = {tokenizer.id_to_token(index): index for index in vocabulary.special_ids}
+    # <mask> replaces a word together with the space before it, hence lstrip.
+    tokenizer.add_special_tokens(
+        [
+            tokenizers.AddedToken(
+                name, special=True, normalized=False, lstrip=index == vocabulary.mask
+            )
+            for name, index in names.items()
+            if name not in known
+        ]
+    )
+    between, second = " ".join([eos] * pair.separators), int(pair.has_types)
+    template = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}",
+        pair=f"{bos} $A {between} $B:{second} {eos}:{second}",
+        special_tokens=[(bos, vocabulary.bos), (eos, vocabulary.eos)],
+    )
+    # A byte-level tokenizer may leave the space before a word out of its offsets.
+    stored = json.loads(tokenizer.to_str())["post_processor"] or {}
+    if any(step.get("trim_offsets") for step in [stored, *stored.get("processors", [])]):
+        template = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    tokenizer.post_processor = template
+    return tokenizer
+
+
+def _convert_sentencepiece(content: bytes):
+    """Builds a tokenizers.Tokenizer from the bytes of a SentencePiece BPE model.
+
+    The special ids are left to the caller.
+
+    Raises:
+        NoEqual: The model is not BPE. A unigram model has no equal, because the Hugging Face
+            tokenizer chooses another one among segmentations of the same score.
+    """
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
+    kinds, spec = sentencepiece_model_pb2.ModelProto.SentencePiece, proto.trainer_spec
+    if spec.model_type != sentencepiece_model_pb2.TrainerSpec.BPE:
+        raise NoEqual("of SentencePiece models only BPE has an equal Hugging Face tokenizer")
+    unk = next(piece.piece for piece in proto.pieces if piece.type == kinds.UNKNOWN)
+    ids = {piece.piece: index for index, piece in enumerate(proto.pieces)}
+    ordinary = {piece.piece: piece.score for piece in proto.pieces if piece.type == kinds.NORMAL}
+    model = models.BPE(
+        ids, _merges(ordinary), unk_token=unk, fuse_unk=True, byte_fallback=spec.byte_fallback
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = _convert_normalizer(proto)
+    # Splitting at spaces lets the tokenizer cache words. It is wrong if a piece spans a space.
+    split = not any(SPACE in piece.piece[1:] for piece in proto.pieces)
+    # The part after <mask> is not the start of a text, so only the first part gets a space.
+    has_prefix = proto.normalizer_spec.add_dummy_prefix
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        SPACE, prepend_scheme="first" if has_prefix else "never", split=split
+    )
+    tokenizer.decoder = decoders.Metaspace(
+        SPACE, prepend_scheme="always" if has_prefix else "never"
+    )
+    return tokenizer
+
+
+def _convert_normalizer(proto: sentencepiece_model_pb2.ModelProto):
+    """Builds the normalizer of a SentencePiece model.
+
+    It applies the character map, merges runs of spaces, removes spaces at the end, and writes
+    spaces as SentencePiece does. The space before a text is added by the pre-tokenizer, or here if
+    the text itself starts with a space.
+    """
+    from tokenizers import Regex, normalizers
+
+    spec, steps = proto.normalizer_spec, []
+    # The start and the end of a text, as every implementation of regular expressions writes them.
+    start, end = r"(?<![\s\S])", r"(?![\s\S])"
+    if spec.precompiled_charsmap:
+        steps += _map_characters(proto)
+    if spec.remove_extra_whitespaces:
+        ends = rf"[ {SPACE}]+{end}" if spec.add_dummy_prefix else rf"{start} +|[ {SPACE}]+{end}"
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(ends), "")]
+    if spec.add_dummy_prefix:  # the pre-tokenizer adds no space before a text that starts with one
+        space = rf" ?(?={SPACE})" if spec.remove_extra_whitespaces else rf"(?=[ {SPACE}])"
+        steps.append(normalizers.Replace(Regex(start + space), SPACE))
+    steps.append(normalizers.Replace(" ", SPACE))
+    return normalizers.Sequence(steps)
+
+
+def _map_characters(proto: sentencepiece_model_pb2.ModelProto) -> list:
+    """Returns normalizers that do what the character map of a SentencePiece model does.
+
+    The implementation in JavaScript reads no such map. So the map of a standard rule becomes NFKC,
+    Lowercase for a rule that folds case, and a replacement of the characters to which the rule
+    does something else, if the vocabulary tells the results apart. Only the basic multilingual
+    plane is searched for them.
+
+    Raises:
+        NoEqual: The map is the user's own. It may have rules for several characters at once.
+    """
+    from tokenizers import Regex, normalizers
+
+    spec = proto.normalizer_spec
+    if spec.name not in ("nfkc", "nfkc_cf", "nmt_nfkc", "nmt_nfkc_cf"):
+        raise NoEqual(f"its character map {spec.name} has no equal in Hugging Face tokenizers")
+    standard = [normalizers.NFKC()]
+    if spec.name.endswith("_cf"):
+        standard.append(normalizers.Lowercase())
+    approximation = normalizers.Sequence(standard)
+    alphabet = set("".join(piece.piece for piece in proto.pieces))
+    characters = [chr(code) for code in (*range(1, 0xD800), *range(0xF900, 0x10000))]
+    character_map = sentencepiece.SentencePieceNormalizer(
+        model_proto=proto.SerializeToString(),
+        add_dummy_prefix=False,
+        escape_whitespaces=False,
+        remove_extra_whitespaces=False,
+    )
+    wanted = character_map.normalize(characters)
+    # {result: characters with this result}, of those that NFKC and Lowercase change, or keep.
+    changed: dict[str, list[str]] = {}
+    kept: dict[str, list[str]] = {}
+    for character, result in zip(characters, wanted, strict=True):
+        other = approximation.normalize_str(character)
+        is_told_apart = not result.strip() or alphabet.intersection(result + other)
+        if result != other and (is_told_apart or proto.trainer_spec.byte_fallback):
+            groups = kept if other == character else changed
+            groups.setdefault(result, []).append(character)
+    before, after = [], []
+    if deleted := kept.get("") or changed.get(""):
+        # The pre-tokenizer adds no space to a text whose first character was deleted.
+        start = rf"(?<![\s\S])[{''.join(deleted)}]+"
+        before.append(normalizers.Replace(Regex(start), " "))
+    for number, (result, group) in enumerate(changed.items()):
+        stand_in = result
+        if approximation.normalize_str(result) != result:  # a private character passes unchanged
+            stand_in = chr(0xE000 + number)
+            after.append(normalizers.Replace(stand_in, result))
+        before.append(normalizers.Replace(Regex(f"[{''.join(group)}]"), stand_in))
+    after += [
+        normalizers.Replace(Regex(f"[{''.join(group)}]"), result) for result, group in kept.items()
+    ]
+    return [*before, *standard, *after]
+
+
+def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
+    """Returns the merges of a BPE model: every pair of pieces whose union is a piece, best first.
+
+    SentencePiece merges any two neighbours whose union is a piece, in the order of the scores.
+    `pieces` is {piece: score}.
+    """
+    ranked = sorted((-score, piece) for piece, score in pieces.items())
+    return [
+        (piece[:cut], piece[cut:])
+        for _, piece in ranked
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+
+
+# Tokenizer files of folders that other software wrote.
+
+
+class _Option(typing.NamedTuple):
+    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
+
+    name: str
+    default: bool | None  # of the tokenizer's class, for a file without the entry
+    part: str
+    option: str
+
+
+_OF_BERT = (
+    _Option("do_lower_case", True, "normalizer", "lowercase"),
+    _Option("strip_accents", None, "normalizer", "strip_accents"),
+    _Option("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
+)
+_OPTIONS = {  # by model_type
+    **dict.fromkeys(("bert", "distilbert", "electra", "mpnet"), _OF_BERT),
+    "roberta": (_Option("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),),
+}
+# Classes of transformers that read tokenizer.json alone.
+_GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
+
+
+def check_options(model_type: str, folder: pathlib.Path):
+    """Checks that tokenizer_config.json contradicts tokenizer.json nowhere.
+
+    transformers changes the tokenizer of tokenizer.json to what the other file states. Here
+    tokenizer.json is read as it is.
+
+    Args:
+        model_type: The entry of config.json.
+        folder: The folder that holds both.
+
+    Raises:
+        ConfigError: The files differ in lower case, accents, Chinese characters or the space before
+            a text.
+    """
+    file, tokenizer = folder / "tokenizer_config.json", folder / "tokenizer.json"
+    if not (file.is_file() and tokenizer.is_file()):
+        return
+    stated, stored = storage.read_json(file), storage.read_json(tokenizer)
+    if str(stated.get("tokenizer_class", "")).startswith(_GENERIC):
+        return
+    for name, default, part, option in _OPTIONS.get(model_type, ()):
+        step, value = stored.get(part) or {}, stated.get(name, default)
+        if option in step and step[option] != value:
+            raise config.ConfigError(
+                f"{folder}: tokenizer_config.json has {name} {value!r}"
+                f"{'' if name in stated else ' (the default)'}, but tokenizer.json was made with "
+                f"{step[option]!r}. Correct tokenizer_config.json if it is wrong. Otherwise "
+                "transformers makes tokenizer.json anew: "
+                f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
+            )
+
+
+def choose_vocabulary(folder: pathlib.Path) -> str:
+    """Returns a folder's vocabulary. transformers adds tokens to tokenizer.json only."""
+    files = vocabularies.files_in(folder)
+    sizes = [vocabularies.load(file).size for file in files]
+    return str(files[sizes.index(max(sizes))])
+
+
+def read_longest_input(folder: pathlib.Path, positions: int) -> int:
+    """Returns the longest input that the tokenizer_config.json of a folder states.
+
+    It is `positions` if there is no such file, or if the file states more.
+    """
+    file = folder / "tokenizer_config.json"
+    stated = storage.read_json(file).get("model_max_length") if file.is_file() else None
+    return min(stated or positions, positions)

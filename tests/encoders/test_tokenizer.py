@@ -1,0 +1,337 @@
+"""The tokenizer that serves is the one that trains: ours as a Hugging Face tokenizer, theirs as our vocabulary, and both in JavaScript."""
+
+import io
+import json
+import lzma
+import pathlib
+import random
+import shutil
+import subprocess
+from pydoc_data import topics
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers as library
+from tokenizers import models, normalizers, pre_tokenizers, processors
+
+from maelm_jax import config, export
+from maelm_jax.data import vocabularies, vocabulary_training
+from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.encoders.mpnet import MPNET
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<s>", "</s>", "<unk>", "a", "text", "##s"]
+CAPITALS = ["ΣΑΣ ΟΔΟΣ ΣΊΣΥΦΟΣ", "～ 10～20", "İstanbul IĞDIR ısı", "Straße GROẞ", "ﬁn ﬂ ½ ² ™ Ⅷ", "㋿ 令和 ℡", "ALL CAPITALS, Mixed"]
+
+
+def find_differing(built, vocabulary, texts) -> list[str]:
+    """The texts to which a tokenizer gives other ids than the vocabulary."""
+    ours = vocabulary.encode_batch(texts)
+    theirs = [encoding.ids for encoding in built.encode_batch(texts)]
+    return [text for text, a, b in zip(texts, ours, theirs, strict=True) if [vocabulary.bos, *a, vocabulary.eos] != b]
+
+
+def train_sentencepiece(lines, **options) -> vocabularies.SentencePieceVocabulary:
+    model = io.BytesIO()
+    ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, **ids, **options)
+    return vocabularies.SentencePieceVocabulary(model.getvalue())
+
+
+@pytest.fixture(scope="module")
+def built(vocabulary):
+    return tokenizer.build(vocabulary, MPNET.pair)
+
+
+@pytest.fixture(scope="module")
+def written(vocabulary, tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.write(folder, vocabulary, 48, MPNET.pair)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def random_texts() -> list[str]:
+    draw = random.Random(0)
+    letters = [chr(code) for code in range(1, 0x250)]
+    texts = ["".join(draw.choice(letters) for _ in range(60)) for _ in range(500)]
+    texts += ["".join(draw.choice("ab-= .") * draw.randrange(1, 9) for _ in range(30)) for _ in range(1000)]
+    return texts + ["".join(draw.choice("etaoinshrdlu  .,'\"") for _ in range(80)) for _ in range(1000)]
+
+
+def test_pairs_are_separated_as_in_fine_tuning(built, vocabulary):
+    a, b, eos = vocabulary.encode("first"), vocabulary.encode("and second"), vocabulary.eos
+    assert built.encode("first", "and second").ids == [vocabulary.bos, *a, eos, eos, *b, eos]
+
+
+def test_every_character_by_itself_and_inside_a_word(built, vocabulary):
+    characters = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE100]
+    assert find_differing(built, vocabulary, characters) == []
+    assert find_differing(built, vocabulary, [f"ab{character}cd" for character in characters[:0x3000]]) == []
+
+
+def test_random_and_hard_texts(built, vocabulary, random_texts):
+    assert find_differing(built, vocabulary, [*random_texts, *tokenizer.HARD_TEXTS, *CAPITALS]) == []
+
+
+def test_real_text(corpus_file):
+    """Every line of the held-out corpus and every cell of the GLUE dev sets, with a vocabulary of that corpus's size and kind."""
+    text = lzma.decompress(corpus_file.read_bytes()).decode("utf-8")
+    vocabulary = vocabulary_training.train(text.split("\n\n"), config.Vocabulary(size=4096))
+    lines = text.split("\n")
+    for path in sorted((corpus_file.parent.parent / "glue").glob("*/dev*")):
+        content = path.read_bytes()
+        content = (lzma.decompress(content) if path.suffix == ".xz" else content).decode("utf-8")
+        lines += sorted({cell for line in content.split("\n") for cell in line.split("\t")})
+    assert len(lines) > 30_000
+    assert find_differing(tokenizer.build(vocabulary, MPNET.pair), vocabulary, lines) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"normalization_rule_name": "nmt_nfkc"}, {"byte_fallback": True}, {"normalization_rule_name": "identity"}, {"add_dummy_prefix": False}],
+    ids=str,
+)
+def test_other_bpe_models(options):
+    lines = [line for topic in topics.topics.values() for line in topic.split("\n")]
+    other = train_sentencepiece(lines, model_type="bpe", vocab_size=700, **options)
+    assert find_differing(tokenizer.build(other, MPNET.pair), other, [*lines[:500], *tokenizer.HARD_TEXTS]) == []
+
+
+def test_a_character_map_of_ones_own_is_refused(tmp_path):
+    """Its rules may be of several characters, which no tokenizer of Hugging Face applies."""
+    (tmp_path / "rules.tsv").write_text("41 42\t63\n61 301\t65\n")  # AB becomes c
+    lines = [line for topic in topics.topics.values() for line in topic.split("\n")]
+    other = train_sentencepiece(lines, model_type="bpe", vocab_size=700, normalization_rule_tsv=str(tmp_path / "rules.tsv"))
+    with pytest.raises(tokenizer.NoEqual, match="character map"):
+        tokenizer.build(other, MPNET.pair)
+
+
+def test_a_vocabulary_without_an_equal_is_refused(tmp_path):
+    other = train_sentencepiece(topics.topics["if"].split("\n"), vocab_size=60, hard_vocab_limit=False, model_type="char")
+    with pytest.raises(tokenizer.NoEqual, match="only BPE"):
+        tokenizer.write(tmp_path, other, 48, MPNET.pair)
+
+
+def test_a_tokenizer_json_keeps_its_ids(written, vocabulary):
+    taken = vocabularies.load(written / "tokenizer.json")
+    texts = [*tokenizer.HARD_TEXTS, *tokenizer.SPECIAL_TEXTS]
+    assert taken.encode_batch(texts) == vocabulary.encode_batch(texts)
+
+
+# Special tokens in a text: those of the model are text, those that a user added are tokens.
+
+
+@pytest.fixture(scope="module")
+def marked() -> library.Tokenizer:
+    """A WordPiece tokenizer with two special tokens and a plain one that a user added."""
+    pieces = WORDS[:5] + sorted({*"abcdefghijklmnopqrstuvwxyz.,[]/1"} | {f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz1"})
+    made = make_wordpiece(pieces, pieces[:5])
+    made.add_special_tokens(["[E1]", "[/E1]"])
+    made.add_tokens(["covid19x"])
+    return made
+
+
+def make_wordpiece(words, special, unknown="[UNK]", **normalizer) -> library.Tokenizer:
+    made = library.Tokenizer(models.WordPiece({word: index for index, word in enumerate(words)}, unk_token=unknown))
+    made.normalizer = normalizers.BertNormalizer(**normalizer)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_special_tokens(special)
+    return made
+
+
+def test_tokens_that_a_user_added_are_tokens_and_those_of_the_model_text(marked, tmp_path):
+    marked.save(str(tmp_path / "tokenizer.json"))
+    loaded = vocabularies.load(tmp_path)
+    for text in ("The [E1] cabinet [/E1] was led.", "a covid19x case", "[E1]a[/E1]"):
+        assert loaded.encode(text) == marked.encode(text, add_special_tokens=False).ids, text
+    assert not {loaded.mask, loaded.eos} & set(loaded.encode("a [MASK] b [SEP] c"))
+    tokenizer.write(tmp_path / "..", loaded, 48, MPNET.pair)
+    exported = library.Tokenizer.from_file(str(tmp_path / ".." / "tokenizer.json"))
+    assert exported.encode("The [E1] cabinet").ids[1:-1] == loaded.encode("The [E1] cabinet")
+
+
+@pytest.mark.parametrize("change", ["special", "added", "lower case"])
+def test_a_tokenizer_that_reads_hard_text_otherwise_is_found(marked, tmp_path, change):
+    """What `verify` compares: added tokens and capitals, not weights alone."""
+    marked.save(str(tmp_path / "tokenizer.json"))
+    loaded, content = vocabularies.load(tmp_path), json.loads(marked.to_str())
+    if change == "lower case":
+        content["normalizer"]["lowercase"] = False
+    removed = {"special": "[E1]", "added": "covid19x"}.get(change)
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != removed]
+    other = tokenizer.build(loaded, MPNET.pair)
+    if change == "lower case":
+        other.normalizer = normalizers.BertNormalizer(lowercase=False)
+    else:
+        other = library.Tokenizer.from_str(json.dumps(content))
+        other.post_processor = tokenizer.build(loaded, MPNET.pair).post_processor
+
+    def encode(text: str, split_special_tokens: bool) -> list[int]:
+        other.encode_special_tokens = split_special_tokens
+        return other.encode(text).ids
+
+    assert tokenizer.find_difference(encode, loaded) is not None
+    other = tokenizer.build(loaded, MPNET.pair)
+    assert tokenizer.find_difference(encode, loaded) is None
+
+
+@pytest.mark.parametrize("text", ["the value of the <mask> is used.", "<mask> is a value", "the <mask>, and", "<mask>", "a <mask> <mask> b"])
+def test_mask_stands_in_the_place_of_a_word(written, vocabulary, text):
+    """The ids around <mask> are those around a word of one piece."""
+    [word] = vocabulary.encode("the")
+    ids = library.Tokenizer.from_file(str(written / "tokenizer.json")).encode(text).ids[1:-1]
+    assert ids.count(vocabulary.mask) == text.count("<mask>")
+    assert [word if index == vocabulary.mask else index for index in ids] == vocabulary.encode(text.replace("<mask>", "the"))
+
+
+@pytest.mark.parametrize("text", ["the value of <mask> is used.", "[MASK] is a value", "a <mask> [MASK]<mask>, and", "the <mask>ing", "no mask"])
+def test_both_kinds_of_vocabulary_read_both_names_of_the_mask(written, vocabulary, text):
+    ids = vocabulary.encode_masked(text)
+    assert ids.count(vocabulary.mask) == text.count("<mask>") + text.count("[MASK]")
+    assert vocabularies.load(written / "tokenizer.json").encode_masked(text) == ids
+    assert vocabulary.mask not in vocabulary.encode(text)
+
+
+@pytest.mark.parametrize("lstrip", [False, True])
+def test_the_space_before_a_mask_is_dropped_where_the_tokenizer_says_so(written, tmp_path, lstrip):
+    content = json.loads((written / "tokenizer.json").read_text())
+    for token in content["added_tokens"]:
+        token["lstrip"] = lstrip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    taken, text = vocabularies.load(tmp_path), "the value of <mask> is used."
+    theirs = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert taken.encode_masked(text) == theirs
+    rebuilt = tokenizer.build(taken, MPNET.pair).get_added_tokens_decoder().values()
+    assert {token.content: token.lstrip for token in rebuilt}["<mask>"] is lstrip, "it goes out as it came in"
+
+
+# Tokenizers of other folders.
+
+
+def test_special_tokens_go_before_pieces_of_the_same_meaning(tmp_path):
+    """A BERT vocabulary in which <s>, </s> and <unk> are ordinary pieces."""
+    make_wordpiece(WORDS, WORDS[:5]).save(str(tmp_path / "tokenizer.json"))
+    loaded = vocabularies.load(tmp_path)
+    assert (loaded.bos, loaded.pad, loaded.eos, loaded.unk, loaded.mask) == (2, 0, 3, 1, 4)
+
+
+def test_unk_is_the_token_that_unknown_text_gets(tmp_path):
+    """As MPNet, which has <unk> and [UNK]."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", "a", "[UNK]", "<mask>"]
+    make_wordpiece(words, [word for word in words if word != "a"]).save(str(tmp_path / "tokenizer.json"))
+    loaded = vocabularies.load(tmp_path)
+    assert loaded.encode("a zebra") == [4, 5] and loaded.unk == 5
+
+
+@pytest.mark.parametrize(
+    "stated,stored,option",
+    [
+        ({"do_lower_case": True}, {"lowercase": False}, "do_lower_case"),
+        ({}, {"lowercase": False}, "do_lower_case"),
+        ({"strip_accents": False}, {}, "strip_accents"),
+        ({"tokenize_chinese_chars": False}, {}, "tokenize_chinese_chars"),
+        ({"tokenizer_class": "TokenizersBackend"}, {"lowercase": False}, None),
+        ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False, "strip_accents": True}, None),
+        ({}, {}, None),
+    ],
+)
+def test_a_normalization_that_the_files_contradict_is_refused(tmp_path, stated, stored, option):
+    make_wordpiece(WORDS, WORDS[:5], **stored).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | stated))
+    if option is None:
+        tokenizer.check_options("bert", tmp_path)
+        return
+    with pytest.raises(config.ConfigError, match=option):
+        tokenizer.check_options("bert", tmp_path)
+
+
+def test_tokens_that_were_added_to_an_export_are_read(workdirs, tmp_path):
+    """transformers rewrites tokenizer.json and leaves sentencepiece.model as it was."""
+    folder = tmp_path / "out"
+    assert export.main([f"--workdir={workdirs['roberta']}", f"--output={folder}", "--no-verify"]) == 0
+    assert source.find_encoder(folder).vocabulary == str(folder / "sentencepiece.model")
+    longer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    size = longer.get_vocab_size()
+    longer.add_special_tokens(["[E1]"])
+    longer.save(str(folder / "tokenizer.json"))
+    tensors = weight_files.read_folder(folder)
+    table = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+    tensors[table] = np.concatenate([tensors[table], np.full((1, 32), 0.5, np.float32)])
+    weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | {"vocab_size": size + 1}))
+    encoder = Encoder.load(folder)
+    assert size in encoder.vocabulary.encode("some [E1] quinine")
+    assert (encoder.params["encoder/token_embedding"][size] == 0.5).all()
+    assert export.main([f"--workdir={folder}", f"--output={tmp_path / 'again'}"]) == 0, "and verified where transformers is installed"
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True),
+        processors.ByteLevel(trim_offsets=True),
+        processors.ByteLevel(trim_offsets=False),
+    ],
+)
+def test_offsets_leave_out_the_space_before_a_word_as_before(tmp_path, processor):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *alphabet, "Ġa", "<mask>"])}
+    made = library.Tokenizer(models.BPE(ids, [("Ġ", "a")], unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    made.post_processor = processor
+    made.save(str(tmp_path / "tokenizer.json"))
+    built = tokenizer.build(vocabularies.load(tmp_path), MPNET.pair)
+    given = [offset for offset in made.encode("b a c").offsets if offset != (0, 0)]
+    assert [offset for offset in built.encode("b a c").offsets if offset != (0, 0)] == given
+
+
+# In JavaScript.
+
+SCRIPT = """
+import { AutoTokenizer, env } from "@huggingface/transformers";
+import fs from "fs";
+env.allowRemoteModels = false;
+env.localModelPath = "./";
+const cases = JSON.parse(fs.readFileSync("cases.json"));
+const found = {};
+for (const [folder, texts] of Object.entries(cases)) {
+  const tokenizer = await AutoTokenizer.from_pretrained(folder);
+  found[folder] = texts.map((text) => Array.from(tokenizer.encode(text)));
+}
+fs.writeFileSync("found.json", JSON.stringify(found));
+"""
+
+
+def test_transformers_js_gives_the_same_ids(vocabulary, written, marked, tmp_path, corpus_file):
+    """Of our vocabulary, with upper and lower case alike, of a cased one, and of a BERT tokenizer with added tokens."""
+    pytest.importorskip("transformers", reason="transformers is not installed")  # the stage of CI that has node, too
+    if not shutil.which("npm"):
+        pytest.skip("node is not installed")
+    install = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "@huggingface/transformers@4.3.1"]
+    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"no registry of npm: {done.stderr[-300:]}")
+    lines = [line for line in lzma.decompress(corpus_file.read_bytes()).decode("utf-8").split("\n") if line.strip()][:2000]
+    cased = vocabulary_training.train(lines, config.Vocabulary(size=1000, cased=True))
+    (tmp_path / "wordpiece").mkdir()
+    marked.save(str(tmp_path / "wordpiece" / "tokenizer.json"))
+    of_folder = {"ours": vocabulary, "cased": cased, "marked": vocabularies.load(tmp_path / "wordpiece")}
+    for folder, of_it in of_folder.items():
+        (tmp_path / folder).mkdir()
+        tokenizer.write(tmp_path / folder, of_it, 512, MPNET.pair)
+        (tmp_path / folder / "config.json").write_text('{"model_type": "mpnet"}')
+    texts = [*lines, *CAPITALS, *(text for text in tokenizer.HARD_TEXTS if "\x00" not in text)]
+    marks = ["The [E1] cabinet [/E1] was led.", "a covid19x case", "[E1]a[/E1]"]
+    cases = {folder: texts + marks * (folder == "marked") for folder in of_folder}
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    (tmp_path / "script.mjs").write_text(SCRIPT)
+    done = subprocess.run(["node", "script.mjs"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    for folder, of_it in of_folder.items():
+        expected = [[of_it.bos, *ids, of_it.eos] for ids in of_it.encode_batch(cases[folder])]
+        differing = [text for text, a, b in zip(cases[folder], found[folder], expected, strict=True) if a != b]
+        assert differing == [], folder
