@@ -203,7 +203,8 @@ def fine_tuning(about: About) -> dict[str, str]:
         "fine-tuned on": str(results.get("task", "not recorded")),
         "started from": f"`{results.get('init_from', 'not recorded')}`",
         "steps": f"{about.step:,}",
-        "score": f"{results['main_metric']} {results['score']:.4f} on the development set"
+        "score": f"{results['main_metric']} {results['score']:.4f} on the development set "
+        f"({', '.join(results['evaluated_on'].values())})"
         if results.get("score") is not None
         else "not recorded",
     }

@@ -9,7 +9,7 @@ import pytest
 from maelm_jax import config
 from maelm_jax.data import rows, seqio_tasks, sources, vocabulary_training
 from maelm_jax.data.documents import Unavailable
-from maelm_jax.finetuning import files
+from maelm_jax.finetuning import tables
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
@@ -110,7 +110,7 @@ def test_without_a_network_a_download_is_tried_once(tmp_path, monkeypatch, is_kn
     monkeypatch.setattr("tensorflow_datasets.core.DatasetBuilder.download_and_prepare", download)
     reason = "ConnectionError: refused" + ("" if retries else "; this machine cannot look up storage.googleapis.com")
     with pytest.raises(config.ConfigError, match=rf"\({reason}\)\. Give the published files with --gin.DATA_DIR=FOLDER, or"):
-        files.records("glue/rte", "train", config.Corpus(tfds_data_dir=str(tmp_path)))
+        tables.tfds_records("glue/rte", "train")
     assert tried == [retries]
 
 

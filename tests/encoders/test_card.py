@@ -136,7 +136,7 @@ def test_a_card_says_how_words_become_text():
 
 
 def test_a_card_gives_the_range_of_scores_of_ones_own():
-    own = config.Finetune(tasks="own", custom=config.CustomTask(train_file="a", dev_file="b", score_range=(1, 5)))
+    own = config.Finetune(tasks="own", train_file="a", custom=config.CustomTask(score_range=(1, 5)))
     experiment = types.SimpleNamespace(finetune=own)
     about = types.SimpleNamespace(results={"task": "own"}, step=3, architecture="MPNetForSequenceClassification", experiment=experiment)
     assert card.fine_tuning(about)["output"].endswith("a score of the files is 1 + output * 4")

@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from maelm_jax import config, finetune, storage, train
-from maelm_jax.finetuning import experiments
+from maelm_jax.finetuning import grid
 from maelm_jax.training import workdir_lock
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -43,7 +43,9 @@ def test_a_workdir_in_use_is_refused_with_the_name_of_its_holder_until_that_is_k
     with pytest.raises(config.ConfigError, match=message):
         train.main(["--gin_file=tiny.gin", f"--workdir={workdir}"])
     with pytest.raises(config.ConfigError, match=message):
-        monkeypatch.setattr(experiments, "plan", lambda *_: experiments.Plan([], False))  # the start and the data are checked first
+        for name in ("_earlier_reports", "session_key", "open_session"):  # the start and the data are checked first
+            monkeypatch.setattr(grid, name, lambda *_: None)
+        monkeypatch.setattr(grid, "plan", lambda *_: [grid.Planned("rte", None, "tiny", None, True)])
         finetune.main(["--gin_file=finetune/rte.gin", f"--init_from={tmp_path}", f"--workdir={workdir}"])
     assert [path.name for path in workdir.iterdir()] == ["run.lock"]
     holder.kill()
