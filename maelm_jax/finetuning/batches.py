@@ -12,7 +12,9 @@ import typing
 import numpy as np
 
 NO_LABEL = -1  # target of a slot that is not predicted
-LENGTH_STEP = 8  # lengths are multiples of it, so that other data has the same compiled shapes
+# Lengths are multiples of the first, so that other data often has the same compiled shapes. Only a
+# long run has multiples of the second too.
+LENGTH_STEPS = (8, 4)
 MOST_LENGTHS = 10
 
 
@@ -74,21 +76,21 @@ def choose_lengths(lengths: np.ndarray, longest: int, worth: float) -> list[int]
         worth: Compiling a shape costs as much as computing so many slots of an epoch.
 
     Returns:
-        The lengths in ascending order: multiples of LENGTH_STEP, and perhaps `longest`.
+        The lengths in ascending order: multiples of a step, and perhaps `longest`.
     """
-    rounded = np.minimum(-(-lengths // LENGTH_STEP) * LENGTH_STEP, longest)
-    sizes, counts = np.unique(rounded, return_counts=True)
+    sizes, counts = np.unique(lengths, return_counts=True)
 
     def slots(chosen: list[int]) -> int:
         return int((np.asarray(chosen)[np.searchsorted(chosen, sizes)] * counts).sum())
 
-    chosen = [int(sizes[-1])]
-    while len(chosen) < min(MOST_LENGTHS, len(sizes)):
-        options = [sorted([*chosen, int(size)]) for size in sizes if size not in chosen]
-        best = min(options, key=slots)
-        if slots(chosen) - slots(best) < worth:
-            break
-        chosen = best
+    chosen = [min(-(-int(sizes[-1]) // LENGTH_STEPS[0]) * LENGTH_STEPS[0], longest)]
+    for step in LENGTH_STEPS:
+        while len(chosen) < MOST_LENGTHS:
+            options = [sorted({*chosen, length}) for length in range(step, chosen[-1], step)]
+            best = min(options, key=slots, default=chosen)
+            if slots(chosen) - slots(best) <= worth:
+                break
+            chosen = best
     return chosen
 
 

@@ -121,7 +121,7 @@ def completed(settings: config.Finetune) -> config.Finetune:
             )
         custom = dataclasses.replace(custom, columns=usual[0])
     if not custom.labels and not custom.score_range:
-        rows = tables.read(path, (*custom.columns, custom.label), exact=True).rows
+        rows = tables.read(path, (*custom.columns, custom.label), exact=True)
         names = {
             name for row in rows for name in _names_in(row, custom.label, custom.label_separator)
         }
@@ -165,15 +165,16 @@ def read_table(
         ConfigError: The file is not as expected. The message names file and line.
     """
     needed = (*spec.texts, spec.label) if labelled else spec.texts
-    table = tables.read(path, needed, spec.headless, spec.name == OWN, skip_broken)
+    broken = [] if skip_broken else None
+    rows = tables.read(path, needed, spec.headless, spec.name == OWN, broken)
     examples = [
         Example(
             tuple(map(row.text, spec.texts)), _parse_label(spec, row) if labelled else None, number
         )
-        for number, row in enumerate(table.rows)
+        for number, row in enumerate(rows)
     ]
-    if table.broken:
-        notes.append(f"{path}: {table.broken} lines with missing columns left out")
+    if broken:
+        notes.append(f"{path}: {len(broken)} lines with missing columns left out")
     if empty := sum(not all(example.texts) for example in examples):
         notes.append(f"{path}: {empty} examples with an empty text, kept")
     return examples

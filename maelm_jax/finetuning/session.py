@@ -401,7 +401,7 @@ def describe_results(folder: pathlib.Path) -> str:
     evaluated_on = ", ".join(results["evaluated_on"].values())
     title = (
         f"{results['task']}, {evaluated_on}: best of {len(results['evaluations'])} evaluations "
-        f"(epoch {best['epoch']:g}), last, and always what is commonest in training:"
+        f"(epoch {best['epoch']:g}), last, and the majority baseline:"
     )
     lines = [metric_line(name, best[name], last[name], baseline[name]) for name in baseline]
     predictions = ", ".join(str(folder / name) for name in results["predictions"])

@@ -49,62 +49,60 @@ def read(task: str, settings: config.Finetune, notes: list[str]) -> Splits:
     if settings.data_dir is None:
         sources = [f"TFDS dataset {TFDS[task]}"] * 2
         train, dev = (_read_tfds(task, split) for split in ("train", "validation"))
-        _require(task, train, dev, settings)
     else:
         sources = find_files(task, settings)
         train, dev = (path and read_file(path) for path in sources)
     for source, questions in zip(sources, (train, dev), strict=True):
         check_answers(task, questions or [], source)
     if train is None:
-        train, dev = _split(dev, settings.squad_dev_share, FILES[task][1], notes)
+        train, dev = _split(dev, settings.squad_dev_share, notes)
     if task == "squad2" and all(question.answers for question in (*train, *dev)):
-        notes.append(
-            "squad2: no question is unanswerable in these files; "
-            "the null threshold has nothing to decide"
-        )
+        notes.append("no question is unanswerable: the null threshold has nothing to decide")
     return Splits(train, {"": dev})
 
 
 def find_files(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
-    """Returns the training file and the dev file. Raises ConfigError when one is missing."""
+    """Returns the training file, or None with a `squad_dev_share`, and the dev file.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
     paths = [tables.find_file(settings.data_dir, name) for name in FILES[task]]
-    _require(task, *paths, settings)
+    for name, path, is_needed in zip(
+        FILES[task], paths, (not settings.squad_dev_share, True), strict=True
+    ):
+        if path is None and is_needed:
+            raise config.ConfigError(
+                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Without a training "
+                "file, --gin.Finetune.squad_dev_share=0.25 trains on a part of the dev file"
+            )
     return paths
 
 
-def _require(task: str, train, dev, settings: config.Finetune):
-    """Raises ConfigError when the dev set is missing, or the training set and no dev share."""
-    train_name, dev_name = FILES[task]
-    source = settings.data_dir or f"TFDS dataset {TFDS[task]}"
-    if dev is None:
-        raise config.ConfigError(f"{task}: no {dev_name} in {source} (also in its squad/)")
-    if train is None and not settings.squad_dev_share:
-        raise config.ConfigError(
-            f"{task}: no {train_name} in {source} (also in its squad/); "
-            "--gin.Finetune.squad_dev_share=0.25 trains on three quarters of the dev articles"
-        )
-
-
 def _split(
-    questions: list[Question], share: float, name: str, notes: list[str]
+    questions: list[Question], share: float, notes: list[str]
 ) -> tuple[list[Question], list[Question]]:
-    """Splits by article, so that no context is in both. The smallest hashes are the dev set."""
+    """Divides questions by article, so that no context is in both parts.
+
+    The articles with the smallest hashes are the second part.
+    """
     articles = sorted(
         {question.article for question in questions},
         key=lambda title: hashlib.sha256(title.encode()).hexdigest(),
     )
-    in_dev = set(articles[: max(1, round(share * len(articles)))])
-    if len(in_dev) == len(articles):
+    count = max(1, round(share * len(articles)))
+    if count == len(articles):
         raise config.ConfigError(
-            f"Finetune.squad_dev_share {share}: nothing is left to train on of the "
-            f"{len(articles)} articles in {name}"
+            f"Finetune.squad_dev_share {share} leaves none of {len(articles)} articles to train on"
         )
     notes.append(
-        f"no training file: trained on {len(articles) - len(in_dev)} articles of {name}, "
-        f"evaluated on its other {len(in_dev)}; not the official split"
+        f"no training file: trained on {len(articles) - count} articles of the dev file, evaluated "
+        f"on its other {count}; not the official split"
     )
-    dev = [question for question in questions if question.article in in_dev]
-    return [question for question in questions if question.article not in in_dev], dev
+    parts = [[], []]
+    for question in questions:
+        parts[question.article in articles[:count]].append(question)
+    return parts[0], parts[1]
 
 
 def read_file(path: str | pathlib.Path) -> list[Question]:

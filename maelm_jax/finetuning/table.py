@@ -19,7 +19,7 @@ AVERAGED = (
     "STS-B spearman",
 )
 AVERAGE = "AVG"
-COMMONEST = "*commonest in training*"  # row of the baseline
+MAJORITY = "majority baseline"  # row of Task.constant_outputs
 
 Reports = dict[str, dict[str, dict]]  # {label of the encoder: {task: report of a grid}}
 
@@ -62,7 +62,7 @@ def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
     seeds = sorted({report["seeds"] for _, _, report in _entries(reports)})
     legend = (
         f"Medians over {' or '.join(map(str, seeds))} seed(s), least and highest in brackets, all "
-        f"x 100. {COMMONEST.strip('*').capitalize()}: always that answer."
+        f"x 100. The {MAJORITY} always gives the answer that is commonest in training."
     )
     parts = [_values_table(reports), legend]
     if lacking := missing(reports, tasks):
@@ -126,7 +126,7 @@ def _values_table(reports: Reports) -> str:
     }
     lines = [
         (label, *(_value_text(row.get(column)) for column in columns))
-        for label, row in [*rows.items(), (COMMONEST, baseline)]
+        for label, row in [*rows.items(), (MAJORITY, baseline)]
     ]
     return tables.markdown(("", *columns), lines)
 

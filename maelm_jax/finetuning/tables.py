@@ -40,20 +40,13 @@ class Row(typing.NamedTuple):
         )
 
 
-class Table(typing.NamedTuple):
-    """A table that was read."""
-
-    rows: list[Row]
-    broken: int  # rows that were left out, because columns are missing
-
-
 def read(
     path: str | os.PathLike,
     needed: collections.abc.Sequence[str],
     headless: collections.abc.Sequence[str] = (),
     exact: bool = False,
-    skip_broken: bool = False,
-) -> Table:
+    broken: list[str] | None = None,
+) -> list[Row]:
     """Reads a table. The end of its name says what it is.
 
     - .csv: cells between commas, quotes as in RFC 4180. A cell can have several lines.
@@ -65,7 +58,8 @@ def read(
         needed: The columns that every row must have.
         headless: The columns of a file whose first line is no header: without needed columns.
         exact: Whether a row may have no more cells than the header.
-        skip_broken: Whether a row without all needed columns is left out. If not, it is an error.
+        broken: Gets the location of each row without all needed columns, which is left out. None:
+            such a row is an error.
 
     Raises:
         ConfigError: The file is not of its kind or holds no row, or a needed column is missing. The
@@ -73,9 +67,9 @@ def read(
     """
     path = str(path)
     if _ending(path) in JSON_LINES:
-        return Table(_read_json_lines(path), 0)
+        return _read_json_lines(path)
     lines = _cells(path)
-    header, rows, broken = _read_header(lines), [], 0
+    header, rows = _read_header(lines), []
     if headless and not set(needed) <= set(header):
         lines, header = _cells(path), list(headless)
     _check_header(path, header, needed)
@@ -84,8 +78,8 @@ def read(
         if cells == [""] and len(header) > 1:
             continue  # an empty line
         if len(cells) < least or (exact and len(cells) != len(header)):
-            if skip_broken:
-                broken += 1
+            if broken is not None:
+                broken.append(f"{path}:{number}")
                 continue
             raise config.ConfigError(
                 f"{path}:{number}: {len(cells)} columns, expected {len(header)} "
@@ -95,7 +89,7 @@ def read(
         rows.append(Row(f"{path}:{number}", dict(zip(header, cells, strict=False))))
     if not rows:
         raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
-    return Table(rows, broken)
+    return rows
 
 
 def columns_of(path: str | os.PathLike) -> list[str]:
