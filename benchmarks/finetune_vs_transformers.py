@@ -72,9 +72,9 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument("--encoder", required=True, help="stock folder of a BERT, RoBERTa, ...")
     flags.add_argument("--data_dir", required=True, help="folder of GLUE's folders")
-    flags.add_argument("--tasks", required=True, metavar="TASK[,TASK...]")
+    flags.add_argument("--tasks", default="sst2", metavar="TASK[,TASK...]")
     flags.add_argument("--workdir", required=True, help="finished and begun runs")
-    flags.add_argument("--output", required=True, metavar="FILE.json", help="settings and scores")
+    flags.add_argument("--output", metavar="FILE.json", help="settings and scores")
     flags.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1")
     flags.add_argument("--epochs", type=int, default=3)
     flags.add_argument("--batch_size", type=int, default=32)
@@ -83,16 +83,12 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--length", type=int, default=128, help="longest input in tokens")
     flags.add_argument("--exact", action="store_true", help="compare logits instead of scores")
     flags.add_argument("--seconds", action="store_true", help="compare CPU seconds on SST-2")
-    flags.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     args = flags.parse_args(argv)
-    if args.alone:  # the process of the Trainer that --seconds starts
-        transformers_trainer.fine_tune_alone(
-            args.encoder, args.data_dir, args.examples, args.batch_size, args.learning_rate
-        )
-        return 0
     if args.seconds:
-        print(seconds_table(args, argv))
+        print(seconds_table(args))
         return 0
+    if not args.output:
+        raise config.ConfigError("give --output=FILE.json")
     if args.exact:
         args.epochs, args.seeds = 1, 1  # of several epochs, this project exports the best
     check_workdir(args)
@@ -228,14 +224,17 @@ def agreement(args: argparse.Namespace, name: str) -> Agreement:
     )
 
 
-def seconds_table(args: argparse.Namespace, argv: list[str]) -> str:
+def seconds_table(args: argparse.Namespace) -> str:
     """Runs both programs in turns, `--seeds` times each. Returns CPU and wall-clock seconds."""
     folder = pathlib.Path(args.workdir)
     cache = folder / "compiled"
+    args.epochs = 1
     settings = [f"--gin.{binding}" for binding in bindings_of(args) if "evaluations" not in binding]
     start = ["--gin_file=finetune/sst2.gin", f"--init_from={args.encoder}"]
     ours = [sys.executable, "-m", "maelm_jax.finetune", *start, *settings]
-    theirs = [sys.executable, __file__, *argv, "--alone"]
+    program = str(pathlib.Path(__file__).with_name("sst2_trainer.py"))
+    values = (args.data_dir, args.examples, args.batch_size, args.learning_rate)
+    theirs = [sys.executable, program, args.encoder, *map(str, values)]
     seconds: dict[str, list[tuple[float, float]]] = {}
     for turn in range(args.seeds):
         shutil.rmtree(cache, ignore_errors=True)

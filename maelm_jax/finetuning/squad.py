@@ -73,7 +73,7 @@ def find_files(task: str, settings: config.Finetune) -> list[pathlib.Path | None
     ):
         if path is None and is_needed:
             raise config.ConfigError(
-                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Without a training "
+                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Without training "
                 "file, --gin.Finetune.squad_dev_share=0.25 trains on a part of the dev file"
             )
     return paths
