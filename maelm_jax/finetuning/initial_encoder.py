@@ -1,6 +1,5 @@
 """The encoder that a fine-tuning run starts from: what --init_from names."""
 
-import collections.abc
 import dataclasses
 import functools
 import os
@@ -66,27 +65,25 @@ class InitialEncoder:
         """The weights, which a grid needs for every run."""
         return self.source.read(self.source.base)
 
-    def initial_params(self, shapes: dict, create: collections.abc.Callable[[bool], dict]) -> dict:
-        """Returns the parameters before the first step.
+    def load_into(self, params: dict, shapes: dict) -> dict:
+        """Returns the parameters of a model with this encoder, and with its pooler if it has one.
 
         Args:
+            params: Parameters of the head, freshly drawn.
             shapes: Shapes and shardings of the parameters of the model and its head.
-            create: Draws fresh parameters. Its argument says whether also those of the encoder.
         """
-        params = create(self.is_random)
-        if self.is_random:
-            return params
         loaded = adoption.load_params(
             self.params, {"encoder": shapes["encoder"]}, self.vocabulary.size, self.source.path
         )
         # The training step donates its state: the run must not share memory with `self.params`.
-        params["encoder"] = jax.tree.map(jax.numpy.copy, loaded.params["encoder"])
+        params = params | {"encoder": jax.tree.map(jax.numpy.copy, loaded.params["encoder"])}
         pooler = self._pooler_path()
         if "classifier" in params and pooler:
-            params["classifier"]["dense"] = {
+            dense = {
                 part: adoption.shard_like(fresh, self.params[f"{pooler}/{part}"])
                 for part, fresh in params["classifier"]["dense"].items()
             }
+            params["classifier"] = params["classifier"] | {"dense": dense}
         return params
 
     def _pooler_path(self) -> str | None:

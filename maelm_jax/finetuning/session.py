@@ -266,15 +266,13 @@ class Run:
     def initial_state(self) -> State:
         """Returns the state before the first step: the encoder, and a head drawn with the seed."""
         session, model = self.session, self.session.model
-
-        def create(with_encoder: bool) -> dict:
-            left_out = {} if with_encoder else {"encoder": {}}
-            return jax.jit(
-                lambda key: model.init(key) | left_out,
-                out_shardings=sharding.shardings_of(model.shapes | left_out, model.mesh),
-            )(keys.of_stream(self.experiment.run.seed, keys.INIT_STREAM))
-
-        params = self.encoder.initial_params(model.shapes, create)
+        loaded = {} if self.encoder.is_random else {"encoder": {}}  # modules that are not drawn
+        params = jax.jit(
+            lambda key: model.init(key) | loaded,
+            out_shardings=sharding.shardings_of(model.shapes | loaded, model.mesh),
+        )(keys.of_stream(self.experiment.run.seed, keys.INIT_STREAM))
+        if loaded:
+            params = self.encoder.load_into(params, model.shapes)
         opt_state = optimizers.with_schedule(session.create_moments(params), *self.schedule)
         best_score = jax.device_put(jnp.float32(-jnp.inf), session.zero.sharding)
         # The training step donates the buffers of its state: no two fields may share a buffer.

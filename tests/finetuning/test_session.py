@@ -75,6 +75,15 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
     assert [written[0] == other for other in written[1:]] == [False, True, False, False]
 
 
+def test_the_control_draws_its_encoder_and_the_same_head(one_device, pretrained, data_dir, tmp_path):
+    run, control = (run_of(start, "rte", data_dir, tmp_path, "EPOCHS=1") for start in (pretrained, f"random:{pretrained}"))
+    saved = checkpoint_params.read_params(str(pretrained), 3)["encoder"]["position_embedding"]
+    loaded, drawn = (one.initial_state().params for one in (run, control))
+    np.testing.assert_array_equal(loaded["encoder"]["position_embedding"], saved)
+    assert not np.allclose(drawn["encoder"]["position_embedding"], saved)
+    jax.tree.map(np.testing.assert_array_equal, loaded["classifier"], drawn["classifier"])
+
+
 def test_the_best_evaluation_of_stsb_has_the_highest_mean_of_both_correlations():
     stsb = types.SimpleNamespace(task=grid.create_task("stsb", config.Finetune()), main_metric="spearman")
     values = [{"spearman": 0.90, "pearson": 0.70}, {"spearman": 0.88, "pearson": 0.80}, {"spearman": 0.80, "pearson": 0.86}]
