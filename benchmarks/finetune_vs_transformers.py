@@ -14,13 +14,21 @@ interval of their difference (Welch's t test), in percentage points. FILE.json h
 
 With --exact nothing differs: there is no dropout, and the Trainer begins with the classifier that
 this project drew. The table compares the logits of the dev set after one epoch with seed 1.
+
+With --seconds, both programs fine-tune on SST-2 for one epoch, in processes of their own and in
+turns: this project with an empty cache of compiled programs, again with that cache, and the Trainer
+with its own batches. The table has the median CPU and wall-clock seconds of the whole processes.
 """
 
 import argparse
 import json
 import os
 import pathlib
+import resource
+import shutil
+import subprocess
 import sys
+import time
 import typing
 
 import numpy as np
@@ -33,7 +41,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads of PyTorch m
 import transformers_trainer
 
 from maelm_jax import cli, config, export, finetune, storage, tables
-from maelm_jax.finetuning import experiments, input_format, tasks
+from maelm_jax.finetuning import grid
 
 OURS, THEIRS = "maelm_jax", "transformers"
 CONFIDENCE = 0.95
@@ -64,9 +72,9 @@ def main(argv: list[str]) -> int:
     )
     flags.add_argument("--encoder", required=True, help="stock folder of a BERT, RoBERTa, ...")
     flags.add_argument("--data_dir", required=True, help="folder of GLUE's folders")
-    flags.add_argument("--tasks", required=True, metavar="TASK[,TASK...]")
+    flags.add_argument("--tasks", default="sst2", metavar="TASK[,TASK...]")
     flags.add_argument("--workdir", required=True, help="finished and begun runs")
-    flags.add_argument("--output", required=True, metavar="FILE.json", help="settings and scores")
+    flags.add_argument("--output", metavar="FILE.json", help="settings and scores")
     flags.add_argument("--seeds", type=int, default=5, help="number of seeds, from 1")
     flags.add_argument("--epochs", type=int, default=3)
     flags.add_argument("--batch_size", type=int, default=32)
@@ -74,7 +82,13 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--examples", type=int, default=8000, help="most training examples")
     flags.add_argument("--length", type=int, default=128, help="longest input in tokens")
     flags.add_argument("--exact", action="store_true", help="compare logits instead of scores")
+    flags.add_argument("--seconds", action="store_true", help="compare CPU seconds on SST-2")
     args = flags.parse_args(argv)
+    if args.seconds:
+        print(seconds_table(args))
+        return 0
+    if not args.output:
+        raise config.ConfigError("give --output=FILE.json")
     if args.exact:
         args.epochs, args.seeds = 1, 1  # of several epochs, this project exports the best
     check_workdir(args)
@@ -139,21 +153,15 @@ def bindings_of(args: argparse.Namespace) -> list[str]:
         "TRAIN_EXAMPLES": args.examples,
         "Finetune.evaluations": 1,
         "Optimizer.decay_norms_and_biases": False,
-        "Run.rank_every": 0,
     }
     return [f"{name}={value!r}" for name, value in settings.items()]
 
 
 def load(args: argparse.Namespace, name: str) -> transformers_trainer.Task:
     """Settings and tokenised data of a task."""
-    gin_file = f"finetune/{name}.gin"
-    planned = experiments.plan(args.encoder, [gin_file], bindings_of(args)).planned[0]
-    experiment = planned.experiment
-    vocabulary = planned.encoder.vocabulary
-    data = tasks.load(
-        name, experiment.finetune, experiment.corpus, input_format.of(experiment, vocabulary)
-    )
-    return transformers_trainer.Task(experiment, data, vocabulary.pad)
+    bindings = [*bindings_of(args), f"SEEDS={seeds_of(args)}"]
+    (planned,) = grid.plan([args.encoder], [f"finetune/{name}.gin"], bindings)
+    return transformers_trainer.Task(planned, grid.open_session(planned))
 
 
 def run_ours(args: argparse.Namespace, name: str) -> list[float]:
@@ -181,7 +189,7 @@ def finetuned(args: argparse.Namespace, name: str, folder: pathlib.Path, binding
 
 def run_theirs(args: argparse.Namespace, task: transformers_trainer.Task, seed: int) -> float:
     """The score of transformers' Trainer, in percent. A finished run is not repeated."""
-    folder = pathlib.Path(args.workdir) / THEIRS / task.data.name
+    folder = pathlib.Path(args.workdir) / THEIRS / task.planned.task
     finished = folder / f"seed-{seed}.json"
     if finished.exists():
         return json.loads(finished.read_text())
@@ -214,6 +222,46 @@ def agreement(args: argparse.Namespace, name: str) -> Agreement:
         float(logits[0].std()),
         100 * float((labels[0] == labels[1]).mean()),
     )
+
+
+def seconds_table(args: argparse.Namespace) -> str:
+    """Runs both programs in turns, `--seeds` times each. Returns CPU and wall-clock seconds."""
+    folder = pathlib.Path(args.workdir)
+    cache = folder / "compiled"
+    args.epochs = 1
+    settings = [f"--gin.{binding}" for binding in bindings_of(args) if "evaluations" not in binding]
+    start = ["--gin_file=finetune/sst2.gin", f"--init_from={args.encoder}"]
+    ours = [sys.executable, "-m", "maelm_jax.finetune", *start, *settings]
+    program = str(pathlib.Path(__file__).with_name("sst2_trainer.py"))
+    values = (args.data_dir, args.examples, args.batch_size, args.learning_rate)
+    theirs = [sys.executable, program, args.encoder, *map(str, values)]
+    seconds: dict[str, list[tuple[float, float]]] = {}
+    for turn in range(args.seeds):
+        shutil.rmtree(cache, ignore_errors=True)
+        commands = {
+            f"{OURS}, empty cache": [*ours, f"--workdir={folder}/cold-{turn}"],
+            f"{OURS}, full cache": [*ours, f"--workdir={folder}/warm-{turn}"],
+            THEIRS: theirs,
+        }
+        for name, command in commands.items():
+            before, began = cpu_seconds(), time.perf_counter()
+            environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(cache)}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                raise config.RunError(f"{name} failed: {done.stderr[-500:]}")
+            times = (cpu_seconds() - before, time.perf_counter() - began)
+            seconds.setdefault(name, []).append(times)
+    rows = [
+        (name, *(f"{value:.0f}" for value in np.median(times, axis=0)))
+        for name, times in seconds.items()
+    ]
+    return tables.plain(("program", "CPU seconds", "seconds"), rows)
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of all processes that this one has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def difference(ours: list[float], theirs: list[float]) -> Difference:

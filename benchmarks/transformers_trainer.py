@@ -6,8 +6,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax import config
-from maelm_jax.finetuning import batches, input_format, task_data
+from maelm_jax.finetuning import batches, grid, session
 
 EVALUATION_ROWS = 64
 
@@ -15,30 +14,27 @@ EVALUATION_ROWS = 64
 class Task(typing.NamedTuple):
     """A task as both programs get it."""
 
-    experiment: config.Experiment
-    data: task_data.TaskData
-    pad: int
+    planned: grid.Planned
+    session: session.Session
 
     def train_batches(self, seed: int) -> list[batches.Batch]:
         """The batches that this project trains on with this seed, in order."""
-        grid = self.experiment.finetune.grid
-        sizes = batches.padded_lengths(
-            self.data.train.lengths, input_format.length_of(self.experiment)
-        )
-        planned = batches.Batches(self.data.train, sizes, grid.batch_size, self.pad, seed)
-        return [planned.batch(step) for step in range(planned.per_epoch * grid.epochs)]
+        runs = grid.all_runs(self.planned, self.session)
+        (settings,) = [settings for settings in runs if settings.run.seed == seed]
+        run = session.Run(self.session, settings, self.planned.encoder, pathlib.Path())
+        return [run.batches.batch(step) for step in range(run.total_steps)]
 
     def dev_batches(self) -> list[batches.Batch]:
         """The examples of the dev set in order."""
-        (dev,) = self.data.dev.values()
-        count = len(dev.features.ids)
-        size = int(dev.features.lengths.max())
+        (dev,) = self.session.data.dev.values()
+        count, pad = len(dev.features.ids), self.session.vocabulary.pad
+        longest = int(dev.features.lengths.max())
         return [
             batches.pack(
                 dev.features.select(np.arange(first, min(first + EVALUATION_ROWS, count))),
-                size,
+                longest,
                 EVALUATION_ROWS,
-                self.pad,
+                pad,
                 0,
             )
             for first in range(0, count, EVALUATION_ROWS)
@@ -46,8 +42,8 @@ class Task(typing.NamedTuple):
 
     def score(self, logits: np.ndarray) -> float:
         """The main metric of the scores of the dev set [examples, classes]."""
-        (dev,) = self.data.dev.values()
-        return dev.score(np.asarray(logits, np.float32))[self.data.main]
+        scores = self.session.score({"": np.asarray(logits, np.float32)})
+        return scores[self.session.main_metric]
 
 
 def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: bool = True):
@@ -62,10 +58,11 @@ def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: b
     """
     import transformers
 
-    grid, updates = task.experiment.finetune.grid, task.experiment.optimizer
+    experiment = task.planned.experiment
+    grid_settings, updates = experiment.finetune.grid, experiment.optimizer
     transformers.set_seed(seed)  # the new classifier is drawn before the Trainer sets its seed
     settings = transformers.AutoConfig.from_pretrained(encoder)
-    settings.num_labels = task.data.head.classes
+    settings.num_labels = max(len(task.session.task.labels), 1)
     if not dropout:
         rates = [name for name in vars(settings) if "dropout" in name]
         vars(settings).update(dict.fromkeys(rates, 0.0))
@@ -76,8 +73,8 @@ def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: b
             str(folder),
             seed=seed,
             max_steps=len(train),
-            learning_rate=grid.learning_rate,
-            warmup_steps=round(grid.warmup * len(train)),
+            learning_rate=grid_settings.learning_rate,
+            warmup_steps=round(grid_settings.warmup * len(train)),
             weight_decay=updates.weight_decay,
             adam_beta1=updates.b1,
             adam_beta2=updates.b2,
@@ -91,7 +88,7 @@ def create(encoder: str, task: Task, folder: pathlib.Path, seed: int, dropout: b
             per_device_eval_batch_size=1,
             train_sampling_strategy="sequential",
         ),
-        data_collator=functools.partial(inputs_of, task.experiment.model.token_types > 1),
+        data_collator=functools.partial(inputs_of, experiment.model.token_types > 1),
         train_dataset=train,
     )
 

@@ -9,7 +9,6 @@ reported within a second.
 import dataclasses
 import difflib
 import functools
-import math
 import sys
 import typing
 
@@ -629,17 +628,6 @@ class Run(Settings):
         )
 
 
-class FileSettings(Settings):
-    """Base class of settings that name a training file and a dev file."""
-
-    def require_files(self, gin_file: str):
-        """Raises ConfigError when a file is not named. `gin_file` has the macros for both."""
-        for name, macro in (("train_file", "TRAIN_FILE"), ("dev_file", "DEV_FILE")):
-            is_named = getattr(self, name) is not None
-            remedy = f"Give --gin_file={gin_file} --gin.{macro}=FILE"
-            self.require(is_named, f"{name} is missing. {remedy}")
-
-
 @declare
 class Grid(Settings):
     """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination.
@@ -666,30 +654,18 @@ class Grid(Settings):
 
 
 @declare
-class Squad(Settings):
-    """SQuAD 1.1 and 2.0."""
-
-    question_length: Positive = setting(64, "Longest question, cut off there.", "tokens")
-    stride: Positive = setting(
-        128, "Distance of two windows' starts, at most half a window.", "tokens"
-    )
-    answer_length: Positive = setting(30, "Longest answer.", "tokens")
-    dev_share: ShareBelowOne = setting(
-        0.0, "Without a training file: share of the dev file's articles that is evaluated."
-    )
-
-
-@declare
-class CustomTask(FileSettings):
+class CustomTask(Settings):
     """The task `own`: one or two columns of text, and labels or a score, in your own files."""
 
-    train_file: Text | None = setting(
-        None, "Table with a header line: tab-separated, .csv, .jsonl or .ndjson.", free=True
+    columns: tuple[Text, ...] = setting(
+        (),
+        "One or two columns of text. Empty: `text` and `text2`, `sentence1` and `sentence2`, "
+        "`text` or `sentence`, the first of these that the training file has.",
     )
-    dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.", free=True)
-    columns: tuple[Text, ...] = setting(("sentence",), "One or two columns of text.")
     label: Text = setting("label", "Column of the label, labels or score.")
-    labels: tuple[Text, ...] = setting((), "Every label that occurs. Empty in a regression.")
+    labels: tuple[Text, ...] = setting(
+        (), "Every label that occurs. Empty: those of the training file; none in a regression."
+    )
     label_separator: Text | None = setting(
         None, "Separator of the labels in a cell. Set it if a text can have several, or none."
     )
@@ -697,64 +673,41 @@ class CustomTask(FileSettings):
         (), "In a regression: the lowest score that can occur, and the highest."
     )
 
-    def check_complete(self):
-        """Raises ConfigError when a setting that the task `own` needs is missing."""
-        self.require_files("finetune/own.gin")
-        count = len(self.columns)
-        self.require(count in (1, 2), f"columns must name one or two columns, got {self.columns}")
+    def check(self):
+        columns = (*self.columns, self.label)
         self.require(
-            len({*self.columns, self.label}) == count + 1,
-            f"columns and label must be different columns, got {self.columns} and {self.label!r}",
+            len(columns) <= 3 and len(set(columns)) == len(columns),
+            f"columns must be one or two columns beside label {self.label!r}, got {self.columns}",
         )
-        if self.score_range:
-            self.require(
-                not self.labels, "labels and score_range are both given. Leave one of them out"
-            )
-            self.require(
-                self.label_separator is None,
-                "label_separator and score_range are both given. Leave one of them out",
-            )
-            low, high = self.score_range if len(self.score_range) == 2 else (0.0, 0.0)
-            self.require(
-                0 < high - low < math.inf,
-                f"score_range must be the lowest and the highest score, got {self.score_range}",
-            )
-            return
         self.require(
-            len(set(self.labels)) == len(self.labels) > 1,
+            len(set(self.labels)) == len(self.labels) != 1,
             f"labels must name two classes or more, each once, got {self.labels}. "
             "In a regression, give CustomTask.score_range=(LOWEST, HIGHEST) instead",
         )
-        if self.label_separator is not None:
+        if self.score_range:
             self.require(
-                self.label_separator == " " or not self.label_separator.isspace(),
-                f"label_separator={self.label_separator!r} separates cells or lines. "
-                "Choose another separator, as ','",
+                not self.labels and self.label_separator is None,
+                "score_range is of a regression, which has no labels and no label_separator",
             )
-            unclear = [label for label in self.labels if self.label_separator in label]
             self.require(
-                not unclear,
-                f"labels: {unclear} contain the label_separator {self.label_separator!r}. "
-                "Choose another separator",
+                len(self.score_range) == 2 and self.score_range[0] < self.score_range[1],
+                f"score_range must be the lowest and the highest score, got {self.score_range}",
             )
+        separator = self.label_separator
+        self.require(
+            separator == " " or separator is None or not separator.isspace(),
+            f"label_separator={separator!r} separates cells or lines. Choose another, as ','",
+        )
+        unclear = [label for label in self.labels if separator is not None and separator in label]
+        self.require(not unclear, f"labels: {unclear} contain the label_separator {separator!r}")
 
 
 @declare
-class Conll(FileSettings):
+class Conll(Settings):
     """The task `conll`: a label for each word, in your own files with a line for each word."""
 
-    train_file: Text | None = setting(
-        None,
-        "Columns between spaces or tabs, a blank line between sentences. It has all labels.",
-        free=True,
-    )
-    dev_file: Text | None = setting(None, "File to evaluate on, as `train_file`.", free=True)
     word_column: int = setting(0, "Column of the word, from 0. -1 is the last.")
     label_column: int = setting(-1, "Column of the label, from 0. -1 is the last.")
-
-    def check_complete(self):
-        """Raises ConfigError when a setting that the task `conll` needs is missing."""
-        self.require_files("finetune/conll.gin")
 
 
 @declare
@@ -768,11 +721,23 @@ class Finetune(Settings):
         "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.",
         free=True,
     )
+    train_file: Text | None = setting(
+        None,
+        "Of `own`: a table with a header line, tab-separated, .csv, .jsonl or .ndjson. Of `conll`: "
+        "a line for each word, a blank line between sentences.",
+        free=True,
+    )
+    dev_file: Text | None = setting(
+        None,
+        "File to evaluate on, as `train_file`. None: a tenth of the training file of `own`.",
+        free=True,
+    )
+    squad_dev_share: ShareBelowOne = setting(
+        0.0,
+        "SQuAD without a training file: share of the dev file's articles that is evaluated.",
+    )
     evaluations: Positive = setting(
         2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations"
-    )
-    eval_batch_size: Positive = setting(
-        64, "Examples of an evaluation step.", "examples", free=True
     )
     max_length: int = setting(
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
@@ -784,16 +749,20 @@ class Finetune(Settings):
         None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
     )
     grid: Grid = section(Grid)
-    squad: Squad = section(Squad)
     custom: CustomTask = section(CustomTask)
     conll: Conll = section(Conll)
 
     def check(self):
         self.require_distinct("tasks")
-        if "own" in self.listed("tasks"):
-            self.custom.check_complete()
-        if "conll" in self.listed("tasks"):
-            self.conll.check_complete()
+        own, conll = (task in self.listed("tasks") for task in ("own", "conll"))
+        self.require(
+            self.train_file is not None or not (own or conll),
+            "train_file is missing. Give --gin.TRAIN_FILE=FILE",
+        )
+        self.require(
+            self.dev_file is not None or not conll,
+            "dev_file is missing. Give --gin.DEV_FILE=FILE",
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -872,7 +841,7 @@ class Experiment:
 
 
 SECTIONS = (Vocabulary, Corpus, Masking, Model, Optimizer, Mesh, Run)
-FINETUNE_SECTIONS = (Finetune, Grid, Squad, CustomTask, Conll)
+FINETUNE_SECTIONS = (Finetune, Grid, CustomTask, Conll)
 ALL_SECTIONS = (*SECTIONS, *FINETUNE_SECTIONS)
 
 
@@ -902,7 +871,7 @@ def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = (
     Args:
         old: The recorded settings.
         new: The current settings.
-        also_free: Beginnings of names ("Section.field") that may differ, beside the free settings.
+        also_free: Names ("Section.field") that may differ too, beside the free settings.
     """
     if (old.finetune is None) != (new.finetune is None):
         return ["one pretrains, the other fine-tunes"]
@@ -916,7 +885,7 @@ def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = (
     return [
         f"{name}: {value!r} -> {after[name]!r}"
         for name, value in values(old).items()
-        if value != after[name] and name not in free and not name.startswith(also_free)
+        if value != after[name] and name not in (*free, *also_free)
     ]
 
 

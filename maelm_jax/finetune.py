@@ -34,34 +34,22 @@ import argparse
 import logging
 import pathlib
 
-from maelm_jax import cli, config, paths, storage
+from maelm_jax import cli, config, storage
 
-# Settings of pretraining that have no effect here, and the settings that do the same.
+# What pretraining calls otherwise, and the names that fine-tuning reads.
 REPLACED = {
-    "Run.seed": "Grid.seeds",
-    "Run.batch_size": "Grid.batch_size",
-    "Run.train_steps": "Grid.epochs",
-    "Optimizer.learning_rate": "Grid.learning_rate",
-    "Optimizer.warmup_steps": "Grid.warmup",
+    "TRAIN_STEPS": "EPOCHS",
+    "SEQUENCE_LENGTH": "MAX_LENGTH",
+    "SEED": "SEEDS",
+    "Run.train_steps": "EPOCHS",
+    "Run.batch_size": "BATCH_SIZE",
+    "Run.seed": "SEEDS",
     "Run.eval_every": "Finetune.evaluations",
     "Run.init_from": "--init_from",
-    "Corpus.sequence_length": "Finetune.max_length",
+    "Optimizer.learning_rate": "LEARNING_RATE",
+    "Optimizer.warmup_steps": "WARMUP",
+    "Corpus.sequence_length": "MAX_LENGTH",
 }
-# Settings of pretraining that nothing replaces.
-UNREAD = (
-    "Vocabulary.",
-    "Corpus.",
-    "Model.decoder_",
-    "Model.unigram_bias",
-    "Model.logit_tile",
-    "Optimizer.schedule",
-    "Optimizer.decay_share",
-    "Optimizer.decay_shape",
-    "Optimizer.muon_learning_rate",
-    "Run.continue_from",
-    "Run.eval_rows",
-    "Run.keep_",
-)
 
 
 def main(argv: list[str]) -> int:
@@ -70,28 +58,22 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     _check(args, bindings)
     if args.predict is not None:
-        from maelm_jax.finetuning import prediction
+        from maelm_jax.finetuning import predict
 
-        print(prediction.predict(args.workdir, args.predict, args.output, bindings, args.score))
+        print(predict.predict(args.workdir, args.predict, args.output, bindings, args.score))
         return 0
     if args.submission is not None:
-        from maelm_jax.finetuning import submission
+        from maelm_jax.finetuning import predict
 
-        print(submission.write(args.workdir, args.submission, args.init_from, bindings))
+        print(predict.submit(args.workdir, args.submission, args.init_from, bindings))
         return 0
     return _train(args, bindings)
 
 
 def _check(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError for a flag or setting that the command would not read."""
-    if args.output is not None and args.predict is None:
-        raise config.ConfigError(
-            "--output names the predictions of --predict. Give --predict=FILE too."
-        )
-    if args.score and args.predict is None:
-        raise config.ConfigError(
-            "--score scores the predictions of --predict. Give --predict=FILE too."
-        )
+    if (args.output is not None or args.score) and args.predict is None:
+        raise config.ConfigError("--output and --score need --predict=FILE")
     unread = {
         "predict": ("submission", "init_from", "step", "gin_file"),
         "submission": ("step", "gin_file"),
@@ -103,14 +85,18 @@ def _check(args: argparse.Namespace, bindings: list[str]):
                     f"--{flag} uses the encoder and the settings of the run in --workdir. "
                     f"Leave --{other} out"
                 )
-    for binding in bindings:
-        name = binding.partition("=")[0].strip()
+    shape = [
+        f"Model.{name}"
+        for part in ("encoder", "decoder")
+        for name in config.field_names(config.Model, part)
+    ]
+    for name in (binding.partition("=")[0] for binding in bindings):
         if name in REPLACED:
+            raise config.ConfigError(f"fine-tuning does not read {name}; set {REPLACED[name]}")
+        if name in shape or name.startswith(("Vocabulary.", "Corpus.")):
             raise config.ConfigError(
-                f"--gin.{binding}: fine-tuning does not read {name}; set {REPLACED[name]}"
+                f"fine-tuning does not read {name}: it takes model and vocabulary from --init_from"
             )
-        if name.startswith(UNREAD):
-            raise config.ConfigError(f"--gin.{binding}: fine-tuning does not read {name}")
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -159,25 +145,14 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
             "give --gin_file=finetune/TASK.gin (configs/finetune/ has one for each task) "
             "and --init_from=RUN"
         )
+    names = cli.listed("--init_from", args.init_from)
     storage.require_local(args.workdir)
+    cli.require_writable("--workdir", args.workdir)
 
-    from maelm_jax.finetuning import experiments, table
+    from maelm_jax.finetuning import grid
 
-    paths.check_folder("--workdir", args.workdir)
-    known = table.labels(pathlib.Path(args.workdir))
-    plan = experiments.plan(args.init_from, args.gin_file, bindings, args.step, known)
-
-    import jax
-
-    from maelm_jax.finetuning import runs
-    from maelm_jax.training import run_record
-
-    if jax.process_count() > 1:
-        raise config.ConfigError(
-            "fine-tuning runs in one process; give each of your hosts other tasks or seeds"
-        )
-    with run_record.locked(args.workdir):
-        runs.run_all(pathlib.Path(args.workdir), plan)
+    plan = grid.plan(names, args.gin_file, bindings, args.step)
+    grid.run_all(pathlib.Path(args.workdir), plan)
     return 0
 
 

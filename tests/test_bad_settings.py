@@ -8,6 +8,7 @@ import functools
 import importlib
 import os
 import pathlib
+import types
 
 import pytest
 
@@ -30,7 +31,7 @@ WORK = {
     "train": "maelm_jax.pretraining.start.find_source",
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.planning.targets.start_compiler",
-    "finetune": "maelm_jax.finetuning.tasks.check",
+    "finetune": "maelm_jax.finetuning.sentence.SentenceTask.check_files",
     "export": "maelm_jax.encoders.source.find_encoder",
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabularies.load",
@@ -57,10 +58,8 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
     pathlib.Path("loop").symlink_to("loop")
 
-    def unchanged(value):
-        return value
-
-    encoder = initial_encoder.InitialEncoder("run", "run/config.gin", unchanged, None, 64, None, unchanged)
+    source = types.SimpleNamespace(path="run", settings={}, step=3)
+    encoder = initial_encoder.InitialEncoder("run", source, None, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
 
@@ -273,22 +272,16 @@ TUNING = [
     "Finetune.tasks=['rte','rte']",
     "Finetune.tasks=3",
     "Finetune.tasks=own",
-    "Squad.question_length=-5",
-    "Squad.question_length=0",
-    "Squad.stride=0",
-    "Squad.stride=-128",
-    "Squad.answer_length=0",
     "Finetune.evaluations=0",
     "Finetune.evaluations=-1",
-    "Finetune.eval_batch_size=0",
     "Grid.small_task_epochs=0",
-    "Squad.dev_share=1",
-    "Squad.dev_share=-0.5",
+    "Finetune.squad_dev_share=1",
+    "Finetune.squad_dev_share=-0.5",
     "CustomTask.columns=sentence",
     "CustomTask.columns=['']",
     "CustomTask.label=''",
     "CustomTask.labels=yes",
-    "CustomTask.train_file=''",
+    "Finetune.train_file=''",
     "Finetune.max_lenght=3",
     "EPOCH=3",
     "Finetune=3",

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from maelm_jax import cli, config, finetune, gin_files, storage
-from maelm_jax.finetuning import glue, sentence_data
+from maelm_jax.finetuning import tables
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
@@ -78,7 +78,5 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     args, _ = cli.arguments(finetune._flags(), ["--predict=~/new.tsv", "--submission=~/glue.zip"])
     assert (args.predict, args.submission) == (f"{tmp_path}/new.tsv", f"{tmp_path}/glue.zip")
     (tmp_path / "train.tsv").touch()
-    custom = config.CustomTask(train_file="~/train.tsv", dev_file="~/train.tsv", labels=("a", "b"))
-    located = sentence_data.locate(glue.task_of("own", custom), config.Finetune(tasks="own", custom=custom))
-    assert set(located.values()) == {tmp_path / "train.tsv"}
+    assert tables.existing_file("Finetune.train_file", "~/train.tsv") == tmp_path / "train.tsv"
     assert storage.local_path("~/rows") == tmp_path / "rows" and storage.file_system("~/rows")[1] == f"{tmp_path}/rows"

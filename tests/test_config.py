@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import tasks
+from maelm_jax.finetuning import grid
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
@@ -166,4 +166,4 @@ def test_the_page_of_settings_is_current():
 
 
 def test_the_tasks_are_those_that_can_be_fine_tuned():
-    assert set(config.Task.__args__) == set(tasks.NAMES)
+    assert set(config.Task.__args__) == {name for kind in grid.KINDS for name in kind.names}

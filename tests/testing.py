@@ -190,21 +190,21 @@ def flat_lines(axes) -> list[str]:
     return [line.get_label() for line in axes.lines if list(line.get_xdata()) == [0, 1] and len(set(line.get_ydata())) == 1]
 
 
-def fresh_model(workdir: pathlib.Path, head):
+def fresh_model(workdir: pathlib.Path, task):
     """Graph and fresh parameters of a model to fine-tune, with the shape of a pretrained run."""
     from maelm_jax import gin_files
     from maelm_jax.finetuning import heads, initial_encoder
 
     vocabulary = initial_encoder.load(str(workdir)).vocabulary
     settings = gin_files.load([str(workdir / "config.gin")]).model
-    graph, init = heads.create(settings, vocabulary.size, vocabulary.pad, head)
+    graph, init = heads.define(settings, vocabulary.size, vocabulary.pad, task)
     return graph, init(jax.random.key(0))
 
 
 def input_format(vocabulary, length: int):
     """How RoBERTa, MPNet and the published code read examples of at most `length` tokens."""
     from maelm_jax.encoders.family import REPEATED_SEPARATOR
-    from maelm_jax.finetuning.input_format import InputFormat
+    from maelm_jax.finetuning.task import InputFormat
 
     return InputFormat(vocabulary, length, REPEATED_SEPARATOR)
 

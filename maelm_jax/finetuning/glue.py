@@ -1,126 +1,320 @@
-"""The sentence tasks: those of GLUE, and the task `own` of the user in the same form."""
+"""The sentence tasks as values, and their examples: those of GLUE, and the task `own`."""
 
 import dataclasses
+import math
+import pathlib
+import typing
 
 import numpy as np
 
 from maelm_jax import config
+from maelm_jax.finetuning import tables
+from maelm_jax.finetuning.task import Splits
 
 OWN = "own"
 YES_NO = ("0", "1")
 ENTAILED = ("entailment", "not_entailment")
 DIAGNOSTIC = "AX"  # GLUE's diagnostic set in a submission; a model of MNLI predicts it
-DIAGNOSTIC_STEMS = ("AX", "diagnostic")  # names of its file
+DIAGNOSTIC_FILES = ("AX/AX.tsv", "AX/diagnostic.tsv", "diagnostic/diagnostic.tsv")
+# Columns of text that a file of one's own may have, if `CustomTask.columns` names none.
+USUAL_COLUMNS = (("text", "text2"), ("sentence1", "sentence2"), ("text",), ("sentence",))
+MOST_FOUND_LABELS = 100  # more different labels than these must be named: they may be scores
+HELD_OUT = 10  # without a dev file, one of so many examples is held out
+HELD_OUT_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """One task. A task without labels is a regression."""
+class Spec:
+    """What tells one sentence task from another. A task without labels is a regression."""
 
     name: str
     folder: str  # in GLUE's distribution
-    sentences: tuple[str, ...]  # columns of the text, one or two
+    texts: tuple[str, ...]  # columns of the text, one or two
     label: str  # column of the label
     labels: tuple[str, ...] = YES_NO  # class i is labels[i] in the files, and i in TFDS
     label_separator: str | None = None  # between the labels of a text; None: each text has one
     score_range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score, in a regression
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
-    selected_by: tuple[str, ...] = ()  # see TaskData.selected_by
-    fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `sentences`
+    selected_by: tuple[str, ...] = ()  # see task.Task
+    fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `texts`
     parts: tuple[str, ...] = ("",)  # the X of dev_X.tsv and test_X.tsv, "" for dev.tsv and test.tsv
     headless: tuple[str, ...] = ()  # columns of the published files, if these have no header line
-    signature: str | None = None  # a column that the published files of no other task have
-    broken_rows: bool = False  # the published training file has rows cut in two; they are left out
-
-    @property
-    def tfds(self) -> str:
-        """Name of the dataset in TFDS."""
-        return f"glue/{self.name}"
-
-    def normalise_scores(self, scores: np.ndarray) -> np.ndarray:
-        """Scores as the model learns them, float32 from 0 to 1. This changes no correlation."""
-        low, high = self.score_range
-        return ((scores - low) / (high - low)).astype(np.float32)
-
-    def denormalise_scores(self, outputs: np.ndarray) -> np.ndarray:
-        """The inverse of `normalise_scores`, clipped to the range of the scores."""
-        low, high = self.score_range
-        return np.clip(low + outputs.astype(np.float64) * (high - low), low, high)
+    skips_broken: bool = False  # the published training file has rows cut in two
 
     def submission(self, part: str) -> str:
-        """Name of the predictions of a test set in a submission to GLUE, without `.tsv`."""
+        """Returns the name of a test set's predictions in a submission to GLUE, without `.tsv`."""
         return self.folder + {"matched": "-m", "mismatched": "-mm"}.get(part, "")
 
 
-TASKS = {
-    task.name: task
-    for task in (
-        Task(
-            "cola",
-            "CoLA",
-            ("sentence",),
-            "label",
-            metrics=("mcc", "accuracy"),
-            headless=("source", "label", "mark", "sentence"),
+def _regression(
+    name: str, folder: str, texts: tuple[str, ...], label: str, score_range: tuple[float, float]
+) -> Spec:
+    """Returns a task with scores."""
+    names = ("spearman", "pearson")
+    return Spec(
+        name, folder, texts, label, (), score_range=score_range, metrics=names, selected_by=names
+    )
+
+
+_PAIR = ("sentence1", "sentence2")
+_MNLI = ("entailment", "neutral", "contradiction")
+_F1, _MCC = ("accuracy", "f1"), ("mcc", "accuracy")
+_COLA = ("source", "label", "mark", "sentence")  # columns
+SPECS = {
+    spec.name: spec
+    for spec in (
+        Spec("cola", "CoLA", ("sentence",), "label", metrics=_MCC, headless=_COLA),
+        Spec("sst2", "SST-2", ("sentence",), "label"),
+        Spec("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=_F1, fields=_PAIR),
+        _regression("stsb", "STS-B", _PAIR, "score", (0.0, 5.0)),
+        Spec(
+            "qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=_F1, skips_broken=True
         ),
-        Task("sst2", "SST-2", ("sentence",), "label"),
-        Task(
-            "mrpc",
-            "MRPC",
-            ("#1 String", "#2 String"),
-            "Quality",
-            metrics=("accuracy", "f1"),
-            fields=("sentence1", "sentence2"),
-            signature="#1 String",
-        ),
-        Task(
-            "stsb",
-            "STS-B",
-            ("sentence1", "sentence2"),
-            "score",
-            labels=(),
-            score_range=(0.0, 5.0),
-            metrics=("spearman", "pearson"),
-            selected_by=("pearson", "spearman"),
-            signature="old_index",
-        ),
-        Task(
-            "qqp",
-            "QQP",
-            ("question1", "question2"),
-            "is_duplicate",
-            metrics=("accuracy", "f1"),
-            signature="question1",
-            broken_rows=True,
-        ),
-        Task(
-            "mnli",
-            "MNLI",
-            ("sentence1", "sentence2"),
-            "gold_label",
-            ("entailment", "neutral", "contradiction"),
+        Spec(
+            *("mnli", "MNLI", _PAIR, "gold_label", _MNLI),
             fields=("premise", "hypothesis"),
             parts=("matched", "mismatched"),
-            signature="pairID",
         ),
-        Task("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED, signature="question"),
-        Task("rte", "RTE", ("sentence1", "sentence2"), "label", ENTAILED),
-        Task("wnli", "WNLI", ("sentence1", "sentence2"), "label"),
+        Spec("qnli", "QNLI", ("question", "sentence"), "label", ENTAILED),
+        Spec("rte", "RTE", _PAIR, "label", ENTAILED),
+        Spec("wnli", "WNLI", _PAIR, "label"),
     )
 }
 
 
-def task_of(name: str, custom: config.CustomTask) -> Task:
-    """The task of this name. `custom` defines the task `own`."""
+def spec_of(name: str, custom: config.CustomTask) -> Spec:
+    """Returns the values of a task. `custom`, which is `completed`, defines the task `own`."""
     if name != OWN:
-        return TASKS[name]
-    own = Task(OWN, "", custom.columns, custom.label, custom.labels, custom.label_separator)
+        return SPECS[name]
+    columns = (custom.columns, custom.label)
     if custom.score_range:
-        like = TASKS["stsb"]
-        return dataclasses.replace(
-            own, score_range=custom.score_range, metrics=like.metrics, selected_by=like.selected_by
-        )
+        return _regression(OWN, OWN, *columns, custom.score_range)
+    metrics = ("accuracy", "f1" if len(custom.labels) == 2 else "macro_f1")
     if custom.label_separator is not None:
-        return dataclasses.replace(own, metrics=("micro_f1", "macro_f1", "exact_match"))
-    second = "f1" if len(custom.labels) == 2 else "macro_f1"
-    return dataclasses.replace(own, metrics=("accuracy", second))
+        metrics = ("micro_f1", "macro_f1", "exact_match")
+    return Spec(OWN, OWN, *columns, custom.labels, custom.label_separator, metrics=metrics)
+
+
+class Example(typing.NamedTuple):
+    """One example of a sentence task."""
+
+    texts: tuple[str, ...]  # one or two
+    label: int | float | tuple[int, ...] | None  # a class, a score, classes; None: not read
+    number: int  # of the row in its file, from 0
+
+
+def completed(settings: config.Finetune) -> config.Finetune:
+    """Returns the settings with the columns and labels of the training file of the task `own`.
+
+    Raises:
+        ConfigError: There is no training file, or no column of text, or the labels are not clear.
+    """
+    custom = settings.custom
+    path = tables.existing_file("Finetune.train_file", settings.train_file)
+    if not custom.columns:
+        header = tables.columns_of(path)
+        usual = [columns for columns in USUAL_COLUMNS if set(columns) <= set(header)]
+        if not usual:
+            raise config.ConfigError(
+                f"{path}: no column is named text, sentence, or sentence1 and sentence2; it has "
+                f"{', '.join(header)[:200]}. Name one or two columns with CustomTask.columns"
+            )
+        custom = dataclasses.replace(custom, columns=usual[0])
+    if not custom.labels and not custom.score_range:
+        rows = tables.read(path, (*custom.columns, custom.label), exact=True)
+        names = {
+            name for row in rows for name in _names_in(row, custom.label, custom.label_separator)
+        }
+        if not 2 <= len(names) <= MOST_FOUND_LABELS:
+            raise config.ConfigError(
+                f"{path}: the column {custom.label!r} has {len(names)} different labels. Name all "
+                "labels with CustomTask.labels, or give CustomTask.score_range=(LOWEST, HIGHEST) "
+                "if they are scores"
+            )
+        custom = dataclasses.replace(custom, labels=tuple(sorted(names)))
+    return dataclasses.replace(settings, custom=custom)
+
+
+def _names_in(row: tables.Row, column: str, separator: str | None) -> list[str]:
+    """Returns the names of the labels in a cell. In .jsonl, it can hold a list of them."""
+    if separator is None:
+        return [row.text(column)]
+    value = row.values.get(column)
+    if isinstance(value, list):
+        return [tables.Row(row.location, {column: item}).text(column) for item in value]
+    return [name for part in row.text(column).split(separator) if (name := part.strip())]
+
+
+def read_table(
+    spec: Spec,
+    path: pathlib.Path | str,
+    labelled: bool,
+    notes: list[str],
+    skip_broken: bool = False,
+) -> list[Example]:
+    """Reads a file of a task.
+
+    Args:
+        spec: The task.
+        path: The file.
+        labelled: Whether to read labels. If not, the label column can be missing.
+        notes: Notes for the user are added to it.
+        skip_broken: Whether a line with too few columns is left out, and noted.
+
+    Raises:
+        ConfigError: The file is not as expected. The message names file and line.
+    """
+    needed = (*spec.texts, spec.label) if labelled else spec.texts
+    broken = [] if skip_broken else None
+    rows = tables.read(path, needed, spec.headless, spec.name == OWN, broken)
+    examples = [
+        Example(
+            tuple(map(row.text, spec.texts)), _parse_label(spec, row) if labelled else None, number
+        )
+        for number, row in enumerate(rows)
+    ]
+    if broken:
+        notes.append(f"{path}: {len(broken)} lines with missing columns left out")
+    if empty := sum(not all(example.texts) for example in examples):
+        notes.append(f"{path}: {empty} examples with an empty text, kept")
+    return examples
+
+
+def _parse_label(spec: Spec, row: tables.Row) -> int | float | tuple[int, ...]:
+    """Returns the class, score or classes in a row. Raises ConfigError when there is none."""
+    names = _names_in(row, spec.label, spec.label_separator)
+    known = ", ".join(spec.labels)
+    if not spec.labels:
+        low, high = spec.score_range
+        known = f"numbers from {low:.7g} to {high:.7g}"
+        try:
+            score = float(names[0])
+        except ValueError:
+            score = math.nan
+        if low <= score <= high:
+            return score
+    elif set(names) <= set(spec.labels):
+        classes = tuple(map(spec.labels.index, names))
+        return classes[0] if spec.label_separator is None else classes
+    unknown = next(name for name in names if name not in spec.labels)
+    raise config.ConfigError(
+        f"{row.location}: unknown label {unknown[:50]!r} in column {spec.label}; "
+        f"{spec.name} has {known[:200]}"
+    )
+
+
+def _file_name(split: str, part: str) -> str:
+    return f"{split}_{part}" if part else split
+
+
+def find_files(spec: Spec, settings: config.Finetune) -> tuple:
+    """Returns the training file, and {part of the dev set: its file, or None if there is none}.
+
+    Raises:
+        ConfigError: The training file or every dev file is missing.
+    """
+    if spec.name == OWN:
+        dev = {}
+        if settings.dev_file is not None:
+            dev[""] = tables.existing_file("Finetune.dev_file", settings.dev_file)
+        return tables.existing_file("Finetune.train_file", settings.train_file), dev
+
+    def find(name: str) -> pathlib.Path | None:
+        return tables.find_file(settings.data_dir, f"{spec.folder}/{name}.tsv")
+
+    train = find("train")
+    dev = {part: find(_file_name("dev", part)) for part in spec.parts}
+    if train is None or not any(dev.values()):
+        absent = "train.tsv" if train is None else "dev file"
+        raise config.ConfigError(
+            f"{spec.name}: no {absent} in {settings.data_dir} ({spec.folder}/, also in its glue/). "
+            "Give the folder with --gin.DATA_DIR=FOLDER"
+        )
+    return train, dev
+
+
+def read(spec: Spec, settings: config.Finetune, notes: list[str]) -> Splits:
+    """Reads the data of a task from its files, or from TFDS if there is no `data_dir`.
+
+    Raises:
+        ConfigError: The training data or every dev set is missing, or a file is not as expected.
+    """
+    if spec.name != OWN and settings.data_dir is None:
+        train = _read_tfds(spec, "train")
+        dev = {part: _read_tfds(spec, _file_name("validation", part)) for part in spec.parts}
+    else:
+        path, dev_paths = find_files(spec, settings)
+        train = read_table(spec, path, True, notes, spec.skips_broken)
+        if not dev_paths:
+            return _hold_out(train, notes)
+        dev = {
+            part: path and read_table(spec, path, True, notes) for part, path in dev_paths.items()
+        }
+    notes += [f"no {_file_name('dev', part)}" for part, examples in dev.items() if not examples]
+    return Splits(train, {part: examples for part, examples in dev.items() if examples})
+
+
+def _hold_out(examples: list[Example], notes: list[str]) -> Splits:
+    """Divides the examples of a training file without a dev file."""
+    if len(examples) < HELD_OUT:
+        raise config.ConfigError(
+            f"Finetune.dev_file is missing, and the training file has only {len(examples)} "
+            "examples. Give --gin.DEV_FILE=FILE"
+        )
+    order = np.random.default_rng(HELD_OUT_SEED).permutation(len(examples))
+    held_out = set(order[: len(examples) // HELD_OUT].tolist())
+    notes.append(
+        f"no DEV_FILE: scored on {len(held_out):,} of the {len(examples):,} examples of the "
+        "training file, trained on the others"
+    )
+    parts = [[], []]
+    for example in examples:
+        parts[example.number in held_out].append(example)
+    return Splits(parts[0], {"": parts[1]})
+
+
+def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example] | None:
+    """Returns a split in the order of GLUE's files, which numbers predictions. TFDS shuffles it.
+
+    Args:
+        spec: The task.
+        split: The split.
+        name: The dataset; None: that of the task.
+
+    Returns:
+        The examples; None when the dataset does not have the split.
+    """
+    records = tables.tfds_records(f"glue/{name or spec.name}", split)
+    return records and [
+        Example(
+            tuple(record[field].strip() for field in spec.fields or spec.texts),
+            record["label"],
+            number,
+        )
+        for number, record in enumerate(sorted(records, key=lambda record: int(record["idx"])))
+    ]
+
+
+def read_tests(spec: Spec, settings: config.Finetune, notes: list[str]) -> dict[str, list[Example]]:
+    """Returns the test sets of a task of GLUE that can be found, without labels.
+
+    Returns:
+        {name of its predictions in a submission to GLUE: examples}.
+
+    Raises:
+        ConfigError: A file is not as expected.
+    """
+
+    def find(split: str, *names: str, dataset: str | None = None) -> list[Example] | None:
+        if settings.data_dir is None:
+            return _read_tfds(spec, split, dataset)
+        path = tables.find_file(settings.data_dir, *names)
+        return path and read_table(spec, path, False, notes)
+
+    tests = {}
+    for part in spec.parts:
+        name = _file_name("test", part)
+        tests[spec.submission(part)] = find(name, f"{spec.folder}/{name}.tsv")
+    if spec.name == "mnli":
+        tests[DIAGNOSTIC] = find("test", *DIAGNOSTIC_FILES, dataset="ax")
+    return {name: examples for name, examples in tests.items() if examples}

@@ -1,39 +1,126 @@
-"""The grid: runs every cell with every seed and chooses a cell by the median of its seeds.
+"""The runs that a command asks for: tasks by encoders, each with cells and seeds. None runs twice.
 
 A cell is one combination of batch size, learning rate, epochs and warm-up. Each run has a folder of
-its own. Finished runs are skipped.
+its own. A cell is chosen by the median of its seeds.
 """
 
-import contextlib
+import collections
 import dataclasses
 import itertools
 import pathlib
 import shutil
+import time
+import typing
 
 import numpy as np
 
-from maelm_jax import config, gin_files, json_files
-from maelm_jax.finetuning import initial_encoder, results
+from maelm_jax import config, gin_files, storage
+from maelm_jax.finetuning import (
+    glue,
+    initial_encoder,
+    question,
+    sentence,
+    session,
+    table,
+    token,
+)
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
-from maelm_jax.finetuning.session import UNFINISHED, FinetuneSession
-from maelm_jax.finetuning.task_data import TaskData
-from maelm_jax.training import loop, run_record, sharding
+from maelm_jax.finetuning.session import Run, Session
+from maelm_jax.finetuning.task import InputFormat, Task
+from maelm_jax.training import attention_report, loop, run_record, sharding
 
+KINDS = (sentence.SentenceTask, question.QuestionTask, token.TokenTask)
+BASE = "finetune/base.gin"
 INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
-ResultsByCell = dict[str, list[dict]]  # {name of a cell: results of its runs, one a seed}
+
+def create_task(name: str, settings: config.Finetune, results: dict | None = None) -> Task:
+    """Makes the task of a name. `results` are those of the finished run whose model is used."""
+    kind = next(kind for kind in KINDS if name in kind.names)
+    return kind(name, settings, results)
+
+
+class Planned(typing.NamedTuple):
+    """One task with one encoder. It is a single run or a grid."""
+
+    task: str
+    encoder: InitialEncoder
+    label: str  # name of the encoder in the table
+    experiment: config.Experiment
+    is_listed: bool  # in a list of tasks, which makes a table, even if it is of one
+
+
+def plan(
+    names: list[str], files: list[str], bindings: list[str], step: int | None = None
+) -> list[Planned]:
+    """Reads and checks all settings before the first run starts.
+
+    Args:
+        names: The encoders, as in --init_from.
+        files: The gin files of the command line.
+        bindings: The settings of the command line.
+        step: Step of the checkpoint of each encoder. None: the newest.
+
+    Returns:
+        All pairs, task by task, so that encoders share data and compiled steps.
+
+    Raises:
+        ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
+    """
+    encoders = [initial_encoder.load(initial_encoder.normalise_name(name), step) for name in names]
+    counts = collections.Counter(encoder.label for encoder in encoders)
+    planned = []
+    for encoder in encoders:
+        path = encoder.name.strip("/").replace("/", "-")
+        label = encoder.label if counts[encoder.label] == 1 else path
+        tasks = _load(encoder, files, bindings).finetune.tasks
+        if not tasks:
+            raise config.ConfigError(
+                "Finetune.tasks names no task; stack a task's file, as in "
+                f"--gin_file=finetune/rte.gin, on {', '.join(files)}"
+            )
+        is_listed = isinstance(tasks, tuple)
+        planned += [
+            Planned(task, encoder, label, settings_of(task, encoder, files, bindings), is_listed)
+            for task in (tasks if is_listed else (tasks,))
+        ]
+    order = list(dict.fromkeys(one.task for one in planned))
+    return sorted(planned, key=lambda one: order.index(one.task))
+
+
+def settings_of(
+    task: str, encoder: InitialEncoder, files: list[str], bindings: list[str]
+) -> config.Experiment:
+    """Returns the settings of a task with an encoder. Checks that the files of the task exist.
+
+    Later sources win: the encoder's own settings, finetune/base.gin, the task's file, the gin files
+    and the settings of the command line. The shape of the encoder wins over all of them.
+    """
+    files, bindings = [f"finetune/{task}.gin", *files], [*bindings, f"Finetune.tasks={task}"]
+    experiment = _load(encoder, files, bindings)
+    finetune = dataclasses.replace(experiment.finetune, init_from=encoder.name)
+    if task == glue.OWN:
+        finetune = glue.completed(finetune)
+    create_task(task, finetune).check_files()
+    return encoder.with_shape(dataclasses.replace(experiment, finetune=finetune))
+
+
+def _load(encoder: InitialEncoder, files: list[str], bindings: list[str]) -> config.Experiment:
+    """Returns settings from gin files and bindings, above those of the encoder's pretraining."""
+    pretraining = dataclasses.replace(gin_files.load([encoder.gin_file]), finetune=None)
+    return gin_files.load([BASE, *files], bindings, base=pretraining)
 
 
 def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
-    """The cells of the grid, each as settings with one value of each hyper-parameter.
+    """Returns the cells of a grid, each as settings with one value of each hyper-parameter.
 
     `examples` is the number of training examples.
     """
-    lists = {name: grid.listed(name) for name in results.HYPERPARAMETERS}
+    lists = {name: grid.listed(name) for name in session.HYPERPARAMETERS}
     if examples < SMALL_TASK:
-        more = [value for value in grid.listed("small_task_epochs") if value not in lists["epochs"]]
-        lists["epochs"] += tuple(more)
+        epochs = (*lists["epochs"], *grid.listed("small_task_epochs"))
+        lists["epochs"] = tuple(dict.fromkeys(epochs))
     return [
         dataclasses.replace(grid, small_task_epochs=(), **dict(zip(lists, values, strict=True)))
         for values in itertools.product(*lists.values())
@@ -41,262 +128,284 @@ def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
 
 
 def name_of(cell: config.Grid) -> str:
-    """The name of a cell's folder, for example b32-lr3e-05-e3-w0.06."""
+    """Returns the name of a cell's folder, for example b32-lr3e-05-e3-w0.06."""
     return f"b{cell.batch_size}-lr{cell.learning_rate:g}-e{cell.epochs}-w{cell.warmup:g}"
 
 
-def is_single(grid: config.Grid, examples: int) -> bool:
-    """Whether the grid has one cell and one seed."""
-    return len(cells(grid, examples)) * len(grid.listed("seeds")) == 1
+def all_runs(planned: Planned, current: Session) -> list[config.Experiment]:
+    """Returns the settings of all runs of a pair, cell by cell. Their config.gin holds them."""
+    experiment, finetune = planned.experiment, planned.experiment.finetune
+    return [
+        dataclasses.replace(
+            experiment,
+            finetune=dataclasses.replace(finetune, grid=dataclasses.replace(cell, seeds=seed)),
+            run=dataclasses.replace(experiment.run, seed=seed, batch_size=cell.batch_size),
+        )
+        for cell in cells(finetune.grid, len(current.data.train.ids))
+        for seed in finetune.grid.listed("seeds")
+    ]
 
 
-def experiment_of(experiment: config.Experiment, cell: config.Grid, seed: int) -> config.Experiment:
-    """The settings of one run of the grid. Its config.gin holds them."""
-    run = dataclasses.replace(experiment.run, seed=seed, batch_size=cell.batch_size)
-    grid = dataclasses.replace(cell, seeds=seed)
-    finetune = dataclasses.replace(experiment.finetune, grid=grid)
-    return dataclasses.replace(experiment, finetune=finetune, run=run)
+def run_all(folder: pathlib.Path, plan: list[Planned]):
+    """Does all runs that are not finished.
+
+    The workdir `folder` is that of the run, if it is a single run and no table is there. Else it
+    gets the table and a folder ENCODER/TASK/CELL/seedN for each run. The results of other pairs in
+    a table that is there already are kept.
+
+    Raises:
+        ConfigError: Data is malformed, a batch does not fit the mesh, or a folder holds a run with
+            other settings or data.
+        Diverged: The single run diverged.
+    """
+    began = time.perf_counter()
+    reports = _earlier_reports(folder, plan)
+    # A run beside a table is one of the table.
+    as_table = len(plan) > 1 or plan[0].is_listed or (folder / table.JSON_FILE).is_file()
+    # What is wrong with its data is said before anything is written.
+    key, current = session_key(plan[0]), open_session(plan[0])
+    with run_record.locked(str(folder)):
+        for planned in plan:
+            if session_key(planned) != key:
+                current = None  # before the next one is made, to free its memory
+                key, current = session_key(planned), open_session(planned)
+            is_single = not as_table and len(all_runs(planned, current)) == 1
+            if not is_single and (folder / gin_files.RECORD).is_file():
+                raise config.ConfigError(
+                    f"{folder} holds a single run: give another --workdir for a table or a grid"
+                )
+            reports[planned.label][planned.task] = _run_grid(current, planned, folder, is_single)
+            if not is_single:
+                # After every task, so that a stopped command leaves the table of what is done.
+                table.write(reports, folder, [one.task for one in plan])
+    if is_single:
+        print(session.describe_results(folder))
+    else:
+        print(f"{table.markdown(reports)}\n{folder / table.MARKDOWN_FILE}")
+    print(f"{time.perf_counter() - began:.0f} s in all")
 
 
-@dataclasses.dataclass(frozen=True)
-class GridRun:
-    """What all runs of a grid share.
+def _earlier_reports(folder: pathlib.Path, plan: list[Planned]) -> table.Reports:
+    """Returns the reports of the table in `folder`, with a row for each encoder of `plan`.
 
-    Attributes:
-        session: Data and compiled steps of the task.
-        encoder: The encoder to start from.
-        experiment: Settings of the grid.
-        folder: Folder of the grid. A run has the folder FOLDER/CELL/seedN, so that cells and seeds
-            can be added later.
-        is_single: The grid is a single run, and its folder is `folder` itself.
+    Raises:
+        ConfigError: The table has another encoder of that name, or another checkpoint of it.
+    """
+    reports = {label: by_task for label, by_task in table.read(folder).items() if by_task}
+    for planned in plan:
+        wanted = {"init_from": planned.encoder.name, "start_step": planned.encoder.step}
+        for report in reports.setdefault(planned.label, {}).values():
+            recorded = {name: report[name] for name in wanted}
+            if recorded != wanted:
+                raise config.ConfigError(
+                    f"{folder / table.JSON_FILE}: {planned.label} is {recorded}, not {wanted}. "
+                    "Give that --init_from and --step, or another --workdir"
+                )
+    return reports
+
+
+def session_key(planned: Planned) -> tuple:
+    """Returns a key that pairs of task and encoder share if they can share a session."""
+    experiment = planned.experiment
+    # Fine-tuning drops the decoder, so MAE-LM and MLM runs share data and compiled steps.
+    encoder = experiment.model.without_decoder
+    vocabulary = planned.encoder.vocabulary.fingerprint
+    return planned.task, vocabulary, encoder, experiment.finetune.max_length
+
+
+def open_session(planned: Planned) -> Session:
+    """Reads the data of a pair of task and encoder, and prints what it is."""
+    experiment, vocabulary = planned.experiment, planned.encoder.vocabulary
+    task = create_task(planned.task, experiment.finetune)
+    data = task.load(InputFormat.of_run(experiment, vocabulary))
+    current = Session(experiment, task, data, vocabulary)
+    runs = all_runs(planned, current)
+    for run in runs:
+        sharding.check_mesh(run, current.model.mesh)
+    print(describe_data(current, planned))
+    lengths = Run(current, runs[0], planned.encoder, pathlib.Path()).lengths
+    print(attention_report.describe_encoder(experiment, lengths, current.model.mesh), flush=True)
+    return current
+
+
+def describe_data(current: Session, planned: Planned) -> str:
+    """Returns the sizes of a task's data and the notes made while reading it, as text."""
+    data, encoder = current.data, planned.encoder
+    length = InputFormat.of_run(planned.experiment, encoder.vocabulary).length
+    dev = ", ".join(f"{name or 'dev'}: {dev.size}" for name, dev in data.dev.items())
+    lines = [f"training: {len(data.train.ids):,} rows of at most {length} tokens; {dev}"]
+    # Without a checkpoint of ours, it is not known which positions were trained.
+    if encoder.step is not None and length > encoder.source.length:
+        lines.append(
+            f"pretraining read rows of {encoder.source.length} tokens, and trained no later "
+            "position"
+        )
+    return "\n".join(f"{planned.task}: {line}" for line in [*lines, *current.task.notes])
+
+
+def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_single: bool) -> dict:
+    """Does all runs of a grid that are not finished. Only the chosen cell keeps its models.
+
+    Returns:
+        The report (see `_report`).
+    """
+    runs, seeds = all_runs(planned, current), planned.experiment.finetune.grid.listed("seeds")
+    results: dict[str, list[dict]] = {}  # by cell
+    best = None
+    for number, experiment in enumerate(runs, start=1):
+        cell, seed = name_of(experiment.finetune.grid), f"seed{experiment.run.seed}"
+        place = "." if is_single else str(pathlib.Path(planned.label, planned.task, cell, seed))
+        inputs = {"start_step": planned.encoder.step, "data": current.fingerprint}
+        result = finished(folder / place, experiment, inputs)
+        if result is None:
+            title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
+            print(title, flush=True)
+            run = Run(current, experiment, planned.encoder, folder / place)
+            result = _train(run, inputs, is_single)
+        results.setdefault(cell, []).append(result | {"place": place})
+        if len(results[cell]) == len(seeds):
+            complete = [best, cell] if best else [cell]
+            best = max(complete, key=lambda name: median(results[name]))  # of equal ones the first
+            for other in itertools.chain(*(results[name] for name in complete if name != best)):
+                shutil.rmtree(folder / other["place"] / "checkpoints", ignore_errors=True)
+    return _report(current, planned, results, folder)
+
+
+def _train(run: Run, inputs: dict, is_single: bool) -> dict:
+    """Does one run. In a grid, one that diverges gets results without a score.
+
+    A grid also tries learning rates that are too high. It goes on, and such a run ranks last.
+    metrics.jsonl keeps the loss up to this point.
     """
 
-    session: FinetuneSession
-    encoder: InitialEncoder
-    experiment: config.Experiment
-    folder: pathlib.Path
-    is_single: bool
+    def record():
+        run_record.write_start(run.folder, run.experiment, run.encoder.vocabulary)
+        session.write_json(run.folder / INPUTS, inputs)
 
-    def run_all(self) -> dict:
-        """Does all runs of the grid that are not finished. Only the chosen cell keeps its models.
-
-        Returns:
-            The summary (see `summary`).
-
-        Raises:
-            ConfigError: A batch does not fit the mesh, or a folder holds a run that differs.
-            Diverged: The single run diverged.
-        """
-        grid, task = self.experiment.finetune.grid, self.session.task
-        all_cells, seeds = cells(grid, len(task.train.ids)), grid.listed("seeds")
-        for cell in all_cells:
-            sharding.check_mesh(experiment_of(self.experiment, cell, 0), self.session.mesh)
-        results_by_cell: ResultsByCell = {}
-        best = None
-        for number, (cell, seed) in enumerate(itertools.product(all_cells, seeds), start=1):
-            title = f"{name_of(cell)} seed {seed} ({number} of {len(all_cells) * len(seeds)})"
-            result = self._result_of(cell, seed, title)
-            name = name_of(cell)
-            results_by_cell.setdefault(name, []).append(result)
-            if len(results_by_cell[name]) == len(seeds):
-                best = self._keep_better(best, name, results_by_cell)
-        return summary(task, results_by_cell) | {"start_step": self.encoder.step}
-
-    def _result_of(self, cell: config.Grid, seed: int, title: str) -> dict:
-        """The results of a run, which is done if it is not finished."""
-        folder = self.folder if self.is_single else self.folder / name_of(cell) / f"seed{seed}"
-        experiment = experiment_of(self.experiment, cell, seed)
-        inputs = {"start_step": self.encoder.step, **self.session.task.fingerprint}
-        result = finished(folder, experiment, inputs)
-        if result is None:
-            print(f"{self.session.task.name} {self.encoder.label} {title}", flush=True)
-            result = self._run(experiment, folder, inputs)
-        return result | {"workdir": str(folder)}
-
-    def _run(self, experiment: config.Experiment, folder: pathlib.Path, inputs: dict) -> dict:
-        """One run. A run that diverges gets results without a score, unless it is single."""
-
-        def record():
-            run_record.write_start(folder, experiment, self.encoder.vocabulary)
-            results.write_json(folder / INPUTS, inputs)
-
-        # The caller holds the lock of the grid's folder, which is the folder of a single run.
-        lock = contextlib.nullcontext() if self.is_single else run_record.locked(str(folder))
-        try:
-            with lock:
-                return self.session.run(experiment, self.encoder, str(folder), record)
-        except loop.Diverged as error:
-            if self.is_single:
-                raise
-            # A grid also tries learning rates that are too high. It goes on, and this run ranks
-            # last. metrics.jsonl keeps the loss up to this point.
-            return self._write_diverged(experiment, folder, str(error))
-
-    def _write_diverged(
-        self, experiment: config.Experiment, folder: pathlib.Path, message: str
-    ) -> dict:
-        """Writes results without a score."""
-        task = self.session.task
+    try:
+        return run.train(record)
+    except loop.Diverged as error:
+        if is_single:
+            raise
         result = {
-            "task": task.name,
-            "init_from": self.encoder.name,
-            "seed": experiment.run.seed,
+            "task": run.session.task.name,
+            "seed": run.experiment.run.seed,
+            "cell": session.cell_of(run.experiment.finetune.grid),
             "score": None,
-            "diverged": message,
-            "cell": results.cell_of(experiment.finetune.grid),
-            "main_metric": task.main,
-            "notes": task.notes,
+            "diverged": str(error),
         }
-        results.write_json(folder / results.NAME, result)
-        shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+        session.write_json(run.folder / session.RESULTS, result)
+        shutil.rmtree(run.folder / session.UNFINISHED, ignore_errors=True)
         return result
-
-    def _keep_better(self, best: str | None, name: str, results_by_cell: ResultsByCell) -> str:
-        """The better one of the cells `best` and `name`. Removes the models of the other one."""
-        if best is None:
-            return name
-        is_better = median(results_by_cell[name]) > median(results_by_cell[best])
-        keep, drop = (name, best) if is_better else (best, name)
-        for checkpoints in (self.folder / drop).glob("seed*/checkpoints"):
-            shutil.rmtree(checkpoints)
-        return keep
 
 
 def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
-    """The results of a finished run.
+    """Returns the results of a finished run; None when the run is not finished.
 
     Args:
         folder: Folder of the run.
         experiment: Settings that the run must have.
         inputs: Content that its INPUTS file must have.
 
-    Returns:
-        The content of results.json; None when the run is not finished.
-
     Raises:
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    _check_settings(folder, experiment)
-    if (folder / INPUTS).exists():
-        recorded = json_files.read(folder / INPUTS, _is_object, f"remove {folder} and run again")
-        changed = [
-            f"{name}: {recorded.get(name)} -> {value}"
-            for name, value in inputs.items()
-            if recorded.get(name) != value and (name in recorded or name != "answers")
-        ]
-        if changed:
-            raise config.ConfigError(
-                f"{folder} holds a run with other data or answers, or one that started from "
-                f"another checkpoint step ({'; '.join(changed)}): give another --workdir"
-            )
-    if not (folder / results.NAME).exists():
+    record = folder / gin_files.RECORD
+    if not record.exists():
         return None
-    # The folder remains when a kill came after the results were written and before its removal.
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-    return results.read(folder)
-
-
-def _is_object(value) -> bool:
-    return isinstance(value, dict)
-
-
-def _check_settings(folder: pathlib.Path, experiment: config.Experiment):
-    """Raises ConfigError if the run in `folder` has other settings."""
-    path = folder / "config.gin"
-    if not path.exists():
-        return
-    recorded = gin_files.load([str(path)])
-    if recorded.finetune and recorded.finetune.init_from:
-        name = initial_encoder.normalised(recorded.finetune.init_from)
-        same_spelling = dataclasses.replace(recorded.finetune, init_from=name)
-        recorded = dataclasses.replace(recorded, finetune=same_spelling)
-    if changes := config.differences(recorded, experiment):
+    changed = config.differences(gin_files.load([str(record)]), experiment)
+    if (folder / INPUTS).exists():
+        recorded = storage.read_json(folder / INPUTS)
+        changed += [
+            f"{name} ({INPUTS}): {recorded[name]} -> {value}"
+            for name, value in inputs.items()
+            if recorded[name] != value
+        ]
+    if changed:
         raise config.ConfigError(
-            f"{folder} holds a run with other settings ({'; '.join(changes)}): "
+            f"{folder} holds a run with other settings, data or checkpoint ({'; '.join(changed)}): "
             "give another --workdir, or the same settings"
         )
+    if not (folder / session.RESULTS).exists():
+        return None
+    # The folder remains when a kill came after the results were written and before its removal.
+    shutil.rmtree(folder / session.UNFINISHED, ignore_errors=True)
+    return storage.read_json(folder / session.RESULTS)
 
 
-def median(runs: list[dict]) -> float:
-    """The median score of the seeds of a cell. A run that diverged counts as -inf.
+def median(results: list[dict]) -> float:
+    """Returns the median score of the seeds of a cell. A run that diverged counts as -inf.
 
     The median is -inf when half of the runs or more diverged, so that such a cell ranks last.
     """
-    scores = sorted(-np.inf if run["score"] is None else run["score"] for run in runs)
+    scores = sorted(-np.inf if result["score"] is None else result["score"] for result in results)
     half = len(scores) // 2
     return scores[half] if len(scores) % 2 else (scores[half - 1] + scores[half]) / 2
 
 
-def summary(task: TaskData, results_by_cell: ResultsByCell) -> dict:
-    """The report of a task with one encoder.
+def _report(
+    current: Session, planned: Planned, results: dict[str, list[dict]], folder: pathlib.Path
+) -> dict:
+    """Returns the report of a task with one encoder, as table.json has it.
 
     Returns:
-        "cells": median, least and highest score of every cell over its seeds. "chosen": the cell
-        with the highest median. "metrics": median, least and highest value of every metric in the
-        chosen cell. "model": the workdir with its middle score among those with a checkpoint, or
-        None. "init_from": the encoder's name in --init_from. Besides these: task, main_metric,
-        seeds, notes.
+        "columns": the table's columns of the task, in percent, with the median, least and highest
+        value of the chosen cell, and the baseline. "metrics": the same of every metric, as it is in
+        results.json. "model": the folder inside the table's with the middle score among those with
+        a checkpoint, or None. "cells": the scores of each cell; the median is None when half of its
+        runs or more diverged.
     """
-    chosen = max(results_by_cell, key=lambda name: median(results_by_cell[name]))
-    runs = results_by_cell[chosen]
-    scored = [run for run in runs if run["score"] is not None]
-    notes = list(task.notes)
-    if lost := len(runs) - len(scored):
+    chosen = max(results, key=lambda cell: median(results[cell]))
+    of_chosen = results[chosen]
+    scored = [result for result in of_chosen if result["score"] is not None]
+    scored.sort(key=lambda result: result["score"])
+    notes = list(current.task.notes)
+    if lost := len(of_chosen) - len(scored):
         notes.append(
-            f"{runs[0]['init_from']}: {lost} of {len(runs)} seeds diverged; "
+            f"{planned.encoder.name}: {lost} of {len(of_chosen)} seeds diverged; "
             "the figures are those of the others"
         )
+    metrics = {}
+    for name, baseline in current.baseline.items() if scored else ():
+        values = [result["best"][name] for result in scored]
+        metrics[name] = spread(values) | {"baseline": baseline}
+    models = [
+        result["place"] for result in scored if (folder / result["place"] / "checkpoints").is_dir()
+    ]
+    reported = []
+    for cell, of_cell in results.items():
+        scores = [result["score"] for result in of_cell]
+        known = spread([score for score in scores if score is not None])
+        if np.isinf(median(of_cell)):
+            known["median"] = None
+        seeds = [result["seed"] for result in of_cell]
+        reported.append(
+            {"name": cell, **of_cell[0]["cell"], **known, "scores": scores, "seeds": seeds}
+        )
     return {
-        "task": task.name,
-        "init_from": runs[0]["init_from"],
-        "main_metric": task.main,
+        "task": planned.task,
+        "init_from": planned.encoder.name,
+        "start_step": planned.encoder.step,
+        "main_metric": current.main_metric,
         "chosen": chosen,
-        "seeds": len(runs),
-        "metrics": _spread(scored),
-        "model": _middle_model(scored),
-        "cells": [_cell_report(name, of_cell) for name, of_cell in results_by_cell.items()],
+        "seeds": len(of_chosen),
+        "columns": {
+            column.title: {
+                name: value * column.factor for name, value in metrics[column.metric].items()
+            }
+            for column in current.task.columns
+            if column.metric in metrics
+        },
+        "metrics": metrics,
+        "model": models[len(models) // 2] if models else None,
+        "cells": reported,
         "notes": notes,
     }
 
 
-def _cell_report(name: str, runs: list[dict]) -> dict:
-    """Scores of one cell. Its median is None when half of its runs or more diverged."""
-    scores = [run["score"] for run in runs]
-    known = [score for score in scores if score is not None]
-    middle = median(runs)
-    return {
-        "name": name,
-        **runs[0]["cell"],
-        "median": middle if np.isfinite(middle) else None,
-        "least": min(known, default=None),
-        "highest": max(known, default=None),
-        "scores": scores,
-        "seeds": [run["seed"] for run in runs],
-    }
-
-
-def _spread(runs: list[dict]) -> dict[str, dict[str, float]]:
-    """{metric: median, least and highest value}, of the best evaluation of each run."""
-    spread = {}
-    for name in runs[0]["best"] if runs else ():
-        if name not in ("step", "epoch"):
-            values = [run["best"][name] for run in runs]
-            spread[name] = {
-                "median": float(np.median(values)),
-                "least": min(values),
-                "highest": max(values),
-            }
-    return spread
-
-
-def _middle_model(runs: list[dict]) -> str | None:
-    """The workdir with the middle score. A run without a checkpoint does not count.
-
-    A cell that was not the best with fewer seeds has lost the models of those seeds.
-    """
-    ranked = sorted(runs, key=lambda run: run["score"])
-    with_model = [
-        run["workdir"] for run in ranked if (pathlib.Path(run["workdir"]) / "checkpoints").is_dir()
-    ]
-    return with_model[len(with_model) // 2] if with_model else None
+def spread(values: list[float]) -> dict[str, float | None]:
+    """Returns the median, the least and the highest value; None for each if there is none."""
+    if not values:
+        return dict.fromkeys(("median", "least", "highest"))
+    return {"median": float(np.median(values)), "least": min(values), "highest": max(values)}

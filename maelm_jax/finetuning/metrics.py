@@ -1,4 +1,4 @@
-"""Metrics: GLUE's (scikit-learn, SciPy), entities' (seqeval), SQuAD's (as its evaluation, 2.0)."""
+"""Metrics: GLUE's (scikit-learn, SciPy), entities' (seqeval), SQuAD's (as its two evaluations)."""
 
 import collections
 import functools
@@ -34,8 +34,8 @@ METRICS = {
 }
 
 
-def glue(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    """Computes metrics of a task of GLUE.
+def sentences(names: tuple[str, ...], truth: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Computes metrics of a sentence task.
 
     Args:
         names: Keys of METRICS.
@@ -113,17 +113,22 @@ def normalise(answer: str) -> str:
 
 
 def exact(gold: str, answer: str) -> float:
-    """1 if the normalised answers are equal, else 0."""
+    """Returns 1 if the normalised answers are equal, else 0."""
     return float(normalise(gold) == normalise(answer))
 
 
 def f1(gold: str, answer: str) -> float:
-    """F1 of the bags of words. If an answer is empty: 1 if both are, else 0."""
+    """Returns F1 of the bags of words. If an answer is empty: 1 if both are, else 0."""
     gold_words, words = normalise(gold).split(), normalise(answer).split()
     if not gold_words or not words:
         return float(gold_words == words)
     shared = sum((collections.Counter(gold_words) & collections.Counter(words)).values())
     return 2.0 * shared / (len(gold_words) + len(words))
+
+
+def f1_of_squad1(gold: str, answer: str) -> float:
+    """Returns `f1` as the evaluation of SQuAD 1.1 has it: 0 if an answer is empty."""
+    return f1(gold, answer) if normalise(answer) else 0.0
 
 
 class Threshold(typing.NamedTuple):
@@ -178,7 +183,7 @@ def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.
     )
 
 
-def squad(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
+def questions(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
     """Computes the metrics of SQuAD.
 
     Args:
@@ -191,21 +196,20 @@ def squad(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
         answer ("exact_answerable"), and both with the best threshold ("best_exact"), with that
         threshold ("best_exact_threshold"). See `best_threshold`.
     """
-    # A gold answer that normalises to nothing is ignored. If no other is left, "" is right.
-    golds = [tuple(gold for gold in answer.golds if normalise(gold)) or ("",) for answer in answers]
-    texts = [answer.text for answer in answers]
-    measures = {"exact": exact, "f1": f1}
+    golds, texts = [answer.golds for answer in answers], [answer.text for answer in answers]
     if not unanswerable:
         return {
-            name: 100 * float(_best_scores(measure, golds, texts).mean())
-            for name, measure in measures.items()
+            "exact": 100 * float(_best_scores(exact, golds, texts).mean()),
+            "f1": 100 * float(_best_scores(f1_of_squad1, golds, texts).mean()),
         }
+    # A gold answer that normalises to nothing is ignored. If no other is left, "" is right.
+    golds = [tuple(filter(normalise, of_question)) or ("",) for of_question in golds]
     answerable = np.asarray([bool(answer.golds) for answer in answers])
     margins = np.asarray([answer.null_margin for answer in answers])
     answered = np.asarray([bool(text) for text in texts])
     confident = ["" if answer.null_margin > 0 else answer.text for answer in answers]
     result = {}
-    for name, measure in measures.items():
+    for name, measure in (("exact", exact), ("f1", f1)):
         values = _best_scores(measure, golds, confident)
         result[name] = 100 * float(values.mean())
         for part, chosen in (("answerable", answerable), ("unanswerable", ~answerable)):

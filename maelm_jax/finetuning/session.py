@@ -1,7 +1,8 @@
-"""Fine-tuning runs of one task: training, evaluation, predictions and results."""
+"""Fine-tuning runs of one task: training on the loop of training/, evaluation, results."""
 
 import collections.abc
 import dataclasses
+import json
 import pathlib
 import shutil
 import time
@@ -11,26 +12,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tqdm
+from jax.sharding import NamedSharding
 
-from maelm_jax import config
+from maelm_jax import config, storage
+from maelm_jax.analysis import monitor
 from maelm_jax.data.vocabularies import Vocabulary
-from maelm_jax.finetuning import heads, input_format, predictor, rank_curve, results
-from maelm_jax.finetuning.batches import Batch, Batches, padded_lengths
+from maelm_jax.finetuning import heads
+from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_order, pack
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
-from maelm_jax.finetuning.schedule import Schedule
-from maelm_jax.finetuning.task_data import DevSet, TaskData
+from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import (
-    checkpoint,
-    flops,
-    loop,
-    metrics,
-    optimizers,
-    sharding,
-    step,
-)
+from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
 
+RESULTS = "results.json"  # written last: a folder that holds it is finished
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
+HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
+EVALUATION_ROWS = 64  # rows of an evaluation step
+RANK_SEED = 0  # of the masks of rank_real_* and rank_all_*: the same for all seeds of a task
+# FLOPs that a device computes in the time that compiling one more shape takes: 6 s of a core with
+# 80 GFLOP/s (measured), 20 s of an accelerator with 50 TFLOP/s (assumed).
+FLOPS_OF_COMPILATION_ON_CPU, FLOPS_OF_COMPILATION = 5e11, 1e15
 
 
 class State(typing.NamedTuple):
@@ -40,262 +42,373 @@ class State(typing.NamedTuple):
     params: dict
     opt_state: optax.OptState
     best_params: dict
-    # float32: TaskData.selection_score of `best_params`, -inf before the first evaluation
+    # float32: the mean metric by which `best_params` was selected, -inf before the first evaluation
     best_score: jax.Array
 
 
-class FinetuneSession:
-    """Data and compiled steps that all runs of one task with one architecture share."""
+class Model:
+    """A model with the head of a task on the devices: its definition, and its predictions."""
 
-    def __init__(self, experiment: config.Experiment, task: TaskData, vocabulary: Vocabulary):
-        self.task, self.vocabulary = task, vocabulary
+    def __init__(self, experiment: config.Experiment, task: Task, vocabulary: Vocabulary):
+        self.task, self.pad = task, vocabulary.pad
         self.mesh = sharding.make_mesh(experiment.mesh)
-        self.graph, self.init = heads.create(
-            experiment.model, vocabulary.size, vocabulary.pad, task.head
+        self.graph, self.init = heads.define(
+            experiment.model, vocabulary.size, vocabulary.pad, task
         )
-        self.optimizer = optimizers.create(experiment.optimizer)
         shapes = jax.eval_shape(self.init, keys.make_key(0))
-        moments = jax.eval_shape(self.optimizer.init, shapes)
-        self.fresh_params = jax.jit(
-            self.init, out_shardings=sharding.shardings_of(shapes, self.mesh)
-        )
-        self.fresh_moments = jax.jit(
-            self.optimizer.init, out_shardings=sharding.shardings_of(moments, self.mesh)
-        )
-        replicated = jax.NamedSharding(self.mesh, jax.P())
-        self.zero = jax.device_put(jnp.zeros((), jnp.int32), replicated)
-        self.sizes = self._padded_lengths(input_format.length_of(experiment))
-        self.predictor = predictor.Predictor(
-            self.graph,
-            self.init,
-            task.head,
-            self.mesh,
-            vocabulary.pad,
-            experiment.finetune.eval_batch_size,
-        )
-        state = State(self.zero, shapes, moments, shapes, self.zero)
-        # The step is compiled with seed 0. The seed of a run travels in its batches.
-        self.train_step = step.make_train_step(
-            heads.loss_of(self.graph, task.head),
-            self.optimizer,
-            state,
-            0,
-            experiment.run.accumulate,
-            self.mesh,
-        )
-        self.peak = flops.peak_flops(experiment.model.dtype).flops_per_second
-        self.rank_monitors = rank_curve.RankMonitors(task, vocabulary, self.mesh)
-
-    def _padded_lengths(self, longest: int) -> list[int]:
-        """Lengths that batches are padded to. The last one fits every example to predict."""
-        dev_sets = (*self.task.dev.values(), *self.task.unscored.values())
-        longest_dev = max(int(dev.features.lengths.max()) for dev in dev_sets)
-        sizes = padded_lengths(self.task.train.lengths, longest)
-        return sizes if sizes[-1] >= longest_dev else [*sizes, longest_dev]
-
-    def fresh_state(self, encoder: InitialEncoder, seed: int) -> State:
-        """The state before the first step: the given encoder, and a head drawn with `seed`."""
-        params = self.fresh_params(keys.make_stream_key(seed, keys.INIT_STREAM))
-        params |= {"encoder": encoder.load_encoder(params["encoder"])}
-        if "classifier" in params:
-            dense = params["classifier"]["dense"]
-            params["classifier"]["dense"] = encoder.load_pooler(dense)
-        # The training step donates the buffers of its state: no two fields may share a buffer.
-        return State(
-            _copy(self.zero),
-            params,
-            self.fresh_moments(params),
-            _copy(params),
-            jax.device_put(jnp.float32(-jnp.inf), self.zero.sharding),
+        self.shapes = sharding.sharded_shapes(shapes, self.mesh)
+        self._predict = jax.jit(
+            heads.predict_function(self.graph, task),
+            in_shardings=(
+                sharding.shardings_of(shapes, self.mesh),
+                NamedSharding(self.mesh, sharding.BATCH),
+            ),
         )
 
-    def run(
-        self,
-        experiment: config.Experiment,
-        encoder: InitialEncoder,
-        workdir: str,
-        record: collections.abc.Callable[[], None],
-    ) -> dict:
-        """Trains one cell with one seed in `workdir`. Resumes from a checkpoint of UNFINISHED.
+    def shard(self, batch: Batch) -> Batch:
+        """Puts a batch on the devices."""
+        return Batch(*(sharding.shard_batch(part, self.mesh) for part in batch))
+
+    def outputs(self, params: dict, dev: EvaluationSet, lengths: list[int]):
+        """Computes the outputs of `Task.predict` for all examples, in their order.
 
         Args:
+            params: Parameters of the model.
+            dev: The examples.
+            lengths: Lengths to pad to, in ascending order. The last one fits every example.
+
+        Returns:
+            NumPy arrays. Those of slots are as wide as the longest batch.
+        """
+        devices = sharding.row_shards(self.mesh)
+        rows = -(-EVALUATION_ROWS // devices) * devices
+        indices, outputs = [], []
+        planned = tqdm.tqdm(
+            in_order(dev.features, lengths, rows, self.pad),
+            total=-(-len(dev.features.ids) // rows),
+            desc="evaluating",
+            leave=False,
+            delay=5.0,
+        )
+        for part, batch in planned:
+            indices.append(part)
+            outputs.append(self._predict(params, self.shard(batch)))
+        order = np.argsort(np.concatenate(indices))
+
+        def join(*arrays):
+            rows = [array[: len(part)] for array, part in zip(arrays, indices, strict=True)]
+            if rows[0].ndim == 2:  # a column for each class, or for each slot of the batch
+                most = max(array.shape[1] for array in rows)
+                rows = [np.pad(array, [(0, 0), (0, most - array.shape[1])]) for array in rows]
+            return np.concatenate(rows)[order]
+
+        return jax.tree.map(join, *jax.device_get(outputs))
+
+
+def flops_per_token(model: config.Model) -> float:
+    """Returns the model FLOPs of training on a token, without those of attention scores."""
+    per_layer = 4 * model.width**2 + model.feed_forward_kernels * model.width * model.feed_forward
+    return 6.0 * per_layer * model.layers
+
+
+def slots_of_compilation(mesh: jax.sharding.Mesh, model: config.Model) -> float:
+    """Returns the slots that are trained on in the time that compiling one more shape takes."""
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    flops = FLOPS_OF_COMPILATION_ON_CPU if is_cpu else FLOPS_OF_COMPILATION
+    return flops / flops_per_token(model)
+
+
+class Session:
+    """Data and compiled steps that all runs of one task with one architecture share."""
+
+    def __init__(
+        self, experiment: config.Experiment, task: Task, data: TaskData, vocabulary: Vocabulary
+    ):
+        self.task, self.data, self.vocabulary = task, data, vocabulary
+        first = next(iter(data.dev))  # the score is that of the first dev set
+        self.main_metric = f"{first}_{task.main_metric}" if first else task.main_metric
+        self.fingerprint = data.fingerprint()
+        self.baseline = self.score(
+            {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
+        )
+        self.model = Model(experiment, task, vocabulary)
+        optimizer = optimizers.create(experiment.optimizer)
+        shapes = self.model.shapes
+        moments = jax.eval_shape(optimizer.init, shapes)
+        self.create_moments = jax.jit(
+            optimizer.init, out_shardings=sharding.shardings_of(moments, self.model.mesh)
+        )
+        everywhere = NamedSharding(self.model.mesh, jax.P())
+        self.zero = jax.device_put(jnp.zeros((), jnp.int32), everywhere)
+        # The step is compiled with seed 0. The seed of a run travels in its batches.
+        self.train_step = step.make_train_step(
+            heads.loss_function(self.model.graph, task),
+            optimizer,
+            State(self.zero, shapes, moments, shapes, self.zero),
+            0,
+            experiment.run.accumulate,
+            self.model.mesh,
+        )
+        self.compiled: dict[tuple[int, int], collections.abc.Callable] = {}  # by rows and length
+        self._monitors: dict[config.Masking, monitor.RankMonitor] = {}
+
+    def outputs(self, params: dict, lengths: list[int]) -> dict:
+        """Returns {name of the dev set: `Model.outputs` of its examples}."""
+        return {
+            name: self.model.outputs(params, dev, lengths) for name, dev in self.data.dev.items()
+        }
+
+    def score(self, outputs: dict) -> dict[str, float]:
+        """Returns {metric: value} of the dev sets. A name such as "matched" begins its metrics."""
+        return {
+            f"{name}_{metric}" if name else metric: value
+            for name, dev in self.data.dev.items()
+            for metric, value in self.task.score(dev, outputs[name]).items()
+        }
+
+    def selection_score(self, values: dict[str, float]) -> np.float32:
+        """Returns the value by which the best evaluation is selected, from its metrics."""
+        names = self.task.selected_by or (self.main_metric,)
+        return np.float32(np.mean([values[name] for name in names]))
+
+    def rank_monitor(self, experiment: config.Experiment) -> monitor.RankMonitor:
+        """Returns what measures the ranks on the text of the first dev set.
+
+        It is compiled once for each way of masking: encoders that share a session may have been
+        pretrained with different masks.
+        """
+        if experiment.masking not in self._monitors:
+            features = next(iter(self.data.dev.values())).features
+            longest, count = int(features.lengths.max()), len(features.ids)
+            self._monitors[experiment.masking] = monitor.RankMonitor(
+                dataclasses.replace(
+                    experiment, run=dataclasses.replace(experiment.run, seed=RANK_SEED)
+                ),
+                self.vocabulary.size,
+                self.vocabulary.special,
+                pack(features, longest, count, self.vocabulary.pad, 0).ids,
+                self.model.mesh,
+            )
+        return self._monitors[experiment.masking]
+
+
+class Run:
+    """One cell with one seed: batches, training, results.
+
+    Batches and steps depend on the settings and the data only, so that a resumed run has the same.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        experiment: config.Experiment,
+        encoder: InitialEncoder,
+        folder: pathlib.Path,
+    ):
+        """Plans the run.
+
+        Args:
+            session: What the run shares with others.
             experiment: Settings with one value of each hyper-parameter.
             encoder: The encoder to start from.
-            workdir: Folder of the run.
+            folder: Folder of the run.
+        """
+        self.session, self.experiment = session, experiment
+        self.encoder, self.folder = encoder, folder
+        self._best_outputs: dict | None = None
+        grid, data = experiment.finetune.grid, session.data
+        self.max_length = InputFormat.of_run(experiment, session.vocabulary).length
+        lengths = [data.train.lengths, *(dev.features.lengths for dev in data.dev.values())]
+        self.lengths = choose_lengths(
+            np.concatenate(lengths),
+            self.max_length,
+            slots_of_compilation(session.model.mesh, experiment.model) / grid.epochs,
+        )
+        pad, seed = session.vocabulary.pad, experiment.run.seed
+        self.batches = Batches(data.train, self.lengths, grid.batch_size, pad, seed)
+        self.total_steps = self.batches.per_epoch * grid.epochs
+        warmup_steps = round(grid.warmup * self.total_steps)
+        schedule = dataclasses.replace(
+            experiment.optimizer,
+            schedule="linear",
+            learning_rate=grid.learning_rate,
+            warmup_steps=warmup_steps,
+        )
+        self.learning_rates = optimizers.learning_rates(schedule, self.total_steps)
+
+    def train(self, record: collections.abc.Callable[[], None]) -> dict:
+        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
+
+        Args:
             record: Writes the settings of the run. It is called after the checkpoint is read and
-                before anything in `workdir` changes.
+                before anything in the folder changes.
 
         Returns:
             The content of results.json.
 
         Raises:
             Diverged: The loss or the gradient is not finite.
-            SystemExit: A signal stopped the run.
+            SystemExit: A signal stopped the run (`loop.run`).
         """
         began = time.perf_counter()
-        schedule = self._schedule(experiment)
-        state = self.fresh_state(encoder, experiment.run.seed)
-        unfinished = f"{workdir}/{UNFINISHED}"
+        state = self.initial_state()
+        unfinished = str(self.folder / UNFINISHED)
         resumed = checkpoint.restore_newest(unfinished, state)
         state = resumed.state if resumed else state
         first_step = int(state.step)
-        if self.task.selected_by:
-            self._check_selection(workdir, state)
         record()
-        evaluator = _Evaluator(self)
-        writer = metrics.Writer(workdir, first_step)
+        writer = metrics.Writer(str(self.folder), first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
-            job = self._job(schedule, experiment, evaluator)
-            if experiment.run.rank_every and not metrics.read(workdir):
-                writer.write(0, self.rank_monitors.of(experiment)(state.params))
-            state = loop.run(job, state, first_step, writer, checkpoints)
-        content = self._finish(pathlib.Path(workdir), schedule, experiment, state, evaluator)
-        content |= {
-            "init_from": encoder.name,
-            "resumed_at": first_step,
-            "seconds": time.perf_counter() - began,
-        }
-        results.write_json(pathlib.Path(workdir) / results.NAME, content)
-        shutil.rmtree(pathlib.Path(workdir) / UNFINISHED)
-        return content
+            self._compile(state)
+            if self.experiment.run.rank_every and not metrics.read(str(self.folder)):
+                writer.write(0, self._measure_ranks(state.params))
+            state = loop.run(self._job(), state, first_step, writer, checkpoints)
+        results = self._finish(state) | {"seconds": time.perf_counter() - began}
+        write_json(self.folder / RESULTS, results)
+        shutil.rmtree(self.folder / UNFINISHED)
+        return results
 
-    def _check_selection(self, workdir: str, state: State):
-        """Checks that this version selects the best evaluation as the run before `state` did."""
-        lines = [line for line in metrics.read(workdir) if line["step"] <= int(state.step)]
-        past = results.evaluations_in(lines, self.task.main)
-        best = max(map(self.task.selection_score, past), default=-np.inf)
-        if best != jax.device_get(state.best_score):
-            raise config.ConfigError(
-                f"{workdir}/{UNFINISHED} holds a run whose best evaluation was selected by other "
-                f"metrics than {' and '.join(self.task.selected_by)}. Remove that folder to start "
-                "the run again"
-            )
+    def initial_state(self) -> State:
+        """Returns the state before the first step: the encoder, and a head drawn with the seed."""
+        session, model = self.session, self.session.model
+        loaded = {} if self.encoder.is_random else {"encoder": {}}  # modules that are not drawn
+        params = jax.jit(
+            lambda key: model.init(key) | loaded,
+            out_shardings=sharding.shardings_of(model.shapes | loaded, model.mesh),
+        )(keys.make_stream_key(self.experiment.run.seed, keys.INIT_STREAM))
+        if loaded:
+            params = self.encoder.load_into(params, model.shapes)
+        opt_state = session.create_moments(params)
+        best_score = jax.device_put(jnp.float32(-jnp.inf), session.zero.sharding)
+        # The training step donates the buffers of its state: no two fields may share a buffer.
+        return State(_copy(session.zero), params, opt_state, _copy(params), best_score)
 
-    def _schedule(self, experiment: config.Experiment) -> Schedule:
-        """Batches, steps and learning rates of a run."""
-        settings = experiment.finetune
-        batches = Batches(
-            self.task.train,
-            self.sizes,
-            settings.grid.batch_size,
-            self.vocabulary.pad,
-            experiment.run.seed,
-        )
-        return Schedule(batches, settings)
+    def _compile(self, state: State):
+        """Compiles the training step for each length that is new, and says so."""
+        compiled, rows = self.session.compiled, self.batches.batch_size
+        new = [length for length in self.lengths if (rows, length) not in compiled]
+        with tqdm.tqdm(new, unit="length", leave=False) as bar:
+            for number, length in enumerate(bar, start=1):
+                bar.set_description(f"compiling length {length} ({number} of {len(new)})")
+                batch = self.session.model.shard(self.batches.empty_batch(length))
+                compiled[rows, length] = self.session.train_step.lower(
+                    state, batch, self.learning_rates[0]
+                ).compile()
 
-    def _job(
-        self, schedule: Schedule, experiment: config.Experiment, evaluator: "_Evaluator"
-    ) -> loop.Job:
-        """What the training loop runs."""
-        flops_per_step = schedule.flops_per_step(experiment.model)
-        work = loop.StepWork(schedule.tokens_per_step, flops_per_step, self.peak)
+    def _job(self) -> loop.Job:
+        """Returns what the training loop runs."""
+        session, run = self.session, self.experiment.run
+        tokens = int(session.data.train.lengths.sum()) / self.batches.per_epoch
+        work = loop.StepWork(tokens, tokens * flops_per_token(self.experiment.model), None)
+
+        def train_step(state: State, batch: Batch, rate: np.float32) -> tuple[State, dict]:
+            return session.compiled[batch.ids.shape](state, batch, rate)
 
         def batch(number: int) -> Batch:
-            return predictor.shard(schedule.batches.batch(number), self.mesh)
+            return session.model.shard(self.batches.batch(number))
 
         return loop.Job(
             run=dataclasses.replace(
-                experiment.run, train_steps=schedule.total_steps, eval_every=schedule.eval_every
+                run,
+                train_steps=self.total_steps,
+                eval_every=-(-self.batches.per_epoch // self.experiment.finetune.evaluations),
             ),
-            train_step=self.train_step,
+            train_step=train_step,
             batch=batch,
             work=work,
-            evaluate=evaluator.evaluate,
-            ranks=self.rank_monitors.of(experiment),
-            learning_rates=schedule.learning_rates(experiment.optimizer),
+            evaluate=self._evaluate,
+            ranks=self._measure_ranks,
+            learning_rates=self.learning_rates,
         )
 
-    def _finish(
-        self,
-        folder: pathlib.Path,
-        schedule: Schedule,
-        experiment: config.Experiment,
-        state: State,
-        evaluator: "_Evaluator",
-    ) -> dict:
+    def _measure_ranks(self, params: dict) -> dict[str, int]:
+        return self.session.rank_monitor(self.experiment)(params)
+
+    def _evaluate(self, state: State) -> loop.Evaluation:
+        """Evaluates the parameters of a state, and keeps the best ones and their outputs."""
+        outputs = self.session.outputs(state.params, self.lengths)
+        values = self.session.score(outputs)
+        score = self.session.selection_score(values)
+        if score > jax.device_get(state.best_score):
+            self._best_outputs = outputs
+            state = state._replace(
+                best_params=_copy(state.params),
+                best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding),
+            )
+        return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})
+
+    def _finish(self, state: State) -> dict:
         """Writes the best model and its predictions. Returns the results of the run."""
-        task, grid = self.task, experiment.finetune.grid
-        per_epoch = schedule.batches.per_epoch
-        evaluations, best = results.evaluations(str(folder), task, per_epoch)
-        written = self.write_best(folder, state.best_params, best["step"], evaluator.best_outputs)
+        session, task, grid = self.session, self.session.task, self.experiment.finetune.grid
+        evaluations = [
+            {"step": line["step"], "epoch": round(line["step"] / self.batches.per_epoch, 4)}
+            | {name: line[f"eval_{name}"] for name in session.baseline}
+            for line in metrics.read(str(self.folder))
+            if f"eval_{session.main_metric}" in line
+        ]
+        best = max(evaluations, key=session.selection_score)  # of equal ones the first
+        checkpoints = checkpoint.Checkpoints(str(self.folder), keep=1)
+        checkpoints.save(best["step"], {"params": state.best_params})
+        checkpoints.close()
+        # A run that was resumed after its best evaluation has no outputs of it.
+        outputs = self._best_outputs or session.outputs(state.best_params, self.lengths)
+        written = []
+        for number, (name, dev) in enumerate(session.data.dev.items()):
+            stem = f"predictions_{name}" if number else "predictions"
+            written.append(task.write(dev, outputs[name], self.folder, stem).name)
         return {
             "task": task.name,
-            "seed": experiment.run.seed,
-            "cell": results.cell_of(grid),
-            "main_metric": task.main,
-            "score": best[task.main],
+            "stock_class": task.stock_class,
+            "labels": list(task.labels),
+            "label_separator": self.experiment.finetune.custom.label_separator,
+            "init_from": self.encoder.name,
+            "seed": self.experiment.run.seed,
+            "cell": cell_of(grid),
+            "main_metric": session.main_metric,
+            "score": best[session.main_metric],
+            "baseline": session.baseline,
             "best": best,
             "last": evaluations[-1],
             "evaluations": evaluations,
-            "labels": list(task.labels),
-            "label_separator": task.label_separator,
-            "max_length": input_format.length_of(experiment),
-            "train_examples": len(task.train.ids),
-            "steps": schedule.total_steps,
-            "padding": {"train": schedule.batches.padding(), "lengths": self.sizes},
-            "examples_per_second": results.speed(
-                str(folder), schedule.tokens_per_step, grid.batch_size
-            ),
+            "evaluated_on": {name or "dev": dev.size for name, dev in session.data.dev.items()},
+            "train_examples": len(session.data.train.ids),
+            "max_length": self.max_length,
+            "padded_lengths": self.lengths,
+            "steps": self.total_steps,
             "predictions": written,
             "notes": task.notes,
         }
-
-    def outputs(self, params: dict, sets: dict[str, DevSet]) -> dict:
-        """{name of the set: Predictor.outputs of its examples}."""
-        return {name: self.predictor.outputs(params, dev, self.sizes) for name, dev in sets.items()}
-
-    def score(self, outputs: dict) -> dict[str, float]:
-        """{metric: value} on the dev sets. A name such as "matched" is a prefix of its metrics."""
-        values = {}
-        for name, dev in self.task.dev.items():
-            for metric, value in dev.score(outputs[name]).items():
-                values[f"{name}_{metric}" if name else metric] = value
-        return values
-
-    def write_best(
-        self, folder: pathlib.Path, params: dict, step_number: int, outputs: dict | None
-    ) -> list[str]:
-        """Writes a checkpoint of `params`, of step `step_number`, and their predictions.
-
-        `outputs` are the outputs of `params` on the dev sets; None computes them. Returns the names
-        of the files of predictions.
-        """
-        best_checkpoint = checkpoint.Checkpoints(str(folder), keep=1)
-        best_checkpoint.save(step_number, {"params": params})
-        best_checkpoint.close()
-        outputs = outputs or self.outputs(params, self.task.dev)
-        outputs = outputs | self.outputs(params, self.task.unscored)
-        written = []
-        for name, dev in (self.task.dev | self.task.unscored).items():
-            # The predictions of the first dev set have no name in their file name.
-            is_first = name == next(iter(self.task.dev))
-            stem = "predictions" if is_first else f"predictions_{name}"
-            written.append(dev.write(outputs[name], folder, stem).name)
-        return written
 
 
 def _copy(tree):
     return jax.tree.map(jnp.copy, tree)
 
 
-class _Evaluator:
-    """Evaluates during training, and keeps the best parameters and their outputs."""
+def cell_of(grid: config.Grid) -> dict:
+    """Returns the hyper-parameters that tell one cell of the grid from another."""
+    return {name: getattr(grid, name) for name in HYPERPARAMETERS}
 
-    def __init__(self, session: FinetuneSession):
-        self.session = session
-        # Stays None in a run that was resumed after its best evaluation.
-        self.best_outputs: dict | None = None
 
-    def evaluate(self, state: State) -> loop.Evaluation:
-        """Evaluates the parameters of `state`."""
-        outputs = self.session.outputs(state.params, self.session.task.dev)
-        values = self.session.score(outputs)
-        score = self.session.task.selection_score(values)
-        if score > jax.device_get(state.best_score):
-            self.best_outputs = outputs
-            state = state._replace(
-                best_params=_copy(state.params),
-                best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding),
-            )
-        return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})
+def write_json(path: pathlib.Path, content):
+    """Writes a JSON file. Under its name it is always complete."""
+    storage.write(path, json.dumps(content, indent=1) + "\n")
+
+
+def metric_line(name: str, *values: float) -> str:
+    """Returns a line of a table of metrics, as text."""
+    return f"  {name:<24}" + "".join(f"{value:>10.4f}" for value in values)
+
+
+def describe_results(folder: pathlib.Path) -> str:
+    """Returns metrics of the best and the last evaluation of a finished run, as text."""
+    results = storage.read_json(folder / RESULTS)
+    best, last, baseline = results["best"], results["last"], results["baseline"]
+    evaluated_on = ", ".join(results["evaluated_on"].values())
+    title = (
+        f"{results['task']}, {evaluated_on}: best of {len(results['evaluations'])} evaluations "
+        f"(epoch {best['epoch']:g}), last, and the majority baseline:"
+    )
+    lines = [metric_line(name, best[name], last[name], baseline[name]) for name in baseline]
+    predictions = ", ".join(str(folder / name) for name in results["predictions"])
+    return "\n".join([title, *lines, f"predictions: {predictions}"])

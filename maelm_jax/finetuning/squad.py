@@ -2,19 +2,20 @@
 
 import dataclasses
 import hashlib
+import json
 import pathlib
 import re
 import typing
 
-from maelm_jax import config
-from maelm_jax.finetuning import files, samples
+from maelm_jax import config, storage
+from maelm_jax.finetuning import tables
+from maelm_jax.finetuning.task import Splits
 
 FILES = {
     "squad1": ("train-v1.1.json", "dev-v1.1.json"),
     "squad2": ("train-v2.0.json", "dev-v2.0.json"),
 }
 TFDS = {"squad1": "squad/v1.1", "squad2": "squad/v2.0"}
-TOP = "the file"  # stands for the path of the outermost JSON object in messages
 
 
 class GoldAnswer(typing.NamedTuple):
@@ -36,158 +37,114 @@ class Question:
     is_impossible: bool = False  # said to be unanswerable
 
 
-@dataclasses.dataclass
-class Questions:
-    """A training or dev set."""
-
-    questions: list[Question]
-    notes: list[str] = dataclasses.field(default_factory=list)  # for the user
-    source: str = ""  # the file or dataset, for messages
-
-    def sample(self, count: int | None) -> "Questions":
-        """Returns a sample of the questions as a dev set. None: all of them."""
-        numbers = samples.numbers(count, len(self.questions))
-        if numbers is None:
-            return self
-        note = samples.dev_note(len(numbers), len(self.questions), "questions")
-        chosen = [self.questions[number] for number in numbers]
-        return Questions(chosen, [*self.notes, note], self.source)
-
-
-class QuestionData(typing.NamedTuple):
-    """What `load` reads."""
-
-    train: Questions
-    dev: Questions
-
-
-def load(task: str, settings: config.Finetune, corpus: config.Corpus) -> QuestionData:
+def read(task: str, settings: config.Finetune, notes: list[str]) -> Splits:
     """Reads the data of a task from the files in `settings.data_dir`, or from TFDS if it is None.
 
-    Without a training set, the share `Squad.dev_share` of the dev set's articles is evaluated and
-    the other articles are trained on. Raises ConfigError when data is missing or malformed.
+    Without a training set, the share `squad_dev_share` of the dev set's articles is evaluated and
+    the other articles are trained on.
+
+    Raises:
+        ConfigError: Data is missing or malformed, or a question has no right answer.
     """
     if settings.data_dir is None:
-        train, dev = (_from_tfds(task, split, corpus) for split in ("train", "validation"))
+        sources = [f"TFDS dataset {TFDS[task]}"] * 2
+        train, dev = (_read_tfds(task, split) for split in ("train", "validation"))
     else:
-        train, dev = (
-            Questions(read_file(path), source=str(path)) if path else None
-            for path in locate(task, settings)
-        )
-    _require(task, train, dev, settings)
+        sources = find_files(task, settings)
+        train, dev = (path and read_file(path) for path in sources)
+    for source, questions in zip(sources, (train, dev), strict=True):
+        check_answers(task, questions or [], source)
     if train is None:
-        train, dev = _split(dev, settings.squad.dev_share, FILES[task][1])
-    if task == "squad2" and all(
-        question.answers for question in (*train.questions, *dev.questions)
+        train, dev = _split(dev, settings.squad_dev_share, notes)
+    if task == "squad2" and all(question.answers for question in (*train, *dev)):
+        notes.append("no question is unanswerable: the null threshold has nothing to decide")
+    return Splits(train, {"": dev})
+
+
+def find_files(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
+    """Returns the training file, or None with a `squad_dev_share`, and the dev file.
+
+    Raises:
+        ConfigError: A file is missing.
+    """
+    paths = [tables.find_file(settings.data_dir, name) for name in FILES[task]]
+    for name, path, is_needed in zip(
+        FILES[task], paths, (not settings.squad_dev_share, True), strict=True
     ):
-        dev.notes.append(
-            "squad2: no question is unanswerable in these files; "
-            "the null threshold has nothing to decide"
-        )
-    return QuestionData(train, dev)
-
-
-def locate(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
-    """The training file and the dev file. Raises ConfigError when a needed one is missing."""
-    paths = [files.locate(settings.data_dir, name) for name in FILES[task]]
-    _require(task, *paths, settings)
+        if path is None and is_needed:
+            raise config.ConfigError(
+                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Without training "
+                "file, --gin.Finetune.squad_dev_share=0.25 trains on a part of the dev file"
+            )
     return paths
 
 
-def _require(task: str, train, dev, settings: config.Finetune):
-    """Raises ConfigError when the dev set is missing, or the training set and no `dev_share`."""
-    train_name, dev_name = FILES[task]
-    source = settings.data_dir or f"TFDS dataset {TFDS[task]}"
-    folders = f"{source} (also in its squad/; also packed as .gz, .xz or .zst)"
-    if dev is None:
-        raise config.ConfigError(f"{task}: no {dev_name} in {folders}")
-    if train is None and not settings.squad.dev_share:
-        raise config.ConfigError(
-            f"{task}: no {train_name} in {folders}; --gin.Squad.dev_share=0.25 trains on three "
-            "quarters of the dev file's articles"
-        )
+def _split(
+    questions: list[Question], share: float, notes: list[str]
+) -> tuple[list[Question], list[Question]]:
+    """Divides questions by article, so that no context is in both parts.
 
-
-def _split(questions: Questions, share: float, name: str) -> QuestionData:
-    """Splits by article, so that no context is in both. The smallest hashes are the dev set."""
-    articles = sorted({question.article for question in questions.questions}, key=_hash)
-    in_dev = set(articles[: max(1, round(share * len(articles)))])
-    if len(in_dev) == len(articles):
-        raise config.ConfigError(
-            f"Squad.dev_share {share}: nothing is left to train on of the "
-            f"{len(articles)} articles in {name}"
-        )
-    dev = [question for question in questions.questions if question.article in in_dev]
-    train = [question for question in questions.questions if question.article not in in_dev]
-    note = (
-        f"no training file: trained on {len(articles) - len(in_dev)} articles of {name}, "
-        f"evaluated on its other {len(in_dev)}; not the official split"
+    The articles with the smallest hashes are the second part.
+    """
+    articles = sorted(
+        {question.article for question in questions},
+        key=lambda title: hashlib.sha256(title.encode()).hexdigest(),
     )
-    source = questions.source
-    return QuestionData(Questions(train, source=source), Questions(dev, [note], source))
+    count = max(1, round(share * len(articles)))
+    if count == len(articles):
+        raise config.ConfigError(
+            f"Finetune.squad_dev_share {share} leaves none of {len(articles)} articles to train on"
+        )
+    notes.append(
+        f"no training file: trained on {len(articles) - count} articles of the dev file, evaluated "
+        f"on its other {count}; not the official split"
+    )
+    parts = [[], []]
+    for question in questions:
+        parts[question.article in articles[:count]].append(question)
+    return parts[0], parts[1]
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def read_file(path) -> list[Question]:
-    """Reads a file in SQuAD's JSON format. Raises ConfigError at a missing or malformed field."""
+def read_file(path: str | pathlib.Path) -> list[Question]:
+    """Reads a file in SQuAD's JSON format. Raises ConfigError if it is of another form."""
     questions = []
-    content = _typed(path, TOP, files.read_json(path), dict)
-    for a, article in enumerate(_field(path, TOP, content, "data", list)):
-        in_data = f"data[{a}]"
-        title = _field(path, in_data, article, "title", str, str(a))
-        for p, paragraph in enumerate(_field(path, in_data, article, "paragraphs", list)):
-            in_article = f"{in_data}.paragraphs[{p}]"
-            context = _field(path, in_article, paragraph, "context", str)
-            for q, entry in enumerate(_field(path, in_article, paragraph, "qas", list)):
-                questions.append(_question(path, f"{in_article}.qas[{q}]", entry, context, title))
+    with storage.reading(path, "SQuAD's JSON is data > paragraphs > qas"):
+        for number, article in enumerate(json.loads("\n".join(tables.read_lines(path)))["data"]):
+            for paragraph in article["paragraphs"]:
+                for entry in paragraph["qas"]:
+                    impossible = entry.get("is_impossible", False)
+                    golds = [] if impossible else entry.get("answers", [])
+                    questions.append(
+                        Question(
+                            entry["id"],
+                            entry["question"],
+                            paragraph["context"],
+                            tuple(
+                                GoldAnswer(gold["text"], gold.get("answer_start", -1))
+                                for gold in golds
+                            ),
+                            article.get("title", str(number)),
+                            impossible,
+                        )
+                    )
     if not questions:
-        raise config.ConfigError(f"{path}: holds no question. Give a file with questions.")
+        raise config.ConfigError(f"{path}: holds no question. Give a file with questions")
     return questions
 
 
-def _question(path, json_path: str, entry: typing.Any, context: str, article: str) -> Question:
-    """The question in one entry of `qas`."""
-    text, name = (_field(path, json_path, entry, field, str) for field in ("question", "id"))
-    impossible = _field(path, json_path, entry, "is_impossible", bool, False)
-    answers = [] if impossible else _field(path, json_path, entry, "answers", list, [])
-    golds = []
-    for number, answer in enumerate(answers):
-        in_question = f"{json_path}.answers[{number}]"
-        start = _field(path, in_question, answer, "answer_start", int, -1)
-        golds.append(GoldAnswer(_field(path, in_question, answer, "text", str), start))
-    return Question(name, text, context, tuple(golds), article, impossible)
-
-
-def _field(path, json_path: str, record, name: str, kind: type, default=None) -> typing.Any:
-    """A field of a JSON object. Raises ConfigError unless it is of type `kind`."""
-    value = _typed(path, json_path, record, dict).get(name, default)
-    return _typed(path, name if json_path == TOP else f"{json_path}.{name}", value, kind)
-
-
-def _typed(path, json_path: str, value: typing.Any, kind: type) -> typing.Any:
-    """Returns `value`. Raises ConfigError for another type (bool is no int) or half a surrogate."""
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise config.ConfigError(
-            f"{path}: {json_path}: expected {kind.__name__}, got {type(value).__name__}; "
-            "SQuAD's JSON is data > paragraphs > qas"
-        )
-    if kind is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            half = value[error.start].encode("ascii", "backslashreplace").decode()
+def check_answers(task: str, questions: list[Question], source: typing.Any):
+    """Raises ConfigError unless every question has a right answer, or is said to have none."""
+    for question in questions:
+        if not question.answers and (task == "squad1" or not question.is_impossible):
+            remedy = "one" if task == "squad1" else "one, or is_impossible: true"
             raise config.ConfigError(
-                f"{path}: {json_path}: character {error.start} is {half}, half of a surrogate "
-                "pair. Remove it or write both halves."
-            ) from error
-    return value
+                f"{source}: the question {question.id[:50]!r} has no right answer. Give a file in "
+                f"which every question has {remedy}"
+            )
 
 
-def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None:
-    records = files.records(TFDS[task], split, corpus)
+def _read_tfds(task: str, split: str) -> list[Question] | None:
+    records = tables.tfds_records(TFDS[task], split)
     if records is None:
         return None
     questions = []
@@ -205,7 +162,7 @@ def _from_tfds(task: str, split: str, corpus: config.Corpus) -> Questions | None
                 is_impossible=task == "squad2" and not golds,
             )
         )
-    return Questions(questions, source=f"TFDS dataset {TFDS[task]}")
+    return questions
 
 
 class CharacterSpan(typing.NamedTuple):
@@ -216,7 +173,7 @@ class CharacterSpan(typing.NamedTuple):
 
 
 def answer_span(question: Question) -> CharacterSpan | None:
-    """Where the first answer stands, or its nearest occurrence. None: not in the context."""
+    """Returns where the first answer stands, or its nearest occurrence; None if nowhere."""
     text, start = question.answers[0]
     # The tokens of a space at an end may be those of the next word.
     start += len(text) - len(text.lstrip())

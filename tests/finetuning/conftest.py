@@ -104,7 +104,6 @@ QUICK = [
     "--gin.BATCH_SIZE=16",
     "--gin.MAX_LENGTH=64",
     "--gin.Finetune.evaluations=1",
-    "--gin.Run.rank_every=0",
 ]
 
 
@@ -120,3 +119,30 @@ def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
     ]
     assert finetune.main([*argv, *QUICK]) == 0
     return workdir
+
+
+@pytest.fixture
+def tfds_folder(tmp_path):
+    """Writes a dataset in TFDS format to a folder in which TFDS looks for it."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    import tensorflow as tf
+    from tensorflow_datasets.core.utils import file_utils
+
+    def make(place: str, features, records):
+        """`place` is NAME/CONFIG/VERSION; records(split) are those of a split."""
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        name = place.split("/")[0] if "squad" in place else place.split("/")[1]
+        infos = []
+        for split in ("train", "validation"):
+            examples = records(split)
+            with tf.io.TFRecordWriter(str(folder / f"{name}-{split}.tfrecord-00000-of-00001")) as writer:
+                for record in examples:
+                    writer.write(features.serialize_example(record))
+            infos.append(tfds.core.SplitInfo(name=split, shard_lengths=[len(examples)], num_bytes=0))
+        template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        tfds.folder_dataset.write_metadata(data_dir=str(folder), features=features, split_infos=infos, filename_template=template)
+        file_utils.add_data_dir(str(tmp_path))
+
+    yield make
+    file_utils.clear_registered_data_dirs()

@@ -12,48 +12,52 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from maelm_jax import config  # noqa: E402
 from maelm_jax.data import vocabularies  # noqa: E402
-from maelm_jax.encoders import export as folders  # noqa: E402
-from maelm_jax.encoders import families, source, weight_files  # noqa: E402
-from maelm_jax.encoders import family as family_heads  # noqa: E402
-from maelm_jax.encoders.encoder import Encoder  # noqa: E402
-from maelm_jax.finetuning import batches, features, heads, initial_encoder  # noqa: E402
-from maelm_jax.finetuning.input_format import InputFormat  # noqa: E402
-from maelm_jax.finetuning.task_data import SPAN, Head  # noqa: E402
+from maelm_jax.encoders import (  # noqa: E402
+    families,
+    fine_tuned_head,
+    huggingface,
+    source,
+    tokenizer_files,
+    weight_files,
+)
+from maelm_jax.encoders.layouts import Weights  # noqa: E402
+from maelm_jax.finetuning import batches, glue, grid, heads, initial_encoder  # noqa: E402
+from maelm_jax.finetuning.task import InputFormat  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
 
 
-SENTENCE, TOKEN = Head("sentence", 3), Head("token", 3)
+LABELS = {"labels": ["a", "b", "c"]}
+SENTENCE, SPAN = (grid.create_task(name, config.Finetune()) for name in ("mnli", "squad1"))
+TOKEN = grid.create_task("conll", config.Finetune(tasks="conll", train_file="a", dev_file="b"), LABELS)
 CASES = [*((name, SENTENCE) for name in STOCK_ENCODERS), ("bert", SPAN), ("modernbert", SPAN), ("bert", TOKEN), ("modernbert", TOKEN)]
 
 
-@pytest.mark.parametrize("stock_name,head", CASES)
+@pytest.mark.parametrize("stock_name,head", CASES, ids=lambda value: getattr(value, "name", value))
 def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabulary, stock_name, head):
     stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
     model_type = stock_name.removesuffix("-local")
     family = families.FAMILIES[model_type]
     start = initial_encoder.load(str(tmp_path / "stock"))
-    model = source.find_encoder(tmp_path / "stock").model
+    model = source.find(str(tmp_path / "stock")).model(config.Model())
 
-    graph, init = heads.create(model, vocabulary.size, vocabulary.pad, head)
-    params = jax.jit(init)(jax.random.key(1))
-    params["encoder"] = start.load_encoder(params["encoder"])
-    if head == SENTENCE:
-        params["classifier"]["dense"] = start.load_pooler(params["classifier"]["dense"])
+    graph, init = heads.define(model, vocabulary.size, vocabulary.pad, head)
+    fresh = jax.jit(init)(jax.random.key(1))
+    params = start.load_into(fresh, fresh)
     if model_type == "bert" and head == SENTENCE:
-        pooler = weight_files.read_folder(tmp_path / "stock")["pooler.dense.weight"]
+        pooler = weight_files.open_folder(tmp_path / "stock")["pooler.dense.weight"]
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, pooler)
-    encoded = features.sentences(PAIRS, InputFormat(vocabulary, 48, family.pair))
-    rows = features.Features(encoded.ids, np.zeros(len(PAIRS), np.int32), encoded.second)
+    rows = SENTENCE.encode([glue.Example(pair, 0, 0) for pair in PAIRS], InputFormat(vocabulary, 48, family.pair), "pairs").features
     batch = batches.pack(rows, 48, 2, vocabulary.pad, 0)
     ours = np.asarray(jax.jit(lambda p: maelm.apply(graph, p)(batches.Batch(*map(jax.numpy.asarray, batch))))(params))
 
     flat = {path: np.asarray(value) for path, value in flatten(params).items()}
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
-    stock_head = family_heads.find_head(flat, {"labels": ["a", "b", "c"]})
+    stock_head = fine_tuned_head.FineTunedHead.of(flat, LABELS)
     (tmp_path / "out").mkdir()
-    folders.write("huggingface", tmp_path / "out", Encoder(flat, model, vocabulary, 48, stock_head))
+    tokenizer_files.write(tmp_path / "out", vocabulary, 48, family.pair)
+    huggingface.write(tmp_path / "out", Weights(flat, model, vocabulary.size, vocabulary.special), stock_head)
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
@@ -68,7 +72,7 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
         assert np.abs(theirs - ours[:, : theirs.shape[1]])[real].max() < 1e-5 * max(1, np.abs(ours).max())
     else:
         theirs = np.stack([outputs.start_logits.numpy(), outputs.end_logits.numpy()], 2)
-        for row, second, length, ours_row in zip(theirs, encoded.second, rows.lengths, ours, strict=True):
+        for row, second, length, ours_row in zip(theirs, rows.context, rows.lengths, ours, strict=True):
             context = slice(second, length - 1)
             assert np.abs(row[context] - ours_row[context]).max() < 1e-5 * max(1, np.abs(row).max())
 

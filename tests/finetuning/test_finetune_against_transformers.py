@@ -12,8 +12,9 @@ import pytest
 from testing import STOCK_ENCODERS, stock_folder
 
 from maelm_jax import export
-from maelm_jax.finetuning import experiments, heads, predictor
+from maelm_jax.finetuning import heads
 from maelm_jax.model import keys, layers, maelm, ops
+from maelm_jax.training import checkpoint_params
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -39,6 +40,7 @@ def test_both_programs_reach_the_same_logits(benchmark, stock_name, tmp_path, vo
         data_dir=str(data_dir / "glue"),
         workdir=str(tmp_path / "runs"),
         epochs=1,
+        seeds=1,
         batch_size=8,
         examples=30,
         length=48,
@@ -61,6 +63,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
         encoder=str(stock),
         data_dir=str(data_dir / "glue"),
         epochs=1,
+        seeds=1,
         batch_size=8,
         examples=8,
         length=48,
@@ -69,14 +72,15 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
     benchmark.finetuned(args, "rte", tmp_path / "run", ["SEEDS=(1,)"])
     (results,) = (tmp_path / "run").rglob("results.json")
     export.main([f"--workdir={results.parent}", f"--output={tmp_path / 'exported'}", "--no-verify"])
-    planned = experiments.plan(str(stock), ["finetune/rte.gin"], benchmark.bindings_of(args)).planned[0]
     task = benchmark.load(args, "rte")
+    model = task.planned.experiment.model
     batch = task.train_batches(1)[0]
     rows = len(batch.ids)
 
-    model = (planned.experiment, task.data.head, planned.encoder.vocabulary)
-    params = jax.tree.map(jnp.asarray, jax.device_get(predictor.restore(str(results.parent), *model).params))
-    graph, _ = heads.create(planned.experiment.model, model[2].size, model[2].pad, task.data.head)
+    restored = checkpoint_params.restore_params(str(results.parent), task.session.model.shapes)
+    params = jax.tree.map(jnp.asarray, jax.device_get(restored))
+    vocabulary = task.planned.encoder.vocabulary
+    graph, _ = heads.define(model, vocabulary.size, vocabulary.pad, task.session.task)
     scales, dropout = [], ops.dropout
 
     def recorded(x, rate, keys):
@@ -99,7 +103,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
         return x * torch.from_numpy(scale)
 
     stock_model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported", attn_implementation="eager")
-    inputs = benchmark.transformers_trainer.inputs_of(planned.experiment.model.token_types > 1, [batch])
+    inputs = benchmark.transformers_trainer.inputs_of(model.token_types > 1, [batch])
     del inputs["labels"]
     monkeypatch.setattr(torch.nn.functional, "dropout", replayed)
     theirs = stock_model.train()(**inputs).logits.detach().numpy()

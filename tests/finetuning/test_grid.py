@@ -1,35 +1,354 @@
-"""The report of a grid, and its runs that earlier versions began."""
+"""The command: plans, a grid that is killed, a table, and bad input."""
 
 import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import signal
 import types
 
+import numpy as np
 import pytest
+from testing import call, finish, send_when, start
 
-from maelm_jax import config, gin_files
-from maelm_jax.finetuning import grid as grid_module
+from maelm_jax import config, finetune, gin_files
+from maelm_jax.finetuning import grid, initial_encoder, predict, table
+from maelm_jax.training import step_log
 
-
-def test_a_run_that_recorded_settings_of_pretraining_goes_on(tmp_path):
-    experiment = gin_files.load(["tiny.gin", "finetune/base.gin", "finetune/rte.gin"])
-    masking = dataclasses.replace(experiment.masking, rate_plateaus=((0.0, 0.3),))
-    run = dataclasses.replace(experiment.run, batch_size=32, batch_size_ramp=((16, 5),))
-    (tmp_path / "config.gin").write_text(gin_files.render(dataclasses.replace(experiment, masking=masking, run=run)))
-    now = dataclasses.replace(experiment, run=dataclasses.replace(run, batch_size_ramp=()))
-    assert grid_module.finished(tmp_path, now, {}) is None
-    with pytest.raises(config.ConfigError, match=r"other settings \(Run.seed: 0 -> 1\)"):
-        grid_module.finished(tmp_path, dataclasses.replace(now, run=dataclasses.replace(now.run, seed=1)), {})
+PRETRAINED = pathlib.Path(__file__).parents[2] / "pretrained"
+SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
 
 
-def test_seeds_that_diverged_are_named():
-    problem = types.SimpleNamespace(name="rte", main="accuracy", notes=[])
-    scored = [{"seed": seed, "score": value, "best": {"accuracy": value}} for seed, value in ((1, 0.7), (2, 0.5))]
-    runs = [*scored, {"seed": 3, "score": None}]
-    found = {"cell": [run | {"cell": {}, "init_from": "tiny", "workdir": "nowhere"} for run in runs]}
-    assert grid_module.summary(problem, found)["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
-    assert grid_module.summary(problem, {"cell": found["cell"][:2]})["notes"] == []
+def arguments(data_dir, init_from, workdir, *more) -> list[str]:
+    return [f"--gin.DATA_DIR={data_dir}", f"--init_from={init_from}", f"--workdir={workdir}", *SMALL, *more]
+
+
+def of_table(data_dir, pretrained, workdir) -> list[str]:
+    """Two tasks, two starts, two cells, two seeds."""
+    files = ["--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')", "--gin.SEEDS=[1, 2]", "--gin.LEARNING_RATE=[1e-3, 3e-3]"]
+    return [*arguments(data_dir, f"{pretrained},random:{pretrained}", workdir, *files)]
+
+
+@pytest.fixture(scope="module")
+def whole(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("grid") / "whole"
+    done = call("finetune", *of_table(data_dir, pretrained, workdir), "--gin.Run.checkpoint_every=1000")
+    assert done.status == 0, done.stderr
+    assert "| little " in done.stdout and "| random-little " in done.stdout
+    assert "(1 of 4)" in done.stdout and "(4 of 4)" in done.stdout  # of which other tests find nothing when nothing is run
+    return workdir
+
+
+def runs(workdir: pathlib.Path) -> dict[str, tuple]:
+    """What must repeat to the last bit: every logged number but the speeds, and the predictions."""
+    found = {}
+    for path in sorted(workdir.glob("*/*/*/seed*/results.json")):
+        lines = [json.loads(line) for line in (path.parent / "metrics.jsonl").read_text().splitlines()]
+        kept = [{name: value for name, value in line.items() if "second" not in name and name != "mfu"} for line in lines]
+        found[str(path.parent.relative_to(workdir))] = (kept, (path.parent / "predictions.tsv").read_text())
+    return found
+
+
+def test_a_grid_leaves_a_table_and_the_chosen_models(whole):
+    assert len(runs(whole)) == 16
+    content = json.loads((whole / "table.json").read_text())
+    assert list(content["columns"]) == ["little", "random-little"] and list(content["columns"]["little"]) == ["RTE accuracy", "CoLA mcc"]
+    for label, task in (("little", "rte"), ("random-little", "cola")):
+        report = content["reports"][label][task]
+        medians = {row["name"]: sum(row["scores"]) / 2 for row in report["cells"]}
+        assert report["chosen"] == max(medians, key=medians.get) and report["metrics"][report["main_metric"]]["median"] == max(medians.values())
+        kept = {path.parent.parent.name for path in (whole / label / task).glob("*/seed*/checkpoints")}
+        assert kept == {report["chosen"]} and (whole / report["model"] / "checkpoints").is_dir()
+    dropped = next(path for path in (whole / label / task).glob("*/seed*") if path.parent.name not in kept)
+    with pytest.raises(config.ConfigError, match="only the chosen cell of a grid keeps its own"):
+        finetune.main([f"--workdir={dropped}", f"--predict={__file__}"])
+    text = (whole / "table.md").read_text()
+    assert "CoLA mcc" in text and "b16-lr0.003-e2-w0.06" in text
+    assert (whole / "differences.png").stat().st_size > 5000
+
+
+def test_predictions_are_the_best_evaluation_s(whole, data_dir):
+    gold = [row.split("\t")[3] for row in (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[1:]]
+    found = [(path.parent, json.loads(path.read_text())) for path in whole.glob("*/rte/*/seed*/results.json")]
+    assert len(found) > 1
+    commonest = max(gold.count(label) for label in set(gold)) / len(gold)  # the dev set is the training set
+    for folder, results in found:
+        given = [row.split("\t")[1] for row in (folder / "predictions.tsv").read_text().splitlines()[1:]]
+        assert sum(map(str.__eq__, gold, given)) / len(gold) == results["score"] == results["best"]["accuracy"]
+        assert results["baseline"] == {"accuracy": commonest} and results["evaluated_on"] == {"dev": "32 examples"}
+
+
+@pytest.mark.slow
+def test_killed_three_times_the_grid_goes_on_where_it_was(whole, data_dir, pretrained, tmp_path):
+    argv = of_table(data_dir, pretrained, tmp_path)
+
+    def lines() -> int:
+        return sum(path.read_text().count("\n") for path in tmp_path.glob("*/*/*/seed*/metrics.jsonl"))
+
+    for at in (6, 15, 45):  # within the first, a later, and the second task's runs
+        killed = start("finetune", *argv)
+        send_when(killed, signal.SIGKILL, lambda at=at: lines() >= at)
+        assert finish(killed).status == -signal.SIGKILL
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*/*/seed*/results.json")}
+    done = finish(start("finetune", *argv))
+    assert done.status == 0, done.stderr
+    assert len(before) >= 4 and all(path.stat().st_mtime_ns == when for path, when in before.items())
+    assert runs(tmp_path) == runs(whole)
+    assert not list(tmp_path.glob("**/unfinished"))
+
+
+def test_nothing_that_is_finished_is_run_again(whole, data_dir, pretrained):
+    """Also if the encoder has a slash more than before."""
+    done = call("finetune", *of_table(data_dir, f"{pretrained}/", whole))
+    assert done.status == 0 and " of 4)" not in done.stdout and "| little " in done.stdout
+
+
+def test_a_table_of_one_seed_and_cell_is_a_part_of_the_grid(one_device, whole, data_dir, pretrained, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "part")
+    assert finetune.main([*of_table(data_dir, pretrained, tmp_path / "part"), "--gin.SEEDS=1", "--gin.LEARNING_RATE=1e-3"]) == 0
+    said = capsys.readouterr().out
+    assert " of 1)" not in said and "Medians over 1 seed(s)" in said
+    alone = arguments(data_dir, pretrained, tmp_path / "part", "--gin_file=finetune/glue.gin", "--gin.LEARNING_RATE=1e-3")
+    assert finetune.main([*alone, "--gin.Finetune.tasks=('rte',)", "--gin.SEEDS=1"]) == 0  # of a list of tasks, if only of one
+    assert " of 1)" not in capsys.readouterr().out
+
+
+def test_a_later_command_adds_to_the_table_and_the_table_can_be_copied(one_device, whole, data_dir, pretrained, tmp_path, capsys):
+    workdir = tmp_path / "table"
+    shutil.copytree(whole, workdir)
+    before = table.read(workdir)
+    (tmp_path / "other").symlink_to(pretrained)
+    more = [*arguments(data_dir, tmp_path / "other", workdir, "--gin_file=finetune/glue.gin"), "--gin.Finetune.tasks=('rte',)", "--gin.EPOCHS=1"]
+    assert finetune.main(more) == 0
+    assert "| little " in capsys.readouterr().out
+    after = table.read(workdir)
+    assert list(after) == ["little", "random-little", "other"] and {*after["little"]} == {*after["random-little"]} == {"rte", "cola"}
+    assert after["little"] == before["little"] and json.loads((workdir / "table.json").read_text())["missing"] == {"cola": ["other"]}
+    assert predict.find_models(str(workdir), "other") == [str(workdir / after["other"]["rte"]["model"])]
+    # A row is of one encoder and of one checkpoint.
+    for name, value in (("init_from", "old/little"), ("start_step", 2)):
+        after["little"]["rte"][name] = value
+        table.write(after, workdir)
+        with pytest.raises(config.ConfigError, match=f"table.json: little is .*'{name}': '?{value}.* another --workdir"):
+            finetune.main([*of_table(data_dir, pretrained, workdir)])
+        table.write(before, workdir)
+        after = table.read(workdir)
+
+
+def test_a_cell_that_diverges_ranks_last_and_alone_it_ends_the_command(one_device, data_dir, pretrained, tmp_path, capsys):
+    argv = arguments(data_dir, pretrained, tmp_path / "grid", "--gin_file=finetune/rte.gin", "--gin.LEARNING_RATE=[1e30, 1e-3]")
+    assert finetune.main(argv) == 0
+    report = table.read(tmp_path / "grid")["little"]["rte"]
+    assert report["chosen"] == "b16-lr0.001-e2-w0.06" and [row["scores"][0] is None for row in report["cells"]] == [True, False]
+    assert "b16-lr1e+30-e2-w0.06 | diverged" in (tmp_path / "grid" / "table.md").read_text()
+    with pytest.raises(config.ConfigError, match=r"holds no model: step \d: loss"):
+        finetune.main([f"--workdir={tmp_path / 'grid' / 'little' / 'rte' / 'b16-lr1e+30-e2-w0.06' / 'seed1'}", f"--predict={__file__}"])
+    capsys.readouterr()
+    assert finetune.main(argv) == 0 and " of 2)" not in capsys.readouterr().out  # that it diverged is a result
+    with pytest.raises(step_log.Diverged):
+        finetune.main([*argv, "--gin.LEARNING_RATE=1e30", f"--workdir={tmp_path / 'alone'}"])
+
+
+def test_a_run_keeps_its_settings_its_data_and_its_checkpoint(one_device, data_dir, pretrained, tmp_path, capsys):
+    argv = arguments(data_dir, pretrained, tmp_path / "out", "--gin_file=finetune/rte.gin")
+    assert finetune.main(argv) == 0
+    said = capsys.readouterr().out
+    assert "rte: training: 32 rows" in said and "predictions.tsv" in said and "attention: xla in encoder" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert len(results["evaluations"]) == 4 and results["labels"] == ["entailment", "not_entailment"]
+    saved = gin_files.load([str(tmp_path / "out" / "config.gin")])
+    assert saved.finetune.tasks == "rte" and saved.finetune.init_from == str(pretrained) and saved.model.width == 32
+    header, *rows = [line.split("\t") for line in (tmp_path / "out" / "predictions_probabilities.tsv").read_text().splitlines()]
+    likeliest = [header[1 + int(np.argmax(list(map(float, row[1:]))))] for row in rows]
+    assert likeliest == [line.split("\t")[1] for line in (tmp_path / "out" / "predictions.tsv").read_text().splitlines()[1:]]
+    with pytest.raises(config.ConfigError, match="Grid.epochs: 2 -> 3"):
+        finetune.main([*argv, "--gin.EPOCHS=3"])
+    # The same data elsewhere is the same run; other data is not, nor is another checkpoint of its start.
+    shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "moved" / "RTE")
+    capsys.readouterr()
+    assert finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"]) == 0 and "(1 of 1)" not in capsys.readouterr().out
+    train = tmp_path / "moved" / "RTE" / "train.tsv"
+    train.write_text(train.read_text().replace("not_entailment", "entailment", 1))
+    with pytest.raises(config.ConfigError, match=r"out holds a run with other settings, data .*data \(inputs.json\): \w+ -> \w+"):
+        finetune.main([*argv, f"--gin.DATA_DIR={tmp_path / 'moved'}"])
+    inputs = tmp_path / "out" / "inputs.json"
+    inputs.write_text(inputs.read_text().replace('"start_step": 3', '"start_step": 2'))
+    with pytest.raises(config.ConfigError, match=r"start_step \(inputs.json\): 2 -> 3"):
+        finetune.main(argv)
+    with pytest.raises(config.ConfigError, match="one pretrains, the other fine-tunes"):
+        finetune.main([*argv, f"--workdir={shutil.copytree(pretrained, tmp_path / 'copy')}"])
+    with pytest.raises(config.ConfigError, match="holds a single run"):
+        finetune.main([*argv, "--gin.SEEDS=[1, 2]"])
+
+
+def test_with_a_train_file_alone_columns_and_labels_are_found_and_printed(one_device, pretrained, tmp_path, capsys):
+    (tmp_path / "mine.csv").write_text("id,text,label\n" + "".join(f"{n},the {'cat' if n % 2 else 'dog'},{n % 2}\n" for n in range(40)))
+    argv = ["--gin_file=finetune/own.gin", f"--init_from={pretrained}", f"--workdir={tmp_path / 'own'}", f"--gin.TRAIN_FILE={tmp_path / 'mine.csv'}"]
+    assert finetune.main([*argv, *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert "own: text in 'text', labels '0', '1' in 'label'" in said and "4 of the 40" in said
+    recorded = gin_files.load([str(tmp_path / "own" / "config.gin")]).finetune.custom
+    assert (recorded.columns, recorded.labels) == (("text",), ("0", "1")), "so --predict and export know them"
+    assert finetune.main([*argv, *SMALL]) == 0 and "(1 of 1)" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "more,message",
+    [
+        (["--gin_file=finetune/rte.gin"], "give --gin_file=finetune/TASK.gin .* and --init_from=RUN"),
+        (["--gin_file=finetune/rte.gin", "--init_from=nowhere"], "nowhere"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN,RUN/"], "--init_from"),
+        (["--gin_file=finetune/grid.gin", "--init_from=RUN"], "names no task"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Finetune.tasks=rta"], "Finetune.tasks"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.SEEDS=[1, 1]"], "Grid.seeds"),
+        (["--gin_file=finetune/qnli.gin", "--init_from=RUN"], "qnli: no train.tsv in .*QNLI/"),
+        (["--gin_file=finetune/own.gin", "--init_from=RUN"], "TRAIN_FILE"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.BATCH_SIZE=[16, 20]"], "Run.batch_size=20 .* is not divisible by 8 devices"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Run.seed=7"], "fine-tuning does not read Run.seed; set SEEDS"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.TRAIN_STEPS=100"], "fine-tuning does not read TRAIN_STEPS; set EPOCHS"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Optimizer.learning_rate=1"], "Optimizer.learning_rate; set LEARNING_RATE"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Model.layers=7"], "Model.layers"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Model.decoder_layers=2"], "Model.decoder_layers"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--gin.Vocabulary.file=x"], "Vocabulary.file"),
+        (["--predict=x.tsv", "--step=0"], "Leave --step out"),
+        (["--predict=x.tsv", "--init_from=RUN"], "Leave --init_from out"),
+        (["--submission=x.zip", "--step=3"], "Leave --step out"),
+        (["--predict=x.tsv"], "--predict needs --workdir=RUN"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--output=x.tsv"], "--predict=FILE"),
+        (["--gin_file=finetune/rte.gin", "--init_from=RUN", "--score"], "--predict=FILE"),
+    ],
+)
+def test_bad_input_is_refused_and_leaves_no_workdir(more, message, data_dir, pretrained, tmp_path):
+    argv = [argument.replace("RUN", str(pretrained)) for argument in more]
+    with pytest.raises(config.ConfigError, match=message) as error:
+        finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", f"--workdir={tmp_path / 'out'}"])
+    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+
+
+def test_wrong_data_ends_with_one_line_and_status_2_and_leaves_no_workdir(data_dir, pretrained, tmp_path):
+    shutil.copytree(data_dir / "glue" / "RTE", tmp_path / "RTE")
+    with (tmp_path / "RTE" / "train.tsv").open("a") as file:
+        file.write("9\tA.\tB.\tmaybe\n")
+    done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(tmp_path, pretrained, tmp_path / "out"))
+    assert done.status == 2 and done.stderr.splitlines()[-1].startswith("error: ") and "train.tsv:34: unknown label 'maybe'" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
+
+
+ROOT_WRITES = pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+
+
+@pytest.mark.parametrize("workdir", ["file", "file/under/it", "/proc/nowhere/x", pytest.param("closed/x", marks=ROOT_WRITES)])
+def test_a_workdir_that_cannot_be_one(workdir, tmp_path, data_dir, pretrained):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    argv = ["--gin_file=finetune/rte.gin", *arguments(data_dir, pretrained, tmp_path / workdir)]
+    done = call("finetune", *argv)
+    assert done.status == 2 and done.stderr.count("\n") == 1 and workdir.split("/")[0] in done.stderr and (tmp_path / "file").read_text() == "mine"
+
+
+# Plans.
+
+
+@pytest.mark.parametrize("path", sorted((gin_files.CONFIGS / "finetune").glob("*.gin")), ids=lambda path: path.stem)
+def test_every_config_loads_on_a_pretrained_run(path, pretrained, data_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(grid.Task, "check_files", lambda self: None)
+    for kind in grid.KINDS:
+        monkeypatch.setattr(kind, "check_files", lambda self: None)
+    (tmp_path / "a.tsv").write_text("text\tlabel\na\tno\nb\tyes\n")
+    files = {"base": ["finetune/rte.gin"], "grid": ["finetune/rte.gin", "finetune/grid.gin"]}.get(path.stem, [f"finetune/{path.name}"])
+    own = [f"TRAIN_FILE={tmp_path / 'a.tsv'}", "DEV_FILE=b.tsv"] if path.stem in ("own", "conll") else []
+    planned = grid.plan([str(pretrained), f"random:{pretrained}"], files, ["SEEDS=[4, 5]", "DATA_DIR=x", *own])
+    assert [one.label for one in planned[:2]] == ["little", "random-little"] and planned[0].task == planned[1].task
+    for task, _, _, experiment, _ in planned:
+        assert experiment.finetune.tasks == task and experiment.finetune.grid.listed("seeds") == (4, 5)
+        assert (experiment.model.width, experiment.model.dropout, experiment.model.dtype, experiment.mesh.fsdp) == (32, 0.1, "float32", 1)
+    if path.stem == "glue":
+        (alone,) = grid.plan([str(pretrained)], files, ["Finetune.tasks=('rte',)"])
+        assert alone.is_listed and alone.experiment.finetune.grid.epochs == 10, "a table of one task has that task's settings too"
+        found = {one.task: one.experiment.finetune for one in planned}
+        assert len(found) == 9 and (found["rte"].grid.epochs, found["squad2"].max_length) == (10, 384)
+
+
+@pytest.mark.parametrize(
+    "name,tasks,cells",
+    [
+        ("glue_small", ("cola", "rte", "mrpc", "stsb"), 80),
+        ("glue_large", ("mnli", "qqp", "qnli", "sst2"), 30),
+        ("squad", ("squad2",), 16),
+    ],
+)
+def test_the_published_grids(name, tasks, cells, pretrained):
+    planned = grid.plan([str(pretrained)], [f"published/{name}.gin"], [])
+    assert tuple(one.task for one in planned) == tasks
+    for one in planned:
+        settings = one.experiment.finetune.grid
+        assert len(grid.cells(settings, 5000)) == cells and len(settings.listed("seeds")) == 5
+        assert 1 / 16 in settings.listed("warmup")
+    large = grid.plan([str(pretrained)], [f"published/{name}.gin", "published/large.gin"], [])
+    assert all(max(one.experiment.finetune.grid.listed("learning_rate")) == 2e-5 for one in large)
+
+
+# Settings of the optimiser that fine-tuning does not read.
+OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "schedule", "decay_share", "freeze_encoder_steps"}
+
+
+def test_the_settings_of_pretraining_do_not_reach_fine_tuning(pretrained, tmp_path):
+    """Encoders of a table share a session: its optimiser and mesh."""
+    other = {"kind": "'muon'", "b1": 0.8, "b2": 0.9, "eps": 1e-4, "weight_decay": 0.5, "decay_norms_and_biases": False, "clip_norm": 7.0}
+    other |= {"ema_decay": 0.9}
+    unknown = {field.name for field in dataclasses.fields(config.Optimizer)} - other.keys() - OF_PRETRAINING
+    assert not unknown, "does fine-tuning read it? Bind it in configs/finetune/base.gin and add it here"
+    shutil.copytree(pretrained, tmp_path / "other")
+    lines = [f"Optimizer.{name} = {value}" for name, value in other.items()]
+    lines += ["Mesh.data = 2", "Mesh.fsdp = 2", "Mesh.tensor = 2", "Run.accumulate = 4", "Run.batch_size = 2048", "Masking.heldout_rate = 0.15"]
+    with (tmp_path / "other" / "config.gin").open("a") as file:
+        file.write("\n".join(lines))
+    one, another = (grid.plan([str(path)], ["finetune/rte.gin"], [])[0].experiment for path in (pretrained, tmp_path / "other"))
+    for name in other:
+        assert getattr(one.optimizer, name) == getattr(another.optimizer, name), name
+    assert (one.mesh, one.run.accumulate) == (another.mesh, another.run.accumulate)
+
+
+def test_encoders_of_one_name_are_called_by_their_paths(pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/tiny", "old/tiny", "x"):
+        pathlib.Path(name).parent.mkdir(exist_ok=True)
+        pathlib.Path(name).symlink_to(pretrained)
+    planned = grid.plan(["runs/tiny", "old/tiny/", "random:x"], ["finetune/rte.gin"], [])
+    assert [one.label for one in planned] == ["runs-tiny", "old-tiny", "random-x"]
+    labels = {".": tmp_path.name, "random:.": f"random-{tmp_path.name}", "runs/tiny/": "tiny"}
+    assert {name: initial_encoder.label_of(name) for name in labels} == labels
 
 
 def test_more_epochs_are_tried_for_a_small_task():
     settings = config.Grid(epochs=(2, 3), small_task_epochs=(3, 10))
-    assert [cell.epochs for cell in grid_module.cells(settings, grid_module.SMALL_TASK - 1)] == [2, 3, 10]
-    assert [cell.epochs for cell in grid_module.cells(settings, grid_module.SMALL_TASK)] == [2, 3]
+    assert [cell.epochs for cell in grid.cells(settings, grid.SMALL_TASK - 1)] == [2, 3, 10]
+    assert [cell.epochs for cell in grid.cells(settings, grid.SMALL_TASK)] == [2, 3]
+
+
+def test_seeds_that_diverged_are_named(tmp_path):
+    task = types.SimpleNamespace(notes=[], columns=(grid.sentence.Column("RTE", "accuracy"),))
+    current = types.SimpleNamespace(task=task, main_metric="accuracy", baseline={"accuracy": 0.5})
+    planned = grid.Planned("rte", types.SimpleNamespace(name="tiny", step=None), "tiny", None, False)
+    results = [{"seed": seed, "score": value, "best": {"accuracy": value}, "cell": {}, "place": "x"} for seed, value in ((1, 0.7), (2, 0.5))]
+    lost = {"seed": 3, "score": None, "cell": {}, "place": "x"}
+    report = grid._report(current, planned, {"cell": [*results, lost]}, tmp_path)
+    assert report["notes"] == ["tiny: 1 of 3 seeds diverged; the figures are those of the others"]
+    assert report["columns"]["RTE"] == {"median": 60, "least": 50, "highest": 70, "baseline": 50}
+    assert grid._report(current, planned, {"cell": results}, tmp_path)["notes"] == []
+
+
+def test_what_pretraining_did_not_train_is_said():
+    experiment = gin_files.load(["tiny.gin", "finetune/base.gin"], ["Finetune.tasks=mnli"])
+    data = types.SimpleNamespace(train=types.SimpleNamespace(ids=[0] * 3), dev={"matched": types.SimpleNamespace(size="3 examples")})
+    current = types.SimpleNamespace(task=types.SimpleNamespace(notes=["a note"]), data=data)
+
+    def described(step, trained, max_length=512):
+        encoder = types.SimpleNamespace(step=step, vocabulary=None, source=types.SimpleNamespace(length=trained))
+        finetuning = dataclasses.replace(experiment.finetune, max_length=max_length)
+        return grid.describe_data(current, grid.Planned("mnli", encoder, "little", dataclasses.replace(experiment, finetune=finetuning), False))
+
+    assert "no later position" in described(3, 64) and "matched: 3 examples" in described(3, 64) and "a note" in described(3, 64)
+    assert "no later position" not in described(3, 64, max_length=64)
+    assert "no later position" not in described(None, 64), "what the pretraining of a stock encoder read is not known"

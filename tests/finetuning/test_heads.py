@@ -7,22 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 from testing import fresh_model
 
-from maelm_jax import gin_files
-from maelm_jax.finetuning import batches, features, heads, task_data
+from maelm_jax import config, gin_files
+from maelm_jax.finetuning import batches, grid, heads
 
-PAIR = task_data.Head("sentence", 2)
+PAIR = grid.create_task("rte", config.Finetune())
+SPAN = grid.create_task("squad1", config.Finetune())
 
 
 def a_batch(size: int, targets) -> batches.Batch:
     ids = [np.arange(4, 4 + length, dtype=np.int32) for length in (9, 12, 7)]
-    rows = features.Features(ids, np.asarray(targets), np.asarray([4, 5, 4], np.int32))
+    rows = batches.Features(ids, np.asarray(targets), np.asarray([4, 5, 4], np.int32))
     return jax.tree.map(jnp.asarray, batches.pack(rows, size, 4, 1, seed=0))
 
 
 def test_neither_padding_nor_rows_without_weight_count(pretrained):
     graph, params = fresh_model(pretrained, PAIR)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that what is attended to is seen in the scores
-    loss_fn = heads.loss_of(graph, PAIR)
+    loss_fn = heads.loss_function(graph, PAIR)
 
     @jax.jit
     def sums(batch):
@@ -37,8 +38,8 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
 
 def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
     graph, params = fresh_model(pretrained, PAIR)
-    graph = heads.create(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)[0]
-    loss_fn, numbers = heads.loss_of(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
+    graph = heads.define(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)[0]
+    loss_fn, numbers = heads.loss_function(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
 
     @jax.jit
@@ -49,8 +50,8 @@ def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
 
 
 def test_an_answer_is_in_the_context_or_nowhere(pretrained):
-    graph, params = fresh_model(pretrained, task_data.SPAN)
-    spans = heads.predict_of(graph, task_data.SPAN)(params, a_batch(24, np.zeros((3, 2), np.int32)))
+    graph, params = fresh_model(pretrained, SPAN)
+    spans = heads.predict_function(graph, SPAN)(params, a_batch(24, np.zeros((3, 2), np.int32)))
     for row, (first, length) in enumerate([(4, 9), (5, 12), (4, 7)]):
         allowed = {0, *range(first, length - 1)}
         for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
@@ -59,14 +60,16 @@ def test_an_answer_is_in_the_context_or_nowhere(pretrained):
 
 def test_several_labels_are_decisions_of_their_own(pretrained):
     """The loss is that of torch.nn.BCEWithLogitsLoss: the mean of -log p over all labels of a row."""
-    graph, params = fresh_model(pretrained, task_data.Head("sentence", 3))
+    custom = config.CustomTask(columns=("text",), labels=("a", "b", "c"), label_separator=",")
+    several = grid.create_task("own", config.Finetune(tasks="own", train_file="x", custom=custom))
+    graph, params = fresh_model(pretrained, several)
     params = jax.tree.map(lambda x: 4 * x, params)  # so that scores have both signs
     targets = np.asarray([[1, 0, 1], [0, 0, 0], [1, 1, 1]], np.float32)
     batch = a_batch(12, targets)
-    scores = np.asarray(heads.predict_of(graph, task_data.Head("sentence", 3))(params, batch), np.float64)[:3]
+    scores = np.asarray(heads.predict_function(graph, several)(params, batch), np.float64)[:3]
     assert (scores > 0).any() and (scores < 0).any()
     right = 1 / (1 + np.exp(-scores * (2 * targets - 1)))
-    loss_fn = heads.loss_of(graph, task_data.Head("sentence", 3))
+    loss_fn = heads.loss_function(graph, several)
     numbers, key = jnp.arange(4, dtype=jnp.uint32), jax.random.key(0)
     sums = loss_fn(params, batch, numbers, key, False)
     np.testing.assert_allclose(sums.loss_nats, -np.log(right).mean(axis=1).sum(), rtol=1e-5)

@@ -11,9 +11,15 @@ import pytest
 from testing import fresh_model
 
 from maelm_jax import config, gin_files
-from maelm_jax.finetuning import initial_encoder
-from maelm_jax.finetuning.task_data import SPAN
+from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
+
+SPAN = grid.create_task("squad1", config.Finetune())
+
+
+def loaded(encoder: initial_encoder.InitialEncoder, fresh: dict) -> dict:
+    """The parameters that a run starts with, if `fresh` are those that it draws."""
+    return encoder.load_into(fresh | {"encoder": {}}, fresh)
 
 
 def test_the_encoder_is_the_pretrained_one(pretrained):
@@ -22,39 +28,22 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
     saved = maelm.create(gin_files.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
-    fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
+    fresh = fresh_model(pretrained, SPAN)[1]
     for _ in range(2):  # what is handed out is a copy each time
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.load_encoder(fresh), saved)
-    jax.tree.map(np.testing.assert_array_equal, initial_encoder.load(f"random:{pretrained}").load_encoder(fresh), fresh)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), loaded(begin, fresh)["encoder"], saved)
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     from maelm_jax import export
-    from maelm_jax.finetuning import experiments
 
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
-    fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
+    fresh = fresh_model(pretrained, SPAN)[1]
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
-    jax.tree.map(np.testing.assert_array_equal, here.load_encoder(fresh), there.load_encoder(fresh))
-    files = ["finetune/rte.gin"]
-    settings = [experiments.of_encoder(one, files, [])["rte"].model for one in (here, there)]
+    jax.tree.map(np.testing.assert_array_equal, *(loaded(one, fresh)["encoder"] for one in (here, there)))
+    settings = [grid.settings_of("rte", one, [], []).model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
     with pytest.raises(config.ConfigError, match="is a checkpoint without a vocabulary. Make a folder"):
         initial_encoder.load(str(next((pathlib.Path(__file__).parents[1] / "data/reference").glob("*.npz"))))
-
-
-def test_a_row_of_token_types_is_added_to_the_positions_of_a_model_without_them():
-    draw = np.random.default_rng(0)
-    params = {
-        "encoder/position_embedding": draw.normal(size=(4, 3)),
-        "encoder/token_type_embedding": draw.normal(size=(1, 3)),
-        "head/bias": np.ones(2),
-    }
-    changed = initial_encoder.without_token_types(params)
-    expected = params["encoder/position_embedding"] + params["encoder/token_type_embedding"]
-    assert changed.keys() == {"encoder/position_embedding", "head/bias"} and np.array_equal(changed["encoder/position_embedding"], expected)
-    two = params | {"encoder/token_type_embedding": np.ones((2, 3))}
-    assert initial_encoder.without_token_types(two) is two, "two types are another function"
 
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
@@ -63,7 +52,8 @@ def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
 
     params = checkpoint_params.read_params(str(pretrained), 3)
     dense = {"kernel": np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "bias": np.ones(32, np.float32)}
-    fresh = jax.tree.map(jnp.zeros_like, dense)
+    encoder = fresh_model(pretrained, SPAN)[1]["encoder"]
+    fresh = {"encoder": encoder, "classifier": {"dense": jax.tree.map(jnp.zeros_like, dense)}}
     for family, kept in (("bert", True), ("roberta", False)):
         folder = tmp_path / family
         shutil.copytree(pretrained, folder, ignore=shutil.ignore_patterns("checkpoints"))
@@ -71,8 +61,8 @@ def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
         saved = checkpoint.Checkpoints(str(folder))
         saved.save(1, {"params": {"encoder": params["encoder"], "classifier": {"dense": dense}}})
         saved.close()
-        pooler = initial_encoder.load(str(folder)).load_pooler(fresh)
-        jax.tree.map(np.testing.assert_array_equal, pooler, dense if kept else fresh)
+        pooler = loaded(initial_encoder.load(str(folder)), {"classifier": dict(fresh["classifier"]), "encoder": encoder})["classifier"]["dense"]
+        jax.tree.map(np.testing.assert_array_equal, pooler, dense if kept else fresh["classifier"]["dense"])
 
 
 def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
@@ -86,13 +76,41 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     from maelm_jax.training import checkpoint
 
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
-    fresh = fresh_model(pretrained, SPAN)[1]["encoder"]
+    fresh = fresh_model(pretrained, SPAN)[1]
     with pytest.raises(config.ConfigError, match="no checkpoint"):
         initial_encoder.load(str(tmp_path / "other"))
     saved = checkpoint.Checkpoints(str(tmp_path / "other"))
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
-    with pytest.raises(config.ConfigError, match="contradicts the checkpoint: .* is missing in the checkpoint"):
-        initial_encoder.load(str(tmp_path / "other")).load_encoder(fresh)
+    with pytest.raises(config.ConfigError, match="decoder"):
+        loaded(initial_encoder.load(str(tmp_path / "other")), fresh)
     with pytest.raises(config.ConfigError, match="neither a workdir"):
         initial_encoder.load(str(tmp_path))
+
+
+def test_two_spellings_of_a_path_are_one_encoder(monkeypatch):
+    """A slash at the end comes from the shell's completion."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert {initial_encoder.normalise_name(name) for name in ("runs/tiny", "./runs/tiny/", "runs//tiny")} == {"runs/tiny"}
+    assert {initial_encoder.normalise_name(name) for name in ("random:runs/tiny/", "random:./runs/tiny")} == {"random:runs/tiny"}
+    assert initial_encoder.normalise_name("~/x/") == "/home/me/x"
+
+
+def test_a_step_is_of_a_workdir(pretrained, tmp_path):
+    """--step picks the checkpoint."""
+    from maelm_jax import export
+    from maelm_jax.training import checkpoint, checkpoint_params
+
+    source = tmp_path / "source"
+    shutil.copytree(pretrained, source)
+    params = checkpoint_params.read_params(str(source), 3)
+    store = checkpoint.Checkpoints(str(source))
+    store.save(5, {"params": jax.tree.map(lambda x: x * 2, params)})
+    store.close()
+    assert [initial_encoder.load(str(source), step).step for step in (None, 3, 5)] == [5, 3, 5]
+    assert initial_encoder.load(f"random:{source}", 3).step is None
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
+        initial_encoder.load(str(source), 4)
+    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
+    with pytest.raises(config.ConfigError, match="stock is no workdir"):
+        initial_encoder.load(str(tmp_path / "stock"), 3)

@@ -8,17 +8,17 @@ from maelm_jax.finetuning import metrics
 
 def test_glue_figures():
     truth, scores = np.asarray([1, 1, 0, 0, 1, 0], np.int32), np.asarray([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0]], np.float32)
-    found = metrics.glue(("accuracy", "f1", "mcc"), truth, scores)  # 2 true, 1 false positive; 1 false, 2 true negatives
+    found = metrics.sentences(("accuracy", "f1", "mcc"), truth, scores)  # 2 true, 1 false positive; 1 false, 2 true negatives
     assert found == pytest.approx({"accuracy": 4 / 6, "f1": 2 / 3, "mcc": (2 * 2 - 1 * 1) / 9})
-    assert metrics.glue(("mcc", "f1"), truth, np.asarray([[1, 0]] * 6, np.float32)) == {"mcc": 0.0, "f1": 0.0}
+    assert metrics.sentences(("mcc", "f1"), truth, np.asarray([[1, 0]] * 6, np.float32)) == {"mcc": 0.0, "f1": 0.0}
 
 
 def test_correlations():
     truth, scores = np.asarray([0.0, 0.1, 0.2, 0.9], np.float32), np.asarray([[1.0], [2.0], [3.0], [4.0]], np.float32)
-    found = metrics.glue(("spearman", "pearson"), truth, scores)
+    found = metrics.sentences(("spearman", "pearson"), truth, scores)
     assert found["spearman"] == pytest.approx(1.0)
     assert found["pearson"] == pytest.approx(np.corrcoef(truth, scores[:, 0])[0, 1], abs=1e-6)
-    assert metrics.glue(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
+    assert metrics.sentences(("spearman",), truth, np.ones((4, 1), np.float32)) == {"spearman": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_exact_and_f1(gold, answer, exact, f1):
 
 def test_squad1_takes_the_best_gold():
     answers = [metrics.Answered(("in 1999", "1999"), "1999", 9.0), metrics.Answered(("x y",), "x", 0.0)]
-    assert metrics.squad(answers, unanswerable=False) == pytest.approx({"exact": 50.0, "f1": 100 * (1 + 2 / 3) / 2})
+    assert metrics.questions(answers, unanswerable=False) == pytest.approx({"exact": 50.0, "f1": 100 * (1 + 2 / 3) / 2})
 
 
 def test_squad2_thresholds():
@@ -81,7 +81,7 @@ def test_squad2_thresholds():
         metrics.Answered(("snow",), "ice", 2.0),
         metrics.Answered((), "fog", 4.0),
     ]
-    found = metrics.squad(answers, unanswerable=True)
+    found = metrics.questions(answers, unanswerable=True)
     # Margin above 0 is "no answer": sun right, moon wrong, rain and snow missed, fog right.
     assert found["exact"] == found["f1"] == 40.0
     assert found["exact_answerable"] == pytest.approx(100 / 3) and found["exact_unanswerable"] == 50.0
@@ -91,23 +91,41 @@ def test_squad2_thresholds():
 
 def test_nothing_answered_is_the_best_threshold_zero():
     answers = [metrics.Answered((), "moon", 1.0), metrics.Answered(("sun",), "ice", 2.0)]
-    found = metrics.squad(answers, unanswerable=True)
+    found = metrics.questions(answers, unanswerable=True)
     assert (found["best_f1"], found["best_f1_threshold"]) == (50.0, 0.0)
     # Where 0 would let an answer through, the threshold lies under all margins: what is written is what was scored.
     answers = [metrics.Answered((), "moon", -1.0), metrics.Answered((), "fog", -0.5), metrics.Answered(("sun",), "ice", 3.0)]
-    found = metrics.squad(answers, unanswerable=True)
+    found = metrics.questions(answers, unanswerable=True)
     assert found["best_f1"] == pytest.approx(200 / 3) and found["best_f1_threshold"] < -1.0
 
 
 def test_an_empty_answer_costs_an_unanswerable_question_nothing():
     answers = [metrics.Answered((), "", -1.0), metrics.Answered(("sun",), "sun", 0.5)]
-    found = metrics.squad(answers, unanswerable=True)
+    found = metrics.questions(answers, unanswerable=True)
     assert (found["best_exact"], found["best_exact_threshold"]) == (100.0, 0.5)
 
 
 def test_several_labels_are_scored_together_and_by_label():
     truth = np.asarray([[1, 0, 1], [0, 0, 0], [1, 0, 0], [0, 0, 1]], np.float32)
     scores = np.asarray([[2, -1, 1], [-1, -1, -1], [-3, -1, 1], [-1, -1, 5]], np.float32)
-    measured = metrics.glue(("micro_f1", "macro_f1", "exact_match"), truth, scores)
+    measured = metrics.sentences(("micro_f1", "macro_f1", "exact_match"), truth, scores)
     # Right: 3 of 4 labels, with one too many. By label: F1 of 2/3, of 0 (it never occurs), of 4/5.
     assert measured == pytest.approx({"micro_f1": 0.75, "macro_f1": (2 / 3 + 0 + 0.8) / 3, "exact_match": 0.75})
+
+
+@pytest.mark.parametrize(
+    "golds,answer,one,two",
+    [
+        (("the",), "", (100, 0), (100, 100)),  # 1.1: equal, but F1 of nothing is 0
+        (("the",), "a", (100, 0), (100, 100)),
+        (("the",), "cat", (0, 0), (0, 0)),
+        (("the", "cat"), "", (100, 0), (0, 0)),  # 2.0 ignores a gold answer that is nothing
+        (("the", "cat"), "cat", (100, 100), (100, 100)),
+    ],
+)
+def test_gold_answers_that_normalise_to_nothing_are_scored_as_by_each_version(golds, answer, one, two):
+    """By evaluate-v1.1.py and evaluate-v2.0.py."""
+    answers = [metrics.Answered(golds, answer, -1.0)]
+    for unanswerable, expected in ((False, one), (True, two)):
+        found = metrics.questions(answers, unanswerable)
+        assert (found["exact"], found["f1"]) == expected

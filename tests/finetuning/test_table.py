@@ -1,4 +1,4 @@
-"""The table of results and its figure: bars around their points, labels at every line, what is missing."""
+"""The table of results and its figure: bars around their points, labels at every line, baselines, what is missing."""
 
 import json
 
@@ -8,39 +8,34 @@ from matplotlib import pyplot
 from testing import flat_lines
 
 from maelm_jax import config
-from maelm_jax.finetuning import differences, table
+from maelm_jax.finetuning import table
+
+TITLES = {"rte": "RTE accuracy", "cola": "CoLA mcc", "mrpc": "MRPC accuracy"}
 
 
-def of_task(median, least, highest, **more) -> dict:
-    spread = {"median": median, "least": least, "highest": highest}
-    names = ("accuracy", "mcc", "spearman", "matched_accuracy", "mismatched_accuracy", "f1", "exact")
-    return {
-        "metrics": dict.fromkeys(names, spread),
-        "seeds": 3,
-        "chosen": "b32",
-        "cells": [{}],
-        "notes": [],
-        "main_metric": "accuracy",
-        **more,
-    }
+def of_task(task, median, least, highest, **more) -> dict:
+    spread = {"median": median, "least": least, "highest": highest, "baseline": 52.7}
+    cell = {"name": "b32", "median": 0.6, "least": 0.5, "highest": None}
+    report = {"task": task, "seeds": 3, "chosen": "b32", "cells": [cell], "notes": [], "main_metric": "accuracy", "model": None}
+    return report | {"columns": {TITLES[task]: spread}, **more}
 
 
 REPORTS = {
-    "tiny": {"rte": of_task(0.6, 0.5, 0.9), "cola": of_task(0.2, 0.1, 0.25), "mrpc": of_task(0.7, 0.7, 0.7)},
-    "mlm": {"rte": of_task(0.7, 0.6, 0.75), "cola": of_task(0.1, 0.0, 0.1)},
-    "random-tiny": {"rte": of_task(0.5, 0.5, 0.5), "cola": of_task(0.0, 0.0, 0.05)},
+    "tiny": {"rte": of_task("rte", 60, 50, 90), "cola": of_task("cola", 20, 10, 25), "mrpc": of_task("mrpc", 70, 70, 70)},
+    "mlm": {"rte": of_task("rte", 70, 60, 75), "cola": of_task("cola", 10, 0, 10)},
+    "random-tiny": {"rte": of_task("rte", 50, 50, 50), "cola": of_task("cola", 0, 0, 5)},
 }
 
 
-def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
-    figure = differences.figure_of(table.values(REPORTS))
+def test_differences_are_centred_on_their_task_and_labelled():
+    figure = table.figure_of(table.values(REPORTS))
     [axes] = figure.axes
     figure.canvas.draw()
     points = np.concatenate([container.lines[0].get_xdata() for container in axes.containers])
     for place in range(2):
         near = points[np.abs(points - place) < 0.5]
         assert len(near) == 3 and near.mean() == pytest.approx(place) and len(set(near)) == 3
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["CoLA", "RTE"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["RTE accuracy", "CoLA mcc"]
     assert flat_lines(axes) == ["median of tiny"] and figure.legends
     inside = figure.bbox
     for part in (axes.yaxis.label, axes.title, *axes.get_xticklabels(), *figure.legends):
@@ -48,15 +43,20 @@ def test_differences_are_centred_on_their_task_and_labelled(tmp_path):
         assert box.x0 >= inside.x0 and box.y0 >= inside.y0 and box.x1 <= inside.x1 and box.y1 <= inside.y1, part
     assert "MRPC" in axes.get_title(), "what is left out is named"
     pyplot.close(figure)
-    differences.plot(table.values(REPORTS), tmp_path)
-    assert (tmp_path / "differences.png").stat().st_size > 5000
 
 
-def test_scores_of_ones_own_have_a_column():
-    spread = {"median": 0.5, "least": 0.4, "highest": 0.6}
-    report = of_task(0, 0, 0) | {"metrics": {"spearman": spread, "pearson": spread}, "main_metric": "spearman"}
-    said = table.markdown({"tiny": {"own": report}})
-    assert "Own scores |" in said and "50.0" in said
+def test_the_markdown_has_every_value_its_metric_and_the_baseline():
+    rows = [line for line in table.markdown(REPORTS).splitlines() if line.startswith("|")]
+    assert rows[0].split() == "| | RTE accuracy | CoLA mcc | MRPC accuracy |".split()
+    assert rows[2].split("|")[2].strip() == "60.0 (50.0-90.0)" and rows[3].split("|")[4].strip() == "-"
+    assert table.MAJORITY in rows[5] and rows[5].count("52.7") == 3
+
+
+def test_the_average_is_that_of_the_paper():
+    spread = {"median": 50.0, "least": 50.0, "highest": 50.0, "baseline": 0.0}
+    reports = {"tiny": {"x": of_task("rte", 0, 0, 0, columns=dict.fromkeys(table.AVERAGED, spread))}}
+    assert table.values(reports)["tiny"]["AVG"] == {"median": 50.0} and "AVG" in table.markdown(reports)
+    assert "AVG" not in table.values(REPORTS)["tiny"]
 
 
 def test_a_partial_table_says_so(tmp_path):
@@ -64,15 +64,14 @@ def test_a_partial_table_says_so(tmp_path):
     assert "Partial: no result yet of mrpc with mlm, random-tiny; qqp with tiny, mlm, random-tiny." in said
     assert "Partial" not in table.markdown({"tiny": REPORTS["tiny"]}, ["rte", "cola", "mrpc"])
     table.write(REPORTS, tmp_path, ["rte", "cola", "mrpc"])
-    missing = json.loads((tmp_path / "table.json").read_text())["missing"]
-    assert missing == {"mrpc": ["mlm", "random-tiny"]}
+    assert json.loads((tmp_path / "table.json").read_text())["missing"] == {"mrpc": ["mlm", "random-tiny"]}
     assert "Partial" in (tmp_path / "table.md").read_text()
 
 
 def test_a_note_names_the_encoders_that_it_holds_for():
     reports = {
-        "tiny": {"rte": of_task(0.6, 0.5, 0.9, notes=["of both", "of tiny"])},
-        "mlm": {"rte": of_task(0.7, 0.6, 0.75, notes=["of both"]), "cola": of_task(0.1, 0.0, 0.1, notes=["alone"])},
+        "tiny": {"rte": of_task("rte", 60, 50, 90, notes=["of both", "of tiny"])},
+        "mlm": {"rte": of_task("rte", 70, 60, 75, notes=["of both"]), "cola": of_task("cola", 10, 0, 10, notes=["alone"])},
     }
     lines = table.markdown(reports).splitlines()
     assert lines[-3:] == ["- rte: of both", "- rte, tiny: of tiny", "- cola: alone"]
@@ -80,35 +79,9 @@ def test_a_note_names_the_encoders_that_it_holds_for():
 
 def test_a_table_is_read_as_it_was_written(tmp_path):
     assert table.read(tmp_path) == {}
-    cell = {"name": "b32", "median": 0.6, "least": 0.5, "highest": None}
-    model = str(tmp_path / "tiny" / "rte" / "b32" / "seed1")
-    reports = {"tiny": {"rte": of_task(0.6, 0.5, 0.9, task="rte", model=model, cells=[cell])}, "mlm": {}}
-    table.write(reports, tmp_path)
-    assert (tmp_path / "differences.png").exists()
-    assert json.loads((tmp_path / "table.json").read_text())["reports"]["tiny"]["rte"]["model"] == "tiny/rte/b32/seed1"
-    assert table.read(tmp_path) == reports
-    del reports["mlm"]
-    table.write(reports, tmp_path)
-    assert not (tmp_path / "differences.png").exists(), "a table of one encoder has no figure"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "[]",
-        "{",
-        '{"reports": {"tiny": 3}}',
-        '{"reports": {"tiny": {"rte": {}}}}',
-        {"metrics": {"f1": 0.5}},
-        {"cells": ["b32"]},
-        {"model": 3},
-    ],
-    ids=str,
-)
-def test_a_table_file_that_is_no_table_is_refused(content, tmp_path):
-    if isinstance(content, dict):
-        report = of_task(0.6, 0.5, 0.9, task="rte", model=None) | {"cells": []} | content
-        content = json.dumps({"reports": {"tiny": {"rte": report}}})
-    (tmp_path / "table.json").write_text(content)
-    with pytest.raises(config.ConfigError, match="table.json"):
-        table.read(tmp_path)
+    table.write(REPORTS, tmp_path)
+    assert table.read(tmp_path) == REPORTS and (tmp_path / "differences.png").stat().st_size > 5000
+    for content in ("{", "{}"):
+        (tmp_path / "table.json").write_text(content)
+        with pytest.raises(config.ConfigError, match="table.json"):
+            table.read(tmp_path)

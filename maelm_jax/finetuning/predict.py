@@ -1,0 +1,234 @@
+"""Predictions of finished runs: for a file (--predict, --score), and for GLUE's server."""
+
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+
+from maelm_jax import config, gin_files, storage
+from maelm_jax.data import text_files, vocabularies
+from maelm_jax.finetuning import glue, grid, sentence, session, table
+from maelm_jax.finetuning.batches import choose_lengths
+from maelm_jax.finetuning.task import EvaluationSet, InputFormat
+from maelm_jax.training import checkpoint
+
+SOURCE = ".source.json"  # suffix of the record that names the file that was predicted
+SCORES = "_scores.json"  # ending of the file with the scores
+# Settings that change where examples come from and how they are computed, not what is predicted.
+FREE = (
+    "Model.dtype",
+    "Finetune.max_length",
+    "CustomTask.columns",
+    "CustomTask.label",
+    "Conll.word_column",
+    "Conll.label_column",
+)
+
+
+class FinishedRun:
+    """A finished run that has its model.
+
+    Attributes:
+        folder: Its workdir.
+        task: Its task.
+    """
+
+    def __init__(self, workdir: str | None, bindings: list[str], flag: str):
+        """Finds the run.
+
+        Args:
+            workdir: The run.
+            bindings: Settings that replace those of the run.
+            flag: The flag that needs the run, for messages.
+
+        Raises:
+            ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
+        """
+        self.folder = pathlib.Path(workdir or "")
+        file = self.folder / session.RESULTS
+        if not workdir or not file.is_file():
+            reports = table.read(self.folder).values() if workdir else ()
+            models = [report["model"] for by_task in reports for report in by_task.values()]
+            hint = f"; in this table, give --workdir={self.folder / models[0]}" if models else ""
+            raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
+        results = storage.read_json(file)
+        if not (self.folder / "checkpoints").is_dir():
+            reason = results.get("diverged", "only the chosen cell of a grid keeps its own")
+            raise config.ConfigError(
+                f'{self.folder} holds no model: {reason}; table.json names the chosen one ("model")'
+            )
+        record = str(self.folder / gin_files.RECORD)
+        recorded, self._experiment = gin_files.load([record]), gin_files.load([record], bindings)
+        changes = config.differences(recorded, self._experiment, FREE)
+        columns, trained = (
+            experiment.finetune.custom.columns for experiment in (self._experiment, recorded)
+        )
+        if len(columns) != len(trained):
+            changes.append(f"CustomTask.columns: {len(trained)} columns -> {len(columns)}")
+        if changes:
+            raise config.ConfigError(
+                f"{flag} uses the settings of the run in --workdir, and these differ from them: "
+                f"{'; '.join(changes)}. Leave them out"
+            )
+        with storage.reading(file):
+            self.task = grid.create_task(results["task"], self._experiment.finetune, results)
+        vocabulary = vocabularies.load(self.folder / "vocabulary")
+        self._input_format = InputFormat.of_run(self._experiment, vocabulary)
+
+    def encode(self, examples: list, which: str) -> EvaluationSet:
+        """Tokenises examples, which `which` names in notes."""
+        encoded = self.task.encode(examples, self._input_format, which)
+        return EvaluationSet(examples, *encoded, f"{len(examples):,} {self.task.unit}")
+
+    def outputs(self, sets: list[EvaluationSet]) -> list:
+        """Returns the outputs of the model for all examples of each set."""
+        model = session.Model(self._experiment, self.task, self._input_format.vocabulary)
+        params = checkpoint.restore_params(str(self.folder), model.shapes)
+        return [
+            model.outputs(
+                params,
+                dev,
+                choose_lengths(
+                    dev.features.lengths,
+                    self._input_format.length,
+                    3 * session.slots_of_compilation(model.mesh, self._experiment.model),
+                ),
+            )
+            for dev in sets
+        ]
+
+
+def predict(
+    workdir: str | None,
+    input_file: str,
+    output: str | None,
+    bindings: list[str],
+    with_scores: bool = False,
+) -> str:
+    """Predicts a file with the finished run in `workdir`, and writes the predictions.
+
+    Predictions of another file, and files of other programs, are never replaced.
+
+    Args:
+        workdir: The run.
+        input_file: The file to predict.
+        output: Path of the predictions. None: predictions_STEM in the workdir, STEM of the input.
+        bindings: Settings that replace those of the run.
+        with_scores: Whether to compare the predictions with the labels in the file, and to write
+            the metrics beside the predictions.
+
+    Returns:
+        What was done, for the user.
+
+    Raises:
+        ConfigError: The run, the file or the output cannot be used.
+    """
+    run = FinishedRun(workdir, bindings, "--predict")
+    ending = run.task.endings[0]
+    if output is None:
+        name = pathlib.Path(text_files.without_packing(input_file)).stem
+        output = str(run.folder / f"predictions_{name}{ending}")
+    stem = output.removesuffix(ending)
+    if stem in (output, "") or stem.endswith("/"):
+        raise config.ConfigError(f"--output={output}: name a {ending} file, as predictions{ending}")
+    examples = run.task.read_file(input_file, labelled=with_scores)
+    dev = run.encode(examples, input_file)
+    record, source = pathlib.Path(output + SOURCE), os.path.abspath(input_file)
+    paths = [pathlib.Path(stem + end) for end in (*run.task.endings, SCORES)]
+    earlier = [path for path in paths if path.exists()]
+    if earlier and (not record.is_file() or storage.read_json(record)["input"] != source):
+        raise config.ConfigError(
+            f"{earlier[0]} is not the predictions of {input_file}. Name another file with "
+            "--output=FILE, or remove it"
+        )
+    (outputs,) = run.outputs([dev])
+    for path in earlier:
+        path.unlink()
+    record.parent.mkdir(parents=True, exist_ok=True)
+    # The record comes first: after a kill, the same command recognises what is there.
+    storage.write(record, json.dumps({"input": source}) + "\n")
+    path = run.task.write(dev, outputs, record.parent, paths[0].name.removesuffix(ending))
+    lines = [*run.task.notes, f"{dev.size} predicted: {path}"]
+    if with_scores:
+        scores = run.task.score(dev, outputs)
+        session.write_json(pathlib.Path(stem + SCORES), scores)
+        lines += [session.metric_line(name, value) for name, value in scores.items()]
+    return "\n".join(lines)
+
+
+def submit(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:
+    """Predicts the test sets of GLUE with the finished models in `workdir` (--submission).
+
+    Args:
+        workdir: A finished run, grid or table.
+        output: The zip file. It must not exist.
+        init_from: In a table of several encoders: the encoder, by its name in the table.
+        bindings: Settings that replace those of the runs, for example Finetune.data_dir.
+
+    Returns:
+        What the zip file holds and lacks, for the user.
+
+    Raises:
+        ConfigError: There is no model of a task of GLUE, no test set, or a file is not as expected.
+    """
+    if not output.endswith(".zip") or os.path.lexists(output):
+        raise config.ConfigError(f"--submission={output}: name a new file that ends in .zip")
+    notes, lacking = [], [glue.DIAGNOSTIC]
+    lacking += [spec.submission(part) for spec in glue.SPECS.values() for part in spec.parts]
+    with tempfile.TemporaryDirectory() as folder:
+        for model in find_models(workdir, init_from):
+            run = FinishedRun(model, bindings, "--submission")
+            tests = glue.read_tests(run.task.spec, run.task.settings, run.task.notes)
+            sets = [run.encode(examples, name) for name, examples in tests.items()]
+            for name, dev, outputs in zip(tests, sets, run.outputs(sets), strict=True):
+                path = pathlib.Path(folder, f"{name}.tsv")
+                sentence.write_predictions(run.task, dev, outputs, path)
+                lacking.remove(name)
+            notes += run.task.notes
+        predictions = sorted(pathlib.Path(folder).iterdir())
+        if not predictions:
+            raise config.ConfigError(
+                "--submission: no test file of GLUE (as CoLA/test.tsv) was found. "
+                "Give its folder with --gin.Finetune.data_dir=FOLDER"
+            )
+        os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
+        with storage.atomic_file(output) as file, zipfile.ZipFile(file, "w") as archive:
+            for path in predictions:
+                archive.write(path, path.name)
+    notes.append(f"{output}: {', '.join(path.name for path in predictions)}")
+    if lacking:
+        names = ", ".join(f"{name}.tsv" for name in lacking)
+        notes.append(f"GLUE's server also asks for {names}")
+    return "\n".join(notes)
+
+
+def find_models(workdir: str | None, init_from: str | None) -> list[str]:
+    """Returns the workdirs of the models, one for each task of GLUE.
+
+    Raises:
+        ConfigError: `workdir` has no model of a task of GLUE, or the encoder is not clear.
+    """
+    folder = pathlib.Path(workdir or "")
+    reports = table.read(folder) if workdir else {}
+    if not reports:
+        task = FinishedRun(workdir, [], "--submission").task.name
+        models = {task: str(folder)}
+    else:
+        label = init_from or next(iter(reports))
+        if label not in reports or (init_from is None and len(reports) > 1):
+            raise config.ConfigError(
+                f"--submission: {folder} has the encoders {', '.join(reports)}. "
+                "Name one of them with --init_from=NAME"
+            )
+        models = {
+            task: str(folder / report["model"])
+            for task, report in reports[label].items()
+            if report["model"]
+        }
+    chosen = [model for task, model in models.items() if task in glue.SPECS]
+    if not chosen:
+        raise config.ConfigError(
+            f"--submission: {folder} has no model of a task of GLUE. Fine-tune on one first"
+        )
+    return chosen

@@ -1,0 +1,315 @@
+"""Questions whose answer is a span of a context: SQuAD 1.1 and 2.0.
+
+The method is that of BERT (Devlin et al. 2019, file run_squad.py): windows over long contexts, and
+answers from the scores of their slots.
+"""
+
+import collections
+import json
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from maelm_jax import config, storage
+from maelm_jax.encoders import families
+from maelm_jax.finetuning import heads, metrics, squad
+from maelm_jax.finetuning.batches import Features
+from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Task
+from maelm_jax.model import layers
+from maelm_jax.model.positions import MASKED_OUT
+
+QUESTION_LENGTH = 64  # tokens of the longest question, which is cut off there
+STRIDE = 128  # tokens between the starts of two windows, at most half a window
+ANSWER_LENGTH = 30  # tokens of the longest answer
+BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer
+
+
+class Spans(typing.NamedTuple):
+    """The model's output for n windows: the BEST highest scores of starts and ends."""
+
+    start: np.ndarray  # float32 [n, BEST]
+    start_slot: np.ndarray  # int32 [n, BEST]
+    end: np.ndarray  # float32 [n, BEST]
+    end_slot: np.ndarray  # int32 [n, BEST]
+    null: np.ndarray  # float32 [n]: score of "no answer", the sum of start and end score of slot 0
+
+
+class Windows(typing.NamedTuple):
+    """Where n windows stand: `<s> question </s> part of the context </s>`."""
+
+    question: np.ndarray  # int32 [n]: index of the question; ascending
+    start: np.ndarray  # int32 [n]: index in the context of its first token in the window
+    offsets: list[np.ndarray]  # of each question, int32 [tokens of the context, 2]: characters
+
+
+class Answer(typing.NamedTuple):
+    """The answer to one question."""
+
+    text: str  # the best span, however low its score is
+    null_margin: float  # null score minus score of the span; high where an answer is unlikely
+
+
+class QuestionTask(Task):
+    """SQuAD 1.1, or 2.0 where questions can be unanswerable.
+
+    The loss of a window is the mean of the cross-entropies of the answer's first and last slot.
+    Slot 0 stands for "no answer". A window is right when both slots are.
+    """
+
+    names = tuple(squad.FILES)
+    module = "span"
+    stock_class = "ForQuestionAnswering"
+    unit = "questions"
+
+    def __init__(self, name, settings, results=None):
+        super().__init__(name, settings, results)
+        self.has_unanswerable = is_2 = name == "squad2"
+        prefix, title = ("best_", "SQuAD2") if is_2 else ("", "SQuAD1")
+        self.main_metric = f"{prefix}f1"
+        self.columns = (
+            Column(f"{title} EM", f"{prefix}exact", 1.0),
+            Column(f"{title} F1", f"{prefix}f1", 1.0),
+        )
+        self.endings = (".json", "_null_margins.json") if is_2 else (".json",)
+        # Answers whose null margin is above it are empty, in files and scores. None: in files, the
+        # threshold with the best F1 on the same questions.
+        self.threshold = (results or {}).get("best", {}).get("best_f1_threshold")
+
+    # Data.
+
+    def check_files(self):
+        if self.settings.data_dir is not None:
+            squad.find_files(self.name, self.settings)
+
+    def read(self):
+        return squad.read(self.name, self.settings, self.notes)
+
+    def read_file(self, path, labelled):
+        questions = squad.read_file(path)
+        if labelled:
+            squad.check_answers(self.name, questions, path)
+        return questions
+
+    def encode_training(self, examples, input_format):
+        features = self._windows(examples, input_format, "training", training=True).features
+        if not len(features.ids) or not features.targets.any():
+            raise config.ConfigError(
+                f"{self.name}: none of the {len(examples)} training questions has an answer that "
+                f"stands in its context at answer_start and fits into {input_format.length} "
+                "tokens. Check text and answer_start of the answers"
+            )
+        return features
+
+    def encode(self, examples, input_format, which) -> Encoded:
+        ((name, count),) = collections.Counter(q.id for q in examples).most_common(1)
+        if count > 1:
+            raise config.ConfigError(
+                f"{which}: {count} questions have the id {name!r}, and answers are written by id. "
+                "Give each question its own"
+            )
+        return self._windows(examples, input_format, which)
+
+    def _windows(
+        self,
+        questions: list[squad.Question],
+        input_format: InputFormat,
+        which: str,
+        training: bool = False,
+    ) -> Encoded:
+        """Makes windows of the tokens of questions. Notes what is cut or left out.
+
+        In training, targets are the (first, last) slot of the answer, or (0, 0) in a window that
+        does not hold all of one. A question whose answer is not in its context gets no window.
+        """
+        eos, length = input_format.vocabulary.eos, input_format.length
+        contexts: dict[str, tuple[list[int], np.ndarray]] = {}  # text -> tokens, offsets
+        offsets_of, rows, targets, prefixes, owners, starts = [], [], [], [], [], []
+        cut = lost = split = 0
+        encoded = input_format.encode([question.text for question in questions])
+        for number, (question, tokens) in enumerate(zip(questions, encoded, strict=True)):
+            if question.context not in contexts:
+                ids, offsets = input_format.vocabulary.encode_with_offsets(question.context)
+                contexts[question.context] = ids, np.asarray(offsets, np.int32).reshape(-1, 2)
+            context, offsets = contexts[question.context]
+            offsets_of.append(offsets)
+            answer = None
+            if training and question.answers:
+                answer = squad.answer_span(question)
+                if answer is None:
+                    lost += 1
+                    continue
+            limit = min(QUESTION_LENGTH, length // 2 - 4)
+            cut += len(tokens) > limit
+            prefix = input_format.prefix(tokens[:limit])
+            size = length - len(prefix) - 1  # largest number of tokens of the context
+            step = max(1, min(STRIDE, size // 2))
+            begins = range(0, max(len(context) - size, 0) + step, step)
+            split += len(begins) > 1
+            for begin in begins:
+                part = context[begin : begin + size]
+                rows.append(np.asarray([*prefix, *part, eos], np.int32))
+                targets.append(_target(answer, offsets, begin, len(part), len(prefix)))
+                prefixes.append(len(prefix))
+                owners.append(number)
+                starts.append(begin)
+        if cut:
+            self.notes.append(f"{which}: {cut} questions cut to their first tokens")
+        if lost:
+            self.notes.append(
+                f"{which}: {lost} questions left out: the answer is not in the context"
+            )
+        if split:
+            self.notes.append(
+                f"{which}: {split} of {len(questions)} questions do not fit {length} tokens "
+                f"with their context: {len(rows)} windows"
+            )
+        features = Features(
+            rows, np.asarray(targets, np.int32).reshape(-1, 2), np.asarray(prefixes, np.int32)
+        )
+        layout = Windows(np.asarray(owners, np.int32), np.asarray(starts, np.int32), offsets_of)
+        return Encoded(features, layout)
+
+    # Model.
+
+    def create_head(self, model, rngs):
+        if families.choose_family(model).classifier.transforms_tokens:
+            return heads.Classifier(model, 2, rngs)
+        return layers.Linear(model.width, 2, model, rngs)
+
+    def scores(self, head, states, batch, keys) -> Float[Array, "B T 2"]:
+        """Computes the scores of each slot as start and end; MASKED_OUT outside of the context."""
+        slots = jnp.arange(batch.ids.shape[1], dtype=jnp.int32)[None]
+        allowed = (slots == 0) | (
+            (slots >= batch.context[:, None]) & (slots < batch.lengths[:, None] - 1)
+        )
+        has_dropout = isinstance(head, heads.Classifier)
+        scores = head(states, keys) if has_dropout else head(states)
+        return jnp.where(allowed[:, :, None], scores.astype(jnp.float32), MASKED_OUT)
+
+    def loss(self, scores, batch):
+        by_end = jnp.moveaxis(scores, 2, 1)  # [B, 2, T]
+        right = jnp.argmax(by_end, axis=2).astype(batch.targets.dtype) == batch.targets
+        losses = heads.cross_entropy(by_end, batch.targets).mean(axis=1)
+        return heads.weighted_sums(losses, right.all(axis=1), batch.weights)
+
+    def predict(self, scores) -> Spans:
+        short = max(BEST - scores.shape[1], 0)
+        padded = jnp.pad(scores, ((0, 0), (0, short), (0, 0)), constant_values=MASKED_OUT)
+        start, start_slot = jax.lax.top_k(padded[:, :, 0], BEST)
+        end, end_slot = jax.lax.top_k(padded[:, :, 1], BEST)
+        return Spans(start, start_slot, end, end_slot, scores[:, 0].sum(axis=1))
+
+    # Results.
+
+    def constant_outputs(self, train, dev):
+        """Returns outputs without any span: every answer is empty."""
+        windows = len(dev.features.ids)
+        none = np.zeros((windows, BEST), np.float32)
+        return Spans(none, none.astype(int), none, none.astype(int), none[:, 0])
+
+    def score(self, dev, outputs):
+        threshold = self.threshold or 0.0
+        answered = [
+            metrics.Answered(
+                tuple(gold.text for gold in question.answers),
+                answer.text,
+                answer.null_margin - threshold,
+            )
+            for question, answer in zip(dev.examples, answers(dev, outputs), strict=True)
+        ]
+        scores = metrics.questions(answered, self.has_unanswerable)
+        if self.threshold is None:
+            return scores
+        # The best threshold of these questions would be chosen by their right answers.
+        return {name: value for name, value in scores.items() if not name.startswith("best_")}
+
+    def write(self, dev, outputs, folder, stem):
+        by_id = dict(zip((q.id for q in dev.examples), answers(dev, outputs), strict=True))
+        limit = np.inf
+        if self.has_unanswerable:
+            limit = self.threshold
+            if limit is None:
+                limit = self.score(dev, outputs)["best_f1_threshold"]
+            margins = {name: answer.null_margin for name, answer in by_id.items()}
+            storage.write(folder / f"{stem}_null_margins.json", json.dumps(margins, indent=1))
+        texts = {
+            name: "" if answer.null_margin > limit else answer.text
+            for name, answer in by_id.items()
+        }
+        path = folder / f"{stem}.json"
+        storage.write(path, json.dumps(texts, indent=1, ensure_ascii=False))
+        return path
+
+
+def _target(
+    answer: squad.CharacterSpan | None, offsets: np.ndarray, begin: int, size: int, prefix: int
+) -> tuple[int, int]:
+    """Returns first and last slot of the answer in a window; (0, 0) if it does not hold all of it.
+
+    Args:
+        answer: Where the answer stands in the context; None: there is none.
+        offsets: Characters of the context's tokens, int32 [tokens, 2].
+        begin: First token of the context in the window.
+        size: Tokens of the context in the window.
+        prefix: Slots before them.
+    """
+    if answer is None:
+        return 0, 0
+    tokens = np.flatnonzero((offsets[:, 0] < answer.end) & (offsets[:, 1] > answer.start))
+    if not len(tokens) or tokens[0] < begin or tokens[-1] >= begin + size:
+        return 0, 0
+    return int(prefix + tokens[0] - begin), int(prefix + tokens[-1] - begin)
+
+
+def answers(dev: EvaluationSet, spans: Spans) -> list[Answer]:
+    """Returns the best span of at most ANSWER_LENGTH tokens for each question.
+
+    A span in several windows has the score of one of them (see `_window_of`). The null score of a
+    question is the smallest of its windows.
+    """
+    bounds = np.searchsorted(dev.layout.question, np.arange(len(dev.examples) + 1))
+    return [
+        _best_answer(question.context, dev, spans, np.arange(first, last))
+        for question, first, last in zip(dev.examples, bounds[:-1], bounds[1:], strict=True)
+    ]
+
+
+def _best_answer(context: str, dev: EvaluationSet, spans: Spans, indices: np.ndarray) -> Answer:
+    """Returns the answer to one question. `indices` are those of its windows."""
+    windows, features = dev.layout, dev.features
+    offsets = windows.offsets[windows.question[indices[0]]]
+    begin, prefix = windows.start[indices], features.context[indices]
+    end = begin + features.lengths[indices] - prefix - 1
+    slot_to_token = (begin - prefix)[:, None]
+    first, last = spans.start_slot[indices] + slot_to_token, spans.end_slot[indices] + slot_to_token
+    inside_first, inside_last = (
+        (token >= begin[:, None]) & (token < end[:, None]) for token in (first, last)
+    )
+    size = last[:, None, :] - first[:, :, None] + 1
+    allowed = inside_first[:, :, None] & inside_last[:, None, :]
+    allowed &= (size >= 1) & (size <= ANSWER_LENGTH)
+    total = spans.start[indices][:, :, None] + spans.end[indices][:, None, :]
+    score = np.where(allowed, total, -np.inf)
+    null = float(spans.null[indices].min())
+    for index in np.argsort(-score, axis=None, kind="stable"):
+        window, i, j = np.unravel_index(index, score.shape)
+        if not np.isfinite(score[window, i, j]):
+            break
+        if window == _window_of(first[window, i], last[window, j], begin, end):
+            text = context[offsets[first[window, i], 0] : offsets[last[window, j], 1]].strip()
+            return Answer(text, null - float(score[window, i, j]))
+    return Answer("", 0.0)
+
+
+def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:
+    """Of the windows [begin, end) that hold a whole span, the one with most context around `first`.
+
+    This is the rule of BERT's run_squad.py with one difference. BERT picks the window among all
+    that hold `first`, so that it never gives an answer that ends after that window.
+    """
+    holds = (begin <= first) & (last < end)
+    context = np.minimum(first - begin, end - 1 - first) + 0.01 * (end - begin)
+    return int(np.where(holds, context, -np.inf).argmax())

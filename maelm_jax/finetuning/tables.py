@@ -1,0 +1,237 @@
+"""Reads labelled data: tables (tab-separated, .csv, .jsonl), and records of TFDS.
+
+Each file can be packed (data/text_files.py).
+"""
+
+import collections.abc
+import csv
+import json
+import os
+import pathlib
+import typing
+
+from maelm_jax import config, storage
+from maelm_jax.data import text_files
+
+JSON_LINES = (".jsonl", ".ndjson")
+LONGEST_CELL = 2**31 - 1  # characters
+
+
+class Row(typing.NamedTuple):
+    """One row of a table."""
+
+    location: str  # FILE:LINE of its last line, for messages
+    values: dict[str, typing.Any]  # by column: text, or a value of JSON
+
+    def text(self, column: str) -> str:
+        """Returns a cell as text. Numbers and booleans are written as in JSON.
+
+        Raises:
+            ConfigError: The cell is absent, null, NaN, a list or an object.
+        """
+        value = self.values.get(column)
+        if isinstance(value, str):
+            return value.strip()
+        if isinstance(value, (bool, int, float)):
+            return json.dumps(value)
+        kind = "null, NaN or absent" if value is None else f"a {type(value).__name__}"
+        raise config.ConfigError(
+            f"{self.location}: the field {column!r} is {kind}. Give text, a number or a boolean"
+        )
+
+
+def read(
+    path: str | os.PathLike,
+    needed: collections.abc.Sequence[str],
+    headless: collections.abc.Sequence[str] = (),
+    exact: bool = False,
+    broken: list[str] | None = None,
+) -> list[Row]:
+    """Reads a table. The end of its name says what it is.
+
+    - .csv: cells between commas, quotes as in RFC 4180. A cell can have several lines.
+    - .jsonl and .ndjson: an object on each line, its fields are the columns.
+    - any other: cells between tabs. Quotes are taken literally.
+
+    Args:
+        path: The file.
+        needed: The columns that every row must have.
+        headless: The columns of a file whose first line is no header: without needed columns.
+        exact: Whether a row may have no more cells than the header.
+        broken: Gets the location of each row without all needed columns, which is left out. None:
+            such a row is an error.
+
+    Raises:
+        ConfigError: The file is not of its kind or holds no row, or a needed column is missing. The
+            message names file and line.
+    """
+    path = str(path)
+    if _ending(path) in JSON_LINES:
+        return _read_json_lines(path)
+    lines = _cells(path)
+    header, rows = _read_header(lines), []
+    if headless and not set(needed) <= set(header):
+        lines, header = _cells(path), list(headless)
+    _check_header(path, header, needed)
+    least = max(map(header.index, needed)) + 1
+    for number, cells in lines:
+        if cells == [""] and len(header) > 1:
+            continue  # an empty line
+        if len(cells) < least or (exact and len(cells) != len(header)):
+            if broken is not None:
+                broken.append(f"{path}:{number}")
+                continue
+            raise config.ConfigError(
+                f"{path}:{number}: {len(cells)} columns, expected {len(header)} "
+                f"({', '.join(header)[:200]}). Is a cell missing, or are cells in quotes? Only a "
+                ".csv file may quote them"
+            )
+        rows.append(Row(f"{path}:{number}", dict(zip(header, cells, strict=False))))
+    if not rows:
+        raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
+    return rows
+
+
+def columns_of(path: str | os.PathLike) -> list[str]:
+    """Returns the columns of a table: its header, or the fields of its first object."""
+    path = str(path)
+    if _ending(path) in JSON_LINES:
+        return list(_read_json_lines(path)[0].values)
+    return _read_header(_cells(path))
+
+
+def _ending(path: str) -> str:
+    """Returns the ending of a file's name, without that of its packing."""
+    return pathlib.Path(text_files.without_packing(path)).suffix.lower()
+
+
+def read_lines(path: str | os.PathLike) -> typing.Iterator[str]:
+    """Yields the lines of a text file, unpacked, without their ends."""
+    for offset, line in text_files.lines(str(path)):
+        yield text_files.decode(line, str(path), offset)
+
+
+def _read_header(lines: typing.Iterator[tuple[int, list[str]]]) -> list[str]:
+    """Returns the cells of the first row."""
+    _, cells = next(lines, (0, []))
+    return [cell.strip() for cell in cells]
+
+
+def _cells(path: str) -> typing.Iterator[tuple[int, list[str]]]:
+    """Yields the line number and the cells of each row."""
+    if _ending(path) == ".json":
+        raise config.ConfigError(
+            f"{path}: a .json file is no table. Write one object on each line, and name it .jsonl"
+        )
+    if _ending(path) != ".csv":
+        yield from (
+            (number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1)
+        )
+        return
+    csv.field_size_limit(LONGEST_CELL)
+    reader = csv.reader(
+        (line + "\n" for line in read_lines(path)), strict=True, skipinitialspace=True
+    )
+    begins = 1  # line of the row that is read
+    try:
+        for cells in reader:
+            if cells:  # an empty line is no row
+                yield reader.line_num, cells
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise config.ConfigError(
+            f"{path}:{begins}: not CSV from this line on ({error}). Quote a cell with commas or "
+            'quotes as in "a ""word"", and more"'
+        ) from error
+
+
+def _read_json_lines(path: str) -> list[Row]:
+    rows = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        location = f"{path}:{number}"
+        with storage.reading(location, "each line holds one JSON object"):
+            # pandas writes NaN for a missing value: it is as absent as null.
+            rows.append(Row(location, dict(json.loads(line, parse_constant=lambda _: None))))
+    if not rows:
+        raise config.ConfigError(f"{path}: holds no example. Give a file with examples")
+    return rows
+
+
+def _check_header(path: str, header: list[str], needed: collections.abc.Sequence[str]):
+    """Raises ConfigError if a needed column is missing."""
+    absent = [name for name in needed if name not in header]
+    if not absent:
+        return
+    hint = ""
+    if len(header) == 1 and any(mark in header[0] for mark in "\t,;"):
+        hint = ". Columns stand between commas in a .csv file, between tabs in any other"
+    raise config.ConfigError(
+        f"{path}:1: no column {', '.join(map(repr, absent))}; needed are {', '.join(needed)}, "
+        f"the header has {', '.join(header)[:200]}{hint}"
+    )
+
+
+def find_file(data_dir: str, *names: str) -> pathlib.Path | None:
+    """Finds a file of a data set, packed or not.
+
+    Args:
+        data_dir: Folder to search, together with its folders glue/ and squad/.
+        *names: Paths relative to these folders.
+
+    Returns:
+        The path of the first of `names` that exists; None when there is none.
+
+    Raises:
+        ConfigError: There is no folder `data_dir`.
+    """
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise config.ConfigError(
+            f"DATA_DIR: no folder {data_dir}; give the folder that holds GLUE's folders "
+            "or SQuAD's files, or None for TFDS"
+        )
+    candidates = [
+        root / folder / (name + packing)
+        for name in names
+        for folder in ("", "glue", "squad")
+        for packing in ("", *text_files.PACKINGS)
+    ]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def existing_file(setting: str, path: str) -> pathlib.Path:
+    """Returns the path of a file that a setting names. Raises ConfigError if there is none."""
+    file = pathlib.Path(path).expanduser()
+    if not file.is_file():
+        raise config.ConfigError(f"{setting}: no file {path}")
+    return file
+
+
+def tfds_records(name: str, split: str) -> list[dict] | None:
+    """Reads all records of a split of a TFDS dataset, with text for byte strings.
+
+    Args:
+        name: Name of the dataset, for example "glue/rte".
+        split: Name of the split.
+
+    Returns:
+        The records; None when the dataset has no such split.
+
+    Raises:
+        ConfigError: The dataset is not available.
+    """
+    from maelm_jax.data import seqio_tasks
+
+    records = seqio_tasks.records(f"tfds:{name}", config.Corpus(), split)
+    return None if records is None else [_decode(record) for record in records]
+
+
+def _decode(value):
+    """Returns part of a record with text for byte strings and lists for arrays."""
+    if isinstance(value, dict):
+        return {name: _decode(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return [_decode(item) for item in value.tolist()] if getattr(value, "ndim", 0) else value

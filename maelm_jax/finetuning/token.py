@@ -1,0 +1,232 @@
+"""Labels for words (task `conll`): named entities, parts of speech.
+
+A label belongs to the first token of its word. The other tokens of the word have none.
+"""
+
+import collections.abc
+import unicodedata
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Key
+
+from maelm_jax import config, storage
+from maelm_jax.encoders import families
+from maelm_jax.finetuning import conll, heads, metrics, tables
+from maelm_jax.finetuning.batches import NO_LABEL, Features
+from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
+from maelm_jax.model import layers, ops
+
+SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
+UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
+
+
+class TokenClassifier(nnx.Module):
+    """Scores of C classes of each slot: dropout, linear D to C. It is that of stock models."""
+
+    def __init__(self, model: config.Model, classes: int, rngs: nnx.Rngs):
+        self.out = layers.Linear(model.width, classes, model, rngs)
+        self.rate = model.dropout
+
+    def __call__(
+        self, states: Float[Array, "B T D"], keys: Key[Array, " B"] | None
+    ) -> Float[Array, "B T C"]:
+        return self.out(ops.dropout(states, self.rate, keys)).astype(jnp.float32)
+
+
+class TokenTask(Task):
+    """Labels for the words of sentences. The labels are those of the training file.
+
+    The loss is the cross-entropy of the labelled slots.
+    """
+
+    names = ("conll",)
+    module = "token"
+    stock_class = "ForTokenClassification"
+    unit = "sentences"
+    endings = (".txt",)
+
+    # Data.
+
+    def _paths(self) -> list:
+        names = ("train_file", "dev_file")
+        return [
+            tables.existing_file(f"Finetune.{name}", getattr(self.settings, name)) for name in names
+        ]
+
+    def check_files(self):
+        self._paths()
+
+    def read(self) -> Splits:
+        train_path, dev_path = self._paths()
+        train, dev = (
+            conll.read(path, self.settings.conll, True) for path in (train_path, dev_path)
+        )
+        self.labels = tuple(sorted({label for sentence in train for label in sentence.labels}))
+        if len(self.labels) < 2:
+            raise config.ConfigError(
+                f"{train_path}: every word has the label {self.labels[0]!r}. "
+                "Give a file with two labels or more, or correct Conll.label_column"
+            )
+        if unknown := self._unknown_labels(dev):
+            raise config.ConfigError(
+                f"{dev_path}: the label {unknown[0]!r} does not occur in {train_path}, which has "
+                f"{', '.join(self.labels)[:200]}. Correct it, or move a sentence with it to the "
+                "training file"
+            )
+        if not self.has_entities:
+            self.notes.append("the labels are not B-X, I-X and O: scored by the accuracy of words")
+        return Splits(train, {"": dev})
+
+    def read_file(self, path, labelled):
+        sentences = conll.read(path, self.settings.conll, labelled)
+        if unknown := self._unknown_labels(sentences):
+            others = [label for label in unknown if not metrics.is_of_entity(label)]
+            if others and self.has_entities:
+                raise config.ConfigError(
+                    f"{path}: the label {others[0]!r} is not B-X, I-X or O, as those of the run "
+                    "are. Correct it, or Conll.label_column"
+                )
+            self.notes.append(
+                f"{path}: labels that count as missed, for the run has not learned "
+                f"them: {', '.join(unknown)}"
+            )
+        return sentences
+
+    def _unknown_labels(self, sentences: list[conll.Sentence]) -> list[str]:
+        used = {label for sentence in sentences for label in sentence.labels}
+        return sorted(used - set(self.labels))
+
+    @property
+    def has_entities(self) -> bool:
+        """Whether the labels are those of entities."""
+        return all(map(metrics.is_of_entity, self.labels))
+
+    @property
+    def main_metric(self):
+        return "f1" if self.has_entities else "accuracy"
+
+    @property
+    def columns(self):
+        return (Column(f"words {self.main_metric}", self.main_metric),)
+
+    def encode(self, examples, input_format, which) -> Encoded:
+        """Encodes each sentence as `<s> words </s>`, with a space between two words.
+
+        The layout has, for each sentence, the slot of each word's first token, or -1: int [words].
+        """
+        vocabulary, length = input_format.vocabulary, input_format.length
+        class_of = {label: number for number, label in enumerate(self.labels)}
+        ids, slots = [], []
+        cut = lost = 0
+        for words, _ in examples:
+            tokens, offsets = vocabulary.encode_with_offsets(" ".join(words))
+            kept = tokens[: length - SPECIAL_TOKENS]
+            first = first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
+            first[first >= len(kept)] = -1
+            cut += len(kept) < len(tokens)
+            lost += int((first < 0).sum())
+            ids.append(np.asarray([vocabulary.bos, *kept, vocabulary.eos], np.int32))
+            slots.append(np.where(first < 0, -1, first + 1))
+        if cut:
+            self.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
+        if lost:
+            count = sum(len(words) for words, _ in examples)
+            self.notes.append(f"{which}: {lost} of {count} words have no encoded token")
+        targets = np.full((len(ids), max(map(len, ids))), NO_LABEL, np.int32)
+        for row, (_, labels), in_row in zip(targets, examples, slots, strict=True):
+            for label, slot in zip(labels, in_row, strict=False):  # no labels in a file to predict
+                if slot >= 0:
+                    row[slot] = class_of.get(label, NO_LABEL)
+        context = np.zeros(len(ids), np.int32)
+        return Encoded(Features(ids, targets, context, has_slot_targets=True), slots)
+
+    # Model.
+
+    def create_head(self, model, rngs):
+        is_transforming = families.choose_family(model).classifier.transforms_tokens
+        kind = heads.Classifier if is_transforming else TokenClassifier
+        return kind(model, len(self.labels), rngs)
+
+    def scores(self, head, states, batch, keys):
+        return head(states, keys)
+
+    def loss(self, scores, batch):
+        target = batch.targets
+        labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
+        right = jnp.argmax(scores, axis=2).astype(target.dtype) == target
+        losses = heads.cross_entropy(scores, jnp.maximum(target, 0))
+        return heads.weighted_sums(losses, right, labelled)
+
+    def predict(self, scores):
+        """Returns the class of each slot, int32 [B, T]."""
+        return jnp.argmax(scores, axis=2).astype(jnp.int32)
+
+    # Results.
+
+    def constant_outputs(self, train, dev):
+        counts = np.bincount(train.targets[train.targets != NO_LABEL], minlength=1)
+        return np.full((len(dev.examples), int(dev.features.lengths.max())), counts.argmax())
+
+    def _predicted(self, dev, outputs: np.ndarray) -> list[list[str | None]]:
+        """Returns the labels of the words.
+
+        A word without a token in its row is in no entity. If the labels are not those of entities,
+        it has no label, and counts as wrong.
+        """
+        fallback = metrics.OUTSIDE if self.has_entities else None
+        return [
+            [self.labels[row[slot]] if slot >= 0 else fallback for slot in slots]
+            for row, slots in zip(outputs, dev.layout, strict=True)
+        ]
+
+    def score(self, dev, outputs):
+        gold = [sentence.labels for sentence in dev.examples]
+        return metrics.words(gold, self._predicted(dev, outputs), self.has_entities)
+
+    def write(self, dev, outputs, folder, stem):
+        """Writes a word and its label on each line, and a blank line after each sentence."""
+        blocks = [
+            "".join(
+                f"{word} {label or UNPREDICTED}\n"
+                for word, label in zip(sentence.words, labels, strict=True)
+            )
+            for sentence, labels in zip(dev.examples, self._predicted(dev, outputs), strict=True)
+        ]
+        path = folder / f"{stem}.txt"
+        storage.write(path, "\n".join(blocks))
+        return path
+
+
+def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> np.ndarray:
+    """Returns the index of the first token of each word; -1 for a word that has none of its own.
+
+    It is the token that a stock tokenizer counts as the first one of the word
+    (`word_ids` of transformers): a token for the space before the word is one of the word.
+
+    Args:
+        words: The words of the text, which has one space between two of them.
+        offsets: First character of each token and the one after its last, int [tokens, 2].
+    """
+    sizes = np.asarray([len(word) for word in words])
+    starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
+    # The first token that ends inside the word or after it.
+    tokens = np.searchsorted(offsets[:, 1], starts, side="right")
+    begins, ends = np.append(offsets, [[np.iinfo(np.int64).max] * 2], axis=0).T
+    # A vocabulary has no token for a word of zero-width characters. Such a word can lie inside the
+    # token of the next word.
+    has_token = (begins[tokens] < starts + sizes) & [_is_visible(word) for word in words]
+    is_space = (tokens > 0) & (begins[tokens - 1] >= starts - 1) & (ends[tokens - 1] == starts)
+    tokens = np.where(is_space, tokens - 1, tokens)
+    token_of_word = np.full(len(words), -1)
+    with_token = np.flatnonzero(has_token)
+    # A token of two words is that of the first one.
+    _, first = np.unique(tokens[with_token], return_index=True)
+    token_of_word[with_token[first]] = tokens[with_token[first]]
+    return token_of_word
+
+
+def _is_visible(word: str) -> bool:
+    """Returns whether a word has a character that is not a control, format or space character."""
+    return any(unicodedata.category(character)[0] not in "CZ" for character in word)

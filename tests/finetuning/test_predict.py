@@ -1,0 +1,220 @@
+"""`--predict` and `--submission`: whose predictions a file holds, which files are replaced, which models are taken, and scores."""
+
+import json
+import pathlib
+import shutil
+import zipfile
+
+import numpy as np
+import pytest
+
+from maelm_jax import config, finetune
+from maelm_jax.finetuning import metrics, predict, squad
+
+
+@pytest.fixture
+def workdir(rte_run, tmp_path) -> pathlib.Path:
+    return pathlib.Path(shutil.copytree(rte_run, tmp_path / "rte"))
+
+
+def pairs(path: pathlib.Path, count: int) -> pathlib.Path:
+    """A file of `count` examples to label."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("index\tsentence1\tsentence2\n" + "".join(f"{i}\tThe cat {i}.\tA dog.\n" for i in range(count)))
+    return path
+
+
+def label(workdir, path, *more) -> int:
+    return finetune.main([f"--workdir={workdir}", f"--predict={path}", *more])
+
+
+def labels_in(path: pathlib.Path) -> int:
+    return len(path.read_text().splitlines()) - 1
+
+
+def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path):
+    first, second = pairs(tmp_path / "a" / "test.tsv", 3), pairs(tmp_path / "b" / "test.tsv", 5)
+    written = workdir / "predictions_test.tsv"
+    assert label(workdir, first) == 0
+    with pytest.raises(config.ConfigError, match="predictions_test.tsv is not the predictions of .*/b/test.tsv.*--output=FILE"):
+        label(workdir, second)
+    assert labels_in(written) == 3
+    assert label(workdir, second, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
+    assert labels_in(tmp_path / "new" / "b.tsv") == labels_in(tmp_path / "new" / "b_probabilities.tsv") == 5
+    assert labels_in(written) == 3
+    pairs(first, 4)  # the same file, edited: its predictions are made again
+    assert label(workdir, first) == 0 and labels_in(written) == 4
+
+
+def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
+    path = pairs(tmp_path / "test.tsv", 3)
+    assert label(workdir, path) == 0
+    shutil.rmtree(next((workdir / "checkpoints").iterdir()))
+    with pytest.raises(config.ConfigError, match="checkpoint"):
+        label(workdir, path)
+    assert labels_in(workdir / "predictions_test.tsv") == 3
+
+
+def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
+    path = pairs(tmp_path / "in.tsv", 3)
+    for name in ("predictions_in.tsv", "predictions_in_probabilities.tsv", "predictions_in_scores.json"):
+        (workdir / name).write_text("mine")
+        with pytest.raises(config.ConfigError, match=name):
+            label(workdir, path)
+        assert (workdir / name).read_text() == "mine"
+        (workdir / name).unlink()
+    with pytest.raises(config.ConfigError, match="in.tsv"):
+        label(workdir, path, f"--output={path}")
+    assert labels_in(path) == 3
+
+
+def test_the_scores_of_the_dev_set_are_those_of_the_run(workdir, data_dir, tmp_path, capsys):
+    """So those of another labelled file are computed in the same way."""
+    dev = data_dir / "glue" / "RTE" / "dev.tsv"
+    expected = {"accuracy": json.loads((workdir / "results.json").read_text())["best"]["accuracy"]}
+    assert label(workdir, dev, "--score") == 0
+    scores = workdir / "predictions_dev_scores.json"
+    assert json.loads(scores.read_text()) == expected
+    assert (workdir / "predictions_dev.tsv").read_text() == (workdir / "predictions.tsv").read_text()
+    assert f"accuracy {expected['accuracy']:>25.4f}" in capsys.readouterr().out
+    header, *rows = dev.read_text().splitlines(keepends=True)
+    wrong = {"entailment": "not_entailment", "not_entailment": "entailment"}
+    flipped = [row.rpartition("\t")[0] + "\t" + wrong[row.rstrip().rpartition("\t")[2]] + "\n" for row in rows]
+    (tmp_path / "flipped.tsv").write_text("".join([header, *flipped]))
+    assert label(workdir, tmp_path / "flipped.tsv", "--score", f"--output={tmp_path / 'f.tsv'}") == 0
+    assert json.loads((tmp_path / "f_scores.json").read_text())["accuracy"] == pytest.approx(1 - expected["accuracy"])
+    assert label(workdir, dev) == 0 and not scores.exists(), "they would be of other predictions"
+    with pytest.raises(config.ConfigError, match="in.tsv:1: no column 'label'"):
+        label(workdir, pairs(tmp_path / "in.tsv", 2), "--score")
+
+
+def test_squad_is_scored_at_the_threshold_of_the_run(data_dir, pretrained, tmp_path):
+    """The threshold that suits the file best would be chosen by its right answers."""
+    argv = ["--gin_file=finetune/squad2.gin", f"--init_from={pretrained}", f"--workdir={tmp_path / 'run'}", f"--gin.DATA_DIR={data_dir}"]
+    assert finetune.main([*argv, *(f"--gin.{setting}" for setting in ("EPOCHS=1", "BATCH_SIZE=16", "MAX_LENGTH=64"))]) == 0
+    best = json.loads((tmp_path / "run" / "results.json").read_text())["best"]
+    dev = data_dir / "squad" / "dev-v2.0.json"
+    assert label(tmp_path / "run", dev, "--score") == 0
+    scores = json.loads((tmp_path / "run" / "predictions_dev-v2.0_scores.json").read_text())
+    written = json.loads((tmp_path / "run" / "predictions_dev-v2.0.json").read_text())
+    f1 = [
+        max((metrics.f1(gold.text, written[question.id]) for gold in question.answers), default=float(not written[question.id]))
+        for question in squad.read_file(dev)
+    ]
+    assert scores["f1"] == pytest.approx(100 * np.mean(f1)) and abs(scores["f1"] - best["f1"]) > 1
+    assert set(scores) == {name for name in best if "best" not in name and name not in ("step", "epoch")}
+    content = json.loads(dev.read_text().replace('"is_impossible"', '"other"'))
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                question["answers"] = []
+    (tmp_path / "bare.json").write_text(json.dumps(content))
+    assert label(tmp_path / "run", tmp_path / "bare.json") == 0
+    with pytest.raises(config.ConfigError, match="bare.json: the question 'q0' has no right answer"):
+        label(tmp_path / "run", tmp_path / "bare.json", "--score")
+
+
+@pytest.mark.parametrize("output", ["labels.csv", ".tsv", "folder.tsv", "file/x.tsv"])
+def test_an_output_that_cannot_be_written(workdir, tmp_path, output):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder.tsv").mkdir()
+    with pytest.raises((config.ConfigError, OSError)) as error:
+        label(workdir, pairs(tmp_path / "in.tsv", 2), f"--output={tmp_path / output}")
+    assert str(tmp_path) in str(error.value) and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("path", ["gone.tsv", "folder"])
+def test_an_input_that_is_no_file(workdir, tmp_path, path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises((config.ConfigError, OSError), match=path):
+        label(workdir, tmp_path / path)
+
+
+def test_a_damaged_results_file_ends_with_its_name(workdir, tmp_path):
+    for content in (b"", b"{}", b"\xff"):
+        (workdir / "results.json").write_bytes(content)
+        with pytest.raises(config.ConfigError, match="results.json"):
+            label(workdir, pairs(tmp_path / "in.tsv", 2))
+
+
+@pytest.mark.parametrize("setting", ["Finetune.tasks=sst2", "Grid.learning_rate=1", "CustomTask.labels=('yes','no')", "CustomTask.columns=('a','b')"])
+def test_settings_that_differ_from_the_run_are_refused(workdir, tmp_path, setting):
+    """Other names of the classes would stand over the same columns."""
+    path = pairs(tmp_path / "test.tsv", 3)
+    with pytest.raises(config.ConfigError, match="these differ from them: .*. Leave them out"):
+        label(workdir, path, f"--gin.{setting}")
+    assert label(workdir, path, "--gin.CustomTask.label=kind") == 0
+
+
+# --submission
+
+
+@pytest.fixture(scope="module")
+def test_sets(data_dir, tmp_path_factory) -> pathlib.Path:
+    """A folder with RTE's test file, of three pairs."""
+    folder = tmp_path_factory.mktemp("tests") / "data"
+    shutil.copytree(data_dir / "glue" / "RTE", folder / "RTE")
+    rows = (data_dir / "glue" / "RTE" / "dev.tsv").read_text().splitlines()[:4]
+    cells = [row.split("\t")[:3] for row in rows]
+    (folder / "RTE" / "test.tsv").write_text("".join("\t".join(row) + "\n" for row in cells))
+    return folder
+
+
+def submit(workdir, output, *more) -> int:
+    return finetune.main([f"--workdir={workdir}", f"--submission={output}", *more])
+
+
+def test_a_run_is_submitted_with_the_labels_that_predict_gives(workdir, test_sets, tmp_path, capsys):
+    folder = f"--gin.Finetune.data_dir={test_sets}"
+    assert submit(workdir, tmp_path / "new" / "glue.zip", folder) == 0
+    printed = capsys.readouterr().out
+    assert "CoLA.tsv" in printed and "AX.tsv" in printed
+    assert label(workdir, test_sets / "RTE" / "test.tsv") == 0
+    with zipfile.ZipFile(tmp_path / "new" / "glue.zip") as archive:
+        files = {name: archive.read(name).decode() for name in archive.namelist()}
+    assert files == {"RTE.tsv": (workdir / "predictions_test.tsv").read_text()}
+    header, *lines = files["RTE.tsv"].splitlines()
+    assert header == "index\tprediction" and [line.split("\t")[0] for line in lines] == ["0", "1", "2"]
+    for name in ("new/glue.zip", "glue.tar", ".zip/x"):
+        with pytest.raises(config.ConfigError, match="name a new file that ends in .zip"):
+            submit(workdir, tmp_path / name, folder)
+
+
+def write_table(folder: pathlib.Path, **models_of_encoders) -> pathlib.Path:
+    """A table with the models {encoder: {task: workdir or None}}."""
+    reports = {name: {task: {"model": model} for task, model in models.items()} for name, models in models_of_encoders.items()}
+    (folder / "table.json").write_text(json.dumps({"reports": reports}))
+    return folder
+
+
+def test_a_table_gives_the_chosen_model_of_each_task_of_glue(tmp_path):
+    tiny = {"rte": "tiny/rte/a/seed1", "squad2": "tiny/squad2/b/seed1", "cola": "tiny/cola/c/seed2", "mrpc": None}
+    write_table(tmp_path, tiny=tiny)
+    assert predict.find_models(str(tmp_path), None) == [str(tmp_path / tiny["rte"]), str(tmp_path / tiny["cola"])]
+    write_table(tmp_path, tiny={"rte": "tiny/rte/a/seed1"}, mlm={"rte": "mlm/rte/b/seed1"})
+    assert predict.find_models(str(tmp_path), "mlm") == [str(tmp_path / "mlm/rte/b/seed1")]
+    with pytest.raises(config.ConfigError, match="give --workdir=.*tiny/rte/a/seed1"):
+        label(tmp_path, pairs(tmp_path / "in.tsv", 2))
+
+
+@pytest.mark.parametrize(
+    "encoders,init_from,message",
+    [
+        ({"tiny": {"rte": "a"}, "mlm": {"rte": "b"}}, None, "has the encoders tiny, mlm. Name one of them"),
+        ({"tiny": {"rte": "a"}}, "mlm", "has the encoders tiny. Name one of them"),
+        ({"tiny": {"own": "a"}}, None, "has no model of a task of GLUE"),
+        ({"tiny": {"rte": None}}, None, "has no model of a task of GLUE"),
+    ],
+)
+def test_a_table_without_a_clear_model_is_refused(encoders, init_from, message, tmp_path):
+    write_table(tmp_path, **encoders)
+    with pytest.raises(config.ConfigError, match=message):
+        predict.find_models(str(tmp_path), init_from)
+
+
+def test_no_run_and_no_test_file_end_with_what_to_give(rte_run, tmp_path):
+    with pytest.raises(config.ConfigError, match="--submission needs --workdir=RUN"):
+        submit(tmp_path, tmp_path / "glue.zip")
+    with pytest.raises(config.ConfigError, match="no test file of GLUE .* was found. Give its fold"):
+        submit(rte_run, tmp_path / "glue.zip")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,328 @@
+"""Labels for words: their files, where they stand, how they are learned, scored and written."""
+
+import json
+import lzma
+import pathlib
+import random
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from testing import input_format, write_conll
+
+from maelm_jax import config, finetune
+from maelm_jax.data import vocabularies
+from maelm_jax.finetuning import batches, conll, grid, heads, token
+from maelm_jax.finetuning.batches import Features
+from maelm_jax.finetuning.task import EvaluationSet
+
+NAMES = ["cat", "dog", "bird"]  # the rule: these are entities, and "old" before one begins it
+OTHERS = "the a house river quick sleeps runs sees likes under near with and of".split()
+
+
+def sentence(draw: random.Random) -> list[tuple[str, str]]:
+    """Words with labels by the rule."""
+    words: list[tuple[str, str]] = []
+    for _ in range(draw.randrange(2, 8)):
+        kind = draw.randrange(4)
+        if kind == 0:
+            words += [("old", "B-ANIMAL"), (draw.choice(NAMES), "I-ANIMAL")]
+        elif kind == 1:
+            words.append((draw.choice(NAMES), "B-ANIMAL"))
+        else:
+            words.append((draw.choice(OTHERS), "O"))
+    return words
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("conll")
+    draw = random.Random(0)
+    write_conll(folder / "train.txt", [sentence(draw) for _ in range(160)])
+    write_conll(folder / "dev.txt", [sentence(draw) for _ in range(40)])
+    return folder
+
+
+def task(*labels: str) -> token.TokenTask:
+    """The task of a finished run with these labels."""
+    settings = config.Finetune(tasks="conll", train_file="a", dev_file="b")
+    return grid.create_task("conll", settings, {"labels": labels})
+
+
+class Halves:
+    """A vocabulary that cuts each word into pieces of two characters."""
+
+    bos, eos = 0, 2
+
+    def encode_with_offsets(self, text):
+        offsets, start = [], 0
+        for word in text.split(" "):
+            end = start + len(word)
+            offsets += [(piece, min(piece + 2, end)) for piece in range(start, end, 2)]
+            start = end + 1
+        return [5] * len(offsets), offsets
+
+
+def evaluation_set(one: token.TokenTask, sentences: list[tuple[str, str]], length: int) -> EvaluationSet:
+    """Sentences of (words, labels), each a text, for a vocabulary that cuts words into halves."""
+    examples = [conll.Sentence(words.split(), labels.split()) for words, labels in sentences]
+    return EvaluationSet(examples, *one.encode(examples, input_format(Halves(), length), "dev"), "")
+
+
+def test_a_label_stands_at_the_first_token_of_its_word():
+    one = task("B-PER", "O")
+    dev = evaluation_set(one, [("Peter x runs", "B-PER O unknown")], 32)
+    assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 5, 5, 5, 2]
+    assert dev.features.targets.tolist() == [[-1, 0, -1, -1, 1, -1, -1, -1]]
+    assert dev.layout[0].tolist() == [1, 4, 5] and one.notes == []
+
+
+def test_what_does_not_fit_is_cut_counted_and_predicted_as_outside(tmp_path):
+    one = task("B-X", "I-X", "O")
+    dev = evaluation_set(one, [("abcd efgh ij", "B-X I-X O"), ("a", "O")], 5)
+    assert dev.features.ids[0].tolist() == [0, 5, 5, 5, 2]
+    assert one.notes == ["dev: 1 of 2 sentences cut to 5 tokens", "dev: 1 of 4 words have no encoded token"]
+    outputs = np.asarray([[9, 0, 9, 1, 9], [9, 2, 9, 9, 9]])
+    assert one.score(dev, outputs) == {"accuracy": 1.0, "precision": 1.0, "recall": 1.0, "f1": 1.0}
+    path = one.write(dev, outputs, tmp_path, "p")
+    assert path.read_text() == "abcd B-X\nefgh I-X\nij O\n\na O\n"
+
+
+def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
+    one = task("AA", "NN", "O")
+    dev = evaluation_set(one, [("abcd ef gh", "NN AA O")], 4)
+    outputs = np.asarray([[9, 1, 9, 9]])
+    assert one.score(dev, outputs) == {"accuracy": pytest.approx(1 / 3)}
+    assert one.write(dev, outputs, tmp_path, "p").read_text() == "abcd NN\nef _\ngh _\n"
+
+
+def test_a_word_without_a_token_is_in_no_entity():
+    one = task("B-A", "I-A")
+    dev = evaluation_set(one, [("abcd ef", "B-A B-A")], 4)
+    assert one.score(dev, np.asarray([[9, 0, 9, 9]]))["recall"] == 0.5
+
+
+def test_the_baseline_is_the_commonest_label():
+    one = task("B-A", "O")
+    dev = evaluation_set(one, [("a b c", "O O B-A"), ("d", "O")], 16)
+    assert one.score(dev, one.constant_outputs(dev.features, dev)) == {"accuracy": 0.75, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_the_first_token_of_a_word_may_begin_before_it_or_be_another_word_s():
+    # "ab c d e": a space belongs to the token after it, "c d" is one token, and "e" has none.
+    offsets = np.asarray([[0, 1], [1, 2], [2, 6]])
+    found = token.first_tokens(["ab", "c", "d", "e"], offsets)
+    assert found.tolist() == [0, 2, -1, -1]
+    assert token.first_tokens(["ab"], np.zeros((0, 2), int)).tolist() == [-1]
+    # "ab , c": the space before the comma is a token of its own, which is the comma's first.
+    assert token.first_tokens(["ab", ",", "c"], np.asarray([[0, 2], [2, 3], [3, 4], [4, 6]])).tolist() == [0, 1, 3]
+
+
+def test_a_word_that_is_nothing_to_the_vocabulary_takes_no_token_of_its_neighbours():
+    """Its place lies in the token of the next word."""
+    assert token.first_tokens(["a", "\u200b", "London", "is"], np.asarray([[0, 1], [1, 10], [10, 13]])).tolist() == [0, -1, 1, 2]
+    assert token.first_tokens(["\u200b", "c"], np.asarray([[0, 3]])).tolist() == [-1, 0]
+
+
+def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
+    """By which users of an export align words and predictions."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from pydoc_data import topics
+
+    folder = pathlib.Path(__file__).parents[2] / "pretrained"
+    stock = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours = vocabularies.load(folder)
+    spaces = 0
+    for name in sorted(topics.topics)[:40]:
+        words = re.findall(r"[a-z]+|[^\sa-zA-Z0-9]", topics.topics[name])
+        encoded = stock.encode(words, is_pretokenized=True, add_special_tokens=False)
+        tokens, offsets = ours.encode_with_offsets(" ".join(words))
+        assert encoded.ids == list(tokens)
+        first = token.first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
+        assert first.tolist() == [encoded.word_ids.index(number) for number in range(len(words))]
+        spaces += sum(encoded.tokens[index] == "▁" for index in first)
+    assert spaces > 100
+
+
+def test_the_tokens_of_words_are_those_of_the_sentence(vocabulary, corpus_words):
+    text = " ".join(corpus_words)
+    tokens, offsets = vocabulary.encode_with_offsets(text)
+    first = token.first_tokens(corpus_words, np.asarray(offsets))
+    ends = np.append(first[1:], len(tokens))
+    starts = np.cumsum([0, *(len(word) + 1 for word in corpus_words)])[:-1]
+    for word, start, begin, end in zip(corpus_words, starts, first, ends, strict=True):
+        covered = text[offsets[begin][0] : offsets[end - 1][1]].strip()
+        assert covered == word and offsets[begin][0] in (start - 1, start)
+
+
+@pytest.fixture
+def corpus_words() -> list[str]:
+    from pydoc_data import topics
+
+    words = " ".join(topics.topics.values()).split()
+    return [word for word in words if word.isascii()][:500]
+
+
+def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
+    from maelm_jax import gin_files
+
+    one = task("B-A", "I-A", "O")
+    model = gin_files.load([str(pretrained / "config.gin")]).model
+    graph, init = heads.define(model, vocabulary.size, vocabulary.pad, one)
+    params = jax.tree.map(lambda x: 4 * x, init(jax.random.key(0)))
+    loss_fn = heads.loss_function(graph, one)
+    numbers = jnp.arange(2, dtype=jnp.uint32)
+    loss_of_batch = jax.jit(lambda batch: loss_fn(params, batch, numbers, jax.random.key(0), False))
+
+    def sums(length, targets, size):
+        ids = [np.arange(4, 4 + length, dtype=np.int32)]
+        row = Features(ids, np.asarray([targets], np.int32), np.zeros(1, np.int32), True)
+        return loss_of_batch(jax.tree.map(jnp.asarray, batches.pack(row, size, 2, 1, 0)))
+
+    none, first, second, both = (
+        sums(6, targets, 8) for targets in ([-1] * 6, [-1, 2, -1, -1, -1, -1], [-1, -1, 0, -1, -1, -1], [-1, 2, 0, -1, -1, -1])
+    )
+    assert [float(value.count) for value in (none, first, second, both)] == [0, 1, 1, 2]
+    assert float(none.loss_nats) == 0 and float(both.loss_nats) == pytest.approx(float(first.loss_nats + second.loss_nats))
+    np.testing.assert_allclose(sums(6, [-1, 2, 0, -1, -1, -1], 16), both, rtol=1e-5)
+
+
+def run(files, pretrained, workdir, *more) -> int:
+    argv = [
+        "--gin_file=finetune/conll.gin",
+        f"--init_from={pretrained}",
+        f"--workdir={workdir}",
+        f"--gin.TRAIN_FILE={files / 'train.txt'}",
+        f"--gin.DEV_FILE={files / 'dev.txt'}",
+        "--gin.MAX_LENGTH=64",
+        "--gin.BATCH_SIZE=16",
+        "--gin.Finetune.evaluations=1",
+        "--gin.Run.log_every=100",
+    ]
+    return finetune.main([*argv, *more])
+
+
+def test_a_rule_is_learned_and_a_file_is_labelled_by_it(one_device, files, pretrained, tmp_path):
+    assert run(files, pretrained, tmp_path / "run", "--gin.EPOCHS=12", "--gin.LEARNING_RATE=1e-2") == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["main_metric"] == "f1" and results["score"] > 0.98, results["best"]
+    assert results["labels"] == ["B-ANIMAL", "I-ANIMAL", "O"]
+    assert set(results["best"]) == {"step", "epoch", "f1", "precision", "recall", "accuracy"}
+    words = ["the old cat runs", "a bird sees the dog"]
+    (tmp_path / "new.txt").write_text("\n\n".join("\n".join(line.split()) for line in words))
+    assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={tmp_path / 'new.txt'}"]) == 0
+    written = (tmp_path / "run" / "predictions_new.txt").read_text()
+    labels = [line.split()[1] for line in written.split("\n") if line]
+    assert labels == "O B-ANIMAL I-ANIMAL O O B-ANIMAL O O B-ANIMAL".split()
+    dev = (tmp_path / "run" / "predictions.txt").read_text()
+    assert [line.split()[0] for line in dev.split("\n") if line] == [line.split()[0] for line in (files / "dev.txt").read_text().split("\n") if line]
+    assert finetune.main([f"--workdir={tmp_path / 'run'}", f"--predict={files / 'dev.txt'}", "--score"]) == 0
+    scores = json.loads((tmp_path / "run" / "predictions_dev_scores.json").read_text())
+    assert scores == {name: results["best"][name] for name in ("accuracy", "precision", "recall", "f1")}
+
+
+def load(folder, vocabulary, **more):
+    settings = config.Finetune(tasks="conll", train_file=str(folder / "train.txt"), dev_file=str(folder / "dev.txt"), **more)
+    one = grid.create_task("conll", settings)
+    return one, one.load(input_format(vocabulary, 64))
+
+
+def test_labels_come_from_the_training_file(tmp_path, vocabulary):
+    write_conll(tmp_path / "train.txt", [[("cat", "B-A"), ("runs", "O")]])
+    write_conll(tmp_path / "dev.txt", [[("runs", "O")]])
+    one, data = load(tmp_path, vocabulary)
+    assert (one.labels, one.main_metric, one.notes) == (("B-A", "O"), "f1", [])
+    assert one.score(data.dev[""], np.asarray([[1] * 8])) == {"accuracy": 1.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
+    for name in ("train", "dev"):
+        write_conll(tmp_path / f"{name}.txt", [[("cat", "NN"), ("runs", "VB")]])
+    one, _ = load(tmp_path, vocabulary)
+    assert one.main_metric == "accuracy" and "scored by the accuracy of words" in one.notes[-1]
+
+
+def test_a_label_of_the_dev_file_that_the_training_file_lacks_is_named(tmp_path, vocabulary):
+    """It would end with an F1 of 0."""
+    write_conll(tmp_path / "train.txt", [[("cat", "B-A"), ("runs", "O")]])
+    write_conll(tmp_path / "dev.txt", [[("cat", "B-Animal"), ("runs", "O")]])
+    with pytest.raises(config.ConfigError, match="dev.txt: the label 'B-Animal' does not occur in .*train.txt, which has B-A, O"):
+        load(tmp_path, vocabulary)
+    one = task("B-A", "O")
+    one.read_file(str(tmp_path / "dev.txt"), labelled=True)
+    assert "B-Animal" in one.notes[-1], "in a file to score, it counts as missed"
+
+
+def test_a_sample_of_the_sentences(tmp_path, vocabulary):
+    for name, count in (("train", 20), ("dev", 12)):
+        write_conll(tmp_path / f"{name}.txt", [[(f"word{number}", "O"), ("Dublin", "B-LOC")] for number in range(count)])
+    one, data = load(tmp_path, vocabulary, dev_examples=5)
+    assert data.dev[""].size == "a sample of 5 of 12 sentences" and data.dev[""].size in one.notes[0]
+    assert [list(row[1:-1]) for row in data.dev[""].features.ids] == [vocabulary.encode(" ".join(words)) for words, _ in data.dev[""].examples]
+
+
+def test_bad_files_end_with_one_line(tmp_path, files, pretrained, vocabulary):
+    with pytest.raises(config.ConfigError, match="Finetune.train_file: no file .*gone.txt"):
+        run(files, pretrained, tmp_path / "out", f"--gin.TRAIN_FILE={tmp_path / 'gone.txt'}")
+    with pytest.raises(config.ConfigError, match="Finetune.dev_file is missing"):
+        config.Finetune(tasks="conll", train_file="a")
+    for name in ("train", "dev"):
+        write_conll(tmp_path / f"{name}.txt", [[("cat", "O"), ("runs", "O")]])
+    with pytest.raises(config.ConfigError, match="every word has the label 'O'"):
+        load(tmp_path, vocabulary)
+    with pytest.raises(config.ConfigError, match="other.txt: the label 'VERB' is not B-X, I-X or O"):
+        write_conll(tmp_path / "other.txt", [[("cat", "B-A"), ("runs", "VERB")]])
+        task("B-A", "O").read_file(str(tmp_path / "other.txt"), labelled=True)
+
+
+def test_other_answers_are_other_data(vocabulary, tmp_path):
+    (tmp_path / "train.txt").write_text("London B-LOC\nis O\nbig O\n\nNo O\n")
+    found = []
+    for text in ("London B-LOC\n", "London O\n"):
+        (tmp_path / "dev.txt").write_text(text)
+        found.append(load(tmp_path, vocabulary)[1].fingerprint())
+    assert found[0] != found[1]
+
+
+# Files.
+
+TEXT = "-DOCSTART- -X- O O\n\nEU B-ORG\nrejects O\n\n\n \ncalls O\n-DOCSTART- -X-\nPeter B-PER"
+
+
+def read(folder, text, name="x.txt", labelled=True, **columns) -> list[conll.Sentence]:
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return conll.read(folder / name, config.Conll(**columns), labelled)
+
+
+def test_sentences_stand_between_blank_lines_and_documents(tmp_path):
+    sentences = read(tmp_path, TEXT)
+    assert sentences == [(["EU", "rejects"], ["B-ORG", "O"]), (["calls"], ["O"]), (["Peter"], ["B-PER"])]
+    assert [words for words, _ in read(tmp_path, TEXT, labelled=False)] == [words for words, _ in sentences]
+    assert read(tmp_path, "EU\nrejects\n", labelled=False) == [(["EU", "rejects"], [])]
+
+
+def test_columns_are_chosen_and_stand_between_spaces_or_tabs(tmp_path):
+    text = "1\tEU\tNNP \r\n2  caf\u00e9\u00a0x \t NN\r\n"
+    assert read(tmp_path, text, word_column=1) == [(["EU", "caf\u00e9\u00a0x"], ["NNP", "NN"])]
+    assert read(tmp_path, text, word_column=1, label_column=0)[0].labels == ["1", "2"]
+    packed = lzma.compress(("\ufeff" + text).encode())
+    assert read(tmp_path, packed, name="x.txt.xz", word_column=1)[0].words == ["EU", "caf\u00e9\u00a0x"]
+
+
+@pytest.mark.parametrize(
+    "text,columns,location",
+    [
+        ("EU B-ORG\nrejects\n", {}, "x.txt:2: 1 columns"),
+        ("\nEU NNP O\nnot a call O\n", {}, "x.txt:3: 4 columns"),
+        ("EU O\n", {"word_column": 2}, "x.txt:1: .*Conll.word_column"),
+        ("EU O\n", {"label_column": 7}, "x.txt:1: .*Conll.label_column"),
+        ("EU\n", {}, "x.txt:1"),
+        ("EU O\n", {"word_column": 1}, "x.txt:1"),
+        ("\n\n", {}, "x.txt: holds no word"),
+        ("", {}, "x.txt"),
+        (b"\xff\xfeE\x00U\x00", {}, "x.txt: not UTF-8"),
+    ],
+)
+def test_a_file_of_another_form_ends_with_its_name_and_line(text, columns, location, tmp_path):
+    with pytest.raises(config.ConfigError, match=location) as error:
+        read(tmp_path, text, **columns)
+    assert "\n" not in str(error.value)
