@@ -43,12 +43,12 @@ def main(argv: list[str]) -> int:
     import jax
 
     from maelm_jax.encoders import export, source
-    from maelm_jax.training import checkpoint_params
+    from maelm_jax.training import checkpoint
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     outputs = {args.step: args.output}  # step: folder
     if args.all_steps:
-        steps = checkpoint_params.all_steps(args.workdir)
+        steps = checkpoint.all_steps(args.workdir)
         outputs = {step: f"{args.output}/step-{step}" for step in steps}
     for output in outputs.values():  # all are checked before any is written
         export.check_output(output, args.workdir, args.overwrite)

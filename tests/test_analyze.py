@@ -14,7 +14,7 @@ from maelm_jax.analysis import figures
 from maelm_jax.analysis import report as reports
 from maelm_jax.data import vocabulary_training
 from maelm_jax.model import maelm
-from maelm_jax.training import checkpoint, checkpoint_params
+from maelm_jax.training import checkpoint
 
 WIDTH = 16  # of the models here
 
@@ -159,7 +159,7 @@ def test_every_checkpoint_is_measured_with_its_own_weights(text, report, tmp_pat
     """--all_steps gives for each step the ranks that --step gives, and those of the newest as without it."""
     path = tmp_path / "mae"
     run = workdir(text, path)
-    params = checkpoint_params.read_params(run, 7)
+    params = checkpoint.read_params(run, 7)
     params["encoder"]["blocks"]["feed_forward_norm"]["scale"][:, 4:] = 0  # four dimensions are left
     save(path, 3, params)
     flags = [f"--runs={run}", "--tokens=6000", "--sets=3"]

@@ -229,7 +229,8 @@ def _describe_fine_tuning(source: EncoderSource, architecture: str) -> dict[str,
         "steps": f"{source.step:,}",
     }
     if results.get("score") is not None:
-        rows["score"] = f"{results['main_metric']} {results['score']:.4f} on the examples evaluated"
+        evaluated_on = ", ".join(results["evaluated_on"].values())
+        rows["score"] = f"{results['main_metric']} {results['score']:.4f} on {evaluated_on}"
     if architecture.endswith("QuestionAnswering"):
         rows["logits"] = SPANS
         threshold = results.get("best", {}).get("best_f1_threshold")

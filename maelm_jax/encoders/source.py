@@ -437,5 +437,5 @@ def _parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tu
     """Returns {path: shape} of the parameters of a model."""
     special = config.SpecialIds.of_size(vocabulary_size)
     _, init = maelm.create(model, vocabulary_size, special)
-    tree = jax.eval_shape(init, keys.of_seed(0))
+    tree = jax.eval_shape(init, keys.make_key(0))
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()}

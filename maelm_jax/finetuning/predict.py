@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.data import text_files, vocabularies
+from maelm_jax.data import readers, vocabularies
 from maelm_jax.finetuning import glue, grid, sentence, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat
@@ -127,7 +127,7 @@ def predict(
     run = FinishedRun(workdir, bindings, "--predict")
     ending = run.task.endings[0]
     if output is None:
-        name = pathlib.Path(text_files.without_packing(input_file)).stem
+        name = pathlib.Path(readers.without_packing(input_file)).stem
         output = str(run.folder / f"predictions_{name}{ending}")
     stem = output.removesuffix(ending)
     if stem in (output, "") or stem.endswith("/"):

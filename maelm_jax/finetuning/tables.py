@@ -1,6 +1,6 @@
 """Reads labelled data: tables (tab-separated, .csv, .jsonl), and records of TFDS.
 
-Each file can be packed (data/text_files.py).
+Each file can be packed (data/readers.py).
 """
 
 import collections.abc
@@ -11,7 +11,7 @@ import pathlib
 import typing
 
 from maelm_jax import config, storage
-from maelm_jax.data import text_files
+from maelm_jax.data import readers
 
 JSON_LINES = (".jsonl", ".ndjson")
 LONGEST_CELL = 2**31 - 1  # characters
@@ -102,13 +102,13 @@ def columns_of(path: str | os.PathLike) -> list[str]:
 
 def _ending(path: str) -> str:
     """Returns the ending of a file's name, without that of its packing."""
-    return pathlib.Path(text_files.without_packing(path)).suffix.lower()
+    return pathlib.Path(readers.without_packing(path)).suffix.lower()
 
 
 def read_lines(path: str | os.PathLike) -> typing.Iterator[str]:
     """Yields the lines of a text file, unpacked, without their ends."""
-    for offset, line in text_files.lines(str(path)):
-        yield text_files.decode(line, str(path), offset)
+    for offset, line in readers.lines(str(path)):
+        yield readers.decode(line, str(path), offset)
 
 
 def _read_header(lines: typing.Iterator[tuple[int, list[str]]]) -> list[str]:
@@ -196,7 +196,7 @@ def find_file(data_dir: str, *names: str) -> pathlib.Path | None:
         root / folder / (name + packing)
         for name in names
         for folder in ("", "glue", "squad")
-        for packing in ("", *text_files.PACKINGS)
+        for packing in ("", *readers.PACKINGS)
     ]
     return next((path for path in candidates if path.is_file()), None)
 
@@ -224,7 +224,7 @@ def tfds_records(name: str, split: str) -> list[dict] | None:
     """
     from maelm_jax.data import seqio_tasks
 
-    records = seqio_tasks.records(f"tfds:{name}", config.Corpus(), split)
+    records = seqio_tasks.records(f"tfds:{name}", split)
     return None if records is None else [_decode(record) for record in records]
 
 

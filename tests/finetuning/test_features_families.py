@@ -12,15 +12,9 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from maelm_jax import config  # noqa: E402
 from maelm_jax.data import vocabularies  # noqa: E402
-from maelm_jax.encoders import (  # noqa: E402
-    families,
-    fine_tuned_head,
-    huggingface,
-    source,
-    tokenizer_files,
-    weight_files,
-)
-from maelm_jax.encoders.layouts import Weights  # noqa: E402
+from maelm_jax.encoders import export, families, source, weight_files  # noqa: E402
+from maelm_jax.encoders import family as family_heads  # noqa: E402
+from maelm_jax.encoders.encoder import Encoder  # noqa: E402
 from maelm_jax.finetuning import batches, glue, grid, heads, initial_encoder  # noqa: E402
 from maelm_jax.finetuning.task import InputFormat  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
@@ -40,13 +34,13 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
     model_type = stock_name.removesuffix("-local")
     family = families.FAMILIES[model_type]
     start = initial_encoder.load(str(tmp_path / "stock"))
-    model = source.find(str(tmp_path / "stock")).model(config.Model())
+    model = source.find_encoder(tmp_path / "stock").model
 
     graph, init = heads.define(model, vocabulary.size, vocabulary.pad, head)
     fresh = jax.jit(init)(jax.random.key(1))
     params = start.load_into(fresh, fresh)
     if model_type == "bert" and head == SENTENCE:
-        pooler = weight_files.open_folder(tmp_path / "stock")["pooler.dense.weight"]
+        pooler = weight_files.read_folder(tmp_path / "stock")["pooler.dense.weight"]
         assert np.array_equal(params["classifier"]["dense"]["kernel"].T, pooler)
     rows = SENTENCE.encode([glue.Example(pair, 0, 0) for pair in PAIRS], InputFormat(vocabulary, 48, family.pair), "pairs").features
     batch = batches.pack(rows, 48, 2, vocabulary.pad, 0)
@@ -54,10 +48,9 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
 
     flat = {path: np.asarray(value) for path, value in flatten(params).items()}
     flat["encoder/token_embedding"] = flat["encoder/token_embedding"][: vocabulary.size]
-    stock_head = fine_tuned_head.FineTunedHead.of(flat, LABELS)
+    stock_head = family_heads.find_head(flat, LABELS)
     (tmp_path / "out").mkdir()
-    tokenizer_files.write(tmp_path / "out", vocabulary, 48, family.pair)
-    huggingface.write(tmp_path / "out", Weights(flat, model, vocabulary.size, vocabulary.special), stock_head)
+    export.write("huggingface", tmp_path / "out", Encoder(flat, model, vocabulary, 48, stock_head))
     [name] = json.loads((tmp_path / "out" / "config.json").read_text())["architectures"]
     task_model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

@@ -14,7 +14,7 @@ from testing import STOCK_ENCODERS, stock_folder
 from maelm_jax import export
 from maelm_jax.finetuning import heads
 from maelm_jax.model import keys, layers, maelm, ops
-from maelm_jax.training import checkpoint_params
+from maelm_jax.training import checkpoint
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -77,7 +77,7 @@ def test_both_programs_drop_at_the_same_places(benchmark, stock_name, tmp_path, 
     batch = task.train_batches(1)[0]
     rows = len(batch.ids)
 
-    restored = checkpoint_params.restore_params(str(results.parent), task.session.model.shapes)
+    restored = checkpoint.restore_params(str(results.parent), task.session.model.shapes)
     params = jax.tree.map(jnp.asarray, jax.device_get(restored))
     vocabulary = task.planned.encoder.vocabulary
     graph, _ = heads.define(model, vocabulary.size, vocabulary.pad, task.session.task)
