@@ -59,7 +59,8 @@ def main(argv: list[str]) -> int:
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
-            summary.describe(start.find_source(experiment, args.workdir).experiment)
+            found = start.find_source(experiment, args.workdir)
+            summary.describe(found.experiment, args.workdir)
             return 0
         with run_record.locked(args.workdir):
             run.pretrain(run.Options(args.workdir, args.accept_new_data, began), experiment)

@@ -145,14 +145,19 @@ def print_result(
     )
 
 
-def describe(experiment: config.Experiment):
+def describe(experiment: config.Experiment, workdir: str):
     """Prints parameters, rows, FLOPs and memory of a run, for which the training step is compiled.
 
-    No array is allocated, and no data is read.
+    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
+    the workdir or in the settings, if there is one.
     """
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
-    sized = vocabularies.with_size_of_file(experiment.vocabulary)
+    file = experiment.vocabulary.file
+    if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
+        file = str(storage.local_path(workdir) / run_record.VOCABULARY)
+    sized = dataclasses.replace(experiment.vocabulary, file=file)
+    sized = vocabularies.with_size_of_file(sized)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     abstract = objectives.abstract_step(experiment, mesh)
     _print_parameters(abstract.state.params)

@@ -167,7 +167,15 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     model = gin_files.load([str(workdirs["mpnet"] / "config.gin")]).model
     shapes = jax.eval_shape(maelm.create(model, vocabulary.size, vocabulary.special)[1], jax.random.key(0))
     params = {"encoder": jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), shapes["encoder"])}
-    results = {"task": "rte", "labels": ["yes", "no"], "main_metric": "accuracy", "score": 0.625, "max_length": 96, "init_from": "runs/tiny"}
+    results = {
+        "task": "rte",
+        "labels": ["yes", "no"],
+        "main_metric": "accuracy",
+        "score": 0.625,
+        "evaluated_on": {"dev": "277 examples"},
+        "max_length": 96,
+        "init_from": "runs/tiny",
+    }
 
     def linear(outputs: int) -> dict:
         return {"kernel": np.ones((32, outputs), np.float32), "bias": np.ones(outputs, np.float32)}
