@@ -12,7 +12,7 @@ from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import ranks
 from maelm_jax.data import batches, packing, prepare, sources, vocabularies
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.training import run_rows
+from maelm_jax.training import run_record, run_rows
 
 LONGEST_ROW = 512  # tokens, of text that several encoders read
 # Masks of text that several encoders read: each is measured with [MASK] and without.
@@ -50,7 +50,7 @@ def open_runs(
         storage.require_local(path)
         record = str(pathlib.Path(path) / gin_files.RECORD)
         if not os.path.isfile(record):
-            raise config.ConfigError(f"there is no run {path} (no {gin_files.RECORD})")
+            raise config.ConfigError(run_record.no_run(path))
         training = gin_files.load([record])
         experiment = gin_files.load([record, *files], bindings)
         encoder = Encoder.load(path, step)
