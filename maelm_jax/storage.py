@@ -21,6 +21,8 @@ from maelm_jax.config import ConfigError, RunError
 FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of flock(2): no lock support
 LOCK_POLL_SECONDS = 0.5
+# Orbax's paths read buckets with fsspec too, even if TensorFlow is installed.
+os.environ.setdefault("EPATH_USE_TF", "false")
 log = logging.getLogger(__name__)
 
 
@@ -170,8 +172,6 @@ def local_path(path: str) -> pathlib.Path:
     """
     if not in_bucket(path):
         return pathlib.Path(path).expanduser()
-    # Orbax's paths then use fsspec too, even if TensorFlow is installed.
-    os.environ.setdefault("EPATH_USE_TF", "false")
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     folder = cache / "maelm_jax" / hashlib.sha256(path.rstrip("/").encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)

@@ -107,6 +107,3 @@ def put(place: str, content: bytes):
 
     files, path = fsspec.url_to_fs(place, use_listings_cache=False)
     files.pipe_file(path, content)
-    # The one that etils uses lists a folder once.
-    kind, options = ("gcs", {"finalize_on_close": True}) if place.startswith("gs:") else ("s3", {})
-    fsspec.filesystem(kind, **options).invalidate_cache()

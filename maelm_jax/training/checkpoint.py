@@ -47,7 +47,6 @@ class Restored(typing.NamedTuple):
 
 def folder_of(workdir: str) -> epath.Path:
     """Returns the folder of a workdir's checkpoints, on this machine or in a bucket."""
-    # The call also sets EPATH_USE_TF for buckets, which `epath.Path` needs below.
     local = storage.local_path(workdir).resolve()
     return epath.Path(workdir if storage.in_bucket(workdir) else local) / FOLDER
 
