@@ -3,6 +3,7 @@
     python -m maelm_jax.evaluate --models=runs/tiny,runs/tiny-mlm --text='other/*.txt'
     python -m maelm_jax.evaluate --models=runs/tiny --text='other/*.txt' --all_steps
     python -m maelm_jax.evaluate --models=runs/tiny --step=300
+    python -m maelm_jax.evaluate --models=runs/tiny,bert --pairs='blimp/*.jsonl'
 
 A model is a workdir of pretraining, an export with --format=pytorch, a folder of stock transformers
 with a language-model head, or a checkpoint of the published code. With --text, all models read the
@@ -14,11 +15,16 @@ names the field or the column that holds the text.
 Without --text, a workdir is measured as in its own evaluations: on its held-out rows, with its
 masks. This gives the `eval_loss` of its metrics.jsonl.
 
-The table has the mean loss in nats and its 95% interval over batches of rows, the accuracy, and how
-far the loss is below that of a model that knows only how often each token is in the training text
-(where the rows of the run are still there). Of models that are measured on the same masked tokens,
-the differences of the losses follow, each with its own interval. --output writes every number as
-JSON. Exit status: 0 done, 2 wrong input, 1 anything else.
+With --pairs, the models are scored on minimal pairs such as BLiMP: the share of pairs whose
+grammatical sentence is the likelier one. Each token is masked in turn, and the log-probabilities of
+a sentence are summed. Equal sums count one half. The interval of the mean over paradigms is over
+pairs. It does not say how much another seed of training would change the score.
+
+Without --pairs, the table has the mean loss in nats and its 95% interval over batches of rows, the
+accuracy, and how far the loss is below that of a model that knows only how often each token is in
+the training text (where the rows of the run are still there). Of models that are measured on the
+same masked tokens, the differences of the losses follow, each with its own interval. --output
+writes every number as JSON. Exit status: 0 done, 2 wrong input, 1 anything else.
 """
 
 import argparse
@@ -45,6 +51,8 @@ def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
     args, bindings = cli.arguments(_flags(), argv)
     _check_flags(args, bindings)
+    if args.pairs:
+        return _score_pairs(args)
 
     from maelm_jax.pretraining import scoring
 
@@ -70,6 +78,25 @@ def main(argv: list[str]) -> int:
     if args.output:
         content = {"text": args.text, "seed": args.seed}
         content["scores"] = [score._asdict() for score in scores]
+        storage.write(args.output, json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+def _score_pairs(args: argparse.Namespace) -> int:
+    """Scores the models on minimal pairs. Returns the exit status."""
+    from maelm_jax.encoders.encoder import Encoder
+    from maelm_jax.pretraining import pairs
+
+    read, scores = pairs.read(args.pairs), {}
+    for path in cli.listed("--models", args.models):
+        for step in _steps(path, args):
+            encoder = Encoder.load(path, step)
+            encoder.check_predicts(path)
+            name = path if encoder.step is None else f"{path}, step {encoder.step}"
+            scores[name] = pairs.score(encoder, read, name)
+    print(pairs.table(scores))
+    if args.output:
+        content = {"pairs": args.pairs, "scores": pairs.as_json(scores)}
         storage.write(args.output, json.dumps(content, indent=1) + "\n")
     return 0
 
@@ -116,6 +143,8 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other: give one of them")
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
+    if args.pairs and (args.text or named):
+        raise config.ConfigError("--pairs goes without --text, --rate, --tokens and --seed")
     if not args.text and named:
         raise config.ConfigError(
             f"{', '.join(named)} goes with --text: the held-out rows of a run have their own masks"
@@ -135,6 +164,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--models", metavar="PATH,PATH", required=True, help=models)
     text = "glob of text files, as Corpus.text_files; default: each run's own held-out rows"
     flags.add_argument("--text", metavar="FILES", help=text)
+    pairs = "glob of files of minimal pairs: JSON lines with sentence_good and sentence_bad"
+    flags.add_argument("--pairs", metavar="FILES", help=pairs)
     flags.add_argument("--rate", type=float, help="with --text: share that is masked; default 0.15")
     tokens = "with --text: amount of text, 4 characters a token; default 1 million"
     flags.add_argument("--tokens", type=cli.whole_number(1), metavar="N", help=tokens)

@@ -1,0 +1,196 @@
+"""Draws the table and the figure of what against_peers.py has measured.
+
+    python benchmarks/peers_table.py --output=runs/peers
+
+Writes peers.md and, for each size, peers-SIZE.png into --output, and prints the table. Values are
+means over seeds; +- is half of their range. With one seed, the interval of BLiMP is over pairs.
+
+steps          of the rows in `batch`
+ms a step      CPU time, of the fastest turn on a quiet core
+startup        CPU seconds of imports, compilation and all else before the first step
+CPU s          that the whole run took; more than the budget if other work shared the machine
+loss           nats of a masked token, at 15% of the held-out text
+bits a char.   loss / ln 2 / characters of a token: the same loss without the vocabulary's share
+BERT's loss    CPU seconds until the curve of the arm crosses the final loss of `bert`, and their
+               share of the budget of `bert`
+BLiMP          % of minimal pairs, mean over paradigms
+SST-2 ...      linear probes: accuracy in %; of CoLA 100 x Matthews correlation
+"""
+
+import argparse
+import itertools
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from maelm_jax import plotting, tables
+
+TITLES = {
+    "bert": "BERT, PyTorch (run_mlm)",
+    "modernbert": "ModernBERT, PyTorch",
+    "bert_recipe": "BERT, PyTorch, our recipe",
+    "mlm": "MLM, ours",
+    "mae_lm": "MAE-LM, ours",
+    "mae_lm_cheap": "MAE-LM, cheap decoder, ours",
+}
+TASKS = ("SST-2", "CoLA", "MRPC", "RTE")
+HEADER = (
+    "arm",
+    "size",
+    "seeds",
+    "batch",
+    "rate",
+    "steps",
+    "M tokens",
+    "ms a step",
+    "startup",
+    "CPU s",
+    "loss",
+    "bits a char.",
+    "BERT's loss",
+    "BLiMP",
+    *TASKS,
+)
+# Largest difference of a loss that PyTorch and JAX compute of the same weights, in nats.
+SAME_LOSS = 1e-3
+
+
+def main():
+    """Writes the table and the figures."""
+    flags = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    flags.add_argument("--output", type=pathlib.Path, required=True, help="that of against_peers")
+    folder = flags.parse_args().output
+    runs = [json.loads(file.read_text()) for file in sorted(folder.glob("*-s[0-9]*.json"))]
+    if not runs:
+        sys.exit(f"{folder}: no finished run there")
+    check_same_loss(runs)
+    rows = []
+    for size in sorted({run["size"] for run in runs}):
+        of_size = [run for run in runs if run["size"] == size]
+        rows += [row_of(arm, of_size) for arm in TITLES if runs_of(arm, of_size)]
+        draw(of_size, folder / f"peers-{size}.png")
+    rows.append(row_of_constant_answer(runs))
+    table = tables.markdown(HEADER, rows)
+    (folder / "peers.md").write_text(table + "\n")
+    print(table)
+
+
+def runs_of(arm: str, runs: list[dict]) -> list[dict]:
+    """Returns the runs of an arm."""
+    return [run for run in runs if run["arm"] == arm]
+
+
+def check_same_loss(runs: list[dict]):
+    """Ends the command if PyTorch and JAX computed different losses of the same weights."""
+    for run in runs:
+        checked = run["checked_loss"]
+        if checked and abs(checked["pytorch"] - checked["jax"]) > SAME_LOSS:
+            sys.exit(f"{run['arm']}, seed {run['seed']}: PyTorch and JAX disagree: {checked}")
+
+
+def row_of(arm: str, runs: list[dict]) -> list[str]:
+    """Returns the cells of an arm; `runs` are those of all arms of a size."""
+    own = runs_of(arm, runs)
+    first = own[0]
+    rate = "recipe" if first["learning_rate"] is None else f"{first['learning_rate']:g}"
+    seconds = [value for run in own if (value := seconds_to_peer(run, runs))]
+    reached = "not reached"
+    if len(seconds) == len(own):
+        reached = f"{mean_of(seconds, '.0f')} ({np.mean(seconds) / first['budget_seconds']:.0%})"
+    blimp = [100 * run["blimp"]["accuracy"] for run in own if run["blimp"]]
+    cells = mean_of(blimp, ".1f")
+    if len(blimp) == 1:
+        cells = f"{blimp[0]:.1f} +- {100 * first['blimp']['half']:.1f}"
+    return [
+        TITLES[arm],
+        first["size"],
+        ", ".join(str(run["seed"]) for run in own),
+        first["batch_size"],
+        rate,
+        f"{first['steps']:,}",
+        f"{first['curve'][-1]['tokens'] / 1e6:.1f}",
+        f"{1000 * first['step_seconds']:.0f}",
+        f"{first['startup_seconds']:.0f}",
+        mean_of([run["cpu_seconds"] for run in own], ".0f"),
+        mean_of([run["curve"][-1]["loss"] for run in own], ".3f"),
+        mean_of([run["curve"][-1]["bits_per_character"] for run in own], ".3f"),
+        reached,
+        cells,
+        *(probe_of(task, own) for task in TASKS),
+    ]
+
+
+def row_of_constant_answer(runs: list[dict]) -> list[str]:
+    """Returns the cells of what needs no encoder: a coin for pairs, the most frequent class."""
+    probed = [run["probes"] for run in runs if run["probes"]]
+    shares = [f"{100 * probed[0][task]['most frequent class']:.1f}" for task in TASKS if probed]
+    cells = ["constant answer", *["-"] * (len(HEADER) - len(TASKS) - 2), "50.0"]
+    return cells + (shares or ["-"] * len(TASKS))
+
+
+def mean_of(values: list[float], form: str) -> str:
+    """Returns the mean, with half of the range if there is more than one value."""
+    if not values:
+        return "-"
+    text = f"{np.mean(values):{form}}"
+    return f"{text} +- {np.ptp(values) / 2:{form}}" if len(values) > 1 else text
+
+
+def probe_of(task: str, runs: list[dict]) -> str:
+    """Returns the mean score of a probe over seeds and folds."""
+    return mean_of(
+        [100 * np.mean(run["probes"][task]["folds"]) for run in runs if run["probes"]], ".1f"
+    )
+
+
+def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
+    """Returns the CPU seconds until a run has the final loss of `bert` with its seed.
+
+    Between checkpoints the loss is taken as linear. None: it does not get there, or there is no
+    such run.
+    """
+    peers = [peer for peer in runs_of("bert", runs) if peer["seed"] == run["seed"]]
+    if not peers:
+        return None
+    target, curve = peers[0]["curve"][-1]["loss"], run["curve"]
+    if curve[0]["loss"] <= target:
+        return curve[0]["seconds"]
+    for before, after in itertools.pairwise(curve):
+        if after["loss"] <= target:
+            share = (before["loss"] - target) / (before["loss"] - after["loss"])
+            return before["seconds"] + share * (after["seconds"] - before["seconds"])
+    return None
+
+
+def draw(runs: list[dict], file: pathlib.Path):
+    """Draws the held-out loss over CPU time and over tokens, a line for each run."""
+    pyplot = plotting.pyplot()
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    for arm, style in zip(TITLES, plotting.line_styles(), strict=False):
+        for number, run in enumerate(runs_of(arm, runs)):
+            label = TITLES[arm] if number == 0 else None
+            losses = [point["loss"] for point in run["curve"]]
+            minutes = [point["seconds"] / 60 for point in run["curve"]]
+            tokens = [point["tokens"] / 1e6 for point in run["curve"]]
+            panels[0].plot(minutes, losses, label=label, **style)
+            panels[1].plot(tokens, losses, **style)
+    panels[0].set(
+        xlabel="CPU time of one core (minutes, imports and compilation included)",
+        ylabel="held-out loss (nats a masked token, 15% masked)",
+    )
+    panels[1].set(xlabel="tokens read (millions)")
+    panels[0].legend(fontsize=8)
+    for panel in panels:
+        panel.grid(alpha=0.3)
+    figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same CPU time?")
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
