@@ -313,7 +313,7 @@ class Model(Settings):
     )
     decoder_width: Positive | None = setting(
         None,
-        "Positive of the decoder, with heads of the encoder's size. None is `width`.",
+        "Size of the decoder, with heads of the encoder's size. None is `width`.",
         "values",
         part="decoder",
     )
@@ -371,7 +371,7 @@ class Model(Settings):
     )
     token_types: int = setting(
         0,
-        "Positive of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
+        "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
         "types",
         ge=0,
         part="encoder",
@@ -583,7 +583,7 @@ class Run(Settings):
     """The length of a run and what it leaves behind."""
 
     train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
-    batch_size: Positive = setting(2048, "Positive of a step, over all devices and hosts.", "rows")
+    batch_size: Positive = setting(2048, "Size of a step, over all devices and hosts.", "rows")
     accumulate: Positive = setting(
         1, "Microbatches that a step is computed in.", "microbatches", free=True
     )
@@ -604,7 +604,7 @@ class Run(Settings):
     )
     log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
     eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
-    eval_rows: Positive = setting(4096, "Positive of an evaluation, the same each time.", "rows")
+    eval_rows: Positive = setting(4096, "Size of an evaluation, the same each time.", "rows")
     rank_every: Count = setting(
         5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
     )

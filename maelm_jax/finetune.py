@@ -121,8 +121,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--output",
         metavar="FILE",
-        help="with --predict: the predictions; default in --workdir, named as GLUE asks for, "
-        "or predictions_STEM.tsv (.json, .txt)",
+        help="with --predict: the predictions; default in --workdir, "
+        "predictions_STEM.tsv (.json, .txt), or as GLUE names it",
     )
     flags.add_argument(
         "--score",

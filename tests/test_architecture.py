@@ -20,9 +20,9 @@ LAYERS = (
     {"training"},
     {"data"},
     {"model"},
-    {"paths", "huge_pages"},
+    {"huge_pages"},
     {"gin_files"},
-    {"settings", "storage", "json_files"},
+    {"storage"},
     {"config"},
     {"special_ids", "tables", "plotting"},
 )

@@ -132,7 +132,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
     name = experiment.run.continue_from
     path, at, number = name.rpartition("@")
     workdir, wanted = (path, int(number)) if at and number.isdecimal() else (name, None)
-    if not (storage.local_path(workdir) / gin_files.RECORD).is_file():
+    if not (run_record.fetch(workdir) / gin_files.RECORD).is_file():
         raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
     if wanted is None and run_record.is_running(workdir):
         steps = ", ".join(map(str, checkpoint.all_steps(workdir)))
