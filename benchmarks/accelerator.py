@@ -220,7 +220,7 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
     memory, state, seconds = program.memory_analysis(), setup.state, []
     for _ in range(steps + 2):
         start = time.perf_counter()
-        state, _ = jax.block_until_ready(program(state, setup.batch))
+        state, _ = jax.block_until_ready(program(state, setup.batch, setup.learning_rate))
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[2:])
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())

@@ -108,9 +108,8 @@ def test_four_processes_on_any_mesh_are_the_run_of_one(text, uninterrupted, tmp_
     [
         (["--gin.SEED=1"], "another start than process 0: Run.seed: 1 instead of Run.seed: 0"),
         (["--workdir={other}"], "another start than process 0: workdir: "),
-        pytest.param(["--gin.Corpus.rows_dir={other}"], "another view of the row store ", marks=pytest.mark.slow),
     ],
-    ids=["settings", "workdir", "rows"],
+    ids=["settings", "workdir"],
 )
 def test_a_host_that_differs_says_how_and_ends_the_others(text, tmp_path, theirs, message):
     theirs = [value.format(other=tmp_path / "elsewhere") for value in theirs]
