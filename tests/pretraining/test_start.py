@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 import types
 
 import checkpoint_folders
@@ -20,9 +19,7 @@ def settings(init_from, *more: str) -> config.Experiment:
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """Writes the record of a run that has a checkpoint; `source.find` finds a folder without a decoder."""
-    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, dict)
-    monkeypatch.setattr(source, "find", lambda path, step=None: found)
+    """Writes the record of a run that has a checkpoint."""
     monkeypatch.setattr(start.checkpoint, "complete_steps", lambda workdir: [5])
 
     def write(experiment: config.Experiment) -> config.Experiment:
@@ -70,14 +67,18 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
     assert start.find_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
 
 
-def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path):
+def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
     """Otherwise the run would train a vocabulary, with other ids than those of the weights."""
-    weights = next(pathlib.Path(__file__).parents[1].glob("data/reference/*.npz"))
-    bindings = [f"Run.init_from='{weights}'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
+    model = gin_files.load(["base.gin"]).model
+    parts = [config.field_names(config.Model, part=part) for part in ("encoder", "decoder")]
+    found = {name: getattr(model, name) for part in parts for name in part}
+    weights = source.EncoderSource("weights.pt", "a checkpoint", found, None, 512, 0.0, dict)
+    monkeypatch.setattr(source, "find_encoder", lambda path: weights)
+    bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
         start.find_source(gin_files.load(["base.gin"], bindings), str(tmp_path))
     named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
-    assert start.find_source(named, str(tmp_path)).encoder.path == str(weights)
+    assert start.find_source(named, str(tmp_path)).encoder is weights
 
 
 def test_a_resumed_run_draws_no_fresh_state(tmp_path):
@@ -133,8 +134,8 @@ def test_batches_begin_behind_the_rows_that_are_read():
         def __len__(self):
             return 37
 
-        def __getitem__(self, numbers):
-            return np.stack([numbers, numbers], 1).astype(np.int32)
+        def request(self, numbers):
+            return lambda: np.stack([numbers, numbers], 1).astype(np.int32)
 
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=4"])
     mesh = run.sharding.make_mesh(config.Mesh(data=1, fsdp=1, tensor=8))
