@@ -138,8 +138,8 @@ def find_difference(
     mask = vocabulary.pieces()[vocabulary.mask]
     masked = (mask, f"The {mask} of it, and{mask}{mask}.")
     cases = (
-        ((*HARD_TEXTS, *added, *texts), False, vocabulary.encode),
-        (SPECIAL_TEXTS, True, vocabulary.encode),
+        ((*HARD_TEXTS, *added), False, vocabulary.encode),
+        ((*SPECIAL_TEXTS, *texts), True, vocabulary.encode),
         (masked, False, vocabulary.encode_masked),
     )
     for compared, splits, encode_here in cases:

@@ -152,6 +152,19 @@ def test_tokens_that_a_user_added_are_tokens_and_those_of_the_model_text(marked,
     assert exported.encode("The [E1] cabinet").ids[1:-1] == loaded.encode("The [E1] cabinet")
 
 
+def test_text_that_names_a_special_token_is_no_difference(marked, tmp_path):
+    """The texts that an export is verified on speak of [MASK]."""
+    marked.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.write(tmp_path, vocabularies.load(tmp_path), 48, MPNET.pair)
+    stock = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+
+    def encode(text: str, split_special_tokens: bool) -> list[int]:
+        stock.encode_special_tokens = split_special_tokens
+        return stock.encode(text).ids
+
+    assert tokenizer.find_difference(encode, vocabularies.load(tmp_path), ["never trained on [MASK]"]) is None
+
+
 @pytest.mark.parametrize("change", ["special", "added", "lower case"])
 def test_a_tokenizer_that_reads_hard_text_otherwise_is_found(marked, tmp_path, change):
     """What `verify` compares: added tokens and capitals, not weights alone."""
