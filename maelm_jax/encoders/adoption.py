@@ -12,6 +12,9 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.source import EncoderSource
 
+# Settings of a rotary encoder without weights that a run may raise, to read longer rows.
+RAISED = ("max_positions", "rotary_theta")
+
 
 class Adopted(typing.NamedTuple):
     """The settings of a run after those of a source were taken over."""
@@ -32,7 +35,8 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     """Adapts the settings of a run to the source that it starts from.
 
     The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
-    encoder, and those of the decoder if both have one, unless the run's is an ablation.
+    encoder, and those of the decoder if both have one, unless the run's is an ablation. If the
+    positions are rotary, settings of RAISED that are larger in the run stay (`keep_raised`).
 
     Raises:
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
@@ -45,10 +49,16 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     adopted = {name: value for name, value in settings.items() if name in fields}
     if adopted.get("positions") == "rotary":
         adopted["decoder_relative_bias"] = False
+    adopted = keep_raised(adopted, model)
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
         for name, value in adopted.items()
         if getattr(model, name) != value
+    ]
+    changes += [
+        f"Model.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
+        for name in RAISED
+        if adopted.get(name) != settings.get(name)
     ]
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:
@@ -60,11 +70,24 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     model.check_decoder_width()
     length = experiment.corpus.sequence_length
     if length > model.max_positions:
+        remedy = f" or set Model.max_positions={length}" if model.positions == "rotary" else ""
         raise config.ConfigError(
             f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
-            f"of {encoder_source.path}: lower it"
+            f"of {encoder_source.path}: lower it{remedy}"
         )
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
+
+
+def keep_raised(encoder: dict[str, typing.Any], model: config.Model) -> dict[str, typing.Any]:
+    """Returns the settings of an encoder with those of RAISED that are larger in the run's model.
+
+    Args:
+        encoder: {field of config.Model: value} that a run takes over.
+        model: The run's own settings. They count only if the positions of the encoder are rotary.
+    """
+    if encoder.get("positions") != "rotary":
+        return encoder
+    return encoder | {name: max(encoder[name], getattr(model, name)) for name in RAISED}
 
 
 def load_params(

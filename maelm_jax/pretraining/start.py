@@ -115,6 +115,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     elif recorded.model.positions == "rotary":
         fields.append("decoder_relative_bias")  # which a rotary encoder sets
     model = {name: getattr(recorded.model, name) for name in fields}
+    model = adoption.keep_raised(model, experiment.model)
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,

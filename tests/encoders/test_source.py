@@ -402,6 +402,20 @@ def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made(othe
         adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{tmp_path}'"]), found)
 
 
+def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_positions(workdirs):
+    """A larger theta of the run stays too, a smaller one does not."""
+    found = source.find_encoder(write(workdirs["modernbert"], workdirs["modernbert"].parent / "longer"))
+    longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0"]
+    adopted, changes = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], longer), found)
+    assert (adopted.model.max_positions, adopted.model.rotary_theta) == (256, 160_000.0) and adopted.model.layers == 2
+    assert sum("stays" in line for line in changes) == 2
+    smaller = ["Model.max_positions=64", "Model.rotary_theta=5000.0"]
+    model = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], smaller), found).experiment.model
+    assert (model.max_positions, model.rotary_theta) == (160, 10_000.0)
+    with pytest.raises(config.ConfigError, match="set Model.max_positions=256"):
+        adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
+
+
 def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
     """Its heads have 32 values, those of base.gin 64."""
     found = source.find_encoder(ROOT / "pretrained")

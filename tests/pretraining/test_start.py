@@ -20,9 +20,9 @@ def settings(init_from, *more: str) -> config.Experiment:
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """Writes the record of a run that has a checkpoint; `source.find` finds a folder without a decoder."""
-    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, dict)
-    monkeypatch.setattr(source, "find", lambda path, step=None: found)
+    """Writes the record of a run that has a checkpoint; `source.find_encoder` finds a folder without a decoder."""
+    found = source.EncoderSource("enc", "a folder", {"decoder_layers": 0}, str(tmp_path), 64, 0.0, dict)
+    monkeypatch.setattr(source, "find_encoder", lambda path, step=None: found)
     monkeypatch.setattr(start.checkpoint, "complete_steps", lambda workdir: [5])
 
     def write(experiment: config.Experiment) -> config.Experiment:
@@ -128,13 +128,12 @@ def test_batches_begin_behind_the_rows_that_are_read():
         """Rows in memory: row r is [r, r]."""
 
         length = 2
-        fetches = False
 
         def __len__(self):
             return 37
 
-        def __getitem__(self, numbers):
-            return np.stack([numbers, numbers], 1).astype(np.int32)
+        def request(self, numbers):
+            return lambda: np.stack([numbers, numbers], 1).astype(np.int32)
 
     experiment = gin_files.load(["tiny.gin"], ["BATCH_SIZE=4"])
     mesh = run.sharding.make_mesh(config.Mesh(data=1, fsdp=1, tensor=8))
