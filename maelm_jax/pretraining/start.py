@@ -131,8 +131,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
         ConfigError: There is no such checkpoint, it is damaged, or another model was trained.
     """
     name = experiment.run.continue_from
-    path, at, number = name.rpartition("@")
-    workdir, wanted = (path, int(number)) if at and number.isdecimal() else (name, None)
+    workdir, wanted = checkpoint.split_name(name)
     if not (run_record.fetch(workdir) / gin_files.RECORD).is_file():
         raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
     if wanted is None and run_record.is_running(workdir):
@@ -153,6 +152,11 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
             "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
         )
     checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
+    if not checkpoint.has_optimizer_state(workdir, step_number):
+        raise config.ConfigError(
+            f"Run.continue_from={name}: its checkpoint has no state of the optimiser (did merge "
+            f"write it?). Begin a new one with Run.init_from={workdir}"
+        )
     rows = step_number * theirs.run.batch_size
     tokens = rows * theirs.corpus.sequence_length + (before.tokens if before else 0)
     rows_read = rows + (before.rows_read if before else 0)
