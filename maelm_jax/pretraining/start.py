@@ -257,6 +257,7 @@ def load_state(
     if not found.encoder:
         return StartingState(state)
     values = found.encoder.read_params(found.experiment.model)
+    values = adoption.extend_positions(values, found.experiment.model)
     loaded = adoption.load_params(values, state.params, vocabulary_size, found.encoder.path)
     print(
         f"starting from {found.encoder.path} ({found.encoder.kind}); "
