@@ -2,7 +2,17 @@
 
 import importlib
 
-COMMANDS = ("train", "prepare", "evaluate", "finetune", "analyze", "export", "embed", "plan")
+COMMANDS = (
+    "train",
+    "prepare",
+    "evaluate",
+    "finetune",
+    "analyze",
+    "export",
+    "embed",
+    "merge",
+    "plan",
+)
 
 
 def main():

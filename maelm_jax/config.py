@@ -369,6 +369,11 @@ class Model(Settings):
         le=2**20,
         part="encoder",
     )
+    extend_positions: typing.Literal["repeat", "interpolate"] | None = setting(
+        None,
+        "What Run.init_from fills a learned table with, if the encoder has fewer than "
+        "`max_positions` rows: its rows again, or its rows stretched. None: the run has as many.",
+    )
     token_types: int = setting(
         0,
         "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",

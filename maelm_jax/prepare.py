@@ -42,6 +42,10 @@ def main(argv: list[str]) -> int:
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
     vocabulary = _vocabulary_of(args.run)  # also if the text has changed since
+    if vocabulary is None and experiment.run.continue_from:
+        from maelm_jax.pretraining import start  # imports JAX
+
+        vocabulary = _vocabulary_of(start.find_parent(experiment).workdir)
     if vocabulary is None:
         vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
     if args.part is not None:

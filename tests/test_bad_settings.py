@@ -15,7 +15,7 @@ import pytest
 from maelm_jax import cli, gin_files
 from maelm_jax.finetuning import initial_encoder
 
-COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate")
+COMMANDS = ("train", "prepare", "plan", "finetune", "export", "embed", "analyze", "evaluate", "merge")
 BASE = {
     "train": ["--gin_file=tiny.gin"],
     "prepare": ["--gin_file=tiny.gin"],
@@ -25,6 +25,7 @@ BASE = {
     "embed": ["--workdir=run", "--input=lines.txt", "--output=out.npy"],
     "analyze": ["--runs=run"],
     "evaluate": ["--models=run"],
+    "merge": ["--checkpoints=run@3,run@4", "--workdir=out"],
 }
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
@@ -36,6 +37,7 @@ WORK = {
     "embed": "maelm_jax.embed.read_lines",
     "analyze": "maelm_jax.data.vocabularies.load",
     "evaluate": "maelm_jax.encoders.source.find_encoder",
+    "merge": "maelm_jax.encoders.source.find_encoder",
 }
 
 
@@ -382,6 +384,18 @@ FLAGS = {
         ["--seed=3"],
         ["--output="],
         ["--output"],
+    ],
+    "merge": [
+        ["--checkpoints="],
+        ["--checkpoints=run@3,run@3"],
+        ["--weights=1"],
+        ["--weights=1,0"],
+        ["--weights=1,nan"],
+        ["--weights=1,x"],
+        ["--workdir=run"],
+        ["--workdir=file"],
+        ["--gin_file=tiny.gin"],
+        ["--gin.Model.layers=2"],
     ],
 }
 CASES = [("train", [f"--gin.{text}"]) for text in SETTINGS]

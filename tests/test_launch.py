@@ -1,4 +1,4 @@
-"""The scripts of launch/: shellcheck finds nothing, and their dry runs print every command with the user's arguments, spaces and all."""
+"""Scripts of launch/ and configs/recipes/: shellcheck finds nothing, and dry runs print every command with the user's arguments, spaces and all."""
 
 import json
 import os
@@ -12,11 +12,15 @@ import tomllib
 
 import pytest
 import yaml
+from testing import environment
 
 from maelm_jax import gin_files
+from maelm_jax.encoders import source
+from maelm_jax.training import metrics, run_record
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRIPTS = sorted(path for path in (ROOT / "launch").iterdir() if path.suffix in (".sh", ".sbatch"))
+FOLDERS = (ROOT / "launch", ROOT / "configs" / "recipes")
+SCRIPTS = sorted(path for folder in FOLDERS for path in folder.iterdir() if path.suffix in (".sh", ".sbatch"))
 ARGUMENTS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs://bucket/runs/a"]
 
 
@@ -41,7 +45,8 @@ def test_shellcheck_and_length(script):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_without_arguments_it_says_how(script):
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HOME": "/nowhere"})
-    assert done.returncode == 2 and f"launch/{script.name}" in done.stdout and "#" not in done.stdout.split("launch/")[0]
+    usage = f"{script.relative_to(ROOT)}"
+    assert done.returncode == 2 and usage in done.stdout and "#" not in done.stdout.split(usage)[0]
 
 
 def test_local():
@@ -178,3 +183,24 @@ def test_the_example_of_a_slice_reads_rows_that_all_its_workers_see():
     for page in ("docs/tpus.md",):
         examples = re.findall(r"launch/tpu_pod\.sh .*--gin_file.*", (ROOT / page).read_text())
         assert examples and all("--gin.Corpus.rows_dir=gs://" in example for example in examples), page
+
+
+@pytest.mark.slow
+def test_three_phases_go_on_from_each_other(text, tmp_path, monkeypatch):
+    """Stable at the peak, longer rows with another theta at the same rate, then a decay."""
+    steps = {"STABLE_STEPS": "6", "EXTEND_STEPS": "3", "DECAY_STEPS": "4", "BATCH": "8"}
+    flags = ["Vocabulary.size=400", "Corpus.processes=1", "Corpus.heldout_fraction=0.1", f"Corpus.rows_dir={tmp_path / 'rows'}"]
+    flags += ["Run.log_every=1", "Run.eval_rows=8", "Run.rank_every=0", "Optimizer.warmup_steps=2"]
+    names = environment() | steps | {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "TEXT": str(text / "*.txt")}
+    argv = ["bash", str(ROOT / "configs" / "recipes" / "three_phases.sh"), "phases", *(f"--gin.{flag}" for flag in flags)]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=names)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)  # the parents have relative paths
+    curves = run_record.loss_curves("phases/decay")
+    assert [curve.first_token for curve in curves] == [0, 6 * 8 * 64, 9 * 8 * 64]
+    stable, extend, decay = (
+        [line["learning_rate"] for line in metrics.read(f"phases/{name}") if "loss" in line] for name in ("stable", "extend", "decay")
+    )
+    assert stable[2:] + extend + decay[:1] == [stable[-1]] * 8 and 0 < decay[-1] < decay[1] < decay[0]
+    model = source.find_encoder("phases/decay").model
+    assert (model.max_positions, model.rotary_theta) == (256, 160_000.0)

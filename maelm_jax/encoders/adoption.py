@@ -12,6 +12,11 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.source import EncoderSource
 
+# Settings of a rotary encoder without weights that a run may raise, to read longer rows. The first
+# may also be raised beside learned positions, with Model.extend_positions.
+RAISED = ("max_positions", "rotary_theta")
+TABLES = ("encoder/position_embedding", "decoder/position_embedding")
+
 
 class Adopted(typing.NamedTuple):
     """The settings of a run after those of a source were taken over."""
@@ -32,7 +37,8 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     """Adapts the settings of a run to the source that it starts from.
 
     The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
-    encoder, and those of the decoder if both have one, unless the run's is an ablation.
+    encoder, and those of the decoder if both have one, unless the run's is an ablation. Settings of
+    RAISED that are larger in the run may stay (`keep_raised`).
 
     Raises:
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
@@ -45,10 +51,16 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     adopted = {name: value for name, value in settings.items() if name in fields}
     if adopted.get("positions") == "rotary":
         adopted["decoder_relative_bias"] = False
+    adopted = keep_raised(adopted, model)
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
         for name, value in adopted.items()
         if getattr(model, name) != value
+    ]
+    changes += [
+        f"Model.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
+        for name in RAISED
+        if adopted.get(name) != settings.get(name)
     ]
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:
@@ -60,11 +72,49 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     model.check_decoder_width()
     length = experiment.corpus.sequence_length
     if length > model.max_positions:
+        learned = "" if model.positions == "rotary" else " and Model.extend_positions"
         raise config.ConfigError(
             f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
-            f"of {encoder_source.path}: lower it"
+            f"of {encoder_source.path}: lower it, or set Model.max_positions={length}{learned}"
         )
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
+
+
+def keep_raised(encoder: dict[str, typing.Any], model: config.Model) -> dict[str, typing.Any]:
+    """Returns the settings of an encoder with those that are larger in the run's model.
+
+    Args:
+        encoder: {field of config.Model: value} that a run takes over.
+        model: The run's own settings. RAISED of them count if the encoder has rotary positions, and
+            max_positions if `model.extend_positions` is set.
+    """
+    if encoder.get("positions") == "rotary":
+        names = RAISED
+    else:
+        names = RAISED[:1] if model.extend_positions else ()
+    return encoder | {name: max(encoder[name], getattr(model, name)) for name in names}
+
+
+def extend_positions(values: dict[str, np.ndarray], model: config.Model) -> dict[str, np.ndarray]:
+    """Returns the weights of a source with as many learned positions as a run has.
+
+    Args:
+        values: {parameter path: array} of the source. Tables of positions are [positions, width].
+        model: The settings of the run: max_positions, and extend_positions, "repeat" (Longformer,
+            arXiv 2004.05150, section 5), "interpolate", or None, which changes nothing.
+    """
+    extended = dict(values)
+    for path in TABLES if model.extend_positions else ():
+        if path not in values or len(values[path]) >= model.max_positions:
+            continue
+        table, rows = values[path], np.arange(model.max_positions)
+        if model.extend_positions == "repeat":
+            extended[path] = table[rows % len(table)]
+        else:
+            places = np.linspace(0, len(table) - 1, len(rows))
+            columns = [np.interp(places, np.arange(len(table)), column) for column in table.T]
+            extended[path] = np.stack(columns, 1).astype(table.dtype)
+    return extended
 
 
 def load_params(

@@ -115,6 +115,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     elif recorded.model.positions == "rotary":
         fields.append("decoder_relative_bias")  # which a rotary encoder sets
     model = {name: getattr(recorded.model, name) for name in fields}
+    model = adoption.keep_raised(model, experiment.model)
     file = experiment.vocabulary.file or recorded.vocabulary.file
     return dataclasses.replace(
         experiment,
@@ -130,8 +131,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
         ConfigError: There is no such checkpoint, it is damaged, or another model was trained.
     """
     name = experiment.run.continue_from
-    path, at, number = name.rpartition("@")
-    workdir, wanted = (path, int(number)) if at and number.isdecimal() else (name, None)
+    workdir, wanted = checkpoint.split_name(name)
     if not (run_record.fetch(workdir) / gin_files.RECORD).is_file():
         raise config.ConfigError(f"Run.continue_from: {run_record.no_run(workdir)}")
     if wanted is None and run_record.is_running(workdir):
@@ -152,6 +152,11 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
             "nothing is left to decay. Name a checkpoint before its decay, as WORKDIR@STEP"
         )
     checkpoint.verify(checkpoint.folder_of(workdir) / str(step_number))
+    if not checkpoint.has_optimizer_state(workdir, step_number):
+        raise config.ConfigError(
+            f"Run.continue_from={name}: its checkpoint has no state of the optimiser (did merge "
+            f"write it?). Begin a new one with Run.init_from={workdir}"
+        )
     rows = step_number * theirs.run.batch_size
     tokens = rows * theirs.corpus.sequence_length + (before.tokens if before else 0)
     rows_read = rows + (before.rows_read if before else 0)
@@ -252,6 +257,7 @@ def load_state(
     if not found.encoder:
         return StartingState(state)
     values = found.encoder.read_params(found.experiment.model)
+    values = adoption.extend_positions(values, found.experiment.model)
     loaded = adoption.load_params(values, state.params, vocabulary_size, found.encoder.path)
     print(
         f"starting from {found.encoder.path} ({found.encoder.kind}); "

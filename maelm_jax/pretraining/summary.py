@@ -98,7 +98,7 @@ def print_without_effect(experiment: config.Experiment, has_head: bool):
         has_head: Whether the run starts with a trained prediction head.
     """
     warmup, steps = experiment.optimizer.warmup_steps, experiment.run.train_steps
-    if warmup >= steps and experiment.optimizer.schedule != "decay":
+    if warmup >= steps and not experiment.run.continue_from:
         print(
             f"Optimizer.warmup_steps={warmup} is all of the {steps} steps or more: the learning "
             "rate rises to the end and does not fall"

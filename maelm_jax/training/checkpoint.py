@@ -45,6 +45,19 @@ class Restored(typing.NamedTuple):
     state: typing.Any
 
 
+class Name(typing.NamedTuple):
+    """What WORKDIR@STEP or WORKDIR names."""
+
+    workdir: str
+    step: int | None  # None: the newest
+
+
+def split_name(name: str) -> Name:
+    """Returns the workdir and the step of a checkpoint that the user names."""
+    workdir, at, step = name.rpartition("@")
+    return Name(workdir, int(step)) if at and step.isdecimal() else Name(name, None)
+
+
 def folder_of(workdir: str) -> epath.Path:
     """Returns the folder of a workdir's checkpoints, on this machine or in a bucket."""
     local = storage.local_path(workdir).resolve()
@@ -80,6 +93,12 @@ def pick_step(workdir: str, step: int | None = None) -> int:
             f"it holds {', '.join(map(str, steps))}"
         )
     return steps[-1] if step is None else step
+
+
+def has_optimizer_state(workdir: str, step: int) -> bool:
+    """Returns whether a checkpoint has the state of the optimiser. `merge` writes some without."""
+    saved = ocp.PyTreeCheckpointHandler().metadata(folder_of(workdir) / str(step) / ITEM).tree
+    return "opt_state" in saved
 
 
 def read_params(workdir: str, step: int | None = None) -> dict:

@@ -74,7 +74,7 @@ def near(path: str) -> str:
     folder = pathlib.Path(path)
     if inside := _runs_in(folder):
         return f"; it holds the runs {', '.join(inside[:MOST_LISTED])}"
-    beside = _runs_in(folder.parent)
+    beside = [name for name in _runs_in(folder.parent) if name != folder.name]
     if close := difflib.get_close_matches(folder.name, beside, n=1):
         return f"; did you mean {folder.parent / close[0]}?"
     return f"; {folder.parent} holds the runs {', '.join(beside[:MOST_LISTED])}" if beside else ""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from testing import encoder_states, padded_ids, unflatten
+from testing import call, encoder_states, padded_ids, unflatten
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -49,6 +49,25 @@ def test_what_was_verified(exported, name, stock):
     assert json.loads((exported[name] / "config.json").read_text())["architectures"] == [stock]
     card = (exported[name] / "README.md").read_text()
     assert f"hidden states of {stock.replace('ForMaskedLM', 'Model')}" in card and (f"logits of {stock}" in card) == ("mlm" in name)
+
+
+def test_an_encoder_that_goes_on_with_longer_rows_and_another_theta(exported, text, tmp_path):
+    """Stock ModernBERT agrees at the new length, where the source had 160 positions."""
+    longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0", f"Run.init_from={exported['modernbert']}"]
+    small = ["TRAIN_STEPS=1", "BATCH_SIZE=8", "Run.eval_rows=8", "Run.rank_every=0", "Corpus.processes=1", "Corpus.heldout_fraction=0.1"]
+    flags = [*longer, *small, f"TEXT_FILES={text / '*.txt'}", f"Corpus.rows_dir={tmp_path / 'rows'}"]
+    done = call("train", "--gin_file=modern_tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{flag}" for flag in flags))
+    assert done.status == 0 and "rotary_theta stays 160000.0" in done.stdout, done.stderr
+    folder = tmp_path / "longer"
+    assert export.main([f"--workdir={tmp_path / 'run'}", f"--output={folder}"]) == 0
+    ids = np.random.default_rng(0).integers(5, 590, (2, 256)).astype(np.int32)
+    stock = transformers.AutoModel.from_pretrained(folder).eval()
+    assert (stock.config.max_position_embeddings, stock.config.rope_parameters["full_attention"]["rope_theta"]) == (256, 160_000.0)
+    assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 256
+    with torch.no_grad():
+        theirs = stock(input_ids=torch.tensor(ids).long()).last_hidden_state.numpy()
+    ours = np.stack(maelm_jax.load_encoder(folder).hidden_states(ids.tolist()))
+    assert np.abs(theirs - ours).max() < 1e-5 * np.abs(ours).max()
 
 
 @pytest.mark.parametrize("name", ["mpnet", "roberta"])

@@ -402,6 +402,41 @@ def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made(othe
         adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{tmp_path}'"]), found)
 
 
+def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_positions(workdirs):
+    """A larger theta of the run stays too, a smaller one does not."""
+    found = source.find_encoder(write(workdirs["modernbert"], workdirs["modernbert"].parent / "longer"))
+    longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0"]
+    adopted, changes = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], longer), found)
+    assert (adopted.model.max_positions, adopted.model.rotary_theta) == (256, 160_000.0) and adopted.model.layers == 2
+    assert sum("stays" in line for line in changes) == 2
+    smaller = ["Model.max_positions=64", "Model.rotary_theta=5000.0"]
+    model = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], smaller), found).experiment.model
+    assert (model.max_positions, model.rotary_theta) == (160, 10_000.0)
+    with pytest.raises(config.ConfigError, match="set Model.max_positions=256"):
+        adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
+
+
+@pytest.mark.parametrize("how", ["repeat", "interpolate"])
+def test_a_table_of_learned_positions_is_extended(workdirs, how):
+    """Without Model.extend_positions, its rows are the most that a run can read."""
+    found = source.find_encoder(workdirs["mpnet"])
+    settings = ["SEQUENCE_LENGTH=319", "Model.max_positions=319", f"Run.init_from='{found.path}'"]
+    with pytest.raises(config.ConfigError, match="160 positions .* Model.extend_positions"):
+        adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
+    model = adoption.adopt_settings(gin_files.load(["tiny.gin"], [*settings, f"Model.extend_positions='{how}'"]), found).experiment.model
+    values = found.read_params(model)
+    before, after = values["encoder/position_embedding"], adoption.extend_positions(values, model)["encoder/position_embedding"]
+    assert after.shape == (319, 32) and after.dtype == np.float32
+    if how == "repeat":
+        assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
+    else:
+        np.testing.assert_allclose(after[::2], before, atol=1e-6)
+        np.testing.assert_allclose(after[1::2], (before[1:] + before[:-1]) / 2, atol=1e-6)
+    _, init = maelm.create(model, 600, config.SpecialIds.of_size(600))
+    loaded = adoption.load_params(adoption.extend_positions(values, model), jax.jit(init)(jax.random.key(0)), 600, "source")
+    assert np.array_equal(loaded.params["encoder"]["position_embedding"], after)
+
+
 def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
     """Its heads have 32 values, those of base.gin 64."""
     found = source.find_encoder(ROOT / "pretrained")

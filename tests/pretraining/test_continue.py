@@ -120,3 +120,14 @@ def test_rows_begin_anew_where_they_are_not_the_parent_s(text, uninterrupted, tm
     argv = [*DECAY, "--gin.TRAIN_STEPS=1", f"--gin.Run.continue_from={uninterrupted}@40", "--gin.SEED=3"]
     assert call("train", *training(text, tmp_path / "run", *argv)).status == 0
     assert run_record.read_parent(str(tmp_path / "run")).rows_read == 0
+
+
+def test_rows_are_prepared_with_the_vocabulary_of_the_parent(uninterrupted, tmp_path):
+    (tmp_path / "other.txt").write_text("\n\n".join(f"Quite another text, number {number}." for number in range(400)))
+    files = [f"--gin.TEXT_FILES={tmp_path / 'other.txt'}", f"--gin.Corpus.rows_dir={tmp_path / 'rows'}"]
+    flags = [*training(tmp_path, tmp_path / "run"), *files]
+    done = call("prepare", *flags, f"--gin.Run.continue_from={uninterrupted}@40")
+    fingerprint = run_record.load_vocabulary(uninterrupted).fingerprint
+    assert done.status == 0 and f"sha256 {fingerprint[:12]}" in done.stdout, done.stderr
+    done = call("prepare", *flags, f"--gin.Run.continue_from={uninterrupted}@7")
+    assert done.status == 2 and "no checkpoint of step 7" in done.stderr

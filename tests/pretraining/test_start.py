@@ -129,7 +129,6 @@ def test_batches_begin_behind_the_rows_that_are_read():
         """Rows in memory: row r is [r, r]."""
 
         length = 2
-        fetches = False
 
         def __len__(self):
             return 37

@@ -1,0 +1,128 @@
+"""Average the parameters of checkpoints of one run, or of several branches of a run.
+
+    python -m maelm_jax.merge --checkpoints=runs/a@400,runs/a@500,runs/a@600 --workdir=runs/merged
+    python -m maelm_jax.merge --checkpoints=runs/x,runs/y --weights=2,1 --workdir=runs/merged
+
+A checkpoint is WORKDIR@STEP, or WORKDIR for the newest of a run. All have one architecture and one
+vocabulary. --weights are divided by their sum. Without them, all checkpoints count the same.
+
+The output is a workdir with one checkpoint, which evaluate, analyze, export, embed, finetune and
+Run.init_from read. Its settings, its rows and its step are those of the checkpoint that was trained
+on the most tokens, of several the first. Its environment.txt records this command. It has no state
+of an optimiser, so no training resumes it or goes on from it with Run.continue_from.
+"""
+
+import os
+import pathlib
+import shutil
+import typing
+
+from maelm_jax import cli, config, gin_files, storage
+
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders import source
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command with these arguments. Returns the exit status."""
+    flags = cli.parser(__doc__)
+    flags.add_argument(
+        "--checkpoints", required=True, metavar="RUN@STEP,...", help="checkpoints to average"
+    )
+    flags.add_argument("--weights", metavar="X,...", help="one for each checkpoint; default equal")
+    args, bindings = cli.arguments(flags, argv)
+    if args.gin_file or bindings:
+        raise config.ConfigError("merge reads no settings: leave --gin_file and --gin.NAME out")
+    names = cli.listed("--checkpoints", args.checkpoints)
+    weights = read_weights(args.weights, len(names))
+    check_output(args.workdir)
+
+    import jax
+    import numpy as np
+
+    from maelm_jax.encoders import source
+    from maelm_jax.training import checkpoint, run_record, run_rows
+
+    jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
+    found = [source.find_encoder(*checkpoint.split_name(name)) for name in names]
+    check_alike(found)
+    tokens = [run_record.trained_tokens(one.path, one.step) for one in found]
+    most = found[tokens.index(max(tokens))]
+
+    total: dict = {}
+    for one, share in zip(found, weights, strict=True):
+        part = checkpoint.read_params(one.path, one.step)
+        part = jax.tree.map(lambda leaf, share=share: share * leaf.astype(np.float64), part)
+        total = jax.tree.map(np.add, total, part) if total else part
+    mean = jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
+
+    folder = pathlib.Path(args.workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints = checkpoint.Checkpoints(args.workdir)
+    checkpoints.save(most.step, {"params": mean, "step": np.asarray(most.step)})
+    checkpoints.wait()
+    checkpoints.close()
+    for name in (run_rows.FILE, run_record.PARENT, source.ORIGIN):
+        if (file := pathlib.Path(most.path, name)).is_file():
+            shutil.copy(file, folder)
+    run_record.write_start(folder, most.experiment, most.load_vocabulary(), most.step)
+    for name, weight in zip(names, weights, strict=True):
+        print(f"{weight:.4g} x {name}")
+    print(f"{args.workdir}: their mean, as step {most.step}")
+    return 0
+
+
+def read_weights(text: str | None, count: int) -> list[float]:
+    """Returns the weights of `count` checkpoints, which sum to 1.
+
+    Raises:
+        ConfigError: The flag does not name a positive number for each checkpoint.
+    """
+    try:
+        weights = [float(value) for value in text.split(",")] if text else [1.0] * count
+    except ValueError:
+        weights = []
+    if len(weights) != count or not all(0 < weight < float("inf") for weight in weights):
+        raise config.ConfigError(
+            f"--weights={text}: give {count} numbers above 0 between commas, one a checkpoint"
+        )
+    return [weight / sum(weights) for weight in weights]
+
+
+def check_output(workdir: str | None):
+    """Raises ConfigError if no new workdir can be written at `workdir`."""
+    if not workdir:
+        raise config.ConfigError("give --workdir=DIR, the workdir to write")
+    storage.require_local(workdir)
+    cli.require_writable("--workdir", f"{workdir}/{gin_files.RECORD}")
+    if os.path.isdir(workdir) and os.listdir(workdir):
+        raise config.ConfigError(f"--workdir={workdir} is not empty. Give a new folder")
+
+
+def check_alike(found: list["source.EncoderSource"]):
+    """Raises ConfigError unless all are runs of pretraining with one model and one vocabulary."""
+    first = found[0]
+    for one in found:
+        if one.experiment is None or one.experiment.finetune:
+            raise config.ConfigError(f"--checkpoints: {one.path} is no workdir of pretraining")
+        wrong = [
+            f"Model.{name} is {value!r} there, {one.settings[name]!r} in {one.path}"
+            for name, value in first.settings.items()
+            if one.settings[name] != value
+        ]
+        if one.load_vocabulary().fingerprint != first.load_vocabulary().fingerprint:
+            wrong.append(f"{one.path} has another vocabulary")
+        if wrong:
+            raise config.ConfigError(
+                f"--checkpoints: {first.path} cannot be averaged with {one.path}: "
+                f"{'; '.join(wrong)}"
+            )
+
+
+def command():
+    """Runs `maelm-merge`, or `python -m maelm_jax.merge`."""
+    cli.run(main)
+
+
+if __name__ == "__main__":
+    command()

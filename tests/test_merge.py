@@ -1,0 +1,71 @@
+"""The mean of checkpoints as a workdir that the other commands read."""
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from testing import call, training
+
+from maelm_jax.training import checkpoint
+
+
+def merge(*names: str, workdir: pathlib.Path, weights: str | None = None):
+    flags = [f"--checkpoints={','.join(names)}", f"--workdir={workdir}"]
+    return call("merge", *flags, *([f"--weights={weights}"] if weights else []))
+
+
+def params_of(workdir: pathlib.Path, step: int | None = None) -> list[np.ndarray]:
+    return jax.tree.leaves(checkpoint.read_params(str(workdir), step))
+
+
+@pytest.mark.parametrize("weights,shares", [(None, (0.5, 0.5)), ("3,1", (0.75, 0.25))])
+def test_the_mean_of_two_checkpoints(uninterrupted, tmp_path, weights, shares):
+    done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged", weights=weights)
+    assert done.status == 0, done.stderr
+    assert checkpoint.complete_steps(str(tmp_path / "merged")) == [60]
+    for newer, older, mean in zip(params_of(uninterrupted, 60), params_of(uninterrupted, 20), params_of(tmp_path / "merged"), strict=True):
+        np.testing.assert_allclose(mean, shares[0] * newer + shares[1] * older, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninterrupted, tmp_path):
+    merged = tmp_path / "merged"
+    assert merge(f"{uninterrupted}@40", workdir=merged).status == 0
+    assert all(map(np.array_equal, params_of(merged), params_of(uninterrupted, 40)))
+    for models, step in ((merged, []), (uninterrupted, ["--step=40"])):
+        done = call("evaluate", f"--models={models}", *step, f"--output={tmp_path / models.name}.json")
+        assert done.status == 0, done.stderr
+    theirs, ours = (json.loads((tmp_path / f"{name}.json").read_text())["scores"][0] for name in ("whole", "merged"))
+    assert {**ours, "path": None} == {**theirs, "path": None}
+    done = call("analyze", f"--runs={merged}", f"--workdir={tmp_path / 'ranks'}", "--tokens=2000", "--sets=1")
+    assert done.status == 0, done.stderr
+    assert call("export", f"--workdir={merged}", f"--output={tmp_path / 'exported'}", "--no-verify").status == 0
+    done = call("train", *training(text, tmp_path / "run", f"--gin.Run.init_from={merged}", "--gin.TRAIN_STEPS=1", "--gin.Run.rank_every=0"))
+    assert done.status == 0 and "with fresh weights: nothing" in done.stdout, done.stderr
+    done = call("train", *training(text, tmp_path / "more", f"--gin.Run.continue_from={merged}"))
+    assert done.status == 2 and f"Run.init_from={merged}" in done.stderr
+
+
+def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
+    wider, other = (shutil.copytree(uninterrupted, tmp_path / name) for name in ("wider", "other"))
+    record = wider / "config.gin"
+    record.write_text(record.read_text().replace("Model.feed_forward = 64", "Model.feed_forward = 96"))
+    (other / "rows.json").unlink()
+    (model,) = (other / "vocabulary").glob("*.model")
+    shutil.copy(pathlib.Path(__file__).parents[1] / "pretrained" / "sentencepiece.model", model)
+    for names, message in (
+        ([f"{uninterrupted}@60", f"{wider}@60"], "Model.feed_forward is 64 there, 96"),
+        ([f"{uninterrupted}@60", f"{other}@60"], "has another vocabulary"),
+        ([f"{uninterrupted}@60", f"{uninterrupted}@7"], "no checkpoint of step 7"),
+        ([str(tmp_path / "nowhere")], "nowhere: no such file or folder"),
+    ):
+        done = merge(*names, workdir=tmp_path / "merged")
+        assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    for weights in ("1", "1,-1", "1,x"):
+        done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged", weights=weights)
+        assert done.status == 2 and "--weights" in done.stderr
+    assert not (tmp_path / "merged").exists()
+    done = merge(f"{uninterrupted}@60", workdir=uninterrupted)
+    assert done.status == 2 and "--workdir" in done.stderr
