@@ -273,7 +273,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
             f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
-            f"nor a checkpoint{run_record.near(str(path)) or f'; it holds {names}'}"
+            f"nor a checkpoint; it holds {names}{run_record.near(str(path))}"
         )
     near = run_record.near(str(path))
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
