@@ -137,19 +137,6 @@ def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
         yield
 
 
-def unused(path):
-    """Returns a path that does not exist: `path`, or the first free one of STEM-2, STEM-3, ...
-
-    Args:
-        path: A pathlib or epath Path.
-    """
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
-
-
 def in_bucket(path: str | os.PathLike) -> bool:
     """Returns whether a path is in a bucket."""
     return str(path).startswith(("gs://", "s3://"))
@@ -221,15 +208,6 @@ def send(path: str):
     for file in sorted(local.rglob("*")):
         if file.is_file() and file.suffix not in (".tmp", ".lock"):
             files.pipe_file(f"{root}/{file.relative_to(local)}", file.read_bytes())
-
-
-def remove(path: str, name: str):
-    """Deletes a file from `local_path(path)` and from the bucket, if it is there."""
-    (local_path(path) / name).unlink(missing_ok=True)
-    if in_bucket(path):
-        files, root = file_system(path)
-        if files.exists(f"{root}/{name}"):
-            files.rm_file(f"{root}/{name}")
 
 
 def file_system(path: str):

@@ -100,15 +100,6 @@ def test_files_are_sent_and_fetched(bucket, cache):
     assert [path.name for path in storage.local_path(place).iterdir()] == ["metrics.jsonl"]
 
 
-def test_a_file_is_removed_here_and_in_the_bucket(bucket, cache):
-    put(f"{bucket}/run/origin.json", b"{}")
-    storage.fetch_files(f"{bucket}/run", ("origin.json",))
-    for _ in range(2):  # the second time there is nothing to remove
-        storage.remove(f"{bucket}/run", "origin.json")
-        storage.fetch_files(f"{bucket}/run", ("origin.json",))
-        assert not (storage.local_path(f"{bucket}/run") / "origin.json").exists()
-
-
 def test_what_knows_no_bucket_says_so(tmp_path):
     with pytest.raises(config.ConfigError, match="gs://bucket/run: only train and prepare"):
         source.find_encoder("gs://bucket/run")
