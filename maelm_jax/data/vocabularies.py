@@ -92,9 +92,10 @@ class Vocabulary(abc.ABC):
         continues = tuple(not begins for begins in self._begins_word())
         return config.SpecialIds(self.bos, self.pad, self.eos, self.unk, self.mask, continues)
 
+    @property
     @abc.abstractmethod
     def pieces(self) -> list[str]:
-        """Returns the spelling of every id, "" for an unused id."""
+        """The spelling of every id, "" for an unused id. It is made once."""
 
     @abc.abstractmethod
     def _begins_word(self) -> list[bool]:
@@ -136,7 +137,7 @@ class Vocabulary(abc.ABC):
     def _with_own_mask(self, text: str) -> str:
         """Returns a text with every mask spelled as in this vocabulary."""
         for name in NAMES["mask"]:
-            text = text.replace(name, self.pieces()[self.mask])
+            text = text.replace(name, self.pieces[self.mask])
         return text
 
     @abc.abstractmethod
@@ -234,14 +235,15 @@ class SentencePieceVocabulary(Vocabulary):
         self.size = self.model.get_piece_size()
         self.bos, self.pad, self.eos, self.unk, self.mask = (ids[key] for key in NAMES)
 
+    @functools.cached_property
     def pieces(self):
         return [self.model.id_to_piece(index) for index in range(self.size)]
 
     def _begins_word(self):
-        return [piece.startswith(self.SPACE) for piece in self.pieces()]
+        return [piece.startswith(self.SPACE) for piece in self.pieces]
 
     def _piece_texts(self):
-        return [piece.replace(self.SPACE, " ") for piece in self.pieces()]
+        return [piece.replace(self.SPACE, " ") for piece in self.pieces]
 
     def encode_batch(self, texts):
         return self.model.encode(texts, out_type=int, num_threads=1)
@@ -300,6 +302,7 @@ class TokenizerJsonVocabulary(Vocabulary):
         self.model = tokenizers.Tokenizer.from_str(json.dumps(self.file))
         self.model.encode_special_tokens = True
 
+    @functools.cached_property
     def pieces(self):
         return [self.model.id_to_token(index) or "" for index in range(self.size)]
 
@@ -319,9 +322,9 @@ class TokenizerJsonVocabulary(Vocabulary):
     def _begins_word(self):
         prefix = self.file["model"].get("continuing_subword_prefix")
         if prefix:
-            return [not piece.startswith(prefix) for piece in self.pieces()]
+            return [not piece.startswith(prefix) for piece in self.pieces]
         if self._space_mark:
-            return [piece.startswith(self._space_mark) for piece in self.pieces()]
+            return [piece.startswith(self._space_mark) for piece in self.pieces]
         return [True] * self.size  # each piece is a word
 
     def _piece_texts(self):
@@ -329,8 +332,8 @@ class TokenizerJsonVocabulary(Vocabulary):
 
         if self._space_mark == "Ġ":
             decode = tokenizers.decoders.ByteLevel().decode
-            return [decode([piece]) for piece in self.pieces()]
-        return [piece.replace(self._space_mark or " ", " ") for piece in self.pieces()]
+            return [decode([piece]) for piece in self.pieces]
+        return [piece.replace(self._space_mark or " ", " ") for piece in self.pieces]
 
     def encode_batch(self, texts):
         return [

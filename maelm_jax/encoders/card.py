@@ -170,8 +170,8 @@ def render(
         output="` and `".join(f"output.{name}" for name in outputs),
         names=", ".join(f'"{name}"' for name in outputs),
         head=notes + (NO_HEAD if is_mae_lm else ""),
-        mask=vocabulary.pieces()[vocabulary.mask],
-        bos=vocabulary.pieces()[vocabulary.bos],
+        mask=vocabulary.pieces[vocabulary.mask],
+        bos=vocabulary.pieces[vocabulary.bos],
         tokenizer=library,
         ids=ids,
     )

@@ -267,7 +267,7 @@ class Encoder:
 
     def _spelling(self, index: int) -> str:
         """Returns the text of one id, and of a special id its name."""
-        return self.vocabulary.decode([index]) or self.vocabulary.pieces()[index]
+        return self.vocabulary.decode([index]) or self.vocabulary.pieces[index]
 
     def _sum_states(self, batch: inference.PackedBatch, pooling: Pooling) -> jax.Array:
         """Returns the sums of the pooled states of each text, float32 [slots / 2, width]."""

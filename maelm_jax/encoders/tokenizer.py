@@ -135,7 +135,7 @@ def find_difference(
         for token in _added_tokens(vocabulary)
         for text in (f"before {token} after", f"Before{token}after {token}{token}.", token)
     ]
-    mask = vocabulary.pieces()[vocabulary.mask]
+    mask = vocabulary.pieces[vocabulary.mask]
     masked = (mask, f"The {mask} of it, and{mask}{mask}.")
     cases = (
         ((*HARD_TEXTS, *added), False, vocabulary.encode),
@@ -162,7 +162,7 @@ def _added_tokens(vocabulary: vocabularies.Vocabulary) -> list[str]:
 def _is_own(index: int, vocabulary: vocabularies.Vocabulary) -> bool:
     """Returns whether an id is one of the model's own special tokens, under either name."""
     names = {name for names in vocabularies.NAMES.values() for name in names}
-    return index in vocabulary.special_ids or vocabulary.pieces()[index] in names
+    return index in vocabulary.special_ids or vocabulary.pieces[index] in names
 
 
 def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):

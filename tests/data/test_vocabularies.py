@@ -97,7 +97,7 @@ def loaded(model, tmp_path):
 def test_special_ids_are_the_references(trained):
     special = (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask)
     assert special == (0, 1, 2, 3, 1999) and trained.size == 2000
-    assert [trained.pieces()[i] for i in special] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    assert [trained.pieces[i] for i in special] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 def test_ids_come_back_as_the_normalised_text(trained, documents):
@@ -136,7 +136,7 @@ def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
 
 def test_special_tokens_of_the_model_are_ordinary_text(trained, of_kind, documents):
     for vocabulary in (trained, of_kind):
-        pieces = vocabulary.pieces()
+        pieces = vocabulary.pieces
         text = "a " + " and ".join(pieces[i] for i in vocabulary.special_ids) + " b"
         ids = vocabulary.encode(text)
         assert not set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}
@@ -168,7 +168,7 @@ def test_the_space_before_a_mask_is_the_masks_where_the_file_says_so(documents, 
         mask["lstrip"] = lstrip
         vocabulary = loaded(tokenizers.Tokenizer.from_str(json.dumps(content)), tmp_path)
         ids = vocabulary.encode_masked("the [MASK] of")
-        assert (vocabulary.pieces()[ids[ids.index(vocabulary.mask) - 1]] == "Ġ") is not lstrip
+        assert (vocabulary.pieces[ids[ids.index(vocabulary.mask) - 1]] == "Ġ") is not lstrip
 
 
 def test_a_mask_in_text_of_a_trained_vocabulary_takes_its_space(trained):
@@ -203,12 +203,12 @@ def test_where_words_go_on(trained, of_kind):
         # WordPiece takes each # for a word. A byte-level text does not begin with a space.
         assert words in {4, 5, 7} and words < len(ids)
         spaces = [place for place, i in enumerate(ids) if not continues[i]]
-        assert 0 in spaces or vocabulary.pieces()[ids[0]] == "an"
+        assert 0 in spaces or vocabulary.pieces[ids[0]] == "an"
 
 
 def test_continuations_come_from_the_file_and_not_from_a_spelling(documents, tmp_path):
     vocabulary = loaded(byte_level(documents), tmp_path)
-    pieces = vocabulary.pieces()
+    pieces = vocabulary.pieces
     assert any(piece.startswith("##") and len(piece) > 2 for piece in pieces)
     for piece, continues in zip(pieces, vocabulary.special.continues_word, strict=True):
         assert continues is not piece.startswith("Ġ")

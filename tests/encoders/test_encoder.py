@@ -165,7 +165,7 @@ def test_masked_tokens_are_predicted_from_the_other_tokens(encoder, vocabulary):
             probabilities = np.exp(scores) / np.exp(scores).sum()
             order = np.argsort(-probabilities)[:3]
             np.testing.assert_allclose([one.probability for one in of_mask], probabilities[order], rtol=1e-4)
-            assert [one.token for one in of_mask] == [vocabulary.decode([index]) or vocabulary.pieces()[index] for index in order]
+            assert [one.token for one in of_mask] == [vocabulary.decode([index]) or vocabulary.pieces[index] for index in order]
 
 
 def test_more_texts_than_a_batch_keep_their_order(encoder):
