@@ -36,19 +36,6 @@ def corpus(documents, tmp_path, monkeypatch):
     )
 
 
-@pytest.fixture
-def small_corpus(tmp_path):
-    """One file of fifty short documents."""
-    (tmp_path / "a.txt").write_text("\n\n".join(f"Document {number} says a few words." for number in range(50)))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt",
-        sequence_length=16,
-        heldout_fraction=0.1,
-        rows_dir=str(tmp_path / "rows"),
-        processes=1,
-    )
-
-
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, small_vocabulary):
     """The folder of a store of some twenty files."""

@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import seqio_mixture, sources, vocabulary_training
+from maelm_jax.data import seqio_mixture, sources
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: of TensorFlow and seqio
 
 
-@pytest.fixture(scope="module")
-def vocabulary():
-    texts = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]
-    return vocabulary_training.train(texts, config.Vocabulary(size=320))
-
-
 def test_the_seqio_vocabulary_keeps_our_padding_and_reads_on_after_the_end_of_a_line(vocabulary):
     ours = seqio_mixture.seqio_vocabulary(vocabulary)
     ids = [*vocabulary.encode("document"), vocabulary.eos, *vocabulary.encode("number")]
-    assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 320)
+    assert (ours.pad_id, ours.eos_id, ours.bos_id, ours.unk_id, ours.vocab_size) == (1, 2, 0, 3, 2000)
     assert ours.decode(ids) == vocabulary.decode(ids) and "number" in ours.decode(ids)
     assert ours.encode_tf("a document").numpy().tolist() == vocabulary.encode("a document") == ours.encode("a document")
     assert ours.decode_tf(np.array(ids, np.int32)).numpy().decode() == vocabulary.decode(ids)

@@ -7,18 +7,13 @@ import types
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import prepare, readers, seqio_tasks, sources, vocabulary_training
+from maelm_jax.data import prepare, readers, seqio_tasks, sources
 
 pytest.importorskip("seqio")
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs: Protobuf, NumPy and SWIG deprecations of TensorFlow, TFDS and seqio
 
 
 TEXTS = [f"Document {number} of the dataset.\nIt has a second line, with the number {number * 7}." for number in range(60)]
-
-
-@pytest.fixture(scope="module")
-def vocabulary():
-    return vocabulary_training.train(TEXTS, config.Vocabulary(size=320))
 
 
 @pytest.fixture(scope="module")

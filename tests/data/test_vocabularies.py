@@ -19,9 +19,9 @@ BERT_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 MARKDOWN = ["# Title", "## Part", "### Deep", "#### Deeper", "x = 1 ## comment"] * 50
 
 
-@pytest.fixture(scope="session")
-def trained(documents):
-    return vocabulary_training.train(documents, config.Vocabulary(size=2000))
+@pytest.fixture
+def trained(vocabulary):
+    return vocabulary
 
 
 def byte_level(documents, **settings):
