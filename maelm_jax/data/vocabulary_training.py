@@ -14,7 +14,7 @@ import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config, storage
-from maelm_jax.data import rows, sources, vocabularies
+from maelm_jax.data import rows, sources, vocabularies, workers
 from maelm_jax.data.readers import Unavailable
 
 VERSION = 2  # of the way vocabularies are trained; their names depend on it
@@ -193,7 +193,7 @@ def train(
             unk_surface="<unk>",
             required_chars=ASCII if settings.cased else ASCII.lower(),
             shuffle_input_sentence=False,
-            num_threads=os.cpu_count() or 1,
+            num_threads=workers.usable_cores(),
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:

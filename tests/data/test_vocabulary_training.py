@@ -3,13 +3,12 @@
 import collections
 import dataclasses
 import itertools
-import os
 import random
 
 import pytest
 
 from maelm_jax import config
-from maelm_jax.data import readers, sources, vocabulary_training
+from maelm_jax.data import readers, sources, vocabulary_training, workers
 
 DOCUMENTS = [f"Document {number} of these files. It has the number {number * 7919 % 1000}." for number in range(4000)]
 CHARACTERS = sum(map(len, DOCUMENTS))
@@ -25,7 +24,7 @@ def test_a_machine_with_more_cores_trains_the_same_vocabulary(documents, monkeyp
     """Its hash names the stores of rows."""
     fingerprints = set()
     for cores in (1, 3):
-        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        monkeypatch.setattr(workers, "usable_cores", lambda cores=cores: cores)
         trained = vocabulary_training.train(documents, config.Vocabulary(size=500))
         fingerprints.add(trained.fingerprint)
     assert len(fingerprints) == 1
