@@ -16,7 +16,6 @@ import pydantic
 
 from maelm_jax.special_ids import SpecialIds as SpecialIds
 
-LEAST_VOCABULARY = 300  # ids
 # Prefix of a name in --init_from: the model and vocabulary of that run with fresh weights. This is
 # the control of an experiment.
 RANDOM = "random:"
@@ -158,12 +157,7 @@ class Vocabulary(Settings):
     file: Text | None = setting(
         None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus."
     )
-    size: int = setting(
-        32768,
-        "Ids, special tokens included. Not read with `file`.",
-        "ids",
-        ge=LEAST_VOCABULARY,
-    )
+    size: int = setting(32768, "Ids, special tokens included. Not read with `file`.", "ids", ge=300)
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0,
@@ -613,12 +607,7 @@ class Run(Settings):
     rank_every: Count = setting(
         5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
     )
-    checkpoint_every: Positive = setting(
-        5_000,
-        "Steps between checkpoints.",
-        "steps",
-        free=True,
-    )
+    checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
     keep_checkpoints: Positive = setting(
         3, "Newest checkpoints that are kept.", "checkpoints", free=True
     )
