@@ -70,7 +70,7 @@ def write(path: str | os.PathLike, content: bytes | str):
 
 
 @contextlib.contextmanager
-def reading(path: str | os.PathLike, remedy: str = "is it damaged, or of another kind?"):
+def reading(path: str | os.PathLike, remedy: str = "put a whole copy of it there"):
     """Context manager that turns any error about the content of a file into one line.
 
     Args:

@@ -1,11 +1,11 @@
 """Training batches as a pure function of (seed, step).
 
 There is no iterator state, so nothing is saved or restored. Example i of step s has the number
-g = s * batch_size + i in the whole run. After a change of the batch size, s counts from the change,
-and the examples before it (`first_example`) are added. A fixed schedule of PERIOD slots gives the
-task of example g (a task is one source) and the number of earlier examples of that task. That
-number divided by the task's row count is the epoch; the remainder is the position in the epoch. A
-permutation that is new in each epoch turns the position into a row number.
+g = first_example + s * batch_size + i. `first_example` is the number of rows that the run of
+Run.continue_from has read, else 0. A fixed schedule of PERIOD slots gives the task of example g (a
+task is one source) and the number of earlier examples of that task. That number divided by the
+task's row count is the epoch; the remainder is the position in the epoch. A permutation that is new
+in each epoch turns the position into a row number.
 
 Each host reads only the rows that its own devices hold. The global batch is the same for any
 number of hosts.

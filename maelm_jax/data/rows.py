@@ -166,7 +166,7 @@ def _kvstore(path: str) -> str | dict:
 
 
 def read_manifest(store: str) -> dict:
-    """Reads the manifest of a store: `fingerprint`, `vocabulary`, `length`, `splits`, `left_out`.
+    """Reads the manifest of a store: `fingerprint`, `length`, `splits`, `left_out`.
 
     Raises:
         ConfigError: The store is missing or damaged.
