@@ -7,7 +7,6 @@ A document is text whose lines are its paragraphs. The name of a file tells its 
 import contextlib
 import glob
 import gzip
-import importlib
 import io
 import json
 import logging
@@ -294,7 +293,7 @@ def _unpacked(path: str, file: typing.BinaryIO) -> contextlib.AbstractContextMan
     if path.endswith(".xz"):
         return contextlib.nullcontext(_lines_of(_unpack_xz(file)))
     if path.endswith(".zst"):
-        pyarrow = _import_pyarrow()
+        pyarrow = import_pyarrow()
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
         return io.BufferedReader(stream, READ_BYTES)
     return contextlib.nullcontext(file)
@@ -404,24 +403,22 @@ def _line_number(path: str, offset: int) -> int:
     return sum(1 for position, _ in lines(path) if position <= offset)
 
 
-def import_optional(name: str, need: str, extra: str):
-    """Imports a module of an extra. Raises Unavailable, with the `need`, if it is not installed."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's log
+def import_pyarrow():
+    """Returns the pyarrow module. Raises ConfigError if it is not installed."""
     try:
-        return importlib.import_module(name)
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
     except ImportError as error:
-        raise Unavailable(f"{need} ({error}); pip install 'maelm_jax[{extra}]'") from error
-
-
-def _import_pyarrow():
-    need = ".parquet, .arrow and .zst files need pyarrow"
-    for name in ("pyarrow.ipc", "pyarrow.parquet"):
-        import_optional(name, need, "files")
-    return import_optional("pyarrow", need, "files")
+        raise ConfigError(
+            f".parquet, .arrow and .zst files need pyarrow ({error}); "
+            "pip install 'maelm_jax[files]'"
+        ) from error
+    return pyarrow
 
 
 def _parquet_documents(path: str, column: str):
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow()
     with _open(path) as file:
         table = pyarrow.parquet.ParquetFile(file)
         _check_column(path, table.schema_arrow, column)
@@ -431,7 +428,7 @@ def _parquet_documents(path: str, column: str):
 
 def _arrow_documents(path: str, column: str):
     """Reads an .arrow file: a stream or a file of Arrow's IPC format."""
-    pyarrow = _import_pyarrow()
+    pyarrow = import_pyarrow()
     with _open(path) as file:
         begin = file.read(6)
         end = file.seek(0, os.SEEK_END)
@@ -452,7 +449,7 @@ def _arrow_documents(path: str, column: str):
 
 def _check_column(path: str, schema, column: str):
     """Raises BadFile unless the table has the column and the column is of text."""
-    types = _import_pyarrow().types
+    types = import_pyarrow().types
     if schema.names.count(column) != 1:
         problem = "several columns" if column in schema.names else "no column"
         raise BadFile(
@@ -472,20 +469,30 @@ def _texts(column) -> typing.Iterator[str]:
     return (text or "" for text in column.to_pylist())
 
 
-def _import_tensorflow():
-    return import_optional("tensorflow", "TFRecord and ArrayRecord files need TensorFlow", "data")
+def import_tensorflow():
+    """Returns the tensorflow module. Raises Unavailable if it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise Unavailable(
+            f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
+            "pip install 'maelm_jax[data]'"
+        ) from error
+    return tensorflow
 
 
 def _tfrecord_documents(path: str, feature: str):
-    tensorflow = _import_tensorflow()
+    tensorflow = import_tensorflow()
     with _local_copy(path) as local, _naming(path, local):
         records = tensorflow.data.TFRecordDataset(local).as_numpy_iterator()
         yield from _texts_of_examples(path, records, feature)
 
 
 def _array_record_documents(path: str, feature: str):
-    name = "array_record.python.array_record_module"
-    array_record_module = import_optional(name, "ArrayRecord files need array_record", "data")
+    import_tensorflow()
+    from array_record.python import array_record_module
+
     with _local_copy(path) as local, _naming(path, local):
         reader = array_record_module.ArrayRecordReader(local)
         count = reader.num_records()
@@ -515,7 +522,7 @@ def _local_copy(path: str) -> typing.Iterator[str]:
 
 def _texts_of_examples(path: str, records: typing.Iterable[bytes], feature: str):
     """Yields the text of a feature of each record, which is a tf.train.Example."""
-    parse = _import_tensorflow().train.Example.FromString
+    parse = import_tensorflow().train.Example.FromString
     is_empty = True
     for record in records:
         is_empty = False

@@ -11,7 +11,7 @@ import typing
 import urllib.request
 
 from maelm_jax.config import ConfigError, Corpus
-from maelm_jax.data.readers import Unavailable, import_optional
+from maelm_jax.data.readers import Unavailable
 
 SPLIT = "train"
 NETWORK_HOST = "storage.googleapis.com"  # TFDS looks there first; a name that any network knows
@@ -30,7 +30,15 @@ def is_dataset(source: str) -> bool:
 
 def import_seqio():
     """Returns the seqio module. Raises Unavailable if it is not installed."""
-    return import_optional("seqio", "tfds: and seqio: sources need seqio and TensorFlow", "data")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        import seqio
+    except ImportError as error:
+        raise Unavailable(
+            f"tfds: and seqio: sources need seqio and TensorFlow ({error}); "
+            "pip install 'maelm_jax[data]'"
+        ) from error
+    return seqio
 
 
 def _task(source: str, corpus: Corpus):
