@@ -3,13 +3,13 @@
 `finetune_vs_transformers.py --seconds` runs this program in turns with this project. It tokenises a
 sample, pads each batch to its longest text, and evaluates twice. It prints the accuracies.
 
-    python benchmarks/sst2_trainer.py ENCODER DATA_DIR EXAMPLES BATCH_SIZE LEARNING_RATE
+    python benchmarks/sst2_trainer.py MiniLM glue_data 2000 32 5e-5
 """
 
+import argparse
 import lzma
 import pathlib
 import random
-import sys
 import tempfile
 
 import transformers
@@ -61,4 +61,7 @@ def main(encoder: str, data_dir: str, examples: str, batch_size: str, learning_r
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    flags = argparse.ArgumentParser(description=__doc__)
+    for name in ("encoder", "data_dir", "examples", "batch_size", "learning_rate"):
+        flags.add_argument(name)
+    main(**vars(flags.parse_args()))

@@ -1,4 +1,4 @@
-"""Emulators of Google Cloud Storage and S3 on this machine, for tests and benchmarks."""
+"""Emulators of Google Cloud Storage and S3 on this machine, for tests."""
 
 import contextlib
 import os
@@ -68,12 +68,11 @@ def s3_emulator(port: int) -> tuple[list[str], dict[str, str]]:
 
 
 @contextlib.contextmanager
-def emulated(kind: str, log: str | os.PathLike = os.devnull) -> typing.Iterator[str]:
+def emulated(kind: str) -> typing.Iterator[str]:
     """Runs an emulator, at which this process and those that it starts look for buckets.
 
     Args:
         kind: "gs" or "s3".
-        log: A file for what the emulator prints.
 
     Yields:
         gs://bucket or s3://bucket.
@@ -82,8 +81,7 @@ def emulated(kind: str, log: str | os.PathLike = os.devnull) -> typing.Iterator[
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command, environment = {"gs": gcs_emulator, "s3": s3_emulator}[kind](port)
-    with open(log, "wb") as file:
-        server = subprocess.Popen(command, stdout=file, stderr=file)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         with unittest.mock.patch.dict(os.environ, environment):
             end = time.monotonic() + START_SECONDS

@@ -1,8 +1,8 @@
 """Invariant 7, second half: every block of commands in the README is marked, and does as marked.
 
 `<!-- run: ci -->` is run by .ci/run, `<!-- run: slow -->` by the slow test below, `<!-- dry-run -->`
-exactly as it stands. Of `<!-- shown -->`, of the pages under docs/ and of --help the settings are
-checked.
+exactly as it stands. Of `<!-- shown -->`, of the pages under docs/ and of --help, programs and
+settings are checked.
 """
 
 import importlib
@@ -19,11 +19,11 @@ README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```bash\n(?P<body>.*?)```", re.S)
 BLOCKS = [(found["mark"], found["body"]) for found in BLOCK.finditer(README)]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"python -m maelm_jax\.\w+ --[^`\n]*")  # in a block or in a table
+COMMAND = re.compile(r"python (?:-m maelm_jax\.\w+|benchmarks/\w+\.py) --[^`\n]*")  # in a block or in a table
 WITH_PLACEHOLDERS = ("...", "$")
 LINE_BREAK, RATE_OF_LOOP = re.compile(r"\\\n *"), re.compile(r"\$\{rates[^}]*\}")
 HELP = [importlib.import_module(f"maelm_jax.{path.stem}").__doc__ for path in (ROOT / "maelm_jax").glob("*.py")]
-TEXTS = [page.read_text() for page in PAGES if page.name != "results.md"]  # its commands are composed by the shell
+TEXTS = [page.read_text() for page in [*PAGES, *(ROOT / "docs" / "notes").glob("*.md")]]
 COMMANDS = sorted(
     {
         command
@@ -39,7 +39,7 @@ def of(mark):
 
 
 def test_every_block_is_marked():
-    assert README.count("```bash") == len(BLOCKS) > 4
+    assert README.count("```bash") == len(BLOCKS) > 3
     for mark, body in BLOCKS:
         assert mark in ("run: ci", "run: slow", "dry-run", "shown"), f"unmarked or unknown mark {mark!r}:\n{body}"
     assert len(of("run: ci")) == len(of("run: slow")) == 1
@@ -48,7 +48,7 @@ def test_every_block_is_marked():
 def test_every_installation_brings_the_text_of_tiny_gin():
     script = (ROOT / "launch" / "local.sh").read_text()
     commands = [line for text in (README, script) for line in text.splitlines() if "bin/pip install -q" in line]
-    assert len(commands) == 7 and all("install -q -r requirements.txt" in line for line in commands), commands
+    assert len(commands) == 5 and all("install -q -r requirements.txt" in line for line in commands), commands
 
 
 def test_ci_runs_the_block_it_should():
@@ -69,14 +69,13 @@ def test_dry_run_blocks(line):
 def test_documented_commands_name_real_settings(command, tmp_path):
     from maelm_jax import gin_files
 
-    argv = shlex.split(command, comments=True)
-    assert "\\" not in command and all(argument.startswith("--") for argument in argv[3:]), argv
-    module = argv[2].removeprefix("maelm_jax.")
-    assert (ROOT / "maelm_jax" / f"{module}.py").exists()
+    program, *argv = shlex.split(command.replace("python -m ", "").replace("python ", ""), comments=True)
+    assert "\\" not in command and all(argument.startswith("--") for argument in argv), argv
+    assert (ROOT / program).exists() or (ROOT / f"{program.replace('.', '/')}.py").exists()
     files = [a.removeprefix("--gin_file=") for a in argv if a.startswith("--gin_file=")]
     (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
     # A pretrained run's settings come first.
-    before = [str(tmp_path / "config.gin"), "finetune/base.gin"] if module == "finetune" else []
+    before = [str(tmp_path / "config.gin"), "finetune/base.gin"] if program == "maelm_jax.finetune" else []
     bindings = [a.removeprefix("--gin.") for a in argv if a.startswith("--gin.")]
     gin_files.load([*before, *files], bindings)
 
