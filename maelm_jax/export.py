@@ -34,9 +34,9 @@ def main(argv: list[str]) -> int:
     args, experiment = cli.parse_encoder(_flags(), argv)
     if args.all_steps and args.step is not None:
         raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
-    if experiment is None and (args.all_steps or args.step is not None):
+    if experiment is None and args.all_steps:
         raise config.ConfigError(
-            f"--step and --all_steps need a workdir. --workdir={args.workdir} has one checkpoint"
+            f"--all_steps needs a workdir, and --workdir={args.workdir} is none. Leave it out"
         )
     cli.require_writable("--output", args.output)
 

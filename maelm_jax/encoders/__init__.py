@@ -1,1 +1,1 @@
-"""Every form of weights that comes in or goes out."""
+"""Pretrained encoders: reading, writing, converting and applying them."""

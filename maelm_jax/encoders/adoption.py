@@ -111,8 +111,8 @@ def extend_positions(values: dict[str, np.ndarray], model: config.Model) -> dict
         if model.extend_positions == "repeat":
             extended[path] = table[rows % len(table)]
         else:
-            places = np.linspace(0, len(table) - 1, len(rows))
-            columns = [np.interp(places, np.arange(len(table)), column) for column in table.T]
+            positions = np.linspace(0, len(table) - 1, len(rows))
+            columns = [np.interp(positions, np.arange(len(table)), column) for column in table.T]
             extended[path] = np.stack(columns, 1).astype(table.dtype)
     return extended
 
@@ -138,7 +138,8 @@ def load_params(
     modules = {path.split("/")[0] for path in fresh_params}
     stored = {path.split("/")[0] for path in values}
     loaded = modules & stored | {"encoder"}
-    if any(path.startswith("head/resize") and path not in values for path in fresh_params):
+    resize = "head/resize/kernel"
+    if np.shape(values.get(resize)) != np.shape(fresh_params.get(resize)):
         loaded.discard("head")  # the source's head reads states of another width
     result, faults = dict(fresh_params), []
     for path in sorted({*fresh_params, *values}):

@@ -25,7 +25,6 @@ from maelm_jax.encoders import (
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
-FORMATS = ("huggingface", "pytorch", "reference")
 CARD = "README.md"
 # The names in an export, modules of sentence-transformers included. Only a folder with no others
 # is replaced. Python makes __pycache__ where maelm.py is imported.

@@ -16,7 +16,12 @@ from maelm_jax.encoders.layouts import TensorMapping
 SEQUENCE_CLASSIFICATION = "ForSequenceClassification"
 QUESTION_ANSWERING = "ForQuestionAnswering"
 TOKEN_CLASSIFICATION = "ForTokenClassification"
-HEADS = ("classifier", "span", "token")  # the top-level modules of the parameters of heads
+# {end of the name of a stock task class: top-level module of the parameters here}.
+HEADS = {
+    SEQUENCE_CLASSIFICATION: "classifier",
+    QUESTION_ANSWERING: "span",
+    TOKEN_CLASSIFICATION: "token",
+}
 POSITIONS = "max_position_embeddings"
 TYPES = "embeddings.token_type_embeddings.weight"
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
@@ -112,6 +117,15 @@ class LanguageHeadNames(typing.NamedTuple):
     bias: str
     tied: tuple[str, ...]
     tied_bias: tuple[str, ...] = ()
+
+
+ROBERTA_HEAD = LanguageHeadNames(  # of RoBERTa and MPNet
+    "lm_head.dense",
+    "lm_head.layer_norm",
+    "lm_head.bias",
+    ("lm_head.decoder.weight",),
+    ("lm_head.decoder.bias",),
+)
 
 
 @dataclasses.dataclass(frozen=True)

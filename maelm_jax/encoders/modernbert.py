@@ -13,9 +13,6 @@ from maelm_jax.encoders import layouts
 from maelm_jax.encoders.family import (
     HEADS,
     POSITIONS,
-    QUESTION_ANSWERING,
-    SEQUENCE_CLASSIFICATION,
-    TOKEN_CLASSIFICATION,
     ClassifierStyle,
     Family,
     LanguageHeadNames,
@@ -27,10 +24,6 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 WINDOW, GLOBAL_EVERY = 128, 3  # of the stock class, if config.json has no such entry
 OLDER_THETA = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}  # of earlier transformers
 DEFAULT_THETA = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
-# {end of the name of a stock task class: top-level module of the parameters here}.
-MODULES = dict(
-    zip((SEQUENCE_CLASSIFICATION, QUESTION_ANSWERING, TOKEN_CLASSIFICATION), HEADS, strict=True)
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +102,7 @@ class ModernBert(Family):
 
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
         """Returns the mappings of the head of a fine-tuned model."""
-        module = MODULES[task_class]
+        module = HEADS[task_class]
         return [*_transform_mappings(module), *layouts.linear("classifier", f"{module}/out")]
 
 

@@ -4,8 +4,8 @@ from maelm_jax.encoders import layouts
 from maelm_jax.encoders.family import (
     BERT_SUPPORTED,
     REPEATED_SEPARATOR,
+    ROBERTA_HEAD,
     Family,
-    LanguageHeadNames,
 )
 
 MPNET = Family(
@@ -13,13 +13,7 @@ MPNET = Family(
     class_name="MPNet",
     prefix="mpnet.",
     pair=REPEATED_SEPARATOR,
-    language_head=LanguageHeadNames(
-        "lm_head.dense",
-        "lm_head.layer_norm",
-        "lm_head.bias",
-        ("lm_head.decoder.weight",),
-        ("lm_head.decoder.bias",),
-    ),
+    language_head=ROBERTA_HEAD,
     part_names=layouts.part_names(
         "attention.attn.q",
         "attention.attn.k",

@@ -233,7 +233,7 @@ def import_params(
     {parameter path: shape} of the model.
 
     Raises:
-        ConfigError: As `tensors.import_tensors`. `path` names the file in the message.
+        ConfigError: As `layouts.import_tensors`. `path` names the file in the message.
     """
     tied = _tied(_count_layers(shapes, "decoder"))
     return layouts.import_tensors(tensors, _mappings(shapes), shapes, path, tied)

@@ -6,8 +6,8 @@ from maelm_jax.encoders.family import (
     BERT_FIELDS,
     BERT_SUPPORTED,
     REPEATED_SEPARATOR,
+    ROBERTA_HEAD,
     Family,
-    LanguageHeadNames,
 )
 
 ROBERTA = Family(
@@ -15,13 +15,7 @@ ROBERTA = Family(
     class_name="Roberta",
     prefix="roberta.",
     pair=REPEATED_SEPARATOR,
-    language_head=LanguageHeadNames(
-        "lm_head.dense",
-        "lm_head.layer_norm",
-        "lm_head.bias",
-        ("lm_head.decoder.weight",),
-        ("lm_head.decoder.bias",),
-    ),
+    language_head=ROBERTA_HEAD,
     fields=BERT_FIELDS | {"token_types": "type_vocab_size"},
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
     defaults=BERT_DEFAULTS | {"type_vocab_size": 2},

@@ -417,7 +417,7 @@ def _check_shapes(
     A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
     stored = {path: value.shape for path, value in params.items()}
-    is_fine_tuned = any(path.split("/")[0] in family.HEADS for path in stored)
+    is_fine_tuned = any(path.split("/")[0] in family.HEADS.values() for path in stored)
     faults = [
         f"{path} is {stored.get(path, 'missing')} in the checkpoint, "
         f"{shapes.get(path, 'no parameter')} by the settings"

@@ -153,16 +153,14 @@ def _added_tokens(vocabulary: vocabularies.Vocabulary) -> list[str]:
     """Returns the tokens of a vocabulary that a user added to its pieces."""
     if isinstance(vocabulary, vocabularies.TokenizerJsonVocabulary):
         added = vocabulary.model.get_added_tokens_decoder()
-        return [token.content for index, token in added.items() if not _is_own(index, vocabulary)]
+        return [
+            token.content
+            for index, token in added.items()
+            if index not in vocabulary.special_ids and token.content not in vocabularies.SPECIAL
+        ]
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.content)
     kind = sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED
     return [piece.piece for piece in proto.pieces if piece.type == kind]
-
-
-def _is_own(index: int, vocabulary: vocabularies.Vocabulary) -> bool:
-    """Returns whether an id is one of the model's own special tokens, under either name."""
-    names = {name for names in vocabularies.NAMES.values() for name in names}
-    return index in vocabulary.special_ids or vocabulary.pieces[index] in names
 
 
 def build(vocabulary: vocabularies.Vocabulary, pair: PairFormat):

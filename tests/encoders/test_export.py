@@ -121,7 +121,7 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
         assert embed.main([f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / name}"]) == 0
     assert "1 lines cut to 48" in capsys.readouterr().out
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
-    for more in ("--step=3", "--gin.Model.layers=3", "--gin_file=tiny.gin"):
+    for more in ("--step=3", "--all_steps", "--gin.Model.layers=3", "--gin_file=tiny.gin"):
         with pytest.raises(config.ConfigError, match=r"workdir|gin_file"):
             run(tmp_path / "out", tmp_path / "third", more)
 
@@ -278,7 +278,7 @@ def test_a_workdir_without_a_checkpoint(workdirs, tmp_path):
     assert "checkpoint" in refuse(tmp_path / "run", tmp_path / "out")
     (tmp_path / "run" / "checkpoints").mkdir()
     assert "checkpoint" in refuse(tmp_path / "run", tmp_path / "out")
-    assert "nothing" in refuse(tmp_path / "nothing", tmp_path / "out")
+    assert "no such file" in refuse(tmp_path / "nothing", tmp_path / "out", "--step=3")
 
 
 def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary, monkeypatch):

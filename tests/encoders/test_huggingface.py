@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 import maelm_jax  # noqa: E402
-from maelm_jax import config, embed, export  # noqa: E402
+from maelm_jax import config, export  # noqa: E402
 from maelm_jax.encoders import export as folders  # noqa: E402
 from maelm_jax.encoders import families, family, layouts, mpnet, source, verify  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
@@ -133,14 +133,12 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
 
 
 @pytest.mark.parametrize("name", ["mpnet", "roberta", "modernbert"])
-@pytest.mark.parametrize("task_class", [family.SEQUENCE_CLASSIFICATION, family.QUESTION_ANSWERING, family.TOKEN_CLASSIFICATION])
+@pytest.mark.parametrize("task_class", family.HEADS)
 def test_fine_tuned_heads(workdirs, tmp_path, name, task_class):
     """The stock heads compute ours, which `verify` computes by itself."""
     draw = np.random.default_rng(1)
     encoder = maelm_jax.load_encoder(workdirs[name])
-    module = dict(zip((family.SEQUENCE_CLASSIFICATION, family.QUESTION_ANSWERING, family.TOKEN_CLASSIFICATION), family.HEADS, strict=True))[
-        task_class
-    ]
+    module = family.HEADS[task_class]
     outputs, is_modern, is_span = 2 if module == "span" else 3, name == "modernbert", module == "span"
     out = module if is_span and not is_modern else f"{module}/out"
     shapes = {f"{out}/kernel": (32, outputs), f"{out}/bias": (outputs,)}
@@ -167,17 +165,6 @@ def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, m
     with pytest.raises(config.RunError, match="verification failed: hidden states of MPNetModel differ by"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"])
     assert list(tmp_path.iterdir()) == []
-
-
-LINES = ["a short line", "", "The encoder reads the visible tokens only; the part that is kept after pretraining. " * 9, "é 🙂"]
-
-
-def test_sentence_transformers(exported, workdirs, tmp_path):
-    sentence_transformers = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    (tmp_path / "lines.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    embed.main([f"--workdir={workdirs['mpnet']}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'v.npy'}"])
-    theirs = sentence_transformers.SentenceTransformer(str(exported["mpnet"]), device="cpu").encode(LINES)
-    assert np.abs(theirs - np.load(tmp_path / "v.npy")).max() < 1e-5
 
 
 def test_a_trainer_step(exported, tmp_path):

@@ -5,7 +5,6 @@ import json
 import lzma
 import pathlib
 import random
-import shutil
 import subprocess
 from pydoc_data import topics
 
@@ -157,37 +156,31 @@ def test_text_that_names_a_special_token_is_no_difference(marked, tmp_path):
     marked.save(str(tmp_path / "tokenizer.json"))
     tokenizer.write(tmp_path, vocabularies.load(tmp_path), 48, MPNET.pair)
     stock = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert find_difference(stock, vocabularies.load(tmp_path), ["never trained on [MASK]"]) is None
 
+
+def find_difference(stock: library.Tokenizer, vocabulary, texts=()) -> str | None:
     def encode(text: str, split_special_tokens: bool) -> list[int]:
         stock.encode_special_tokens = split_special_tokens
         return stock.encode(text).ids
 
-    assert tokenizer.find_difference(encode, vocabularies.load(tmp_path), ["never trained on [MASK]"]) is None
+    return tokenizer.find_difference(encode, vocabulary, texts)
 
 
-@pytest.mark.parametrize("change", ["special", "added", "lower case"])
-def test_a_tokenizer_that_reads_hard_text_otherwise_is_found(marked, tmp_path, change):
+@pytest.mark.parametrize("removed", ["[E1]", "covid19x", "lower case"])
+def test_a_tokenizer_that_reads_hard_text_otherwise_is_found(marked, tmp_path, removed):
     """What `verify` compares: added tokens and capitals, not weights alone."""
     marked.save(str(tmp_path / "tokenizer.json"))
-    loaded, content = vocabularies.load(tmp_path), json.loads(marked.to_str())
-    if change == "lower case":
-        content["normalizer"]["lowercase"] = False
-    removed = {"special": "[E1]", "added": "covid19x"}.get(change)
-    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != removed]
+    loaded = vocabularies.load(tmp_path)
     other = tokenizer.build(loaded, MPNET.pair)
-    if change == "lower case":
+    assert find_difference(other, loaded) is None
+    if removed == "lower case":
         other.normalizer = normalizers.BertNormalizer(lowercase=False)
     else:
+        content = json.loads(other.to_str())
+        content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != removed]
         other = library.Tokenizer.from_str(json.dumps(content))
-        other.post_processor = tokenizer.build(loaded, MPNET.pair).post_processor
-
-    def encode(text: str, split_special_tokens: bool) -> list[int]:
-        other.encode_special_tokens = split_special_tokens
-        return other.encode(text).ids
-
-    assert tokenizer.find_difference(encode, loaded) is not None
-    other = tokenizer.build(loaded, MPNET.pair)
-    assert tokenizer.find_difference(encode, loaded) is None
+    assert find_difference(other, loaded) is not None
 
 
 @pytest.mark.parametrize("text", ["the value of the <mask> is used.", "<mask> is a value", "the <mask>, and", "<mask>", "a <mask> <mask> b"])
@@ -320,13 +313,11 @@ fs.writeFileSync("found.json", JSON.stringify(found));
 
 def test_transformers_js_gives_the_same_ids(vocabulary, written, marked, tmp_path, corpus_file):
     """Of our vocabulary, with upper and lower case alike, of a cased one, and of a BERT tokenizer with added tokens."""
-    pytest.importorskip("transformers", reason="transformers is not installed")  # the stage of CI that has node, too
-    if not shutil.which("npm"):
-        pytest.skip("node is not installed")
-    install = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "@huggingface/transformers@4.3.1"]
-    done = subprocess.run(install, cwd=tmp_path, capture_output=True, text=True)
+    pytest.importorskip("transformers", reason="it runs with the tests of PyTorch, where CI lets nothing skip")
+    install = "npm install --ignore-scripts --no-audit --no-fund @huggingface/transformers@4.3.1"
+    done = subprocess.run(install, shell=True, cwd=tmp_path, capture_output=True, text=True)
     if done.returncode:
-        pytest.skip(f"no registry of npm: {done.stderr[-300:]}")
+        pytest.skip(f"npm does not install transformers.js: {done.stderr[-300:]}")
     lines = [line for line in lzma.decompress(corpus_file.read_bytes()).decode("utf-8").split("\n") if line.strip()][:2000]
     cased = vocabulary_training.train(lines, config.Vocabulary(size=1000, cased=True))
     (tmp_path / "wordpiece").mkdir()
