@@ -309,6 +309,7 @@ class StepLog:
             "grad_norm": numbers["grad_norm"],
             "checkpoint": self._checkpoints.newest(),
         }
+        self._checkpoints.check_in_place()
         self._writer.write(step, line | self._speed_values() | evaluation)
         self._shown["loss"] = f"{numbers['loss']:.3f}"
         if "eval_loss" in evaluation:
