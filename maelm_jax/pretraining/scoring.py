@@ -48,7 +48,7 @@ class TrainedModel(typing.NamedTuple):
     rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
 
     @property
-    def objective(self) -> objectives.Objective:
+    def objective(self) -> objectives.MaskedTokens:
         """The objective whose loss is measured."""
         return objectives.create(self.experiment, self.vocabulary.size, self.vocabulary.special)
 
