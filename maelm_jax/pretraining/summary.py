@@ -164,7 +164,7 @@ def describe(experiment: config.Experiment, workdir: str):
     _print_parameters(abstract.state.params)
     _print_rows(experiment, mesh)
     _print_flops(experiment)
-    for line in attention_report.of_run(experiment, mesh):
+    for line in attention_report.describe_run(experiment, mesh):
         print(line)
     memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
     moments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state[2]))
