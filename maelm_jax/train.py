@@ -13,8 +13,8 @@ A new run that goes on from another one, with its optimiser:
 
 The workdir contains the whole run: config.gin, environment.txt, vocabulary/, metrics.jsonl,
 tensorboard/, checkpoints/, loss_curve.png. The same command resumes the run from its newest
-checkpoint. Exit status: 0 done, 143 stopped by SIGTERM and 130 by Ctrl-C after saving a checkpoint,
-2 wrong input, 3 diverged, 1 anything else.
+checkpoint. Exit status: 0 done, 143 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong input, 3 diverged,
+1 anything else. SIGTERM saves a checkpoint, and so does Ctrl-C in a run of one process.
 """
 
 import logging

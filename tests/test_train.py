@@ -8,6 +8,7 @@ import pytest
 from testing import STEPS, call, finish, metrics, repeated, send_when, start, steps_of, training
 
 from maelm_jax import gin_files
+from maelm_jax.training.metrics import Writer
 
 
 def test_a_run_leaves_what_it_promises(uninterrupted):
@@ -102,6 +103,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_another_mesh_goes_on(text, unin
     assert "checkpoints/20 is damaged" in done.stderr and (workdir / "checkpoints" / "damaged-20").is_dir()
     for ours, theirs in zip(repeated(workdir), repeated(uninterrupted), strict=True):
         assert ours[0] == theirs[0] and abs(ours[1] - theirs[1]) <= 2e-5 * theirs[1]
+
+
+def test_a_run_whose_workdir_is_renamed_ends(text, tmp_path, monkeypatch):
+    """Nothing of it goes into a new folder of the old name. No checkpoint is being written: Orbax prints tracebacks then."""
+    begun, renamed = tmp_path / "begun", tmp_path / "renamed"
+    write = Writer.write
+
+    def write_and_rename(self, step, values):
+        write(self, step, values)
+        if step == 3:
+            begun.rename(renamed)
+
+    monkeypatch.setattr(Writer, "write", write_and_rename)
+    done = call("train", *training(text, begun, "--gin.TRAIN_STEPS=8", "--gin.Run.rank_every=0"))
+    assert done.status == 1 and f"{begun} was removed or renamed" in done.stderr.splitlines()[-1], done
+    assert not begun.exists() and [line["step"] for line in metrics(renamed)] == [1, 2, 3]
 
 
 def test_other_settings_do_not_touch_a_run(text, uninterrupted):

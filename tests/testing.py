@@ -230,20 +230,6 @@ def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):
     path.write_text("\n".join(blocks))
 
 
-# Content of a JSON file of this program that is damaged, by the kind of damage.
-DAMAGED_JSON = {
-    "empty": b"",
-    "text": b"no JSON",
-    "list": b"[1, 2]",
-    "null": b"null",
-    "binary": b"\x80\xff",
-    "number": b'{"a": 3}',
-    "deep": b"[" * 100_000,
-    "digits": b'{"a": ' + b"9" * 5000 + b"}",
-    "short hash": b'{"a": "12ab"}',
-}
-
-
 def one_line(caught) -> str:
     """The message of a caught error, which is one printable line."""
     message = str(caught.value)

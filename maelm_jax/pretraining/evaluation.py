@@ -7,13 +7,14 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.pretraining import objective as objectives
+from maelm_jax.pretraining import unigram
 from maelm_jax.training import loop, sharding, step
 
 
 def make_evaluation(
-    objective: objectives.Objective,
+    objective: objectives.MaskedTokens,
     rows: np.ndarray,
-    baseline: objectives.Baseline,
+    baseline: unigram.Unigram,
     params: dict,
     experiment: config.Experiment,
     mesh: jax.sharding.Mesh,

@@ -1,6 +1,6 @@
 """What pretraining optimises. Data, mesh, loop and checkpoints are the same for every objective.
 
-A new objective is a class with the methods of `Objective`, and a case in `create`.
+A new objective is a class with the methods of `MaskedTokens`, and a case in `create`.
 """
 
 import collections.abc
@@ -9,7 +9,6 @@ import typing
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Key, UInt32
 
@@ -20,46 +19,9 @@ from maelm_jax.pretraining import unigram
 from maelm_jax.training import optimizers, sharding, step
 
 
-class Baseline(typing.Protocol):
-    """A prediction that needs no model. A useful encoder has a lower loss."""
-
-    name: str
-
-    def loss(self, rows: np.ndarray) -> float:
-        """Returns its loss on held-out rows [R, L], in nats for each predicted token."""
-
-
-class Objective(typing.Protocol):
-    """A loss of rows, and the variables that it is a function of."""
-
-    description: str  # for people: what the loss is, and of which part of the model
-
-    def init(self, key: Key[Array, ""]) -> dict:
-        """Returns fresh parameters."""
-
-    def loss(
-        self,
-        params: dict,
-        rows: Int[Array, "B L"],
-        numbers: UInt32[Array, " B"],
-        key: Key[Array, ""],
-        train: bool,
-    ) -> loss.Sums:
-        """Returns sums over a batch. It is a `step.LossFn`."""
-
-    def evaluated(self) -> "Objective":
-        """Returns the objective of evaluations, which has the same parameters."""
-
-    def make_baseline(self, rows: prepare.Prepared) -> Baseline:
-        """Returns the baseline for models that are trained on these rows."""
-
-    def set_initial_values(self, params: dict, baseline: Baseline):
-        """Replaces fresh parameters of `params` by values that `baseline` gives."""
-
-
 def create(
     experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
-) -> Objective:
+) -> "MaskedTokens":
     """Returns the objective of an experiment.
 
     Args:
@@ -109,7 +71,10 @@ class MaskedTokens:
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
-        """Draws masks for a batch of rows and sums the loss over the masked positions."""
+        """Draws masks for a batch of rows and sums the loss over the masked positions.
+
+        It is a `step.LossFn`.
+        """
         settings, model = self.experiment.masking, self.experiment.model
         sizes = masking.budget(settings, rows.shape[1])
         mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))

@@ -59,7 +59,7 @@ def pretrain(options: Options, experiment: config.Experiment):
     # Mesh.
     mesh = sharding.make_mesh(experiment.mesh)
     sharding.check_mesh(experiment, mesh)
-    attention = attention_report.of_run(experiment, mesh)
+    attention = attention_report.describe_run(experiment, mesh)
 
     # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
     vocabulary = load_vocabulary(workdir, found)

@@ -6,7 +6,6 @@ import functools
 import itertools
 import logging
 import math
-import os
 import typing
 
 import jax
@@ -14,7 +13,7 @@ import numpy as np
 import tqdm
 from flax import traverse_util
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config, storage
 from maelm_jax.data import batches, packing, prepare, sources, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
@@ -48,7 +47,7 @@ class TrainedModel(typing.NamedTuple):
     rows: prepare.Prepared | None  # those that a run was trained on, if they are still there
 
     @property
-    def objective(self) -> objectives.Objective:
+    def objective(self) -> objectives.MaskedTokens:
         """The objective whose loss is measured."""
         return objectives.create(self.experiment, self.vocabulary.size, self.vocabulary.special)
 
@@ -92,9 +91,9 @@ def open_model(
     Raises:
         ConfigError: There is no such model, or it has no prediction head.
     """
-    if not os.path.isfile(os.path.join(path, gin_files.RECORD)):
+    experiment = run_record.read_settings(path)
+    if experiment is None:
         return _from_folder(path, *steps)
-    experiment = gin_files.load([os.path.join(path, gin_files.RECORD)])
     if experiment.finetune:
         raise config.ConfigError(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"

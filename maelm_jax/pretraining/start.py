@@ -90,7 +90,7 @@ def _check_origin(path: str, workdir: str):
 
     A source that is gone may have been moved to `path`.
     """
-    began = _recorded(workdir).run.init_from
+    began = run_record.read_settings(workdir).run.init_from
     if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
         raise config.ConfigError(
             f"{workdir} holds a run that began from {began}, not from {path}: give another "
@@ -98,16 +98,12 @@ def _check_origin(path: str, workdir: str):
         )
 
 
-def _recorded(workdir: str) -> config.Experiment:
-    return gin_files.load([str(storage.local_path(workdir) / gin_files.RECORD)])
-
-
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
     """Returns the settings with what the workdir records of the encoder that the run began from.
 
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
-    recorded = _recorded(workdir)
+    recorded = run_record.read_settings(workdir)
     fields = config.field_names(config.Model, part="encoder")
     started_from = source.read_origin(storage.local_path(workdir))
     if started_from and started_from.has_decoder:
@@ -141,7 +137,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
             f"written, as {workdir}@STEP: {steps}"
         )
     step_number = checkpoint.pick_step(workdir, wanted)
-    theirs, before = _recorded(workdir), run_record.read_parent(workdir)
+    theirs, before = run_record.read_settings(workdir), run_record.read_parent(workdir)
     changes = _changes_from(theirs, experiment, workdir)
     rate = optimizers.learning_rate_after(
         step_number, theirs.optimizer, theirs.run.train_steps, before and before.learning_rate
@@ -208,7 +204,7 @@ def count_rows_read(
 
     It is 0 if the parent was trained on other rows, or on the same in another order.
     """
-    theirs, recorded = _recorded(parent.workdir), run_rows.read(parent.workdir)
+    theirs, recorded = run_record.read_settings(parent.workdir), run_rows.read(parent.workdir)
     order = (experiment.run.seed, experiment.corpus.shuffle_shards)
     if (
         order != (theirs.run.seed, theirs.corpus.shuffle_shards)

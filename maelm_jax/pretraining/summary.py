@@ -15,6 +15,7 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
 from maelm_jax.model import masking
 from maelm_jax.pretraining import objective as objectives
+from maelm_jax.pretraining import unigram
 from maelm_jax.training import attention_report, flops, metrics, run_record, sharding
 
 GIB = 2**30
@@ -81,7 +82,7 @@ def print_cost(terms: dict[str, float], peak: flops.Peak):
     print(flops.describe_peak(peak))
 
 
-def print_baseline(baseline: objectives.Baseline, heldout: np.ndarray):
+def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
     """Prints the loss that a useful encoder is below."""
     print(
         f"{baseline.name} cross-entropy of the held-out tokens: {baseline.loss(heldout):.4f} nats; "
@@ -112,7 +113,7 @@ def print_result(
     experiment: config.Experiment,
     began: float,
     ranks: monitor.RankMonitor,
-    baseline: objectives.Baseline,
+    baseline: unigram.Unigram,
 ):
     """Prints the result of a finished run and draws its loss curve.
 
@@ -163,7 +164,7 @@ def describe(experiment: config.Experiment, workdir: str):
     _print_parameters(abstract.state.params)
     _print_rows(experiment, mesh)
     _print_flops(experiment)
-    for line in attention_report.of_run(experiment, mesh):
+    for line in attention_report.describe_run(experiment, mesh):
         print(line)
     memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
     moments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state[2]))

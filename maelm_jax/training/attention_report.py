@@ -28,7 +28,7 @@ def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     return _line(choices, experiment.model, target)
 
 
-def of_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
+def describe_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
     """Returns the line of `describe` of a run, and that of its evaluations if it differs.
 
     Raises:

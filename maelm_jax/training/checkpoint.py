@@ -248,6 +248,23 @@ class Checkpoints:
             ),
             item_handlers=ocp.StandardCheckpointHandler(),
         )
+        # Process 0 made the folder. The others may not see it yet, if its disk is shared over NFS.
+        is_checked = not (storage.in_bucket(workdir) or jax.process_index())
+        self._opened = os.open(self._folder, os.O_RDONLY) if is_checked else None
+
+    def check_in_place(self):
+        """Raises RunError if the folder was removed or renamed. Orbax would create it again.
+
+        Process 0 checks. The folder must be on a disk: a bucket has no folders to rename.
+        """
+        if self._opened is None:
+            return
+        folder = self._folder
+        if not (folder.exists() and os.path.samestat(os.fstat(self._opened), os.stat(folder))):
+            raise RunError(
+                f"{self._workdir} was removed or renamed while the run worked in it. "
+                "To go on, start the command again with its present name"
+            )
 
     def newest(self) -> int | None:
         """Returns the newest step that is known to have a complete checkpoint."""
@@ -263,19 +280,18 @@ class Checkpoints:
         Raises:
             OSError: ENOSPC if the disk has too little space. The check comes before the write,
                 because Orbax prints a traceback for each array. Also errors of the write before.
-            RunError: The workdir is gone.
+            RunError: The workdir was removed or renamed.
         """
         if step == self.newest():
             return
         self.wait()
+        self.check_in_place()
         if not storage.in_bucket(self._folder):
             self._check_disk(state)
         self._saving = step
         self._manager.save(step, args=ocp.args.StandardSave(state), force=True)
 
     def _check_disk(self, state: typing.Any):
-        if not self._folder.is_dir():
-            raise RunError(f"{self._workdir} was removed or renamed while the run worked in it")
         # All processes write to this disk, each a part of the state.
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self._folder).free
@@ -285,18 +301,25 @@ class Checkpoints:
 
     def _write_checksums(self):
         """Orbax calls this on process 0 after the data and before it marks the step as complete."""
+        self.check_in_place()
         # On a disk Orbax renames a temporary folder. In a bucket it adds a marker file instead.
         unnamed = self._folder / f"{self._saving}{ocp.utils.TMP_DIR_SUFFIX}"
         write_checksums(unnamed if unnamed.exists() else self._folder / str(self._saving))
 
     def wait(self):
         """Waits until the write has ended. Raises the error of a write that failed."""
-        self._manager.wait_until_finished()
+        try:
+            self._manager.wait_until_finished()
+        except Exception:
+            self.check_in_place()  # a better reason, if it is one
+            raise
         self.newest()
 
     def close(self):
         """Waits for the write in progress and frees Orbax's threads."""
         self._manager.close()
+        if self._opened is not None:
+            os.close(self._opened)
 
 
 def write_checksums(folder: epath.Path):

@@ -125,11 +125,6 @@ def from_process_zero(number: int) -> int:
     return int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
-def all_true(flag: bool) -> bool:
-    """Returns whether `flag` is true on every process."""
-    return bool(np.all(multihost_utils.process_allgather(np.asarray(flag))))
-
-
 def check_equal(what: str, values: dict[str, str]):
     """Checks that `values` are the same on all processes.
 

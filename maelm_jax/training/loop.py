@@ -95,7 +95,9 @@ def run(
     Raises:
         Diverged: The loss or the gradient is not finite. The state is not saved.
         SystemExit: A signal stopped the run, and its state is saved. The code is 128 + the signal:
-            143 for SIGTERM, on which launchers start the run again, 130 for Ctrl-C.
+            143 for SIGTERM, on which launchers start the run again. With one process also 130 for
+            Ctrl-C.
+        RunError: The workdir was removed or renamed.
         OSError: A checkpoint or the metrics cannot be written.
     """
     last = job.run.train_steps
@@ -167,6 +169,9 @@ class StopSignals:
 
     It begins when the first step is done. Before that there is nothing to save, so both end the
     process at once.
+
+    In a run of several processes, JAX records SIGTERM from the start (its preemption service), and
+    Ctrl-C ends the process without saving.
     """
 
     def __enter__(self):
@@ -309,6 +314,7 @@ class StepLog:
             "grad_norm": numbers["grad_norm"],
             "checkpoint": self._checkpoints.newest(),
         }
+        self._checkpoints.check_in_place()
         self._writer.write(step, line | self._speed_values() | evaluation)
         self._shown["loss"] = f"{numbers['loss']:.3f}"
         if "eval_loss" in evaluation:

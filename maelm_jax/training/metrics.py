@@ -39,13 +39,14 @@ class Writer:
         """Writes the values of a step. None means not known yet; TensorBoard omits it."""
         if jax.process_index():
             return
-        with self._path.open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
         if self._board is None:  # now, because the import takes a second where PyTorch is installed
             from tensorboardX import SummaryWriter
 
             folder = storage.local_path(self._workdir) / "tensorboard"
             self._board = SummaryWriter(str(folder), purge_step=self._step + 1)
+            # It stays open: if the workdir is renamed, its lines go into the renamed file.
+            self._file = self._path.open("a", buffering=1)
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
             if value is not None:
                 self._board.add_scalar(name, value, step)
@@ -53,16 +54,16 @@ class Writer:
     def send(self):
         """Makes all lines survive a loss of power, and copies them to a workdir in a bucket."""
         if self._board is not None:
-            with self._path.open("a") as file:
-                os.fsync(file.fileno())
+            os.fsync(self._file.fileno())
             self._board.flush()
             storage.send(self._workdir)
 
     def close(self):
-        """Closes TensorBoard's file and sends all that is written."""
+        """Closes the files and sends all that is written."""
         if self._board is not None:
             self.send()
             self._board.close()
+            self._file.close()
 
 
 def read(workdir: str) -> list[dict]:

@@ -156,29 +156,26 @@ def is_running(workdir: str) -> bool:
         return not storage.try_lock(file)
 
 
-def check_settings(
-    workdir: str | os.PathLike, experiment: config.Experiment, also_free: tuple[str, ...] = ()
-) -> config.Experiment | None:
-    """Returns the settings of the run in a workdir, or None if there is no run.
+def read_settings(workdir: str) -> config.Experiment | None:
+    """Reads config.gin. Returns None if there is none."""
+    path = storage.local_path(workdir) / gin_files.RECORD
+    return gin_files.load([str(path)]) if path.exists() else None
+
+
+def check_settings(workdir: str, experiment: config.Experiment):
+    """Checks that a run in the workdir has the settings `experiment`.
 
     Raises:
-        ConfigError: They differ from `experiment`. The message has the differences, apart from
-            those of free settings and of `also_free` (see `config.differences`).
+        ConfigError: They differ. The message has the differences, apart from those of free
+            settings (see `config.differences`).
     """
-    saved = storage.local_path(str(workdir)) / gin_files.RECORD
-    if not saved.exists():
-        return None
-    recorded = gin_files.load([str(saved)])
-    changes = config.differences(recorded, experiment, also_free)
-    if changes:
-        remedy = (
-            "" if checkpoint.complete_steps(str(workdir)) else "remove it if it is not needed, "
-        )
+    recorded = read_settings(workdir)
+    if changes := recorded and config.differences(recorded, experiment):
+        remedy = "" if checkpoint.complete_steps(workdir) else "remove it if it is not needed, "
         raise config.ConfigError(
             f"{workdir} holds a run with other settings ({'; '.join(changes)}): {remedy}"
             "give another --workdir, or the same settings"
         )
-    return recorded
 
 
 def check_checkpoints(workdir: str):
@@ -214,16 +211,16 @@ def changes_since_last_start(workdir: str, experiment: config.Experiment) -> lis
 
     Call it before this start is recorded.
     """
-    folder = storage.local_path(workdir)
-    if not (folder / gin_files.RECORD).exists():
+    recorded = read_settings(workdir)
+    if recorded is None:
         return []
-    before = config.values(gin_files.load([str(folder / gin_files.RECORD)]))
+    before = config.values(recorded)
     lines = [
         f"{name}: {before[name]!r} -> {value!r}"
         for name, value in config.values(experiment).items()
         if before[name] != value
     ]
-    environment = folder / ENVIRONMENT
+    environment = storage.local_path(workdir) / ENVIRONMENT
     starts = environment.read_text(errors="replace") if environment.exists() else ""
     cores = re.findall(r"^cores (\d+)$", starts, re.MULTILINE)
     if cores and int(cores[-1]) != workers.usable_cores():
@@ -322,7 +319,12 @@ def write_parent(workdir: str, parent: Parent):
 
 def trained_tokens(workdir: str, step: int) -> int:
     """Returns the tokens that a run and those before it have trained on until a step."""
-    return loss_curves(workdir)[-1].tokens_after(step)
+    recorded, parent = read_settings(workdir), read_parent(workdir)
+    return (parent.tokens if parent else 0) + step * _tokens_per_step(recorded)
+
+
+def _tokens_per_step(experiment: config.Experiment) -> int:
+    return experiment.run.batch_size * experiment.corpus.sequence_length
 
 
 def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curve]:
@@ -332,8 +334,7 @@ def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curv
     out, with those before that.
     """
     curves: list[metrics.Curve] = []
-    while workdir and (storage.local_path(workdir) / gin_files.RECORD).exists():
-        recorded = gin_files.load([str(storage.local_path(workdir) / gin_files.RECORD)])
+    while workdir and (recorded := read_settings(workdir)):
         parent = read_parent(workdir)
         curve = metrics.Curve(
             name=pathlib.PurePath(workdir).name,
@@ -343,7 +344,7 @@ def loss_curves(workdir: str, last_step: int | None = None) -> list[metrics.Curv
                 if last_step is None or line["step"] <= last_step
             ],
             first_token=parent.tokens if parent else 0,
-            tokens_per_step=recorded.run.batch_size * recorded.corpus.sequence_length,
+            tokens_per_step=_tokens_per_step(recorded),
         )
         curves.insert(0, curve)
         workdir, last_step = (parent.workdir, parent.step) if parent else ("", None)

@@ -49,16 +49,16 @@ def test_evaluations_at_another_mask_rate_are_checked_and_described_too(mesh):
     """Masked slots only: 0.25 of 64 tokens are 16, and 0.15 are 10, which the kernel does not take."""
     model = {"decoder_attention": "cross", "decoder_slots": "masked", "attention_backend": "pallas_tpu", "width": 128, "heads": 4}
     whole = dataclasses.replace(experiment(**model), corpus=config.Corpus(sequence_length=64), masking=config.Masking(rate=0.25))
-    assert len(attention_report.of_run(whole, mesh)) == 1
+    assert len(attention_report.describe_run(whole, mesh)) == 1
     other = dataclasses.replace(whole, masking=config.Masking(rate=0.25, heldout_rate=0.15))
     with pytest.raises(config.ConfigError, match="10 queries or 56 keys are not a multiple of 8"):
-        attention_report.of_run(other, mesh)
+        attention_report.describe_run(other, mesh)
     by_choice = dataclasses.replace(other, model=dataclasses.replace(other.model, attention_backend="auto"))
-    assert len(attention_report.of_run(by_choice, mesh)) == 1
+    assert len(attention_report.describe_run(by_choice, mesh)) == 1
 
 
 def test_evaluations_take_the_attention_of_no_dropout(mesh, monkeypatch):
     monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H100 80GB HBM3", has_cudnn=True))
-    training, evaluations = attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.1), mesh)
+    training, evaluations = attention_report.describe_run(experiment(dtype="bfloat16", attention_dropout=0.1), mesh)
     assert "xla in encoder" in training and evaluations.startswith("in evaluations: ") and "cudnn in encoder" in evaluations
-    assert len(attention_report.of_run(experiment(dtype="bfloat16", attention_dropout=0.0), mesh)) == 1
+    assert len(attention_report.describe_run(experiment(dtype="bfloat16", attention_dropout=0.0), mesh)) == 1

@@ -37,11 +37,31 @@ def test_a_full_disk_is_named_and_what_was_whole_stays_whole(workdir, monkeypatc
     assert newest(workdir) == 3
 
 
-def test_a_workdir_that_is_gone_is_named(workdir):
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_workdir_that_is_gone_is_named(workdir, made_again):
     checkpoints = checkpoint.Checkpoints(str(workdir))
     workdir.rename(workdir.with_name("renamed"))
+    if made_again:
+        (workdir / "checkpoints").mkdir(parents=True)
     with pytest.raises(config.RunError, match=f"{workdir} was removed or renamed"):
         checkpoints.save(3, checkpoint_folders.state_of(3))
+
+
+def test_a_workdir_renamed_during_a_write_gets_no_successor_with_a_whole_checkpoint(workdir, monkeypatch):
+    """Orbax and TensorStore make the folders that they write to again."""
+    finish = checkpoint.Checkpoints._write_checksums
+
+    def renamed_meanwhile(self):
+        workdir.rename(workdir.with_name("renamed"))
+        (workdir / "checkpoints" / "3.orbax-checkpoint-tmp").mkdir(parents=True)
+        finish(self)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_write_checksums", renamed_meanwhile)
+    checkpoints = checkpoint.Checkpoints(str(workdir))
+    checkpoints.save(3, checkpoint_folders.state_of(3))
+    with pytest.raises(config.RunError, match="was removed or renamed"):
+        checkpoints.wait()
+    assert checkpoint.complete_steps(str(workdir)) == [] and newest(workdir.with_name("renamed")) == 2
 
 
 def test_the_newest_checkpoints_and_those_at_multiples_are_kept(tmp_path):

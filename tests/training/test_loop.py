@@ -62,6 +62,9 @@ class Saves(checkpoint.Checkpoints):
         self.device.now += SAVE
         self.saved.append(step)
 
+    def check_in_place(self):
+        """It writes no folder."""
+
     def newest(self):
         return max(self.saved, default=None)
 
@@ -247,6 +250,22 @@ def test_a_signal_saves_and_ends_the_run_with_its_status(monkeypatch, capsys, nu
     assert f"stopped by {number.name} at step 8" in capsys.readouterr().out
     assert handlers[5] is before, "there is nothing to save before the first step is done"
     assert handlers[6] not in (before, signal.SIG_DFL) and signal.getsignal(number) is before
+
+
+def test_of_several_processes_sigterm_saves_and_ctrl_c_does_not(monkeypatch):
+    """JAX's preemption service says after which step all processes stop."""
+    monkeypatch.setattr(loop.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(loop.multihost_utils, "reached_preemption_sync_point", lambda step: step == 8)
+    with pytest.raises(SystemExit) as end:
+        train(monkeypatch, start=5)
+    assert end.value.code == 143 and train.last[1] == [8]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(monkeypatch, start=5, watch=lambda step: signal.raise_signal(signal.SIGINT) if step == 7 else None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert train.last[1] == []
 
 
 def test_a_second_signal_ends_the_process_at_once():
