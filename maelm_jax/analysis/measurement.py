@@ -120,7 +120,7 @@ def measure_steps(
         moments_by_set = _measure_sets(runs.at_step(run, step), measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)
         for kind in (*moments.TOKEN_KINDS, "all"):
-            for large in ("spectrum", "centred_spectrum", "use_of_dimensions"):
+            for large in ("spectrum", "centred_spectrum"):
                 described[kind].pop(large, None)
         result.append(described | {"step": step})
     return result

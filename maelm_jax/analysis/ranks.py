@@ -76,11 +76,6 @@ def principal_angles(basis: np.ndarray, other: np.ndarray) -> np.ndarray:
     )
 
 
-def use_of_dimensions(moment: np.ndarray) -> np.ndarray:
-    """Share of each coordinate of the hidden state in the mean squared length, float64 [D]."""
-    return np.diag(moment) / np.trace(moment)
-
-
 def has_rank(tokens: typing.SupportsFloat, width: int) -> bool:
     """Returns whether `tokens` tokens suffice to report a rank.
 
@@ -100,8 +95,8 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
     Returns:
         A dict with one entry for each kind of tokens, and for "all". The entry has the number of
         tokens. If these suffice, it also has the effective rank of the pooled tokens, that of each
-        set, the rank of the centred states, both spectra, and the use of dimensions. If real tokens
-        and [MASK] both have a rank, the key `mask_alone` holds the result of `mask_alone`.
+        set, the rank of the centred states, and both spectra. If real tokens and [MASK] both have a
+        rank, the key `mask_alone` holds the result of `mask_alone`.
     """
     width = sets[0]["plain"].total.shape[1]
     of_layer = [{name: one[name].of_layer(layer) for name in one} for one in sets]
@@ -119,7 +114,7 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 
 
 def _describe_tokens(moments, parts: list, tau: float) -> dict:
-    """Ranks, spectra and use of dimensions of one layer's states, ready for JSON.
+    """Ranks and spectra of one layer's states, ready for JSON.
 
     Args:
         moments: Moments of all tokens in the layer.
@@ -136,7 +131,6 @@ def _describe_tokens(moments, parts: list, tau: float) -> dict:
         "centred_rank": effective_rank(centred, tau),
         "spectrum": values.tolist(),
         "centred_spectrum": centred.tolist(),
-        "use_of_dimensions": use_of_dimensions(moments.second()).tolist(),
     }
 
 

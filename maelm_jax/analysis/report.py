@@ -191,7 +191,7 @@ def mask_table(results: dict) -> str | None:
 def render(results: dict, files: dict[str, str]) -> str:
     """Returns the text of report.md. `files` is {title of a figure: file name}."""
     has_decoder = any(run["model"]["decoder_layers"] for run in results["runs"])
-    has_mask = mask_table(results) is not None
+    of_mask = mask_table(results)
     parts = [
         "# Effective rank",
         *(f"Note: {note}." for note in results["notes"]),
@@ -200,8 +200,8 @@ def render(results: dict, files: dict[str, str]) -> str:
         _note_on_kept_tokens(results),
         _definition(results),
         last_layer_table(results),
-        mask_table(results),
-        _definition_of_mask_table(results) if has_mask else None,
+        of_mask,
+        _definition_of_mask_table(results) if of_mask else None,
         *(f"## {title}\n\n![{title}]({name})" for title, name in files.items()),
         step_table(results),
         "## Every layer",

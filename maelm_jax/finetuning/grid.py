@@ -339,9 +339,8 @@ def median(results: list[dict]) -> float:
 
     The median is -inf when half of the runs or more diverged, so that such a cell ranks last.
     """
-    scores = sorted(-np.inf if result["score"] is None else result["score"] for result in results)
-    half = len(scores) // 2
-    return scores[half] if len(scores) % 2 else (scores[half - 1] + scores[half]) / 2
+    scores = [-np.inf if result["score"] is None else result["score"] for result in results]
+    return float(np.median(scores))
 
 
 def _report(

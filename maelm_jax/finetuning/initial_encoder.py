@@ -34,8 +34,10 @@ class InitialEncoder:
 
     @property
     def label(self) -> str:
-        """A short name for tables and folders."""
-        return label_of(self.name)
+        """A short name for tables and folders: tiny for runs/tiny, random-tiny for its control."""
+        # Also of `.` and `..`, which have no name themselves.
+        folder = os.path.basename(os.path.abspath(self.name.removeprefix(config.RANDOM)))
+        return f"random-{folder}" if self.is_random else folder
 
     @property
     def step(self) -> int | None:
@@ -105,13 +107,6 @@ def normalise_name(name: str) -> str:
     if storage.in_bucket(path):
         return name
     return prefix + os.path.normpath(os.path.expanduser(path))
-
-
-def label_of(name: str) -> str:
-    """Returns the short name of an encoder: tiny for runs/tiny, random-tiny for its control."""
-    # Also of `.` and `..`, which have no name themselves.
-    folder = os.path.basename(os.path.abspath(name.removeprefix(config.RANDOM)))
-    return f"random-{folder}" if name.startswith(config.RANDOM) else folder
 
 
 def load(name: str, step: int | None = None) -> InitialEncoder:

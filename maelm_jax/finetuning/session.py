@@ -131,23 +131,31 @@ class Session:
         self.baseline = self.score(
             {name: task.constant_outputs(data.train, dev) for name, dev in data.dev.items()}
         )
-        self.model = Model(experiment, task, vocabulary)
+        self.model = model = Model(experiment, task, vocabulary)
         optimizer = optimizers.create(experiment.optimizer)
-        shapes = self.model.shapes
-        moments = jax.eval_shape(optimizer.init, shapes)
-        self.create_moments = jax.jit(
-            optimizer.init, out_shardings=sharding.shardings_of(moments, self.model.mesh)
+
+        def create_state(params: dict) -> State:
+            # The training step donates its state: no two fields may share a buffer.
+            best_params, best_score = jax.tree.map(jnp.copy, params), jnp.float32(-jnp.inf)
+            return State(jnp.int32(0), params, optimizer.init(params), best_params, best_score)
+
+        shapes = jax.eval_shape(create_state, model.shapes)
+        self.state_shapes = sharding.sharded_shapes(shapes, model.mesh)
+        shardings = sharding.shardings_of(shapes, model.mesh)
+        self.create_state = jax.jit(create_state, out_shardings=shardings)
+        self.draw_model = jax.jit(model.init, out_shardings=shardings.params)
+        self.draw_head = jax.jit(  # beside an encoder that is loaded
+            lambda key: model.init(key) | {"encoder": {}},
+            out_shardings=shardings.params | {"encoder": {}},
         )
-        everywhere = NamedSharding(self.model.mesh, jax.P())
-        self.zero = jax.device_put(jnp.zeros((), jnp.int32), everywhere)
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
-            heads.loss_function(self.model.graph, task),
+            heads.loss_function(model.graph, task),
             optimizer,
-            State(self.zero, shapes, moments, shapes, self.zero),
+            self.state_shapes,
             0,
             experiment.run.accumulate,
-            self.model.mesh,
+            model.mesh,
         )
         self.compiled: dict[tuple[int, int], collections.abc.Callable] = {}  # by rows and length
         self._monitors: dict[config.Masking, monitor.RankMonitor] = {}
@@ -229,10 +237,7 @@ class Run:
         self.total_steps = self.batches.per_epoch * grid.epochs
         warmup_steps = round(grid.warmup * self.total_steps)
         schedule = dataclasses.replace(
-            experiment.optimizer,
-            schedule="linear",
-            learning_rate=grid.learning_rate,
-            warmup_steps=warmup_steps,
+            experiment.optimizer, learning_rate=grid.learning_rate, warmup_steps=warmup_steps
         )
         self.learning_rates = optimizers.learning_rates(schedule, self.total_steps)
 
@@ -251,16 +256,15 @@ class Run:
             SystemExit: A signal stopped the run (`loop.run`).
         """
         began = time.perf_counter()
-        state = self.initial_state()
         unfinished = str(self.folder / UNFINISHED)
-        resumed = checkpoint.restore_newest(unfinished, state)
-        state = resumed.state if resumed else state
+        resumed = checkpoint.restore_newest(unfinished, self.session.state_shapes)
+        state = resumed.state if resumed else self.initial_state()
         first_step = int(state.step)
         record()
         writer = metrics.Writer(str(self.folder), first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
-            self._compile(state)
+            self._compile()
             if self.experiment.run.rank_every and not metrics.read(str(self.folder)):
                 writer.write(0, self._measure_ranks(state.params))
             state = loop.run(self._job(), state, first_step, writer, checkpoints)
@@ -271,20 +275,14 @@ class Run:
 
     def initial_state(self) -> State:
         """Returns the state before the first step: the encoder, and a head drawn with the seed."""
-        session, model = self.session, self.session.model
-        loaded = {} if self.encoder.is_random else {"encoder": {}}  # modules that are not drawn
-        params = jax.jit(
-            lambda key: model.init(key) | loaded,
-            out_shardings=sharding.shardings_of(model.shapes | loaded, model.mesh),
-        )(keys.make_stream_key(self.experiment.run.seed, keys.INIT_STREAM))
-        if loaded:
-            params = self.encoder.load_into(params, model.shapes)
-        opt_state = session.create_moments(params)
-        best_score = jax.device_put(jnp.float32(-jnp.inf), session.zero.sharding)
-        # The training step donates the buffers of its state: no two fields may share a buffer.
-        return State(_copy(session.zero), params, opt_state, _copy(params), best_score)
+        session = self.session
+        key = keys.make_stream_key(self.experiment.run.seed, keys.INIT_STREAM)
+        if self.encoder.is_random:
+            return session.create_state(session.draw_model(key))
+        params = self.encoder.load_into(session.draw_head(key), session.model.shapes)
+        return session.create_state(params)
 
-    def _compile(self, state: State):
+    def _compile(self):
         """Compiles the training step for each length that is new, and says so."""
         compiled, rows = self.session.compiled, self.batches.batch_size
         new = [length for length in self.lengths if (rows, length) not in compiled]
@@ -293,7 +291,7 @@ class Run:
                 bar.set_description(f"compiling length {length} ({number} of {len(new)})")
                 batch = self.session.model.shard(self.batches.empty_batch(length))
                 compiled[rows, length] = self.session.train_step.lower(
-                    state, batch, self.learning_rates[0]
+                    self.session.state_shapes, batch, self.learning_rates[0]
                 ).compile()
 
     def _job(self) -> loop.Job:
@@ -333,8 +331,8 @@ class Run:
         if score > jax.device_get(state.best_score):
             self._best_outputs = outputs
             state = state._replace(
-                best_params=_copy(state.params),
-                best_score=jax.device_put(jnp.asarray(score), state.best_score.sharding),
+                best_params=jax.tree.map(jnp.copy, state.params),
+                best_score=jax.device_put(score, state.best_score.sharding),
             )
         return loop.Evaluation(state, {f"eval_{name}": value for name, value in values.items()})
 
@@ -379,10 +377,6 @@ class Run:
             "predictions": written,
             "notes": task.notes,
         }
-
-
-def _copy(tree):
-    return jax.tree.map(jnp.copy, tree)
 
 
 def cell_of(grid: config.Grid) -> dict:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from maelm_jax.model.model_inputs import Inputs
+from maelm_jax.model.model_inputs import Inputs, take_at_slots
 from maelm_jax.model.ops import kernel_gradient
 
 
@@ -44,15 +44,14 @@ class Prediction(typing.NamedTuple):
 class Targets(typing.NamedTuple):
     """What is to be predicted."""
 
-    ids: Int[Array, "B M"]  # the tokens at the masked slots
+    ids: Int[Array, "B M"]  # the tokens at the masked slots; 0 where a slot is empty
     weights: Float[Array, "B M"]  # 1, or 0 where a slot is empty
 
 
 def gather_targets(inputs: Inputs) -> Targets:
     """Returns the target of each masked slot."""
-    length = inputs.ids.shape[1]
-    ids = jnp.take_along_axis(inputs.ids, jnp.minimum(inputs.masked_slots, length - 1), axis=1)
-    return Targets(ids, (inputs.masked_slots < length).astype(jnp.float32))
+    weights = (inputs.masked_slots < inputs.ids.shape[1]).astype(jnp.float32)
+    return Targets(take_at_slots(inputs.ids, inputs.masked_slots), weights)
 
 
 def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | None = None) -> Sums:

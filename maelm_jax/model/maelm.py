@@ -14,7 +14,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
 from maelm_jax import config
-from maelm_jax.model import keys, layers, ops, stack
+from maelm_jax.model import layers, ops, stack
 from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
@@ -223,19 +223,9 @@ def create(settings: config.Model, vocabulary_size: int, special: config.Special
     return define(lambda rngs: MaeLm(settings, vocabulary_size, special, rngs))
 
 
-def _define_encoder(settings: config.Model, vocabulary_size: int, pad_id: int) -> Definition:
-    return define(lambda rngs: Encoder(settings, vocabulary_size, pad_id, rngs))
-
-
 def encoder_graph(settings: config.Model, vocabulary_size: int, pad_id: int) -> nnx.GraphDef:
     """Returns the encoder's graph: `apply(graph, parameters["encoder"])` is an Encoder."""
-    return _define_encoder(settings, vocabulary_size, pad_id).graph
-
-
-def encoder_shapes(settings: config.Model, vocabulary_size: int, pad_id: int) -> dict:
-    """Returns the encoder's parameters as a dict of jax.ShapeDtypeStruct."""
-    init = _define_encoder(settings, vocabulary_size, pad_id).init
-    return jax.eval_shape(init, keys.make_key(0))
+    return define(lambda rngs: Encoder(settings, vocabulary_size, pad_id, rngs)).graph
 
 
 def apply(graph: nnx.GraphDef, parameters: dict) -> nnx.Module:

@@ -17,7 +17,7 @@ LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 @pytest.fixture(scope="module")
 def encoder():
     graph = maelm.encoder_graph(LITTLE, 100, SPECIAL.pad)
-    return graph, random_parameters(maelm.encoder_shapes(LITTLE, 100, SPECIAL.pad), seed=1)
+    return graph, random_parameters(jax.eval_shape(maelm.create(LITTLE, 100, SPECIAL).init, jax.random.key(0))["encoder"], seed=1)
 
 
 def measured(encoder, settings, layers=None, **how):

@@ -74,11 +74,6 @@ def test_dimensions_kept_for_mask_alone():
     assert inside["dimensions"] == 0 and inside["share_outside"] == pytest.approx(0, abs=1e-9)
 
 
-def test_use_of_dimensions():
-    use = ranks.use_of_dimensions(np.diag([3.0, 1.0, 0.0]))
-    assert use.tolist() == [0.75, 0.25, 0.0]
-
-
 def test_a_layer_described():
     rng = np.random.default_rng(0)
     full, few = rng.normal(size=(2000, WIDTH)), rng.normal(size=(100, WIDTH))

@@ -65,8 +65,8 @@ def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
 def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
     (tmp_path / "run" / "x").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "run" / "x")
-    names = {".": "x", "..": "run", "random:.": "random-x", "runs/tiny/": "tiny"}
-    assert {name: initial_encoder.label_of(name) for name in names} == names
+    for name, label in {".": "x", "..": "run", "random:.": "random-x", "runs/tiny/": "tiny"}.items():
+        assert initial_encoder.InitialEncoder(name, None, None, name.startswith("random:")).label == label
 
 
 def test_a_workdir_without_an_encoder(pretrained, tmp_path):
