@@ -79,6 +79,22 @@ class PairFormat(typing.NamedTuple):
 REPEATED_SEPARATOR = PairFormat(separators=2)  # of RoBERTa, MPNet and the published code
 
 
+class TokenizerOption(typing.NamedTuple):
+    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
+
+    name: str
+    default: bool | None  # of the tokenizer's class, for a file without the entry
+    part: str
+    option: str
+
+
+WORDPIECE_OPTIONS = (
+    TokenizerOption("do_lower_case", True, "normalizer", "lowercase"),
+    TokenizerOption("strip_accents", None, "normalizer", "strip_accents"),
+    TokenizerOption("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
+)
+
+
 class ClassifierStyle(typing.NamedTuple):
     """How a classifier of the family scores the first state: dense, activation, norm, out.
 
@@ -220,6 +236,7 @@ class Family:
         defaults: The stock class's values of entries that a config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
+        tokenizer_options: Entries in which its two tokenizer files must agree.
         skips_positions: Whether positions start after the id of padding. Rows before are unused.
     """
 
@@ -248,6 +265,7 @@ class Family:
     equal: dict[str, str] = dataclasses.field(default_factory=dict)
     defaults: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_DEFAULTS)
     supported: dict[str, typing.Any] = dataclasses.field(default_factory=lambda: BERT_SUPPORTED)
+    tokenizer_options: tuple[TokenizerOption, ...] = WORDPIECE_OPTIONS
     skips_positions: bool = False
 
     # Settings

@@ -161,6 +161,7 @@ MODERNBERT = ModernBert(
     prefix="model.",  # as the stock task models call their encoder
     token_table="embeddings.tok_embeddings.weight",
     pair=PairFormat(separators=1),
+    tokenizer_options=(),
     language_head=LanguageHeadNames("head.dense", "head.norm", "decoder.bias", ("decoder.weight",)),
     classifier=ClassifierStyle(
         "gelu", has_input_dropout=False, has_norm=True, has_bias=False, transforms_tokens=True

@@ -8,6 +8,7 @@ from maelm_jax.encoders.family import (
     REPEATED_SEPARATOR,
     ROBERTA_HEAD,
     Family,
+    TokenizerOption,
 )
 
 ROBERTA = Family(
@@ -20,5 +21,8 @@ ROBERTA = Family(
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
     defaults=BERT_DEFAULTS | {"type_vocab_size": 2},
     supported=BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
+    tokenizer_options=(
+        TokenizerOption("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),
+    ),
     skips_positions=True,
 )

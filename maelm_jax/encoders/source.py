@@ -346,7 +346,7 @@ def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
 
 def _find_stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     stock = families.read_family(content, str(folder))
-    tokenizer.check_options(content["model_type"], folder)
+    tokenizer.check_options(stock, folder)
     settings = stock.read_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
     model, rows = _make_model(settings, str(folder)), content["vocab_size"]

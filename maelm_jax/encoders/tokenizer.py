@@ -13,14 +13,13 @@ pipeline("fill-mask") needs it. `tokenizer(text, split_special_tokens=True)` rea
 import collections.abc
 import json
 import pathlib
-import typing
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config, storage
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders.family import PairFormat
+from maelm_jax.encoders.family import Family, PairFormat
 
 SPACE = "▁"  # SentencePiece writes a space as this character
 # Difficult texts. An exported tokenizer must give them the ids of the vocabulary.
@@ -344,36 +343,18 @@ def _merges(pieces: dict[str, float]) -> list[tuple[str, str]]:
 # Tokenizer files of folders that other software wrote.
 
 
-class _Option(typing.NamedTuple):
-    """An entry of tokenizer_config.json, and where tokenizer.json states the same."""
-
-    name: str
-    default: bool | None  # of the tokenizer's class, for a file without the entry
-    part: str
-    option: str
-
-
-_OF_BERT = (
-    _Option("do_lower_case", True, "normalizer", "lowercase"),
-    _Option("strip_accents", None, "normalizer", "strip_accents"),
-    _Option("tokenize_chinese_chars", True, "normalizer", "handle_chinese_chars"),
-)
-_OPTIONS = {  # by model_type
-    **dict.fromkeys(("bert", "distilbert", "electra", "mpnet"), _OF_BERT),
-    "roberta": (_Option("add_prefix_space", False, "pre_tokenizer", "add_prefix_space"),),
-}
 # Classes of transformers that read tokenizer.json alone.
 _GENERIC = ("PreTrainedTokenizer", "TokenizersBackend")
 
 
-def check_options(model_type: str, folder: pathlib.Path):
+def check_options(family: Family, folder: pathlib.Path):
     """Checks that tokenizer_config.json contradicts tokenizer.json nowhere.
 
     transformers changes the tokenizer of tokenizer.json to what the other file states. Here
     tokenizer.json is read as it is.
 
     Args:
-        model_type: The entry of config.json.
+        family: The family of the encoder in the folder.
         folder: The folder that holds both.
 
     Raises:
@@ -386,7 +367,7 @@ def check_options(model_type: str, folder: pathlib.Path):
     stated, stored = storage.read_json(file), storage.read_json(tokenizer)
     if str(stated.get("tokenizer_class", "")).startswith(_GENERIC):
         return
-    for name, default, part, option in _OPTIONS.get(model_type, ()):
+    for name, default, part, option in family.tokenizer_options:
         step, value = stored.get(part) or {}, stated.get(name, default)
         if option in step and step[option] != value:
             raise config.ConfigError(

@@ -17,6 +17,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from maelm_jax import config, export
 from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.encoders import source, tokenizer, weight_files
+from maelm_jax.encoders.bert import BERT
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.mpnet import MPNET
 
@@ -247,10 +248,10 @@ def test_a_normalization_that_the_files_contradict_is_refused(tmp_path, stated, 
     make_wordpiece(WORDS, WORDS[:5], **stored).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"} | stated))
     if option is None:
-        tokenizer.check_options("bert", tmp_path)
+        tokenizer.check_options(BERT, tmp_path)
         return
     with pytest.raises(config.ConfigError, match=option):
-        tokenizer.check_options("bert", tmp_path)
+        tokenizer.check_options(BERT, tmp_path)
 
 
 def test_tokens_that_were_added_to_an_export_are_read(workdirs, tmp_path):
