@@ -25,17 +25,9 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import (
-    families,
-    family,
-    layouts,
-    published,
-    pytorch,
-    tokenizer,
-    weight_files,
-)
+from maelm_jax.encoders import families, layouts, published, pytorch, tokenizer, weight_files
 from maelm_jax.model import keys, maelm
-from maelm_jax.training import checkpoint, run_record
+from maelm_jax.training import checkpoint, run_record, sharding
 
 RESULTS = "results.json"  # of a fine-tuned run
 ORIGIN = "origin.json"  # of a run that started from an encoder
@@ -417,7 +409,7 @@ def _check_shapes(
     A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
     stored = {path: value.shape for path, value in params.items()}
-    is_fine_tuned = any(path.split("/")[0] in family.HEADS.values() for path in stored)
+    is_fine_tuned = any(path.split("/")[0] in sharding.TASK_HEADS for path in stored)
     faults = [
         f"{path} is {stored.get(path, 'missing')} in the checkpoint, "
         f"{shapes.get(path, 'no parameter')} by the settings"

@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from maelm_jax import config
 
+TASK_HEADS = ("classifier", "span", "token")  # modules of fine-tuned runs, beside the encoder
+_TASK_HEADS = "|".join(TASK_HEADS)
 _BLOCKS = "(encoder|decoder)/blocks/(attention|cross_attention|feed_forward)"
 # Every parameter's path matches exactly one rule. Blocks have a leading layer axis. Linear kernels
 # are [in, out]. `tensor` shards the first kernel of a pair along its output and the second along
@@ -28,11 +30,11 @@ RULES = (
     (r"(head/dense|head/resize|decoder/resize)/kernel", PartitionSpec("fsdp", None)),
     (r"(head/dense|decoder/resize)/bias", PartitionSpec()),
     (r"head/bias", PartitionSpec("tensor")),
-    (r"((classifier|span|token)/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
-    (r"(classifier|span|token)/norm/scale", PartitionSpec()),
+    (rf"(({_TASK_HEADS})/(dense|out)|span)/(kernel|bias)", PartitionSpec()),
+    (rf"({_TASK_HEADS})/norm/scale", PartitionSpec()),
 )
 # The first names of parameter paths.
-TOP_LEVEL_MODULES = ("encoder", "decoder", "head", "classifier", "span", "token")
+TOP_LEVEL_MODULES = ("encoder", "decoder", "head", *TASK_HEADS)
 BATCH_AXES = ("data", "fsdp")  # rows are sharded over these
 BATCH = PartitionSpec(BATCH_AXES)
 
