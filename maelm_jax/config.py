@@ -796,8 +796,8 @@ class Experiment:
                 )
         if self.finetune is not None and self.optimizer.kind != "adamw":
             raise ConfigError(
-                "Optimizer.kind = 'muon' works in pretraining only. Set 'adamw' to fine-tune, or "
-                "leave the finetune files out to pretrain"
+                f"Optimizer.kind = {self.optimizer.kind!r} works in pretraining only. Set 'adamw' "
+                "to fine-tune, or leave the finetune files out to pretrain"
             )
         if self.optimizer.schedule == "decay" and not self.run.continue_from:
             raise ConfigError(
