@@ -173,9 +173,9 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
     parts = [config.field_names(config.Model, part) for part in ("encoder", "decoder")]
     fixed = {f"Model.{name}" for part in parts for name in part if name not in free}
     fixed.add("Optimizer.kind")
-    if not ours.vocabulary.file:
+    if not (file := ours.vocabulary.file):
         fixed |= {"Vocabulary.size", "Vocabulary.cased"}
-    elif _fingerprint(ours.vocabulary.file) != run_record.load_vocabulary(parent).fingerprint:
+    elif vocabularies.load(file).fingerprint != run_record.load_vocabulary(parent).fingerprint:
         raise config.ConfigError(
             f"Vocabulary.file is another file than the vocabulary of {parent}: leave it out"
         )
@@ -191,10 +191,6 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
             f"Run.continue_from: {parent} has another model or optimiser ({'; '.join(wrong)})"
         )
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in changed]
-
-
-def _fingerprint(file: str) -> str:
-    return vocabularies.load(file).fingerprint
 
 
 def count_rows_read(
