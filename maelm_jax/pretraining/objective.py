@@ -67,7 +67,7 @@ class MaskedTokens:
         self,
         params: dict,
         rows: Int[Array, "B L"],
-        numbers: UInt32[Array, " B"],
+        row_numbers: UInt32[Array, " B"],
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
@@ -77,10 +77,12 @@ class MaskedTokens:
         """
         settings, model = self.experiment.masking, self.experiment.model
         sizes = masking.budget(settings, rows.shape[1])
-        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
+        mask_key, dropout_key = jax.random.split(key)
+        mask_keys = keys.make_row_keys(mask_key, row_numbers)
+        dropout_keys = keys.make_row_keys(dropout_key, row_numbers) if train else None
         inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
         network = maelm.apply(self.definition.graph, params)
-        prediction = network.predict(inputs, dropout_keys if train else None)
+        prediction = network.predict(inputs, dropout_keys)
         return loss.masked_cross_entropy(prediction, inputs, model.logit_tile)
 
     def evaluated(self) -> "MaskedTokens":
