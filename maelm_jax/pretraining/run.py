@@ -154,7 +154,7 @@ def make_batches(
     experiment: config.Experiment,
     rows: prepare.Prepared,
     mesh: jax.sharding.Mesh,
-    first_row: int = 0,
+    first_example: int = 0,
 ) -> typing.Callable[[int], jax.Array]:
     """Returns the function that reads the batch of a step, counted from 0, onto the devices.
 
@@ -162,7 +162,7 @@ def make_batches(
         experiment: The settings.
         rows: Rows and mixing rates of the sources.
         mesh: Devices.
-        first_row: Rows of the data order that are left out at the beginning.
+        first_example: Number of the first example of step 0.
     """
     run = experiment.run
     reader = batches.Batches(
@@ -172,7 +172,7 @@ def make_batches(
         run.seed,
         sharding.local_row_indices(run.batch_size, mesh),
         experiment.corpus.shuffle_shards,
-        first_row,
+        first_example,
     )
 
     def batch(number: int) -> jax.Array:
