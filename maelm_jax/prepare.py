@@ -111,7 +111,7 @@ def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Expe
     from maelm_jax.pretraining import start
 
     if workdir is not None:
-        return start.find_source(experiment, workdir).experiment
+        return start.find_starting_point(experiment, workdir).experiment
     return adoption.adopt_settings(
         experiment, source.find_encoder(experiment.run.init_from)
     ).experiment

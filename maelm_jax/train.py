@@ -59,8 +59,8 @@ def main(argv: list[str]) -> int:
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
-            found = start.find_source(experiment, args.workdir)
-            summary.describe(found.experiment, args.workdir)
+            experiment = start.find_starting_point(experiment, args.workdir).experiment
+            summary.describe(experiment, args.workdir)
             return 0
         with run_record.locked(args.workdir):
             run.pretrain(run.Options(args.workdir, args.accept_new_data, began), experiment)
