@@ -11,10 +11,11 @@ A new run that goes on from another one, with its optimiser:
     python -m maelm_jax.train --gin_file=tiny.gin --gin.Run.continue_from=runs/tiny@500 \
         --gin.Optimizer.schedule=decay --gin.TRAIN_STEPS=100 --workdir=runs/tiny-decay
 
-The workdir contains the whole run: config.gin, environment.txt, vocabulary/, metrics.jsonl,
-tensorboard/, checkpoints/, loss_curve.png. The same command resumes the run from its newest
-checkpoint. Exit status: 0 done, 143 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong input, 3 diverged,
-1 anything else. SIGTERM saves a checkpoint, and so does Ctrl-C in a run of one process.
+The workdir contains the whole run: config.gin, environment.txt, vocabulary/, rows.json,
+metrics.jsonl, tensorboard/, checkpoints/, loss_curve.png. The rows themselves are in
+Corpus.rows_dir. The same command resumes the run from its newest checkpoint. Exit status: 0 done,
+143 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong input, 3 diverged, 1 anything else. SIGTERM saves a
+checkpoint, and so does Ctrl-C in a run of one process.
 """
 
 import logging

@@ -264,13 +264,13 @@ def attend(
 def prepare_terms(
     terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
 ) -> ScoreTerms:
-    """Computes once what all layers of a stack add to their scores.
+    """Computes once what changes the scores of all layers of a stack.
 
     The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
     alone as segments: they compare them.
 
     Args:
-        terms: What each layer adds.
+        terms: What changes the scores of each layer.
         model: As for `describe_call`, like queries, keys and dropout_rate.
         queries: Slots of a row that attend.
         keys: Slots of a row that they attend to.
