@@ -128,7 +128,7 @@ def pretrain(options: Options, experiment: config.Experiment):
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
-        summary.print_result(workdir, experiment, options.began, ranks, baseline)
+        summary.report_result(workdir, experiment, options.began, ranks, baseline)
 
 
 def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
