@@ -67,131 +67,6 @@ class Target(typing.NamedTuple):
     sharded_rows: bool = False
 
 
-class Choice(typing.NamedTuple):
-    """A backend and the reason for it."""
-
-    backend: str
-    reason: str
-
-
-_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
-
-
-def device_target(device: typing.Any) -> Target:
-    """Returns the target of a model that one JAX device computes alone."""
-    # A GPU that is only compiled for has the platform "cuda" or "rocm" instead of "gpu".
-    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
-    # cuDNN's attention needs an Ampere GPU (8.0). AMD's capabilities are names like "gfx942".
-    capability = getattr(device, "compute_capability", "")
-    number = re.fullmatch(r"\d+\.\d+", capability or "")
-    return Target(platform, device.device_kind, number is not None and float(capability) >= 8.0)
-
-
-def mesh_target(mesh: jax.sharding.Mesh) -> Target:
-    """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
-    target = device_target(mesh.devices.flat[0])
-    tensor = mesh.shape["tensor"]
-    return target._replace(devices=mesh.devices.size, tensor=tensor, sharded_rows=True)
-
-
-def current_target() -> Target:
-    """Returns the target that `trace_for` has set, or the devices of this machine."""
-    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
-
-
-@contextlib.contextmanager
-def trace_for(target: Target) -> collections.abc.Iterator[None]:
-    """Traces models for these devices, as long as the context lasts."""
-    token = _target.set(target)
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
-def trace_for_one_device() -> contextlib.AbstractContextManager[None]:
-    """Traces models that one device of this machine computes alone."""
-    return trace_for(current_target()._replace(devices=1))
-
-
-def choose_backend(requested: str, call: Call, target: Target) -> Choice:
-    """Chooses the backend of a call: with "auto" the fused one of the device if it can compute it.
-
-    Args:
-        requested: `Model.attention_backend`.
-        call: Shapes and dtype.
-        target: The devices.
-
-    Raises:
-        ConfigError: The requested backend cannot compute the call.
-    """
-    fused = {"gpu": "cudnn", "tpu": "pallas_tpu"}.get(target.platform)
-    backend = fused if requested == "auto" else requested
-    if backend is None:
-        return Choice("xla", f"the platform is {target.platform}")
-    if backend == "xla":
-        return Choice("xla", "as set")
-    find_obstacle = _find_cudnn_obstacle if backend == "cudnn" else _find_tpu_obstacle
-    obstacle = find_obstacle(call, target)
-    if requested == "auto":
-        if call.dtype != jnp.bfloat16:
-            obstacle = f"the dtype is {call.dtype}, not bfloat16"
-        elif target.devices > 1 and not target.sharded_rows:
-            obstacle = f"XLA shards the arrays over {target.devices} devices"
-        if obstacle:
-            return Choice("xla", f"{backend} cannot compute it: {obstacle}")
-        return Choice(backend, f"{call.dtype} on {target.device_kind}")
-    if obstacle:
-        raise config.ConfigError(
-            f"Model.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
-            "Use 'auto' or 'xla'"
-        )
-    if backend == "pallas_tpu" and target.platform != "tpu":
-        return Choice(backend, "as set, in Pallas' interpreter: slow")
-    return Choice(backend, "as set")
-
-
-def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
-    """Says why cuDNN cannot compute a call. None: it can."""
-    if not target.has_cudnn:
-        return f"{target.device_kind} is no NVIDIA GPU of the Ampere generation or a later one"
-    if call.dropout_rate > 0:
-        return (
-            f"attention dropout is {call.dropout_rate}, and cuDNN draws other masks; "
-            "Model.attention_dropout=0 makes cuDNN possible"
-        )
-    if call.dtype != jnp.bfloat16:
-        return f"the dtype is {call.dtype}, not bfloat16"
-    if call.head_size % 8 or call.head_size > 128:
-        return f"heads have size {call.head_size}, and cuDNN takes multiples of 8 up to 128"
-    if call.queries % 2 or call.keys % 2:
-        return f"{call.queries} queries or {call.keys} keys are not even"
-    return None
-
-
-def _find_tpu_obstacle(call: Call, target: Target) -> str | None:
-    """Says why the TPU kernels cannot compute a call. None: they can."""
-    if call.has_dense_mask:
-        return "layers attend within a window, and the kernel compares segments only"
-    kernel_heads = attention_tpu.heads_per_step(call.head_size)
-    if not kernel_heads:
-        return f"heads have size {call.head_size}, and the kernel takes 32, 64 and 128"
-    if call.heads % (target.tensor * kernel_heads):
-        return f"{call.heads} heads are not a multiple of {target.tensor * kernel_heads}"
-    if call.queries % 8 or call.keys % 8:
-        return f"{call.queries} queries or {call.keys} keys are not a multiple of 8"
-    needed = attention_tpu.memory_needed(
-        call.queries, call.keys, call.head_size, call.dtype.itemsize, call.has_bias
-    )
-    limit = attention_tpu.memory_limit(target.device_kind)
-    if target.platform == "tpu" and needed > limit:
-        return (
-            f"{call.queries} queries x {call.keys} keys need {needed / 2**20:.0f} MiB of fast "
-            f"memory, and a kernel gets {limit / 2**20:.0f} MiB"
-        )
-    return None
-
-
 def attend(
     q: Float[Array, "B T D"],
     k: Float[Array, "B S D"],
@@ -323,48 +198,6 @@ def _merge_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
     return terms._replace(bias=mask + terms.bias, mask=None)
 
 
-def _attend_by_cudnn(
-    q: Float[Array, "B T H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    bias: Float[Array, "B G T S"] | None,
-    target: Target,
-) -> Float[Array, "B T D"]:
-    """Calls cuDNN's fused attention.
-
-    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
-    """
-
-    def run(q, k, v, bias):
-        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
-
-    q, k, v = (save_for_backward(x) for x in (q, k, v))
-    if target.sharded_rows:
-        # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
-        by_head = PartitionSpec(None, None, "tensor")
-        bias_spec = PartitionSpec(None, "tensor")
-        if bias is None or bias.shape[1] == 1:
-            bias_spec = PartitionSpec()
-        run = jax.shard_map(
-            run,
-            in_specs=(by_head, by_head, by_head, bias_spec),
-            out_specs=by_head,
-            axis_names={"tensor"},
-            check_vma=False,
-        )
-    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
-
-
-def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
-    """A policy of `jax.checkpoint`: keeps what cuDNN's forward kernel returns.
-
-    The backward kernel needs the softmax statistics, and `jax.nn.dot_product_attention` gives them
-    no name that `save_for_backward` could mark. Without this policy, the backward pass runs the
-    forward kernel again.
-    """
-    return primitive.name.startswith("dot_product_attention_fwd")
-
-
 def _attend_by_xla(
     q: Float[Array, "B T H K"],
     k: Float[Array, "B S H K"],
@@ -427,3 +260,170 @@ def _attention_weights_backward(saved, d_weights):
 
 
 attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)
+
+
+def _attend_by_cudnn(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    target: Target,
+) -> Float[Array, "B T D"]:
+    """Calls cuDNN's fused attention.
+
+    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
+    """
+
+    def run(q, k, v, bias):
+        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
+
+    q, k, v = (save_for_backward(x) for x in (q, k, v))
+    if target.sharded_rows:
+        # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
+        by_head = PartitionSpec(None, None, "tensor")
+        bias_spec = PartitionSpec(None, "tensor")
+        if bias is None or bias.shape[1] == 1:
+            bias_spec = PartitionSpec()
+        run = jax.shard_map(
+            run,
+            in_specs=(by_head, by_head, by_head, bias_spec),
+            out_specs=by_head,
+            axis_names={"tensor"},
+            check_vma=False,
+        )
+    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
+
+
+def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
+    """A policy of `jax.checkpoint`: keeps what cuDNN's forward kernel returns.
+
+    The backward kernel needs the softmax statistics, and `jax.nn.dot_product_attention` gives them
+    no name that `save_for_backward` could mark. Without this policy, the backward pass runs the
+    forward kernel again.
+    """
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
+class Choice(typing.NamedTuple):
+    """A backend and the reason for it."""
+
+    backend: str
+    reason: str
+
+
+def choose_backend(requested: str, call: Call, target: Target) -> Choice:
+    """Chooses the backend of a call: with "auto" the fused one of the device if it can compute it.
+
+    Args:
+        requested: `Model.attention_backend`.
+        call: Shapes and dtype.
+        target: The devices.
+
+    Raises:
+        ConfigError: The requested backend cannot compute the call.
+    """
+    fused = {"gpu": "cudnn", "tpu": "pallas_tpu"}.get(target.platform)
+    backend = fused if requested == "auto" else requested
+    if backend is None:
+        return Choice("xla", f"the platform is {target.platform}")
+    if backend == "xla":
+        return Choice("xla", "as set")
+    find_obstacle = _find_cudnn_obstacle if backend == "cudnn" else _find_tpu_obstacle
+    obstacle = find_obstacle(call, target)
+    if requested == "auto":
+        if call.dtype != jnp.bfloat16:
+            obstacle = f"the dtype is {call.dtype}, not bfloat16"
+        elif target.devices > 1 and not target.sharded_rows:
+            obstacle = f"XLA shards the arrays over {target.devices} devices"
+        if obstacle:
+            return Choice("xla", f"{backend} cannot compute it: {obstacle}")
+        return Choice(backend, f"{call.dtype} on {target.device_kind}")
+    if obstacle:
+        raise config.ConfigError(
+            f"Model.attention_backend='{backend}' cannot compute this attention: {obstacle}. "
+            "Use 'auto' or 'xla'"
+        )
+    if backend == "pallas_tpu" and target.platform != "tpu":
+        return Choice(backend, "as set, in Pallas' interpreter: slow")
+    return Choice(backend, "as set")
+
+
+def _find_cudnn_obstacle(call: Call, target: Target) -> str | None:
+    """Says why cuDNN cannot compute a call. None: it can."""
+    if not target.has_cudnn:
+        return f"{target.device_kind} is no NVIDIA GPU of the Ampere generation or a later one"
+    if call.dropout_rate > 0:
+        return (
+            f"attention dropout is {call.dropout_rate}, and cuDNN draws other masks; "
+            "Model.attention_dropout=0 makes cuDNN possible"
+        )
+    if call.dtype != jnp.bfloat16:
+        return f"the dtype is {call.dtype}, not bfloat16"
+    if call.head_size % 8 or call.head_size > 128:
+        return f"heads have size {call.head_size}, and cuDNN takes multiples of 8 up to 128"
+    if call.queries % 2 or call.keys % 2:
+        return f"{call.queries} queries or {call.keys} keys are not even"
+    return None
+
+
+def _find_tpu_obstacle(call: Call, target: Target) -> str | None:
+    """Says why the TPU kernels cannot compute a call. None: they can."""
+    if call.has_dense_mask:
+        return "layers attend within a window, and the kernel compares segments only"
+    kernel_heads = attention_tpu.heads_per_step(call.head_size)
+    if not kernel_heads:
+        return f"heads have size {call.head_size}, and the kernel takes 32, 64 and 128"
+    if call.heads % (target.tensor * kernel_heads):
+        return f"{call.heads} heads are not a multiple of {target.tensor * kernel_heads}"
+    if call.queries % 8 or call.keys % 8:
+        return f"{call.queries} queries or {call.keys} keys are not a multiple of 8"
+    needed = attention_tpu.memory_needed(
+        call.queries, call.keys, call.head_size, call.dtype.itemsize, call.has_bias
+    )
+    limit = attention_tpu.memory_limit(target.device_kind)
+    if target.platform == "tpu" and needed > limit:
+        return (
+            f"{call.queries} queries x {call.keys} keys need {needed / 2**20:.0f} MiB of fast "
+            f"memory, and a kernel gets {limit / 2**20:.0f} MiB"
+        )
+    return None
+
+
+_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
+
+
+def device_target(device: typing.Any) -> Target:
+    """Returns the target of a model that one JAX device computes alone."""
+    # A GPU that is only compiled for has the platform "cuda" or "rocm" instead of "gpu".
+    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
+    # cuDNN's attention needs an Ampere GPU (8.0). AMD's capabilities are names like "gfx942".
+    capability = getattr(device, "compute_capability", "")
+    number = re.fullmatch(r"\d+\.\d+", capability or "")
+    return Target(platform, device.device_kind, number is not None and float(capability) >= 8.0)
+
+
+def mesh_target(mesh: jax.sharding.Mesh) -> Target:
+    """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
+    target = device_target(mesh.devices.flat[0])
+    tensor = mesh.shape["tensor"]
+    return target._replace(devices=mesh.devices.size, tensor=tensor, sharded_rows=True)
+
+
+def current_target() -> Target:
+    """Returns the target that `trace_for` has set, or the devices of this machine."""
+    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
+
+
+@contextlib.contextmanager
+def trace_for(target: Target) -> collections.abc.Iterator[None]:
+    """Traces models for these devices, as long as the context lasts."""
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def trace_for_one_device() -> contextlib.AbstractContextManager[None]:
+    """Traces models that one device of this machine computes alone."""
+    return trace_for(current_target()._replace(devices=1))
