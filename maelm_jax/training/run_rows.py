@@ -73,7 +73,7 @@ def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -
         ConfigError: A store is damaged, or holds other rows.
     """
     recorded = read(workdir)
-    if recorded is None or recorded["request"] != prepare.request(corpus, vocabulary):
+    if recorded is None or recorded["request"] != prepare.hash_settings(corpus, vocabulary):
         return None
     return _open(recorded, corpus)
 
