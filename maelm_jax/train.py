@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
             summary.describe(experiment, args.workdir)
             return 0
         with run_record.locked(args.workdir):
-            run.pretrain(run.Options(args.workdir, args.accept_new_data, began), experiment)
+            run.pretrain(args.workdir, experiment, args.accept_new_data, began)
     return 0
 
 

@@ -26,30 +26,23 @@ from maelm_jax.training import (
 )
 
 
-class Options(typing.NamedTuple):
-    """Options of the command line that are not settings."""
-
-    workdir: str
-    accept_new_data: bool
-    began: float  # time.perf_counter() at the start of the command
-
-
-def pretrain(options: Options, experiment: config.Experiment):
+def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
     The caller holds the lock of the workdir. Nothing in the workdir changes before everything that
     can be wrong input is checked.
 
     Args:
-        options: Flags of the command.
+        workdir: The folder of the run, on this machine or in a bucket.
         experiment: The settings.
+        accept_new_data: Whether rows other than the recorded ones are allowed.
+        began: time.perf_counter() at the start of the command.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
         RunError: The run cannot continue.
         SystemExit: A signal stopped the run (`loop.run`).
     """
-    workdir = options.workdir
     run_record.fetch(workdir)
     run_record.check_checkpoints(workdir)
     starting_point = start.find_starting_point(experiment, workdir)
@@ -70,7 +63,7 @@ def pretrain(options: Options, experiment: config.Experiment):
     optimizer = optimizers.create(experiment.optimizer)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
     sharding.check_memory(experiment, shapes, mesh)
-    rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, options.accept_new_data)
+    rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
     heldout = batches.heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
     baseline = objective.make_baseline(rows)
 
@@ -120,7 +113,7 @@ def pretrain(options: Options, experiment: config.Experiment):
     summary.print_baseline(baseline, heldout)
     summary.print_without_effect(experiment, initial.has_head and not initial.step)
     if not jax.process_index():
-        record_start(options, experiment, vocabulary, rows, initial.step, starting_point, parent)
+        record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)
     checkpoints = checkpoint.Checkpoints(
         workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
@@ -128,7 +121,7 @@ def pretrain(options: Options, experiment: config.Experiment):
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
-        summary.report_result(workdir, experiment, options.began, ranks, baseline)
+        summary.report_result(workdir, experiment, began, ranks, baseline)
 
 
 def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
@@ -182,7 +175,7 @@ def make_batches(
 
 
 def record_start(
-    options: Options,
+    workdir: str,
     experiment: config.Experiment,
     vocabulary: vocabularies.Vocabulary,
     rows: prepare.Prepared,
@@ -193,7 +186,7 @@ def record_start(
     """Writes the records of this start into the workdir, on process 0.
 
     Args:
-        options: Flags of the command.
+        workdir: The folder of the run.
         experiment: The settings of the run.
         vocabulary: The vocabulary of the run.
         rows: The rows that it trains on.
@@ -201,7 +194,7 @@ def record_start(
         starting_point: What the run starts from if `done` is 0.
         parent: The run that it goes on from, or None.
     """
-    workdir, folder = options.workdir, storage.local_path(options.workdir)
+    folder = storage.local_path(workdir)
     changes = run_record.changes_since_last_start(workdir, experiment)
     for change in changes:
         print(f"changed since the last start: {change}")
