@@ -98,7 +98,7 @@ class Schedule(typing.NamedTuple):
     slots: np.ndarray  # slots of each source, int [sources]
 
 
-def schedule(rates: typing.Sequence[float]) -> Schedule:
+def make_schedule(rates: typing.Sequence[float]) -> Schedule:
     """Gives each slot of the schedule to a source.
 
     Each source gets its share of the slots, at least one. Its slots are spread evenly, so any
@@ -159,7 +159,7 @@ class Batches:
         first_example: int = 0,
     ):
         self.stores = [stores[source] for source in rates]
-        self.schedule = schedule(list(rates.values()))
+        self.schedule = make_schedule(list(rates.values()))
         self.batch_size, self.seed = batch_size, seed
         if row_indices is None:
             row_indices = np.arange(batch_size)
@@ -217,7 +217,7 @@ class Batches:
         ]
 
 
-def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
+def read_heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
     """Reads the rows of every evaluation, the same each time.
 
     The sources take turns in the order of the training schedule. Each gives its rows from the first
@@ -235,7 +235,7 @@ def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.
         ConfigError: No source has a row.
     """
     names = list(rates)
-    turns = schedule(list(rates.values()))
+    turns = make_schedule(list(rates.values()))
     sizes = [min(len(stores[name]), count) for name in names]
     source = np.repeat(np.arange(len(names)), sizes)
     row = np.concatenate([np.arange(size) for size in sizes])

@@ -64,7 +64,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     shapes = step.state_shapes(objective.init, optimizer, mesh)
     sharding.check_memory(experiment, shapes, mesh)
     rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
-    heldout = batches.heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
+    heldout = batches.read_heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
     baseline = objective.make_baseline(rows)
 
     # State.

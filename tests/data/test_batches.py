@@ -90,14 +90,14 @@ def test_rates_are_kept_over_any_stretch():
 
 
 def test_a_rare_source_still_comes():
-    source, rank, slots = batches.schedule([1.0, 1e-9])
+    source, rank, slots = batches.make_schedule([1.0, 1e-9])
     assert slots.tolist() == [65535, 1] and (source == 1).sum() == 1
     assert all((rank[source == s] == np.arange(slots[s])).all() for s in range(2))
 
 
 @pytest.mark.parametrize("rates", [[0.7, 0.3, 1e-6, 1e-6], [1.0, *[1e-5] * 20], [1e-7] * 9 + [1.0]])
 def test_many_rare_sources_all_come(rates):
-    _, _, slots = batches.schedule(rates)
+    _, _, slots = batches.make_schedule(rates)
     assert slots.min() == 1 and slots.sum() == batches.PERIOD
 
 
@@ -127,22 +127,22 @@ def test_an_order_of_sources_in_the_stores_has_no_effect():
 
 
 def test_heldout_rows_are_fixed_and_spread():
-    rows = batches.heldout(STORES, RATES, 100)
-    np.testing.assert_array_equal(rows, batches.heldout(STORES, RATES, 100))
+    rows = batches.read_heldout(STORES, RATES, 100)
+    np.testing.assert_array_equal(rows, batches.read_heldout(STORES, RATES, 100))
     counts = np.bincount(rows[:, 0])
     assert len(rows) == 100 and counts[2] == 1 and counts[1] in range(18, 26)
     assert len(np.unique(rows, axis=0)) == 100
-    assert len(batches.heldout(STORES, RATES, 10**6)) == 1038
-    np.testing.assert_array_equal(batches.heldout(STORES, RATES, 50), rows[:50])
+    assert len(batches.read_heldout(STORES, RATES, 10**6)) == 1038
+    np.testing.assert_array_equal(batches.read_heldout(STORES, RATES, 50), rows[:50])
     in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).source  # no source ends in the first turns
     np.testing.assert_array_equal(rows[:9, 0], in_training[:9])
     with pytest.raises(config.ConfigError, match="no held-out rows"):
-        batches.heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
+        batches.read_heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
 
 
 def test_a_source_that_ends_early_leaves_its_turns_to_the_others():
     stores = {"large": Table(0, 100), "small": Table(1, 5000)}
-    rows = batches.heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
+    rows = batches.read_heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
     assert len(rows) == 4096 and np.bincount(rows[:, 0]).tolist() == [100, 3996]
 
 
