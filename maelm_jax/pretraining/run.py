@@ -54,7 +54,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     sharding.check_mesh(experiment, mesh)
     attention = attention_report.describe_run(experiment, mesh)
 
-    # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
+    # Vocabulary.
     vocabulary = load_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
@@ -63,6 +63,8 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     optimizer = optimizers.create(experiment.optimizer)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
     sharding.check_memory(experiment, shapes, mesh)
+
+    # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
     rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
     heldout = batches.read_heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
     baseline = objective.make_baseline(rows)
