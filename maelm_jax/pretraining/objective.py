@@ -53,12 +53,6 @@ class MaskedTokens:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
 
-    @property
-    def _never_predicted(self) -> tuple[int, ...]:
-        """Ids that are never predicted: special tokens, or padding alone."""
-        masks_all = self.experiment.masking.mask_special_tokens
-        return (self.special.pad,) if masks_all else self.special.never_masked
-
     def init(self, key: Key[Array, ""]) -> dict:
         """Returns fresh parameters."""
         return self.definition.init(key)
@@ -91,7 +85,9 @@ class MaskedTokens:
 
     def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
         """Returns the unigram distribution of the training rows."""
-        return unigram.Unigram.of_rows(rows, self.vocabulary_size, self._never_predicted)
+        masks_all = self.experiment.masking.mask_special_tokens
+        never_predicted = (self.special.pad,) if masks_all else self.special.never_masked
+        return unigram.Unigram.of_rows(rows, self.vocabulary_size, never_predicted)
 
     def set_initial_values(self, params: dict, baseline: unigram.Unigram):
         """Sets the bias of the prediction head to log frequencies, with `Model.unigram_bias`."""
