@@ -100,14 +100,14 @@ def add_process_flags(flags: argparse.ArgumentParser):
 class Arguments(typing.NamedTuple):
     """A command line."""
 
-    flags: argparse.Namespace
+    args: argparse.Namespace
     bindings: list[str]  # NAME=VALUE of each --gin.NAME=VALUE
 
 
 class Command(typing.NamedTuple):
     """A command line, and the settings of its gin files and bindings."""
 
-    flags: argparse.Namespace
+    args: argparse.Namespace
     experiment: config.Experiment | None  # None: see parse_encoder
 
 

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if experiment.run.init_from:
-        experiment = _adopting(experiment, args.run)
+        experiment = _adopt_encoder(experiment, args.run)
     corpus = experiment.corpus
     if args.skip_bad_files:
         corpus = dataclasses.replace(corpus, skip_bad_files=True)
@@ -105,13 +105,13 @@ def _vocabulary_of(run: str | None) -> vocabularies.Vocabulary | None:
     return vocabularies.load(folder) if folder and vocabularies.files_in(folder) else None
 
 
-def _adopting(experiment: config.Experiment, workdir: str | None) -> config.Experiment:
+def _adopt_encoder(experiment: config.Experiment, workdir: str | None) -> config.Experiment:
     """Returns the settings with those of the encoder of `Run.init_from`, or of a begun run."""
     from maelm_jax.encoders import adoption, source  # these import JAX
     from maelm_jax.pretraining import start
 
     if workdir is not None:
-        return start.find_source(experiment, workdir).experiment
+        return start.find_starting_point(experiment, workdir).experiment
     return adoption.adopt_settings(
         experiment, source.find_encoder(experiment.run.init_from)
     ).experiment

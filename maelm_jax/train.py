@@ -11,10 +11,11 @@ A new run that goes on from another one, with its optimiser:
     python -m maelm_jax.train --gin_file=tiny.gin --gin.Run.continue_from=runs/tiny@500 \
         --gin.Optimizer.schedule=decay --gin.TRAIN_STEPS=100 --workdir=runs/tiny-decay
 
-The workdir contains the whole run: config.gin, environment.txt, vocabulary/, metrics.jsonl,
-tensorboard/, checkpoints/, loss_curve.png. The same command resumes the run from its newest
-checkpoint. Exit status: 0 done, 143 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong input, 3 diverged,
-1 anything else. SIGTERM saves a checkpoint, and so does Ctrl-C in a run of one process.
+The workdir contains the whole run: config.gin, environment.txt, vocabulary/, rows.json,
+metrics.jsonl, tensorboard/, checkpoints/, loss_curve.png. The rows themselves are in
+Corpus.rows_dir. The same command resumes the run from its newest checkpoint. Exit status: 0 done,
+143 stopped by SIGTERM, 130 by Ctrl-C, 2 wrong input, 3 diverged, 1 anything else. SIGTERM saves a
+checkpoint, and so does Ctrl-C in a run of one process.
 """
 
 import logging
@@ -59,11 +60,11 @@ def main(argv: list[str]) -> int:
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
-            found = start.find_source(experiment, args.workdir)
-            summary.describe(found.experiment, args.workdir)
+            experiment = start.find_starting_point(experiment, args.workdir).experiment
+            summary.describe(experiment, args.workdir)
             return 0
         with run_record.locked(args.workdir):
-            run.pretrain(run.Options(args.workdir, args.accept_new_data, began), experiment)
+            run.pretrain(args.workdir, experiment, args.accept_new_data, began)
     return 0
 
 

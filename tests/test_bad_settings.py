@@ -29,7 +29,7 @@ BASE = {
 }
 # The first thing that each command does once its settings, flags and paths are known to be right.
 WORK = {
-    "train": "maelm_jax.pretraining.start.find_source",
+    "train": "maelm_jax.pretraining.start.find_starting_point",
     "prepare": "maelm_jax.data.vocabulary_training.vocabulary_for",
     "plan": "maelm_jax.planning.targets.start_compiler",
     "finetune": "maelm_jax.finetuning.sentence.SentenceTask.check_files",

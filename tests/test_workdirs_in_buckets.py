@@ -53,19 +53,19 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     place = f"{bucket}/runs/continued"
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.find_source(experiment, place)
+        start.find_starting_point(experiment, place)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
     newest_step = runpy.run_path(str(ROOT / "launch" / "newest_step.py"))["newest_step"]
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.find_source(experiment, place)  # the write of this checkpoint was cut off
+        start.find_starting_point(experiment, place)  # the write of this checkpoint was cut off
     assert newest_step(place) == 0
     put(f"{place}/checkpoints/20/commit_success.txt", b"")
     assert newest_step(place) == 20
     assert (run_record.fetch(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
-    resolved = start.find_source(experiment, place)
+    resolved = start.find_starting_point(experiment, place)
     assert resolved.encoder is None and resolved.experiment.model.layers == 3
 
 

@@ -157,7 +157,7 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
     heldout = prepared.split("heldout")
     count, available = 2 * tokens // corpus.sequence_length + 1, sum(map(len, heldout.values()))
     while True:  # the rows are a prefix of those that a larger count gives
-        read = batches.heldout(heldout, prepared.rates, min(count, available))
+        read = batches.read_heldout(heldout, prepared.rates, min(count, available))
         if count >= available or (read != run.vocabulary.pad).sum() >= tokens:
             break
         count *= 2

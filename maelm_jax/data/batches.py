@@ -2,10 +2,10 @@
 
 There is no iterator state, so nothing is saved or restored. Example i of step s has the number
 g = first_example + s * batch_size + i. `first_example` is the number of rows that the run of
-Run.continue_from has read, else 0. A fixed schedule of PERIOD slots gives the task of example g (a
-task is one source) and the number of earlier examples of that task. That number divided by the
-task's row count is the epoch; the remainder is the position in the epoch. A permutation that is new
-in each epoch turns the position into a row number.
+Run.continue_from has read, else 0. A fixed schedule of PERIOD slots gives the source of example g
+and the number of earlier examples of that source. That number divided by the source's row count is
+the epoch; the remainder is the position in the epoch. A permutation that is new in each epoch turns
+the position into a row number.
 
 Each host reads only the rows that its own devices hold. The global batch is the same for any
 number of hosts.
@@ -91,46 +91,46 @@ def permute_in_windows(
 
 
 class Schedule(typing.NamedTuple):
-    """The task of each slot."""
+    """The source of each slot."""
 
-    task: np.ndarray  # int [PERIOD]
-    rank: np.ndarray  # number of earlier slots of the same task, int [PERIOD]
-    slots: np.ndarray  # slots of each task, int [tasks]
+    source: np.ndarray  # int [PERIOD]
+    rank: np.ndarray  # number of earlier slots of the same source, int [PERIOD]
+    slots: np.ndarray  # slots of each source, int [sources]
 
 
-def schedule(rates: typing.Sequence[float]) -> Schedule:
-    """Gives each slot of the schedule to a task.
+def make_schedule(rates: typing.Sequence[float]) -> Schedule:
+    """Gives each slot of the schedule to a source.
 
-    Each task gets its share of the slots, at least one. Its slots are spread evenly, so any stretch
-    of examples holds every task in nearly its share.
+    Each source gets its share of the slots, at least one. Its slots are spread evenly, so any
+    stretch of examples holds every source in nearly its share.
 
     Args:
-        rates: Rate of each task. Only their ratios count.
+        rates: Rate of each source. Only their ratios count.
     """
     shares = np.asarray(rates, np.float64) / np.sum(rates) * PERIOD
     slots = np.maximum(np.floor(shares).astype(np.int64), 1)
     while (left := PERIOD - slots.sum()) != 0:  # the largest remainders are rounded up first
         missing = (shares - slots) * np.sign(left)
-        missing[(slots == 1) & (left < 0)] = -np.inf  # a task keeps its last slot
+        missing[(slots == 1) & (left < 0)] = -np.inf  # a source keeps its last slot
         slots[np.argmax(missing)] += np.sign(left)
-    task = np.repeat(np.arange(len(slots)), slots)
+    source = np.repeat(np.arange(len(slots)), slots)
     rank = np.concatenate([np.arange(n) for n in slots])
-    order = np.lexsort((task, (rank + 0.5) / slots[task]))
-    return Schedule(task[order], rank[order], slots)
+    order = np.lexsort((source, (rank + 0.5) / slots[source]))
+    return Schedule(source[order], rank[order], slots)
 
 
 class Location(typing.NamedTuple):
     """Where examples are read from."""
 
-    task: np.ndarray  # int64 [n]
-    epoch: np.ndarray  # epoch of the task, int64 [n]
-    row: np.ndarray  # row number in the task's store, int64 [n]
+    source: np.ndarray  # int64 [n]
+    epoch: np.ndarray  # epoch of the source, int64 [n]
+    row: np.ndarray  # row number in the source's store, int64 [n]
 
 
 class RequestedRows(typing.NamedTuple):
-    """The rows of one task in a batch, which are being read."""
+    """The rows of one source in a batch, which are being read."""
 
-    in_batch: np.ndarray  # whether a row of the batch is of this task, bool [n]
+    in_batch: np.ndarray  # whether a row of the batch is of this source, bool [n]
     wait: typing.Callable[[], np.ndarray]  # returns the rows, int32 [m, length]
 
 
@@ -139,7 +139,7 @@ class Batches:
 
     Args:
         stores: {source: Rows}.
-        rates: {source: rate}. Its order numbers the tasks.
+        rates: {source: rate}. Its order numbers the sources.
         batch_size: Rows of a batch, over all hosts.
         seed: Seed of the data order.
         row_indices: Indices in the global batch of the rows that this host reads, int [n]. None
@@ -159,7 +159,7 @@ class Batches:
         first_example: int = 0,
     ):
         self.stores = [stores[source] for source in rates]
-        self.schedule = schedule(list(rates.values()))
+        self.schedule = make_schedule(list(rates.values()))
         self.batch_size, self.seed = batch_size, seed
         if row_indices is None:
             row_indices = np.arange(batch_size)
@@ -175,25 +175,25 @@ class Batches:
             examples: Global example numbers, int [n].
         """
         slot = examples % PERIOD
-        task = self.schedule.task[slot]
-        earlier = examples // PERIOD * self.schedule.slots[task] + self.schedule.rank[slot]
+        source = self.schedule.source[slot]
+        earlier = examples // PERIOD * self.schedule.slots[source] + self.schedule.rank[slot]
         epoch, row = np.zeros_like(earlier), np.zeros_like(earlier)
         for index, store in enumerate(self.stores):
-            of_task = task == index
-            epoch[of_task], positions = np.divmod(earlier[of_task], len(store))
-            keys = self._permutation_keys(index, epoch[of_task])
+            of_source = source == index
+            epoch[of_source], positions = np.divmod(earlier[of_source], len(store))
+            keys = self._permutation_keys(index, epoch[of_source])
             if self.shuffle_shards:
-                row[of_task] = permute_in_windows(
+                row[of_source] = permute_in_windows(
                     positions, keys, len(store), store.shard_rows, self.shuffle_shards
                 )
             else:
-                row[of_task] = permute(positions, keys, len(store))
-        return Location(task, epoch, row)
+                row[of_source] = permute(positions, keys, len(store))
+        return Location(source, epoch, row)
 
-    def _permutation_keys(self, task: int, epochs: np.ndarray) -> np.ndarray:
-        """Returns the key of a task's permutation in each of some epochs, uint64 [n]."""
+    def _permutation_keys(self, source: int, epochs: np.ndarray) -> np.ndarray:
+        """Returns the key of a source's permutation in each of some epochs, uint64 [n]."""
         seeds = np.full(len(epochs), self.seed, np.int64).astype(np.uint64)
-        return mix(mix(mix(seeds) + np.uint64(task)) + epochs.astype(np.uint64))
+        return mix(mix(mix(seeds) + np.uint64(source)) + epochs.astype(np.uint64))
 
     def batch(self, step: int) -> np.ndarray:
         """Reads this host's rows of one step, int32 [len(row_indices), length].
@@ -209,18 +209,18 @@ class Batches:
 
     def _request(self, step: int) -> list[RequestedRows]:
         """Begins to read this host's rows of one step."""
-        task, _, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
-        masks = [task == index for index in range(len(self.stores))]
+        source, _, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
+        masks = [source == index for index in range(len(self.stores))]
         return [
             RequestedRows(mask, store.request(row[mask]))
             for store, mask in zip(self.stores, masks, strict=True)
         ]
 
 
-def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
+def read_heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
     """Reads the rows of every evaluation, the same each time.
 
-    The tasks take turns in the order of the training schedule. Each gives its rows from the first
+    The sources take turns in the order of the training schedule. Each gives its rows from the first
     on, until it has no more.
 
     Args:
@@ -232,20 +232,20 @@ def heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.
         Rows, int32 [at most count, length].
 
     Raises:
-        ConfigError: No task has a row.
+        ConfigError: No source has a row.
     """
     names = list(rates)
-    turns = schedule(list(rates.values()))
+    turns = make_schedule(list(rates.values()))
     sizes = [min(len(stores[name]), count) for name in names]
-    task = np.repeat(np.arange(len(names)), sizes)
+    source = np.repeat(np.arange(len(names)), sizes)
     row = np.concatenate([np.arange(size) for size in sizes])
-    in_turn = np.lexsort((task, (row + 0.5) / turns.slots[task]))[:count]
-    task, row = task[in_turn], row[in_turn]
-    if len(task) == 0:
+    in_turn = np.lexsort((source, (row + 0.5) / turns.slots[source]))[:count]
+    source, row = source[in_turn], row[in_turn]
+    if len(source) == 0:
         raise config.ConfigError(
             "no held-out rows: raise Corpus.heldout_fraction, or give a corpus of more documents"
         )
-    result = np.empty((len(task), stores[names[0]].length), np.int32)
+    result = np.empty((len(source), stores[names[0]].length), np.int32)
     for index, name in enumerate(names):
-        result[task == index] = stores[name][row[task == index]]
+        result[source == index] = stores[name][row[source == index]]
     return result

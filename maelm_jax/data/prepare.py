@@ -110,11 +110,11 @@ def prepare(
                 _make_store(parts, source, corpus, vocabulary, make_all)
             shutil.rmtree(parts, ignore_errors=True)  # also of a process that was killed
     except Unavailable as error:
-        key = f"rows-{request(corpus, vocabulary)}"
+        key = f"rows-{hash_settings(corpus, vocabulary)}"
         return open_record(rows.recall_instead(corpus, key, error), corpus)
     rates = sources.rates(corpus)
     record = {
-        "request": request(corpus, vocabulary),
+        "request": hash_settings(corpus, vocabulary),
         "vocabulary": vocabulary.fingerprint,
         "length": corpus.sequence_length,
         "sources": {
@@ -133,7 +133,7 @@ def prepare(
 
 def find(corpus: Corpus, vocabulary: Vocabulary) -> Prepared | None:
     """Opens the rows that were prepared last for these settings. None if there are none."""
-    record = rows.recall(corpus, f"rows-{request(corpus, vocabulary)}")
+    record = rows.recall(corpus, f"rows-{hash_settings(corpus, vocabulary)}")
     return record and open_record(record, corpus)
 
 
@@ -165,7 +165,7 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
     return Prepared(stores, record)
 
 
-def request(corpus: Corpus, vocabulary: Vocabulary) -> str:
+def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
     """Returns a hash of the settings that the rows of a corpus depend on."""
     return rows.digest([_settings(corpus, vocabulary), sorted(corpus.rates.items())])
 

@@ -256,9 +256,9 @@ def documents(path: str, field: str, start: int = 0, end: int | None = None):
         BadFile: The file cannot be read. The message names the file and the position.
         RunError: The file cannot be read at the moment.
     """
-    reader = _reader_of(path)
+    reader, bounds = _reader_of(path), (start, end) if end else ()
     with _naming(path):
-        yield from reader(path, field, start, end) if end else reader(path, field)
+        yield from reader(path, field, *bounds)
 
 
 def lines(path: str, start: int = 0) -> typing.Iterator[tuple[int, bytes]]:

@@ -233,11 +233,11 @@ def write(
     Raises:
         RunError: The disk is full, or cannot be written to.
     """
-    digest = hashlib.sha256()
+    content_hash = hashlib.sha256()
     for split in SPLITS:
         try:
             _write_array(
-                folder / split, blocks(split), (counts[split]["rows"], length), dtype, digest
+                folder / split, blocks(split), (counts[split]["rows"], length), dtype, content_hash
             )
         except ValueError as error:  # TensorStore's error for every failure of the disk
             reason = " ".join(str(error).split())[:300]
@@ -246,7 +246,7 @@ def write(
                 "disk, then give the same command again: it joins the finished parts"
             ) from error
     manifest = {
-        "fingerprint": digest.hexdigest(),
+        "fingerprint": content_hash.hexdigest(),
         "length": length,
         "splits": {split: _statistics(counts[split], length) for split in SPLITS},
         "left_out": left_out,
@@ -259,9 +259,9 @@ def _write_array(
     blocks: typing.Iterable[np.ndarray],
     shape: tuple[int, int],
     dtype: np.dtype,
-    digest,
+    content_hash,
 ):
-    """Writes one array and adds its bytes to `digest`."""
+    """Writes one array and adds its bytes to `content_hash`."""
     inner = {
         "chunk_shape": [CHUNK_ROWS, shape[1]],
         "index_location": "start",
@@ -288,7 +288,7 @@ def _write_array(
     array = tensorstore.open(spec, create=True, delete_existing=True).result()
     start = 0
     for rows in _in_whole_files(blocks):
-        digest.update(np.ascontiguousarray(rows))
+        content_hash.update(np.ascontiguousarray(rows))
         array[start : start + len(rows)].write(rows).result()
         start += len(rows)
 

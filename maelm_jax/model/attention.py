@@ -67,51 +67,248 @@ class Target(typing.NamedTuple):
     sharded_rows: bool = False
 
 
+def attend(
+    q: Float[Array, "B T D"],
+    k: Float[Array, "B S D"],
+    v: Float[Array, "B S D"],
+    *,
+    heads: int,
+    terms: ScoreTerms = NO_TERMS,
+    dropout_rate: float = 0.0,
+    dropout_keys: Key[Array, " B"] | None = None,
+    backend: str = "auto",
+) -> AttentionOutput:
+    """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
+
+    Rotary positions first rotate q and k.
+
+    Args:
+        q: Queries, with the heads side by side.
+        k: Keys.
+        v: Values.
+        heads: Number of heads.
+        terms: What changes the scores.
+        dropout_rate: Dropout of the weights.
+        dropout_keys: One key for each row. None: no dropout.
+        backend: `Model.attention_backend`.
+
+    Returns:
+        The sums, in the dtype of q, and the carrier of `terms`.
+    """
+    if terms.rotations is not None:
+        q = rotate(q, terms.rotations.queries, heads)
+        k = rotate(k, terms.rotations.keys, heads)
+    call = Call(
+        heads=heads,
+        head_size=q.shape[2] // heads,
+        queries=q.shape[1],
+        keys=k.shape[1],
+        dtype=q.dtype,
+        dropout_rate=0.0 if dropout_keys is None else dropout_rate,
+        has_bias=terms.bias is not None,
+        has_dense_mask=isinstance(terms.mask, jax.Array),
+    )
+    target = current_target()
+    chosen = choose_backend(backend, call, target).backend
+    if chosen == "pallas_tpu":
+        q, k, v = (save_for_backward(x) for x in (q, k, v))
+        return attention_tpu.attend(
+            q,
+            k,
+            v,
+            terms.bias,
+            terms.carrier,
+            terms.mask,
+            heads=heads,
+            dropout_rate=call.dropout_rate,
+            dropout_keys=dropout_keys,
+            tensor=target.tensor,
+            sharded_rows=target.sharded_rows,
+            interpret=target.platform != "tpu",
+        )
+    q_heads, k_heads, v_heads = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
+    terms = _merge_mask(terms, q.dtype)
+    bias = terms.mask if terms.bias is None else terms.bias
+    if chosen == "cudnn":
+        states = _attend_by_cudnn(q_heads, k_heads, v_heads, bias, target)
+    else:
+        states = _attend_by_xla(q_heads, k_heads, v_heads, bias, dropout_rate, dropout_keys)
+    return AttentionOutput(states, terms.carrier)
+
+
+def prepare_terms(
+    terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
+) -> ScoreTerms:
+    """Computes once what changes the scores of all layers of a stack.
+
+    The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
+    alone as segments: they compare them.
+
+    Args:
+        terms: What changes the scores of each layer.
+        model: As for `describe_call`, like queries, keys and dropout_rate.
+        queries: Slots of a row that attend.
+        keys: Slots of a row that they attend to.
+        dropout_rate: Dropout of the attention weights.
+    """
+    call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
+    choice = choose_backend(model.attention_backend, call, current_target())
+    uses_kernels = choice.backend == "pallas_tpu"
+    if uses_kernels and terms.bias is None:
+        return terms
+    terms = _merge_mask(terms, call.dtype)
+    if not uses_kernels:
+        return terms
+    # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
+    bias = jax.lax.optimization_barrier(terms.bias)
+    return terms._replace(bias=bias, carrier=bias)
+
+
+def describe_call(
+    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
+) -> Call:
+    """Returns the call of `attend` that a layer of a model makes.
+
+    Args:
+        model: The encoder's settings, or the decoder's (`Model.decoder`).
+        queries: Slots of a row that attend.
+        keys: Slots of a row that they attend to.
+        dropout_rate: Dropout of the attention weights.
+        has_bias: Whether there is a relative position bias.
+    """
+    return Call(
+        heads=model.heads,
+        head_size=model.width // model.heads,
+        queries=queries,
+        keys=keys,
+        dtype=jnp.dtype(model.dtype),
+        dropout_rate=dropout_rate,
+        has_bias=has_bias,
+        has_dense_mask=model.local_attention > 0,
+    )
+
+
+def _merge_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
+    """Makes the mask an array, and adds it to the bias if there is one."""
+    if terms.mask is None:
+        return terms
+    mask = terms.mask.as_bias(dtype) if isinstance(terms.mask, Mask) else terms.mask
+    if terms.bias is None:
+        return terms._replace(mask=mask)
+    return terms._replace(bias=mask + terms.bias, mask=None)
+
+
+def _attend_by_xla(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    dropout_rate: float,
+    dropout_keys: Key[Array, " B"] | None,
+) -> Float[Array, "B T D"]:
+    """Computes attention from the scores, which are in memory."""
+    q, k, v = (save_for_backward(x.swapaxes(1, 2)) for x in (q, k, v))
+    if bias is None:
+        bias = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
+    weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
+    weights = ops.dropout(weights, dropout_rate, dropout_keys)
+    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
+    return save_for_backward(y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1))
+
+
+@jax.custom_vjp
+def attention_weights(
+    q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]
+) -> Float[Array, "B H T S"]:
+    """Computes the softmax of q k^T + bias over the keys.
+
+    Scores and softmax are computed in float32. The weights have the dtype of q. The backward pass
+    casts the gradient of the scores to the dtype of q, so that its matrix products run in that
+    dtype. Automatic differentiation would run them in float32.
+
+    Args:
+        q: Queries, already divided by sqrt(K).
+        k: Keys.
+        bias: Added to the scores. G is H, or 1 for a bias that all heads share.
+
+    Returns:
+        The weights, in the dtype of q. They sum to 1 over S.
+    """
+    return _attention_weights_forward(q, k, bias)[0]
+
+
+def _attention_weights_forward(q, k, bias):
+    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(
+        jnp.float32
+    )
+    weights = save_for_backward(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
+    return weights, (q, k, weights, bias)
+
+
+def _attention_weights_backward(saved, d_weights):
+    q, k, weights, bias = saved
+    wide = weights.astype(jnp.float32)
+    product = wide * d_weights.astype(jnp.float32)
+    d_scores = product - wide * product.sum(axis=-1, keepdims=True)
+    d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
+    d_scores = d_scores.astype(q.dtype)
+    return (
+        jnp.einsum("bhts,bhsk->bhtk", d_scores, k),
+        jnp.einsum("bhts,bhtk->bhsk", d_scores, q),
+        d_bias.astype(bias.dtype),
+    )
+
+
+attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)
+
+
+def _attend_by_cudnn(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B S H K"],
+    v: Float[Array, "B S H K"],
+    bias: Float[Array, "B G T S"] | None,
+    target: Target,
+) -> Float[Array, "B T D"]:
+    """Calls cuDNN's fused attention.
+
+    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
+    """
+
+    def run(q, k, v, bias):
+        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
+
+    q, k, v = (save_for_backward(x) for x in (q, k, v))
+    if target.sharded_rows:
+        # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
+        by_head = PartitionSpec(None, None, "tensor")
+        bias_spec = PartitionSpec(None, "tensor")
+        if bias is None or bias.shape[1] == 1:
+            bias_spec = PartitionSpec()
+        run = jax.shard_map(
+            run,
+            in_specs=(by_head, by_head, by_head, bias_spec),
+            out_specs=by_head,
+            axis_names={"tensor"},
+            check_vma=False,
+        )
+    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
+
+
+def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
+    """A policy of `jax.checkpoint`: keeps what cuDNN's forward kernel returns.
+
+    The backward kernel needs the softmax statistics, and `jax.nn.dot_product_attention` gives them
+    no name that `save_for_backward` could mark. Without this policy, the backward pass runs the
+    forward kernel again.
+    """
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
 class Choice(typing.NamedTuple):
     """A backend and the reason for it."""
 
     backend: str
     reason: str
-
-
-_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
-
-
-def device_target(device: typing.Any) -> Target:
-    """Returns the target of a model that one JAX device computes alone."""
-    # A GPU that is only compiled for has the platform "cuda" or "rocm" instead of "gpu".
-    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
-    # cuDNN's attention needs an Ampere GPU (8.0). AMD's capabilities are names like "gfx942".
-    capability = getattr(device, "compute_capability", "")
-    number = re.fullmatch(r"\d+\.\d+", capability or "")
-    return Target(platform, device.device_kind, number is not None and float(capability) >= 8.0)
-
-
-def mesh_target(mesh: jax.sharding.Mesh) -> Target:
-    """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
-    target = device_target(mesh.devices.flat[0])
-    tensor = mesh.shape["tensor"]
-    return target._replace(devices=mesh.devices.size, tensor=tensor, sharded_rows=True)
-
-
-def current_target() -> Target:
-    """Returns the target that `trace_for` has set, or the devices of this machine."""
-    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
-
-
-@contextlib.contextmanager
-def trace_for(target: Target) -> collections.abc.Iterator[None]:
-    """Traces models for these devices, as long as the context lasts."""
-    token = _target.set(target)
-    try:
-        yield
-    finally:
-        _target.reset(token)
-
-
-def trace_for_one_device() -> contextlib.AbstractContextManager[None]:
-    """Traces models that one device of this machine computes alone."""
-    return trace_for(current_target()._replace(devices=1))
 
 
 def choose_backend(requested: str, call: Call, target: Target) -> Choice:
@@ -192,238 +389,41 @@ def _find_tpu_obstacle(call: Call, target: Target) -> str | None:
     return None
 
 
-def attend(
-    q: Float[Array, "B T D"],
-    k: Float[Array, "B S D"],
-    v: Float[Array, "B S D"],
-    *,
-    heads: int,
-    terms: ScoreTerms = NO_TERMS,
-    dropout_rate: float = 0.0,
-    dropout_keys: Key[Array, " B"] | None = None,
-    backend: str = "auto",
-) -> AttentionOutput:
-    """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
-
-    Rotary positions first rotate q and k.
-
-    Args:
-        q: Queries, with the heads side by side.
-        k: Keys.
-        v: Values.
-        heads: Number of heads.
-        terms: What changes the scores.
-        dropout_rate: Dropout of the weights.
-        dropout_keys: One key for each row. None: no dropout.
-        backend: `Model.attention_backend`.
-
-    Returns:
-        The sums, in the dtype of q, and the carrier of `terms`.
-    """
-    if terms.rotations is not None:
-        q = rotate(q, terms.rotations.queries, heads)
-        k = rotate(k, terms.rotations.keys, heads)
-    call = Call(
-        heads=heads,
-        head_size=q.shape[2] // heads,
-        queries=q.shape[1],
-        keys=k.shape[1],
-        dtype=q.dtype,
-        dropout_rate=0.0 if dropout_keys is None else dropout_rate,
-        has_bias=terms.bias is not None,
-        has_dense_mask=isinstance(terms.mask, jax.Array),
-    )
-    target = current_target()
-    chosen = choose_backend(backend, call, target).backend
-    if chosen == "pallas_tpu":
-        q, k, v = (save_for_backward(x) for x in (q, k, v))
-        return attention_tpu.attend(
-            q,
-            k,
-            v,
-            terms.bias,
-            terms.carrier,
-            terms.mask,
-            heads=heads,
-            dropout_rate=call.dropout_rate,
-            dropout_keys=dropout_keys,
-            tensor=target.tensor,
-            sharded_rows=target.sharded_rows,
-            interpret=target.platform != "tpu",
-        )
-    q_heads, k_heads, v_heads = (x.reshape(*x.shape[:2], heads, -1) for x in (q, k, v))
-    terms = _merge_mask(terms, q.dtype)
-    bias = terms.mask if terms.bias is None else terms.bias
-    if chosen == "cudnn":
-        states = _attend_by_cudnn(q_heads, k_heads, v_heads, bias, target)
-    else:
-        states = _attend_by_xla(q_heads, k_heads, v_heads, bias, dropout_rate, dropout_keys)
-    return AttentionOutput(states, terms.carrier)
+_target: contextvars.ContextVar[Target | None] = contextvars.ContextVar("target", default=None)
 
 
-def prepare_terms(
-    terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
-) -> ScoreTerms:
-    """Computes once what all layers of a stack add to their scores.
-
-    The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
-    alone as segments: they compare them.
-
-    Args:
-        terms: What each layer adds.
-        model: As for `describe_call`, like queries, keys and dropout_rate.
-        queries: Slots of a row that attend.
-        keys: Slots of a row that they attend to.
-        dropout_rate: Dropout of the attention weights.
-    """
-    call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
-    choice = choose_backend(model.attention_backend, call, current_target())
-    uses_kernels = choice.backend == "pallas_tpu"
-    if uses_kernels and terms.bias is None:
-        return terms
-    terms = _merge_mask(terms, call.dtype)
-    if not uses_kernels:
-        return terms
-    # Without the barrier, XLA adds mask and bias again in each layer, in both passes.
-    bias = jax.lax.optimization_barrier(terms.bias)
-    return terms._replace(bias=bias, carrier=bias)
+def device_target(device: typing.Any) -> Target:
+    """Returns the target of a model that one JAX device computes alone."""
+    # A GPU that is only compiled for has the platform "cuda" or "rocm" instead of "gpu".
+    platform = "gpu" if device.platform in ("cuda", "rocm") else device.platform
+    # cuDNN's attention needs an Ampere GPU (8.0). AMD's capabilities are names like "gfx942".
+    capability = getattr(device, "compute_capability", "")
+    number = re.fullmatch(r"\d+\.\d+", capability or "")
+    return Target(platform, device.device_kind, number is not None and float(capability) >= 8.0)
 
 
-def describe_call(
-    model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
-) -> Call:
-    """Returns the call of `attend` that a layer of a model makes.
-
-    Args:
-        model: The encoder's settings, or the decoder's (`Model.decoder`).
-        queries: Slots of a row that attend.
-        keys: Slots of a row that they attend to.
-        dropout_rate: Dropout of the attention weights.
-        has_bias: Whether there is a relative position bias.
-    """
-    return Call(
-        heads=model.heads,
-        head_size=model.width // model.heads,
-        queries=queries,
-        keys=keys,
-        dtype=jnp.dtype(model.dtype),
-        dropout_rate=dropout_rate,
-        has_bias=has_bias,
-        has_dense_mask=model.local_attention > 0,
-    )
+def mesh_target(mesh: jax.sharding.Mesh) -> Target:
+    """Returns the target of a model that is traced inside `shard_map` over the rows of a mesh."""
+    target = device_target(mesh.devices.flat[0])
+    tensor = mesh.shape["tensor"]
+    return target._replace(devices=mesh.devices.size, tensor=tensor, sharded_rows=True)
 
 
-def _merge_mask(terms: ScoreTerms, dtype: jnp.dtype) -> ScoreTerms:
-    """Makes the mask an array, and adds it to the bias if there is one."""
-    if terms.mask is None:
-        return terms
-    mask = terms.mask.as_bias(dtype) if isinstance(terms.mask, Mask) else terms.mask
-    if terms.bias is None:
-        return terms._replace(mask=mask)
-    return terms._replace(bias=mask + terms.bias, mask=None)
+def current_target() -> Target:
+    """Returns the target that `trace_for` has set, or the devices of this machine."""
+    return _target.get() or device_target(jax.devices()[0])._replace(devices=jax.device_count())
 
 
-def _attend_by_cudnn(
-    q: Float[Array, "B T H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    bias: Float[Array, "B G T S"] | None,
-    target: Target,
-) -> Float[Array, "B T D"]:
-    """Calls cuDNN's fused attention.
-
-    Its backward kernel computes a gradient of the bias also where the bias is only a mask.
-    """
-
-    def run(q, k, v, bias):
-        return jax.nn.dot_product_attention(q, k, v, bias, implementation="cudnn")
-
-    q, k, v = (save_for_backward(x) for x in (q, k, v))
-    if target.sharded_rows:
-        # XLA cannot partition the call. Inside `shard_map` over all axes it has nothing to do.
-        by_head = PartitionSpec(None, None, "tensor")
-        bias_spec = PartitionSpec(None, "tensor")
-        if bias is None or bias.shape[1] == 1:
-            bias_spec = PartitionSpec()
-        run = jax.shard_map(
-            run,
-            in_specs=(by_head, by_head, by_head, bias_spec),
-            out_specs=by_head,
-            axis_names={"tensor"},
-            check_vma=False,
-        )
-    return run(q, k, v, bias).reshape(*q.shape[:2], -1)
+@contextlib.contextmanager
+def trace_for(target: Target) -> collections.abc.Iterator[None]:
+    """Traces models for these devices, as long as the context lasts."""
+    token = _target.set(target)
+    try:
+        yield
+    finally:
+        _target.reset(token)
 
 
-def saves_cudnn_outputs(primitive: typing.Any, *_: typing.Any, **__: typing.Any) -> bool:
-    """A policy of `jax.checkpoint`: keeps what cuDNN's forward kernel returns.
-
-    The backward kernel needs the softmax statistics, and `jax.nn.dot_product_attention` gives them
-    no name that `save_for_backward` could mark. Without this policy, the backward pass runs the
-    forward kernel again.
-    """
-    return primitive.name.startswith("dot_product_attention_fwd")
-
-
-def _attend_by_xla(
-    q: Float[Array, "B T H K"],
-    k: Float[Array, "B S H K"],
-    v: Float[Array, "B S H K"],
-    bias: Float[Array, "B G T S"] | None,
-    dropout_rate: float,
-    dropout_keys: Key[Array, " B"] | None,
-) -> Float[Array, "B T D"]:
-    """Computes attention from the scores, which are in memory."""
-    q, k, v = (save_for_backward(x.swapaxes(1, 2)) for x in (q, k, v))
-    if bias is None:
-        bias = jnp.zeros((len(q), 1, q.shape[2], k.shape[2]), q.dtype)
-    weights = attention_weights(q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype), k, bias)
-    weights = ops.dropout(weights, dropout_rate, dropout_keys)
-    y = jnp.einsum("bhts,bhsk->bhtk", weights, v)
-    return save_for_backward(y.swapaxes(1, 2).reshape(len(y), y.shape[2], -1))
-
-
-@jax.custom_vjp
-def attention_weights(
-    q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]
-) -> Float[Array, "B H T S"]:
-    """Computes the softmax of q k^T + bias over the keys.
-
-    Scores and softmax are computed in float32. The weights have the dtype of q. The backward pass
-    casts the gradient of the scores to the dtype of q, so that its matrix products run in that
-    dtype. Automatic differentiation would run them in float32.
-
-    Args:
-        q: Queries, already divided by sqrt(K).
-        k: Keys.
-        bias: Added to the scores. G is H, or 1 for a bias that all heads share.
-
-    Returns:
-        The weights, in the dtype of q. They sum to 1 over S.
-    """
-    return _attention_weights_forward(q, k, bias)[0]
-
-
-def _attention_weights_forward(q, k, bias):
-    scores = jnp.einsum("bhtk,bhsk->bhts", q, k, preferred_element_type=jnp.float32) + bias.astype(
-        jnp.float32
-    )
-    weights = save_for_backward(jax.nn.softmax(scores, axis=-1).astype(q.dtype))
-    return weights, (q, k, weights, bias)
-
-
-def _attention_weights_backward(saved, d_weights):
-    q, k, weights, bias = saved
-    wide = weights.astype(jnp.float32)
-    product = wide * d_weights.astype(jnp.float32)
-    d_scores = product - wide * product.sum(axis=-1, keepdims=True)
-    d_bias = d_scores if bias.shape[1] == q.shape[1] else d_scores.sum(axis=1, keepdims=True)
-    d_scores = d_scores.astype(q.dtype)
-    return (
-        jnp.einsum("bhts,bhsk->bhtk", d_scores, k),
-        jnp.einsum("bhts,bhtk->bhsk", d_scores, q),
-        d_bias.astype(bias.dtype),
-    )
-
-
-attention_weights.defvjp(_attention_weights_forward, _attention_weights_backward)
+def trace_for_one_device() -> contextlib.AbstractContextManager[None]:
+    """Traces models that one device of this machine computes alone."""
+    return trace_for(current_target()._replace(devices=1))

@@ -5,8 +5,6 @@ another key and the stream's number, with `jax.random.fold_in`. The numbers here
 results: another number gives other weights, masks or dropout.
 """
 
-import typing
-
 import jax
 from jaxtyping import Array, Key, UInt32
 
@@ -22,13 +20,6 @@ COUNT_STREAM, ORDER_STREAM, SPANS_STREAM, LAST_UNIT_STREAM, REPLACEMENT_STREAM =
 TOKEN_STREAM, KIND_STREAM = 0, 1
 
 
-class StepKeys(typing.NamedTuple):
-    """The two keys of one training or evaluation step."""
-
-    masks: Key[Array, ""]
-    dropout: Key[Array, ""]
-
-
 def make_key(seed: int) -> Key[Array, ""]:
     """Returns the root key of a seed."""
     return jax.random.key(seed, impl=IMPLEMENTATION)
@@ -37,12 +28,6 @@ def make_key(seed: int) -> Key[Array, ""]:
 def make_stream_key(seed: int, stream: int) -> Key[Array, ""]:
     """Returns the key of one of the streams of a seed."""
     return jax.random.fold_in(make_key(seed), stream)
-
-
-def split_step_key(key: Key[Array, ""]) -> StepKeys:
-    """Returns the keys of the masks and of dropout in the step that has `key`."""
-    masks, dropout = jax.random.split(key)
-    return StepKeys(masks, dropout)
 
 
 def make_row_keys(key: Key[Array, ""], row_numbers: UInt32[Array, " B"]) -> Key[Array, " B"]:

@@ -75,7 +75,7 @@ def compute_terms(
     bias: RelativeBias | None = None,
     causal: bool = False,
 ) -> attention.ScoreTerms:
-    """Returns what segments and positions add to the scores of attention.
+    """Returns what segments and positions change in the scores of attention.
 
     Args:
         settings: The encoder's settings, or the decoder's.
@@ -134,7 +134,7 @@ class Attention(nnx.Module):
         Args:
             x: States that the queries are computed from.
             context: States that keys and values are computed from.
-            terms: What is added to the scores.
+            terms: What changes the scores.
             keys: Keys of the dropout of the attention weights, one for each row. None: no dropout.
 
         Returns:

@@ -100,7 +100,7 @@ class Encoder(nnx.Module):
 
 
 class Head(nnx.Module):
-    """The prediction head: dense -> GELU -> LayerNorm -> times the token table, plus `bias`.
+    """The prediction head: dense -> GELU -> LayerNorm. loss.py multiplies by the token table.
 
     If the widths differ, a linear map without bias first resizes the decoder's states.
     """

@@ -107,7 +107,7 @@ def run(
         blocks: A result of `create`. A `ShardedParameter` is gathered one layer at a time, in the
             forward pass and again in the backward pass.
         x: Normalized states that enter the first layer.
-        terms: What every layer adds to the scores of self-attention.
+        terms: What changes the scores of self-attention in every layer.
         settings: The model. With `rematerialise`, only the layers' inputs are kept.
         keys: Keys of dropout, one for each row. None: no dropout. A stack with cross-attention has
             none.

@@ -53,12 +53,6 @@ class MaskedTokens:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
 
-    @property
-    def _never_predicted(self) -> tuple[int, ...]:
-        """Ids that are never predicted: special tokens, or padding alone."""
-        masks_all = self.experiment.masking.mask_special_tokens
-        return (self.special.pad,) if masks_all else self.special.never_masked
-
     def init(self, key: Key[Array, ""]) -> dict:
         """Returns fresh parameters."""
         return self.definition.init(key)
@@ -67,7 +61,7 @@ class MaskedTokens:
         self,
         params: dict,
         rows: Int[Array, "B L"],
-        numbers: UInt32[Array, " B"],
+        row_numbers: UInt32[Array, " B"],
         key: Key[Array, ""],
         train: bool,
     ) -> loss.Sums:
@@ -77,10 +71,12 @@ class MaskedTokens:
         """
         settings, model = self.experiment.masking, self.experiment.model
         sizes = masking.budget(settings, rows.shape[1])
-        mask_keys, dropout_keys = (keys.make_row_keys(k, numbers) for k in keys.split_step_key(key))
+        mask_key, dropout_key = jax.random.split(key)
+        mask_keys = keys.make_row_keys(mask_key, row_numbers)
+        dropout_keys = keys.make_row_keys(dropout_key, row_numbers) if train else None
         inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
         network = maelm.apply(self.definition.graph, params)
-        prediction = network.predict(inputs, dropout_keys if train else None)
+        prediction = network.predict(inputs, dropout_keys)
         return loss.masked_cross_entropy(prediction, inputs, model.logit_tile)
 
     def evaluated(self) -> "MaskedTokens":
@@ -89,7 +85,9 @@ class MaskedTokens:
 
     def make_baseline(self, rows: prepare.Prepared) -> unigram.Unigram:
         """Returns the unigram distribution of the training rows."""
-        return unigram.Unigram.of_rows(rows, self.vocabulary_size, self._never_predicted)
+        masks_all = self.experiment.masking.mask_special_tokens
+        never_predicted = (self.special.pad,) if masks_all else self.special.never_masked
+        return unigram.Unigram.of_rows(rows, self.vocabulary_size, never_predicted)
 
     def set_initial_values(self, params: dict, baseline: unigram.Unigram):
         """Sets the bias of the prediction head to log frequencies, with `Model.unigram_bias`."""

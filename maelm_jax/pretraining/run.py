@@ -26,34 +26,27 @@ from maelm_jax.training import (
 )
 
 
-class Options(typing.NamedTuple):
-    """Options of the command line that are not settings."""
-
-    workdir: str
-    accept_new_data: bool
-    began: float  # time.perf_counter() at the start of the command
-
-
-def pretrain(options: Options, experiment: config.Experiment):
+def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
     The caller holds the lock of the workdir. Nothing in the workdir changes before everything that
     can be wrong input is checked.
 
     Args:
-        options: Flags of the command.
+        workdir: The folder of the run, on this machine or in a bucket.
         experiment: The settings.
+        accept_new_data: Whether rows other than the recorded ones are allowed.
+        began: time.perf_counter() at the start of the command.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
         RunError: The run cannot continue.
         SystemExit: A signal stopped the run (`loop.run`).
     """
-    workdir = options.workdir
     run_record.fetch(workdir)
     run_record.check_checkpoints(workdir)
-    found = start.find_source(experiment, workdir)
-    experiment = found.experiment
+    starting_point = start.find_starting_point(experiment, workdir)
+    experiment = starting_point.experiment
     run_record.check_settings(workdir, experiment)
 
     # Mesh.
@@ -61,8 +54,8 @@ def pretrain(options: Options, experiment: config.Experiment):
     sharding.check_mesh(experiment, mesh)
     attention = attention_report.describe_run(experiment, mesh)
 
-    # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
-    vocabulary = load_vocabulary(workdir, found)
+    # Vocabulary.
+    vocabulary = load_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
     # Model. Its shapes come before the rows, which can take hours: it may not fit the machine.
@@ -70,21 +63,23 @@ def pretrain(options: Options, experiment: config.Experiment):
     optimizer = optimizers.create(experiment.optimizer)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
     sharding.check_memory(experiment, shapes, mesh)
-    rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, options.accept_new_data)
-    heldout = batches.heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
+
+    # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
+    rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
+    heldout = batches.read_heldout(rows.split("heldout"), rows.rates, experiment.run.eval_rows)
     baseline = objective.make_baseline(rows)
 
     # State.
     fresh = functools.partial(
         step.create_state, objective.init, optimizer, experiment.run.seed, mesh
     )
-    starting = start.load_state(found, workdir, shapes, fresh, vocabulary.size)
-    if not starting.has_head:
-        objective.set_initial_values(starting.state.params, baseline)
-    parent = run_record.read_parent(workdir)
-    if found.parent:
-        rows_read = start.count_rows_read(found.parent, experiment, rows)
-        parent = found.parent._replace(rows_read=rows_read)
+    initial = start.load_state(starting_point, workdir, shapes, fresh, vocabulary.size)
+    if not initial.has_head:
+        objective.set_initial_values(initial.state.params, baseline)
+    parent = run_record.read_parent(workdir)  # of a run that has begun
+    if starting_point.parent:
+        rows_read = start.count_rows_read(starting_point.parent, experiment, rows)
+        parent = starting_point.parent._replace(rows_read=rows_read)
 
     # Loop.
     train_step = step.make_train_step(
@@ -118,35 +113,35 @@ def pretrain(options: Options, experiment: config.Experiment):
     summary.print_start(experiment, shapes.params, mesh, heldout, special, attention)
     summary.print_cost(terms, peak)
     summary.print_baseline(baseline, heldout)
-    summary.print_without_effect(experiment, starting.has_head and not starting.step)
+    summary.print_without_effect(experiment, initial.has_head and not initial.step)
     if not jax.process_index():
-        record_start(options, experiment, vocabulary, rows, starting.step, found, parent)
-    writer = metrics.Writer(workdir, starting.step)
+        record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
+    writer = metrics.Writer(workdir, initial.step)
     checkpoints = checkpoint.Checkpoints(
         workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
     )
     with loop.closing(writer, checkpoints):
-        loop.run(job, starting.state, starting.step, writer, checkpoints)
+        loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
-        summary.print_result(workdir, experiment, options.began, ranks, baseline)
+        summary.report_result(workdir, experiment, began, ranks, baseline)
 
 
-def load_vocabulary(workdir: str, found: start.Source) -> vocabularies.Vocabulary:
+def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
     """Loads the vocabulary of the run or of the run that it goes on from, else makes it."""
-    experiment = found.experiment
+    experiment = starting_point.experiment
     if not storage.in_bucket(workdir):
         distributed.check_shared_folder(workdir, "workdir")
     with distributed.process_zero_first("vocabulary"):
         if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
             vocabulary = run_record.load_vocabulary(workdir)
-        elif found.parent:
-            vocabulary = run_record.load_vocabulary(found.parent.workdir)
+        elif starting_point.parent:
+            vocabulary = run_record.load_vocabulary(starting_point.parent.workdir)
         else:
             vocabulary = vocabulary_training.vocabulary_for(
                 experiment.vocabulary, experiment.corpus
             )
-    if found.encoder:
-        found.encoder.check_vocabulary(vocabulary)
+    if starting_point.encoder:
+        starting_point.encoder.check_vocabulary(vocabulary)
     return vocabulary
 
 
@@ -154,7 +149,7 @@ def make_batches(
     experiment: config.Experiment,
     rows: prepare.Prepared,
     mesh: jax.sharding.Mesh,
-    first_row: int = 0,
+    first_example: int = 0,
 ) -> typing.Callable[[int], jax.Array]:
     """Returns the function that reads the batch of a step, counted from 0, onto the devices.
 
@@ -162,7 +157,7 @@ def make_batches(
         experiment: The settings.
         rows: Rows and mixing rates of the sources.
         mesh: Devices.
-        first_row: Rows of the data order that are left out at the beginning.
+        first_example: Number of the first example of step 0.
     """
     run = experiment.run
     reader = batches.Batches(
@@ -172,7 +167,7 @@ def make_batches(
         run.seed,
         sharding.local_row_indices(run.batch_size, mesh),
         experiment.corpus.shuffle_shards,
-        first_row,
+        first_example,
     )
 
     def batch(number: int) -> jax.Array:
@@ -182,26 +177,26 @@ def make_batches(
 
 
 def record_start(
-    options: Options,
+    workdir: str,
     experiment: config.Experiment,
     vocabulary: vocabularies.Vocabulary,
     rows: prepare.Prepared,
     done: int,
-    found: start.Source,
+    starting_point: start.StartingPoint,
     parent: run_record.Parent | None,
 ):
     """Writes the records of this start into the workdir, on process 0.
 
     Args:
-        options: Flags of the command.
+        workdir: The folder of the run.
         experiment: The settings of the run.
         vocabulary: The vocabulary of the run.
         rows: The rows that it trains on.
         done: Steps of the run before this start.
-        found: What the run starts from if `done` is 0.
+        starting_point: What the run starts from if `done` is 0.
         parent: The run that it goes on from, or None.
     """
-    workdir, folder = options.workdir, storage.local_path(options.workdir)
+    folder = storage.local_path(workdir)
     changes = run_record.changes_since_last_start(workdir, experiment)
     for change in changes:
         print(f"changed since the last start: {change}")
@@ -209,7 +204,7 @@ def record_start(
     run_rows.write(workdir, rows, done)
     if not done:
         (folder / source.ORIGIN).unlink(missing_ok=True)  # of a start that saved nothing
-        encoder = found.encoder
+        encoder = starting_point.encoder
         if parent:
             run_record.write_parent(workdir, parent)
             encoder = source.find_encoder(parent.workdir, parent.step)

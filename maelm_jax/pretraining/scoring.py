@@ -156,8 +156,8 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
         raise config.ConfigError(
             f"{model.path} has no held-out rows: give --text=FILES, a glob of text files"
         )
-    heldout = {name: store["heldout"] for name, store in model.rows.stores.items()}
-    return batches.heldout(heldout, model.rows.rates, model.experiment.run.eval_rows)
+    count = model.experiment.run.eval_rows
+    return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
 
 
 def rows_of_text(

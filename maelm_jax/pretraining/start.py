@@ -24,7 +24,7 @@ from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, ste
 WITHOUT_WEIGHTS = ("rotary_theta", "local_rotary_theta", "local_attention", "global_every")
 
 
-class Source(typing.NamedTuple):
+class StartingPoint(typing.NamedTuple):
     """The settings of a run, and what it starts from if its workdir has no checkpoint.
 
     At most one of `encoder` and `parent` is set. Both are None for fresh weights, and for a run
@@ -44,7 +44,7 @@ class StartingState(typing.NamedTuple):
     has_head: bool = False  # whether the prediction head is trained
 
 
-def find_source(experiment: config.Experiment, workdir: str) -> Source:
+def find_starting_point(experiment: config.Experiment, workdir: str) -> StartingPoint:
     """Finds what a run starts from, and takes over the settings of the encoder of `Run.init_from`.
 
     A run that has a checkpoint does not need its source any more: what it took over stands in the
@@ -62,15 +62,15 @@ def find_source(experiment: config.Experiment, workdir: str) -> Source:
         if run.init_from:
             _check_origin(run.init_from, workdir)
             experiment = _with_recorded_encoder(experiment, workdir)
-        return Source(experiment)
+        return StartingPoint(experiment)
     if run.continue_from:
-        return Source(experiment, parent=find_parent(experiment))
+        return StartingPoint(experiment, parent=find_parent(experiment))
     if run.init_from:
-        return find_encoder(experiment)
-    return Source(experiment)
+        return _adopt_encoder(experiment)
+    return StartingPoint(experiment)
 
 
-def find_encoder(experiment: config.Experiment) -> Source:
+def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     """Finds the encoder of `Run.init_from` and takes over its settings."""
     path = experiment.run.init_from
     encoder = source.find_encoder(path)
@@ -82,7 +82,7 @@ def find_encoder(experiment: config.Experiment) -> Source:
     adopted = adoption.adopt_settings(experiment, encoder)
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
-    return Source(adopted.experiment, encoder=encoder)
+    return StartingPoint(adopted.experiment, encoder=encoder)
 
 
 def _check_origin(path: str, workdir: str):
@@ -173,9 +173,9 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
     parts = [config.field_names(config.Model, part) for part in ("encoder", "decoder")]
     fixed = {f"Model.{name}" for part in parts for name in part if name not in free}
     fixed.add("Optimizer.kind")
-    if not ours.vocabulary.file:
+    if not (file := ours.vocabulary.file):
         fixed |= {"Vocabulary.size", "Vocabulary.cased"}
-    elif _fingerprint(ours.vocabulary.file) != run_record.load_vocabulary(parent).fingerprint:
+    elif vocabularies.load(file).fingerprint != run_record.load_vocabulary(parent).fingerprint:
         raise config.ConfigError(
             f"Vocabulary.file is another file than the vocabulary of {parent}: leave it out"
         )
@@ -191,10 +191,6 @@ def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: st
             f"Run.continue_from: {parent} has another model or optimiser ({'; '.join(wrong)})"
         )
     return [f"{name}: {before[name]!r} -> {after[name]!r}" for name in changed]
-
-
-def _fingerprint(file: str) -> str:
-    return vocabularies.load(file).fingerprint
 
 
 def count_rows_read(
@@ -216,7 +212,7 @@ def count_rows_read(
 
 
 def load_state(
-    found: Source,
+    starting_point: StartingPoint,
     workdir: str,
     shapes: step.State,
     create_fresh: collections.abc.Callable[[], step.State],
@@ -225,7 +221,7 @@ def load_state(
     """Loads or makes the state that the loop starts with.
 
     Args:
-        found: What the run starts from if its workdir has no checkpoint.
+        starting_point: What the run starts from if its workdir has no checkpoint.
         workdir: Workdir of the run.
         shapes: Shapes and shardings of the state.
         create_fresh: Returns a state with fresh weights. It is not called if they are not needed,
@@ -235,28 +231,28 @@ def load_state(
     Raises:
         ConfigError: A checkpoint has more steps than the run, or weights do not fit.
     """
+    experiment, encoder, parent = starting_point
     if restored := checkpoint.restore_newest(workdir, shapes):
-        if restored.step > found.experiment.run.train_steps:
+        if restored.step > experiment.run.train_steps:
             raise config.ConfigError(
-                f"Run.train_steps={found.experiment.run.train_steps} is below the {restored.step} "
+                f"Run.train_steps={experiment.run.train_steps} is below the {restored.step} "
                 f"steps that {workdir} has done. Use {restored.step} or more"
             )
         print(f"resuming {workdir} at step {restored.step}")
         return StartingState(restored.state, restored.step, has_head=True)
-    if found.parent:
-        parent = found.parent
+    if parent:
         print(f"going on from step {parent.step} of {parent.workdir}; {'; '.join(parent.changes)}")
         state = checkpoint.restore(parent.workdir, parent.step, shapes)
         first = jax.device_put(np.int32(0), shapes.step.sharding)
         return StartingState(state._replace(step=first), has_head=True)
     state = create_fresh()
-    if not found.encoder:
+    if not encoder:
         return StartingState(state)
-    values = found.encoder.read_params(found.experiment.model)
-    values = adoption.extend_positions(values, found.experiment.model)
-    loaded = adoption.load_params(values, state.params, vocabulary_size, found.encoder.path)
+    values = encoder.read_params(experiment.model)
+    values = adoption.extend_positions(values, experiment.model)
+    loaded = adoption.load_params(values, state.params, vocabulary_size, encoder.path)
     print(
-        f"starting from {found.encoder.path} ({found.encoder.kind}); "
+        f"starting from {encoder.path} ({encoder.kind}); "
         f"with fresh weights: {' and '.join(loaded.fresh) or 'nothing'}; "
         f"left out of it: {' and '.join(loaded.unused) or 'nothing'}"
     )

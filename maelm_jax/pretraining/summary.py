@@ -108,7 +108,7 @@ def print_without_effect(experiment: config.Experiment, has_head: bool):
         print("Model.unigram_bias has no effect: the prediction head is trained already")
 
 
-def print_result(
+def report_result(
     workdir: str,
     experiment: config.Experiment,
     began: float,
@@ -167,7 +167,9 @@ def describe(experiment: config.Experiment, workdir: str):
     for line in attention_report.describe_run(experiment, mesh):
         print(line)
     memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
-    moments = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state[2]))
+    moments = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state.opt_state)
+    )
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract.state.params))
     lines = [
         ("parameters", 4 * count, "in all"),

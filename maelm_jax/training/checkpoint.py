@@ -23,7 +23,7 @@ from etils import epath
 
 from maelm_jax import storage
 from maelm_jax.config import ConfigError, RunError
-from maelm_jax.training import distributed, sharding
+from maelm_jax.training import distributed
 
 FOLDER = "checkpoints"  # in a workdir; it has a folder for each step
 ITEM = "default"  # Orbax's name of the folder of a saved tree, in the folder of a step
@@ -160,7 +160,10 @@ def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
     folder, handler = folder_of(workdir) / str(step) / ITEM, ocp.StandardCheckpointHandler()
     # Orbax itself would print a traceback for each array that does not fit.
     _check_shapes(handler.metadata(folder).tree, like, f"{folder} does not fit this model")
-    return handler.restore(folder, args=ocp.args.StandardRestore(sharding.shapes_of(like)))
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like
+    )
+    return handler.restore(folder, args=ocp.args.StandardRestore(shapes))
 
 
 def restore_newest(workdir: str, like: typing.Any) -> Restored | None:

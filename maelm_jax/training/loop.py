@@ -107,16 +107,18 @@ def run(
             rate = job.learning_rates[step - 1]
             state, values = job.train_step(state, job.batch(step - 1), rate)
             if running is not None:
-                log.finish_and_write(*running)
-            running, numbers, evaluation = RunningStep(step, values), None, {}
-            if job.evaluates_after(step) or job.ranks_after(step):
+                log.write(running.number, log.finish(*running), {})
+            running, evaluation = RunningStep(step, values), {}
+            measures = job.evaluates_after(step) or job.ranks_after(step)
+            if measures:
                 numbers = log.finish(*running)
                 with log.timer.paused():
                     state, evaluation = _evaluate(job, step, state)
             stopped = signals.stopped_after(step)
             saves = step % job.run.checkpoint_every == 0 or step == last or stopped
-            if numbers is not None or saves:
-                numbers = log.finish(*running) if numbers is None else numbers
+            if saves and not measures:
+                numbers = log.finish(*running)
+            if measures or saves:
                 running = None
                 with log.timer.paused():
                     log.write(step, numbers, evaluation)
@@ -289,10 +291,6 @@ class StepLog:
                 "A lower learning rate may help"
             )
         return numbers
-
-    def finish_and_write(self, step: int, values: dict):
-        """Finishes a step after which nothing was measured, and writes its line if one is due."""
-        self.write(step, self.finish(step, values), {})
 
     def write(self, step: int, numbers: dict[str, float], evaluation: dict[str, float | int]):
         """Writes a line if one is due.

@@ -193,16 +193,10 @@ def load_vocabulary(workdir: str | os.PathLike) -> vocabularies.Vocabulary:
     """Loads the vocabulary of a run.
 
     Raises:
-        ConfigError: It is damaged, or it is not the vocabulary that the run was trained with.
+        ConfigError: It is damaged, or it is not the vocabulary that the run began with.
     """
-    folder = storage.local_path(str(workdir)) / VOCABULARY
-    vocabulary = vocabularies.load(folder)
-    recorded = run_rows.read(str(workdir))
-    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
-        raise config.ConfigError(
-            f"{folder} is not the vocabulary that the run was trained with (sha256 "
-            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
-        )
+    vocabulary = vocabularies.load(storage.local_path(str(workdir)) / VOCABULARY)
+    run_rows.check_vocabulary(str(workdir), vocabulary)
     return vocabulary
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 def choose_rows(
     workdir: str, corpus: config.Corpus, vocabulary: Vocabulary, accept_new_data: bool = False
 ) -> Prepared:
-    """Returns the rows that the run trains on.
+    """Opens the rows that the run trains on, and prepares those that do not exist.
 
     Every process of the run calls this function with the same arguments. Process 0 prepares rows
     while the others wait, and they open what it prepared.
@@ -39,12 +39,8 @@ def choose_rows(
         ConfigError: The run began with other rows, and their stores do not exist any more. Also
             the errors of `prepare.prepare`.
     """
+    check_vocabulary(workdir, vocabulary)
     recorded = read(workdir)
-    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
-        raise config.ConfigError(
-            f"{workdir}/vocabulary is not the vocabulary that the run began with (sha256 "
-            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
-        )
     with distributed.process_zero_first("rows"):
         if recorded and not accept_new_data:
             chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
@@ -54,6 +50,16 @@ def choose_rows(
         chosen = _in_order(chosen, recorded)
     distributed.check_equal("fingerprint of rows", fingerprints(chosen.record))
     return chosen
+
+
+def check_vocabulary(workdir: str, vocabulary: Vocabulary):
+    """Raises ConfigError if `rows.json` records another vocabulary."""
+    recorded = read(workdir)
+    if recorded and recorded["vocabulary"] != vocabulary.fingerprint:
+        raise config.ConfigError(
+            f"{workdir}/vocabulary is not the vocabulary that the run began with (sha256 "
+            f"{recorded['vocabulary'][:12]} -> {vocabulary.fingerprint[:12]}). Put that one back"
+        )
 
 
 def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared | None:
@@ -67,7 +73,7 @@ def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -
         ConfigError: A store is damaged, or holds other rows.
     """
     recorded = read(workdir)
-    if recorded is None or recorded["request"] != prepare.request(corpus, vocabulary):
+    if recorded is None or recorded["request"] != prepare.hash_settings(corpus, vocabulary):
         return None
     return _open(recorded, corpus)
 
@@ -156,13 +162,11 @@ def _in_order(chosen: Prepared, recorded: dict) -> Prepared:
 
 
 def write(workdir: str, chosen: Prepared, step: int):
-    """Writes `rows.json` of a run that is at `step`. Only process 0 writes.
+    """Writes `rows.json` of a run that is at `step`. Process 0 calls this function.
 
     When new rows replace others, the list `replaced` gets the former record and `step`, the last
     step that used it.
     """
-    if jax.process_index():
-        return
     before = read(workdir) or {}
     replaced = before.pop("replaced", [])
     if before and fingerprints(before) != fingerprints(chosen.record):
@@ -172,7 +176,6 @@ def write(workdir: str, chosen: Prepared, step: int):
     if replaced:
         record["replaced"] = replaced
     storage.write(storage.local_path(workdir) / FILE, json.dumps(record, indent=1) + "\n")
-    storage.send(workdir)
 
 
 def read(workdir: str) -> dict | None:

@@ -70,11 +70,6 @@ def parameter_path(keys) -> str:
     return ""
 
 
-def shapes_of(tree):
-    """Returns a jax.ShapeDtypeStruct with its sharding for every array of a tree."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
 def sharded_shapes(shapes, mesh: jax.sharding.Mesh):
     """Returns the shapes of a state with the shardings of `shardings_of`."""
     return jax.tree.map(
@@ -236,14 +231,8 @@ def local_row_indices(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
         size: Rows of the global batch.
         mesh: Devices.
     """
-    return np.unique(
-        np.concatenate([np.arange(size)[index] for (index,) in _row_slices(size, mesh).values()])
-    )
-
-
-def _row_slices(size: int, mesh: jax.sharding.Mesh) -> dict:
-    """Returns the slice of rows of each local device."""
-    return NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,))
+    slices = NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,)).values()
+    return np.unique(np.concatenate([np.arange(size)[index] for (index,) in slices]))
 
 
 def shard_batch(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = None) -> jax.Array:

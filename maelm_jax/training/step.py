@@ -197,15 +197,15 @@ def make_eval_step(loss_fn: LossFn, params: dict, seed: int, mesh: jax.sharding.
     structure and the shapes of the parameters.
     """
 
-    def sums(params, key, batch, numbers):
+    def sums(params, key, batch, row_numbers):
         weights = fsdp.weights_of(fsdp.variables_of(params), params)
-        return fsdp.sum_over_devices(loss_fn(weights, batch, numbers, key, False))
+        return fsdp.sum_over_devices(loss_fn(weights, batch, row_numbers, key, False))
 
     def eval_step(params: dict, batch, first):
         key = keys.make_stream_key(seed, keys.EVALUATION_STREAM)
-        numbers = first + _row_numbers(batch)
+        row_numbers = first + _row_numbers(batch)
         return fsdp.each_device(sums, mesh, fsdp.specs(params), PartitionSpec())(
-            params, key, batch, numbers
+            params, key, batch, row_numbers
         )
 
     everywhere = NamedSharding(mesh, PartitionSpec())

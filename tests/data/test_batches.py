@@ -1,4 +1,4 @@
-"""Batches: a pure function of (seed, step), the same for any number of hosts, each row once an epoch, tasks by their rates."""
+"""Batches: a pure function of (seed, step), the same for any number of hosts, each row once an epoch, sources by their rates."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from maelm_jax.data import batches, rows
 
 
 class Table:
-    """Rows in memory: row r of task t is [t, r]."""
+    """Rows in memory: row r of source s is [s, r]."""
 
     length = 2
 
-    def __init__(self, task, count):
-        self.rows = np.stack([np.full(count, task), np.arange(count)], 1).astype(np.int32)
+    def __init__(self, source, count):
+        self.rows = np.stack([np.full(count, source), np.arange(count)], 1).astype(np.int32)
 
     def __len__(self):
         return len(self.rows)
@@ -71,7 +71,7 @@ def test_each_epoch_has_each_row_once(seed):
     assert (epochs[0] == epochs[1]).mean() < 0.02 and (epochs[1] == epochs[2]).mean() < 0.02
 
 
-def test_each_task_of_a_mixture_has_its_own_epochs():
+def test_each_source_of_a_mixture_has_its_own_epochs():
     stream = batches.Batches(STORES, RATES, 50, 3)
     drawn = np.concatenate([stream.batch(step) for step in range(400)])
     numbers = drawn[drawn[:, 0] == 1][:, 1]
@@ -84,20 +84,20 @@ def test_rates_are_kept_over_any_stretch():
     for step in (0, 1, 654, 655, 656, 10**9):
         shares = np.bincount(stream.batch(step)[:, 0], minlength=3) / 100
         np.testing.assert_allclose(shares, list(RATES.values()), atol=0.021)
-    task, epoch, _ = stream.locate(np.arange(200_000))
-    np.testing.assert_allclose(np.bincount(task) / len(task), list(RATES.values()), atol=2e-5)
-    assert epoch[task == 0].max() == 139
+    source, epoch, _ = stream.locate(np.arange(200_000))
+    np.testing.assert_allclose(np.bincount(source) / len(source), list(RATES.values()), atol=2e-5)
+    assert epoch[source == 0].max() == 139
 
 
-def test_a_rare_task_still_comes():
-    task, rank, slots = batches.schedule([1.0, 1e-9])
-    assert slots.tolist() == [65535, 1] and (task == 1).sum() == 1
-    assert all((rank[task == t] == np.arange(slots[t])).all() for t in range(2))
+def test_a_rare_source_still_comes():
+    source, rank, slots = batches.make_schedule([1.0, 1e-9])
+    assert slots.tolist() == [65535, 1] and (source == 1).sum() == 1
+    assert all((rank[source == s] == np.arange(slots[s])).all() for s in range(2))
 
 
 @pytest.mark.parametrize("rates", [[0.7, 0.3, 1e-6, 1e-6], [1.0, *[1e-5] * 20], [1e-7] * 9 + [1.0]])
-def test_many_rare_tasks_all_come(rates):
-    _, _, slots = batches.schedule(rates)
+def test_many_rare_sources_all_come(rates):
+    _, _, slots = batches.make_schedule(rates)
     assert slots.min() == 1 and slots.sum() == batches.PERIOD
 
 
@@ -121,28 +121,28 @@ def test_a_batch_depends_on_seed_and_step_alone():
     assert (stream.batch(1001) != late).any()
 
 
-def test_an_order_of_tasks_in_the_stores_has_no_effect():
+def test_an_order_of_sources_in_the_stores_has_no_effect():
     backwards = dict(reversed(STORES.items()))
     np.testing.assert_array_equal(batches.Batches(backwards, RATES, 16, 5).batch(9), batches.Batches(STORES, RATES, 16, 5).batch(9))
 
 
 def test_heldout_rows_are_fixed_and_spread():
-    rows = batches.heldout(STORES, RATES, 100)
-    np.testing.assert_array_equal(rows, batches.heldout(STORES, RATES, 100))
+    rows = batches.read_heldout(STORES, RATES, 100)
+    np.testing.assert_array_equal(rows, batches.read_heldout(STORES, RATES, 100))
     counts = np.bincount(rows[:, 0])
     assert len(rows) == 100 and counts[2] == 1 and counts[1] in range(18, 26)
     assert len(np.unique(rows, axis=0)) == 100
-    assert len(batches.heldout(STORES, RATES, 10**6)) == 1038
-    np.testing.assert_array_equal(batches.heldout(STORES, RATES, 50), rows[:50])
-    in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).task  # no source ends in the first turns
+    assert len(batches.read_heldout(STORES, RATES, 10**6)) == 1038
+    np.testing.assert_array_equal(batches.read_heldout(STORES, RATES, 50), rows[:50])
+    in_training = batches.Batches(STORES, RATES, 100, 0).locate(np.arange(100)).source  # no source ends in the first turns
     np.testing.assert_array_equal(rows[:9, 0], in_training[:9])
     with pytest.raises(config.ConfigError, match="no held-out rows"):
-        batches.heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
+        batches.read_heldout({"a": Table(0, 0)}, {"a": 1.0}, 5)
 
 
 def test_a_source_that_ends_early_leaves_its_turns_to_the_others():
     stores = {"large": Table(0, 100), "small": Table(1, 5000)}
-    rows = batches.heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
+    rows = batches.read_heldout(stores, {"large": 0.99, "small": 0.01}, 4096)
     assert len(rows) == 4096 and np.bincount(rows[:, 0]).tolist() == [100, 3996]
 
 

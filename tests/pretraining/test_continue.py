@@ -25,7 +25,7 @@ def settings_of(workdir: pathlib.Path, *bindings: str) -> config.Experiment:
 
 def test_weights_and_optimiser_are_those_of_the_other_run_and_the_steps_begin_anew(uninterrupted, tmp_path):
     experiment = settings_of(uninterrupted, f"Run.continue_from='{uninterrupted}@20'")
-    found = starts.find_source(experiment, str(tmp_path))
+    found = starts.find_starting_point(experiment, str(tmp_path))
     mesh = sharding.make_mesh(config.Mesh())
     model = maelm.create(experiment.model, 400, config.SpecialIds.of_size(400))
     shapes = step.state_shapes(model.init, optimizers.create(experiment.optimizer), mesh)
@@ -102,10 +102,10 @@ def test_a_run_that_is_still_running_is_continued_from_a_step_that_it_has_writte
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
     with run_record.locked(str(parent)):
         with pytest.raises(config.ConfigError, match=f"{parent} is still running"):
-            starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
-        found = starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+            starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
+        found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
     assert found.parent.step == 20
-    found = starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
+    found = starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}'"), str(tmp_path / "run"))
     assert found.parent.step == 60
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
     parent = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "parent"))
     checkpoint_folders.flip(checkpoint_folders.largest_file(parent / "checkpoints" / "20"), 999)
     with pytest.raises(checkpoint.Damaged, match="checkpoints/20 is damaged"):
-        starts.find_source(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
+        starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
 
 
 def test_rows_begin_anew_where_they_are_not_the_parent_s(text, uninterrupted, tmp_path):

@@ -35,9 +35,9 @@ def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings(tmp_path / "enc"))
     other = settings(tmp_path / "other")
     with pytest.raises(config.ConfigError, match="holds a run that began from .*/enc, not from .*/other: give another --workdir"):
-        start.find_source(other, str(tmp_path))
+        start.find_starting_point(other, str(tmp_path))
     (tmp_path / "enc").rmdir()  # moved to `other`
-    assert start.find_source(other, str(tmp_path)).encoder is None
+    assert start.find_starting_point(other, str(tmp_path)).encoder is None
 
 
 def test_a_run_goes_on_when_its_source_has_moved(tmp_path, begun):
@@ -45,16 +45,16 @@ def test_a_run_goes_on_when_its_source_has_moved(tmp_path, begun):
     (tmp_path / "moved").mkdir()
     recorded = begun(settings("enc", "Vocabulary.file='enc'"))
     now = settings(tmp_path / "moved")
-    resumed = start.find_source(now, str(tmp_path))
+    resumed = start.find_starting_point(now, str(tmp_path))
     assert resumed.experiment.vocabulary == recorded.vocabulary and resumed.encoder is None
     other = dataclasses.replace(now, vocabulary=dataclasses.replace(now.vocabulary, file="other"))
-    assert start.find_source(other, str(tmp_path)).experiment.vocabulary.file == "other"
+    assert start.find_starting_point(other, str(tmp_path)).experiment.vocabulary.file == "other"
 
 
 def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
     """What the source determined comes from the record, what the user set is compared with it."""
     begun(settings("enc", "Model.layers=6"))
-    resolved = start.find_source(settings("enc", "Model.decoder_layers=4"), str(tmp_path)).experiment
+    resolved = start.find_starting_point(settings("enc", "Model.decoder_layers=4"), str(tmp_path)).experiment
     assert (resolved.model.layers, resolved.model.decoder_layers) == (6, 4)
 
 
@@ -64,7 +64,7 @@ def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_p
     begun(settings("gone"))
     source.write_origin(tmp_path, source.Origin("gone", "a folder", None, 64, has_decoder))
     now = settings("gone", "Model.decoder_layers=4")
-    assert start.find_source(now, str(tmp_path)).experiment.model.decoder_layers == layers
+    assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder_layers == layers
 
 
 def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, monkeypatch):
@@ -76,20 +76,20 @@ def test_a_source_without_vocabulary_is_refused_unless_one_is_named(tmp_path, mo
     monkeypatch.setattr(source, "find_encoder", lambda path: weights)
     bindings = ["Run.init_from='weights.pt'", "TEXT_FILES='*.txt'", "SEQUENCE_LENGTH=64"]
     with pytest.raises(config.ConfigError, match="has no vocabulary, .* name its file with --gin.Vocabulary.file"):
-        start.find_source(gin_files.load(["base.gin"], bindings), str(tmp_path))
+        start.find_starting_point(gin_files.load(["base.gin"], bindings), str(tmp_path))
     named = gin_files.load(["base.gin"], [*bindings, "Vocabulary.file='my_encoder'"])
-    assert start.find_source(named, str(tmp_path)).encoder is weights
+    assert start.find_starting_point(named, str(tmp_path)).encoder is weights
 
 
 def test_a_resumed_run_draws_no_fresh_state(tmp_path):
     """At most one state is on the devices, so that a run that fits also resumes."""
     checkpoint_folders.write(tmp_path, 3)
-    found = start.Source(gin_files.load(["tiny.gin"]))
+    found = start.StartingPoint(gin_files.load(["tiny.gin"]))
     load = functools.partial(start.load_state, workdir=str(tmp_path), shapes=checkpoint_folders.state_of(0), create_fresh=None, vocabulary_size=9)
     starting = load(found)
     assert starting.step == 3 and checkpoint_folders.equal(starting.state, checkpoint_folders.state_of(3)) and starting.has_head
     with pytest.raises(config.ConfigError, match="Run.train_steps=2 is below the 3 steps"):
-        load(start.Source(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
+        load(start.StartingPoint(gin_files.load(["tiny.gin"], ["TRAIN_STEPS=2"])))
 
 
 @pytest.mark.parametrize(
