@@ -24,7 +24,13 @@ from maelm_jax import config
 from maelm_jax.model import attention_tpu, ops
 from maelm_jax.model.attention_tpu import AttentionOutput as AttentionOutput
 from maelm_jax.model.ops import save_for_backward
-from maelm_jax.model.positions import Mask, Rotations, rotate
+from maelm_jax.model.positions import (
+    Mask,
+    Rotations,
+    divide_into_blocks,
+    join_neighbours,
+    rotate,
+)
 
 
 class ScoreTerms(typing.NamedTuple):
@@ -36,6 +42,7 @@ class ScoreTerms(typing.NamedTuple):
     carrier: Float[Array, "B H T S"] | None = None
     rotations: Rotations | None = None  # applied to queries and keys
     local: "ScoreTerms | None" = None  # what takes the place of all this in local layers
+    block: int | None = None  # in local layers: slots of a block; `mask` is that of all blocks
 
 
 NO_TERMS = ScoreTerms()
@@ -98,6 +105,17 @@ def attend(
     if terms.rotations is not None:
         q = rotate(q, terms.rotations.queries, heads)
         k = rotate(k, terms.rotations.keys, heads)
+    if terms.block is not None:
+        return _attend_in_blocks(
+            q,
+            k,
+            v,
+            terms,
+            heads=heads,
+            dropout_rate=dropout_rate,
+            dropout_keys=dropout_keys,
+            backend=backend,
+        )
     call = Call(
         heads=heads,
         head_size=q.shape[2] // heads,
@@ -136,6 +154,38 @@ def attend(
     return AttentionOutput(states, terms.carrier)
 
 
+def _attend_in_blocks(
+    q: Float[Array, "B T D"],
+    k: Float[Array, "B T D"],
+    v: Float[Array, "B T D"],
+    terms: ScoreTerms,
+    dropout_keys: Key[Array, " B"] | None,
+    **settings,
+) -> AttentionOutput:
+    """Computes local attention: each block of slots attends to itself and to its neighbours.
+
+    The slots of a segment are in the order of their positions. Two tokens are therefore at most as
+    many slots apart as positions, with or without slots for dropped tokens.
+    """
+
+    def rows(blocks):
+        return blocks.reshape(-1, *blocks.shape[2:])
+
+    q_blocks, k_blocks, v_blocks = (divide_into_blocks(x, terms.block) for x in (q, k, v))
+    if dropout_keys is not None:
+        count = q_blocks.shape[1]
+        dropout_keys = rows(jax.vmap(lambda key: jax.random.split(key, count))(dropout_keys))
+    output = attend(
+        rows(q_blocks),
+        rows(join_neighbours(k_blocks)),
+        rows(join_neighbours(v_blocks)),
+        terms=ScoreTerms(mask=terms.mask),
+        dropout_keys=dropout_keys,
+        **settings,
+    )
+    return AttentionOutput(output.states.reshape(len(q), -1, q.shape[2])[:, : q.shape[1]], None)
+
+
 def prepare_terms(
     terms: ScoreTerms, model: config.Model, queries: int, keys: int, dropout_rate: float
 ) -> ScoreTerms:
@@ -167,7 +217,7 @@ def prepare_terms(
 def describe_call(
     model: config.Model, queries: int, keys: int, dropout_rate: float, has_bias: bool
 ) -> Call:
-    """Returns the call of `attend` that a layer of a model makes.
+    """Returns the call of `attend` that a layer of a model makes, one with global attention.
 
     Args:
         model: The encoder's settings, or the decoder's (`Model.decoder`).
@@ -184,7 +234,6 @@ def describe_call(
         dtype=jnp.dtype(model.dtype),
         dropout_rate=dropout_rate,
         has_bias=has_bias,
-        has_dense_mask=model.local_attention > 0,
     )
 
 

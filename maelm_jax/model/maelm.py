@@ -19,7 +19,12 @@ from maelm_jax.model.attention import ScoreTerms
 from maelm_jax.model.decoder import Decoder
 from maelm_jax.model.loss import Prediction
 from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
-from maelm_jax.model.positions import MASKED_OUT, RelativeBias, make_window_mask
+from maelm_jax.model.positions import (
+    MASKED_OUT,
+    RelativeBias,
+    compute_rotations,
+    make_window_mask,
+)
 
 
 def table_rows(vocabulary_size: int) -> int:
@@ -92,11 +97,15 @@ class Encoder(nnx.Module):
 
     def _compute_local_terms(self, slots: SlotInfo, dtype: jnp.dtype) -> ScoreTerms:
         """Returns what changes the scores of the layers with local attention."""
-        theta = self.settings.local_rotary_theta
+        theta, window = self.settings.local_rotary_theta, self.settings.local_attention
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
-        terms = layers.compute_terms(settings, slots, slots, dtype)
-        window = make_window_mask(slots.positions, settings.local_attention, dtype)
-        return terms._replace(mask=jnp.minimum(terms.mask.as_bias(dtype), window))
+        length, half = slots.positions.shape[1], max(window // 2, 1)
+        block = half if length > 3 * half else length  # three blocks would be longer than the row
+        return ScoreTerms(
+            mask=make_window_mask(*slots, window, block, dtype),
+            rotations=compute_rotations(settings, slots.positions, slots.positions),
+            block=block,
+        )
 
 
 class Head(nnx.Module):

@@ -3,7 +3,8 @@
 Keys of other segments and empty keys are hidden.
 
 Axis letters, as in layers.py: B rows, T queries, S keys, H heads, D width. R is the number of
-buckets. P is half the size of a head.
+buckets. P is half the size of a head. Of local attention: C blocks of a row, W slots of a block, V
+keys that they see.
 """
 
 import functools
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from maelm_jax import config
 
@@ -198,16 +199,46 @@ class RelativeBias(nnx.Module):
         return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
 
 
-def make_window_mask(
-    positions: Int[Array, "B T"], window: int, dtype: jnp.dtype
-) -> Float[Array, "B 1 T T"]:
-    """Returns the mask of local attention, as a term of the scores.
+def divide_into_blocks(x: Shaped[Array, "B T *S"], size: int) -> Shaped[Array, "B C W *S"]:
+    """Divides the tokens of each row into C blocks of W = `size`. The last one ends with zeros."""
+    missing = -x.shape[1] % size
+    padded = jnp.pad(x, ((0, 0), (0, missing), *((0, 0),) * (x.ndim - 2)))
+    return padded.reshape(len(x), -1, size, *x.shape[2:])
 
-    It is 0 where a key is at most window // 2 positions away from the query, and -1e9 elsewhere.
-    The axis of size 1 stands for all heads.
+
+def join_neighbours(blocks: Shaped[Array, "B C W *S"]) -> Shaped[Array, "B C V *S"]:
+    """Returns each block between its neighbours: V = 3 W. A block that is alone stays so."""
+    if blocks.shape[1] == 1:
+        return blocks
+    padded = jnp.pad(blocks, ((0, 0), (1, 1), *((0, 0),) * (blocks.ndim - 2)))
+    return jnp.concatenate([padded[:, :-2], blocks, padded[:, 2:]], axis=2)
+
+
+def make_window_mask(
+    segments: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    window: int,
+    block: int,
+    dtype: jnp.dtype,
+) -> Float[Array, "R 1 W V"]:
+    """Returns the mask of local attention, as a term of the scores of the R blocks of all rows.
+
+    It is 0 where a key of the same segment is at most window // 2 positions away from the query,
+    and -1e9 elsewhere. The axis of size 1 stands for all heads.
+
+    Args:
+        segments: Segment of each slot. Keys of segment 0 are empty.
+        positions: Position of each slot in its segment.
+        window: Positions that a query sees.
+        block: Size of the blocks, at least window // 2 if there are several.
+        dtype: Type of the result.
     """
-    near = jnp.abs(positions[:, None, :] - positions[:, :, None]) <= window // 2
-    return jnp.where(near, 0.0, MASKED_OUT).astype(dtype)[:, None]
+    segments, positions = (divide_into_blocks(x, block) for x in (segments, positions))
+    key_segments, key_positions = (join_neighbours(x)[:, :, None] for x in (segments, positions))
+    near = jnp.abs(key_positions - positions[:, :, :, None]) <= window // 2
+    seen = near & (key_segments == segments[:, :, :, None]) & (key_segments > 0)
+    mask = jnp.where(seen, 0.0, MASKED_OUT).astype(dtype)
+    return mask.reshape(-1, 1, *mask.shape[2:])
 
 
 class Rotation(typing.NamedTuple):

@@ -5,12 +5,13 @@ Axis letters as in layers.py: B rows, T tokens, D width, N layers.
 
 import collections.abc
 import dataclasses
+import functools
 import typing
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from maelm_jax import config
 from maelm_jax.model import attention, layers, ops
@@ -129,23 +130,45 @@ def run(
         # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
-    def body(state, layer):
+    def apply_layer(layer_terms, state, layer):
         index, parameters = layer
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
         block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
-        layer_terms = _select_terms(terms, index % settings.global_every == 0)
-        state = block(state, layer_terms, layer_keys, cross)
-        return state, state.states if all_layers else None
+        return block(state, layer_terms, layer_keys, cross)
 
     platform = attention.current_target().platform
     scanned = should_scan(settings, platform)
-    body = _checkpoint_layer(body, settings.rematerialise, scanned, platform)
-    start, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
-    unroll = 1 if scanned else depth
-    last, states = jax.lax.scan(body, start, (numbers, parameters), unroll=unroll)
-    return states if all_layers else last.states
+    # A global layer, and the local ones up to the next global one.
+    period = 1 if terms.local is None else settings.global_every
+    layers_of_group = [
+        _checkpoint_layer(
+            functools.partial(apply_layer, layer_terms), settings.rematerialise, scanned, platform
+        )
+        for layer_terms in (terms._replace(local=None), *(terms.local,) * (period - 1))
+    ]
+
+    def apply_group(state, group):
+        states = []
+        for number in range(len(group[0])):
+            layer = jax.tree.map(lambda leaf, number=number: leaf[number], group)
+            state = layers_of_group[number](state, layer)
+            states.append(state.states)
+        return state, jnp.stack(states) if all_layers else None
+
+    state = layers.LayerState(x, x, terms.carrier)
+    stacked = jnp.arange(depth, dtype=jnp.uint32), parameters
+    whole = depth - depth % period
+    groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, period, *leaf.shape[1:]), stacked)
+    state, states = jax.lax.scan(
+        apply_group, state, groups, unroll=1 if scanned else whole // period
+    )
+    states = states.reshape(whole, *x.shape) if all_layers else None
+    if whole < depth:
+        state, last = apply_group(state, jax.tree.map(lambda leaf: leaf[whole:], stacked))
+        states = jnp.concatenate([states, last]) if all_layers else None
+    return states if all_layers else state.states
 
 
 def _checkpoint_layer(
@@ -169,14 +192,3 @@ def _checkpoint_layer(
     # `rematerialise` is set, so the barrier is left out.
     prevent_cse = not scanned and (saves_nothing or platform != "tpu")
     return jax.checkpoint(body, prevent_cse=prevent_cse, policy=policy)
-
-
-def _select_terms(terms: attention.ScoreTerms, is_global: Bool[Array, ""]) -> attention.ScoreTerms:
-    """Returns the prepared terms of a layer, which has global or local attention."""
-    if terms.local is None:
-        return terms
-
-    def select(global_term, local_term):
-        return jnp.where(is_global, global_term, local_term)
-
-    return jax.tree.map(select, terms._replace(local=None), terms.local)

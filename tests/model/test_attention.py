@@ -30,6 +30,24 @@ def test_a_mask_hides_keys_beside_a_bias_too(is_array):
     assert not np.array_equal(states[:, 2:], other[:, 2:])
 
 
+@pytest.mark.parametrize("block", [4, 5, 16])
+def test_blocks_of_a_window_see_what_the_window_does(block):
+    """Three segments, every third token dropped, empty slots at the end. 4 is half of the window, 16 is most of the row."""
+    at = np.concatenate([np.arange(length)[np.arange(length) % 3 != 1] for length in (30, 7, 14)])
+    segments = np.repeat([1, 2, 3], [20, 5, 9])
+    at, segments = (jnp.asarray(np.pad(x, (0, 37 - len(x)))[None], jnp.int32) for x in (at, segments))
+    q, k, v, weight = jax.random.normal(jax.random.key(0), (4, 1, 37, 8))
+    weight = jnp.where((segments > 0)[:, :, None], weight, 0.0)
+
+    def attended(qkv, block, is_divided):
+        mask = positions.make_window_mask(segments, at, 8, block, jnp.dtype("float32"))
+        terms = attention.ScoreTerms(mask=mask, block=block if is_divided else None)
+        return (attention.attend(*qkv, heads=2, terms=terms, backend="xla").states * weight).sum()
+
+    results = [jax.value_and_grad(attended)((q, k, v), *how) for how in ((block, True), (37, False))]
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *results)
+
+
 @pytest.mark.parametrize(
     "target,changes,backend,reason",
     [

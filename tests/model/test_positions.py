@@ -90,7 +90,7 @@ def test_local_bias_favours_neighbours():
 @pytest.mark.parametrize("window,farthest", [(1, 0), (8, 4), (9, 4)])
 def test_a_window_reaches_half_its_size_to_each_side(window, farthest):
     at = jnp.asarray([[0, 3, 4, 5, 20]], jnp.int32)  # positions, not slots, are compared
-    mask = np.asarray(positions.make_window_mask(at, window, jnp.dtype("float32")))[0, 0]
+    mask = np.asarray(positions.make_window_mask(jnp.ones_like(at), at, window, 5, jnp.dtype("float32")))[0, 0]
     distance = np.abs(np.subtract.outer(np.asarray(at[0]), np.asarray(at[0])))
     assert np.array_equal(mask, np.where(distance <= farthest, 0.0, positions.MASKED_OUT).astype(np.float32))
 
