@@ -22,6 +22,7 @@ from maelm_jax.model.model_inputs import Inputs, SlotInfo, take_at_slots
 from maelm_jax.model.positions import (
     MASKED_OUT,
     RelativeBias,
+    choose_block,
     compute_rotations,
     make_window_mask,
 )
@@ -99,8 +100,7 @@ class Encoder(nnx.Module):
         """Returns what changes the scores of the layers with local attention."""
         theta, window = self.settings.local_rotary_theta, self.settings.local_attention
         settings = dataclasses.replace(self.settings, rotary_theta=theta)
-        length, half = slots.positions.shape[1], max(window // 2, 1)
-        block = half if length > 3 * half else length  # three blocks would be longer than the row
+        block = choose_block(window, slots.positions.shape[1])
         return ScoreTerms(
             mask=make_window_mask(*slots, window, block, dtype),
             rotations=compute_rotations(settings, slots.positions, slots.positions),

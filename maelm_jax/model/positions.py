@@ -214,6 +214,15 @@ def join_neighbours(blocks: Shaped[Array, "B C W *S"]) -> Shaped[Array, "B C V *
     return jnp.concatenate([padded[:, :-2], blocks, padded[:, 2:]], axis=2)
 
 
+def choose_block(window: int, slots: int) -> int:
+    """Returns the size of the blocks of local attention: half a window, or all slots of a row.
+
+    Three blocks of half a window would be longer than a short row.
+    """
+    half = max(window // 2, 1)
+    return half if slots > 3 * half else slots
+
+
 def make_window_mask(
     segments: Int[Array, "B T"],
     positions: Int[Array, "B T"],

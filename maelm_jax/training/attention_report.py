@@ -7,7 +7,7 @@ import dataclasses
 import jax
 
 from maelm_jax import config
-from maelm_jax.model import attention, masking, stack
+from maelm_jax.model import attention, masking, positions, stack
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -84,6 +84,10 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
     model, length = experiment.model, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     calls = {"encoder": _encoder_call(model, sizes.visible)}
+    if model.local_attention:
+        block = positions.choose_block(model.local_attention, sizes.visible)
+        call = _encoder_call(model, block)._replace(has_dense_mask=True)
+        calls["local layers"] = call._replace(keys=min(3 * block, sizes.visible))
     if model.decoder_layers:
         decoder, has_bias = model.decoder, model.decoder_relative_bias
         slots = sizes.masked if model.decoder_slots == "masked" else length

@@ -38,6 +38,13 @@ def test_lengths_with_different_choices_are_named_apart(mesh, monkeypatch):
     assert line.startswith("attention: xla in encoder of 36 slots (") and "; pallas_tpu in encoder of 64, 128 slots (" in line
 
 
+def test_local_layers_are_described_by_themselves(mesh, monkeypatch):
+    monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("tpu", "TPU v5 lite"))
+    modern = experiment(positions="rotary", relative_buckets="none", local_attention=128, dtype="bfloat16")
+    line = attention_report.describe(modern, mesh)
+    assert line.startswith("attention: pallas_tpu in encoder (") and "; xla in local layers (" in line
+
+
 def test_layers_that_are_no_loop_are_named(mesh, monkeypatch):
     assert attention_report.describe(experiment(scan_layers=False), mesh).endswith("; each layer compiled by itself")
     monkeypatch.setattr(attention, "mesh_target", lambda mesh: attention.Target("gpu", "NVIDIA H200", has_cudnn=True))
