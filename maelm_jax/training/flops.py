@@ -45,8 +45,9 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
 
     A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
     Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
-    layer. Causal and local attention count as full attention. The encoder counts its V slots. The
-    decoder counts L slots, or M if it computes the masked slots only. The head counts M slots.
+    layer; a layer with local attention has the keys of its window. Causal attention counts as full
+    attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
+    masked slots only. The head counts M slots.
 
     Args:
         experiment: The settings.
@@ -59,6 +60,11 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
     visible, masked = sizes.visible, sizes.masked
     encoder = _stack_flops(model, model.layers, rows, visible, (visible,))
+    encoder_attention = encoder.attention
+    if model.local_attention:
+        unseen = 1.0 - min(model.local_attention, visible) / visible
+        local = model.layers - len(range(0, model.layers, model.global_every))
+        encoder_attention *= 1.0 - unseen * local / model.layers
     tokens = masked if model.decoder_slots == "masked" else experiment.corpus.sequence_length
     slots = {"self": (tokens,), "self+cross": (tokens, visible), "cross": (visible,)}
     attended = slots[model.decoder_attention]
@@ -72,7 +78,7 @@ def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str
     head = rows * 6.0 * masked * model.width * (model.width + maelm.table_rows(vocabulary_size))
     return {
         "encoder matrices": encoder.matrices,
-        "encoder attention": encoder.attention,
+        "encoder attention": encoder_attention,
         "decoder matrices": decoder.matrices + resized,
         "decoder attention": decoder.attention,
         "head": head,

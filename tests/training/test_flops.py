@@ -60,3 +60,13 @@ def test_the_flops_of_a_step_are_those_of_its_matrices():
     assert terms["decoder matrices"] == 6 * 10 * 64 * layer
     assert terms["head"] == 6 * 10 * slots.masked * (128 * 128 + 128 * maelm.table_rows(4096))
     assert terms["encoder attention"] == 12 * 10 * 2 * 128 * slots.visible**2
+
+
+def test_local_layers_count_their_window():
+    """Four layers, two of them local: 0 and 3 see all 96 slots, 1 and 2 a window of 24."""
+    settings = ["Model.layers=4", "Model.local_attention=24", "Masking.rate=0.25", "SEQUENCE_LENGTH=128"]
+    experiment = gin_files.load(["modern_tiny.gin"], settings)
+    assert masking.budget(experiment.masking, 128).visible == 96
+    terms = flops.flops_terms(experiment, 4096)
+    pairs = 2 * 96 * 96 + 2 * 96 * 24
+    assert terms["encoder attention"] == 12 * experiment.run.batch_size * experiment.model.width * pairs
