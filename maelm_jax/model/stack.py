@@ -144,7 +144,10 @@ def run(
     period = 1 if terms.local is None else settings.global_every
     layers_of_group = [
         _checkpoint_layer(
-            functools.partial(apply_layer, layer_terms), settings.rematerialise, scanned, platform
+            functools.partial(apply_layer, layer_terms),
+            settings.rematerialise,
+            scanned and period == 1,
+            platform,
         )
         for layer_terms in (terms._replace(local=None), *(terms.local,) * (period - 1))
     ]
@@ -179,7 +182,7 @@ def _checkpoint_layer(
     Args:
         body: The forward pass of a layer.
         saves_nothing: Whether only the layer's input is kept (`Model.rematerialise`).
-        scanned: Whether the layers are a loop.
+        scanned: Whether the layer alone is the body of a loop.
         platform: As `attention.Target` has it.
     """
     policy = jax.checkpoint_policies.save_from_both_policies(
