@@ -34,6 +34,7 @@ TITLES = {
     "modernbert": "ModernBERT, PyTorch",
     "bert_recipe": "BERT, PyTorch, our recipe",
     "mlm": "MLM, ours",
+    "mlm_modern": "MLM, ModernBERT's layers, ours",
     "mae_lm": "MAE-LM, ours",
     "mae_lm_cheap": "MAE-LM, cheap decoder, ours",
 }

@@ -130,8 +130,9 @@ def run(
         # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
-    def apply_layer(layer_terms, state, layer):
-        index, parameters = layer
+    def apply_layer(layer_terms, number, state, group):
+        # Taken out of the group here, so that no copy is kept for the backward pass.
+        index, parameters = jax.tree.map(lambda leaf: leaf[number], group)
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
@@ -142,21 +143,21 @@ def run(
     scanned = should_scan(settings, platform)
     # A global layer, and the local ones up to the next global one.
     period = 1 if terms.local is None else settings.global_every
+    terms_of_group = [terms._replace(local=None), *[terms.local] * (period - 1)]
     layers_of_group = [
         _checkpoint_layer(
-            functools.partial(apply_layer, layer_terms),
+            functools.partial(apply_layer, layer_terms, number),
             settings.rematerialise,
             scanned and period == 1,
             platform,
         )
-        for layer_terms in (terms._replace(local=None), *(terms.local,) * (period - 1))
+        for number, layer_terms in enumerate(terms_of_group)
     ]
 
     def apply_group(state, group):
         states = []
-        for number in range(len(group[0])):
-            layer = jax.tree.map(lambda leaf, number=number: leaf[number], group)
-            state = layers_of_group[number](state, layer)
+        for layer in layers_of_group[: len(group[0])]:
+            state = layer(state, group)
             states.append(state.states)
         return state, jnp.stack(states) if all_layers else None
 

@@ -26,7 +26,8 @@ SETTINGS = {
 VISIBLE = 224  # slots of the encoder
 COMPILE = """
 import json, re, sys
-SCORES = '(f32|bf16).[0-9]+,[0-9]+,(?:224,224|256,256).'
+# The weights of 3 and of 2 layers are [3, 1, 256, 256] and [2, 1, 256, 256].
+SCORES = '(f32|bf16).(?![23],1,)[0-9]+,[0-9]+,(?:224,224|256,256).'
 from maelm_jax import cli
 from maelm_jax.planning import targets
 _, experiment = cli.parse(cli.parser(""), sys.argv[1:])
