@@ -172,7 +172,7 @@ def seconds_to_peer(run: dict, runs: list[dict]) -> float | None:
 def draw(runs: list[dict], file: pathlib.Path):
     """Draws the held-out loss over CPU time and over tokens, a line for each run."""
     pyplot = plotting.pyplot()
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.8), sharey=True, layout="constrained")
     for arm, style in zip(TITLES, plotting.line_styles(), strict=False):
         for number, run in enumerate(runs_of(arm, runs)):
             label = TITLES[arm] if number == 0 else None
@@ -186,7 +186,7 @@ def draw(runs: list[dict], file: pathlib.Path):
         ylabel="held-out loss (nats a masked token, 15% masked)",
     )
     panels[1].set(xlabel="tokens read (millions)")
-    panels[0].legend(fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     for panel in panels:
         panel.grid(alpha=0.3)
     figure.suptitle(f"Which encoder of {runs[0]['size']} learns most from the same CPU time?")
