@@ -98,7 +98,7 @@ ARMS = {
             '--gin.Model.relative_bias_init="normal"',
             "--gin.Model.decoder_relative_bias=False",
             "--gin.Model.feed_forward_gate=True",
-            "--gin.Model.feed_forward=336",  # as the peer's, for width 128
+            "--gin.Model.feed_forward={feed_forward}",  # as the peer's
             "--gin.Model.biases=False",
         )
     ),
@@ -342,8 +342,8 @@ def last_step(metrics: pathlib.Path) -> int:
 def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
     """Returns the arguments of Python that train a run."""
     warmup = max(round(WARMUP_SHARE * plan.steps), 1)
+    layers, width = plan.size.split("x")
     if ARMS[plan.arm].is_peer:
-        layers, width = plan.size.split("x")
         return [
             str(ROOT / "benchmarks" / "peer_training.py"),
             f"--arm={plan.arm}",
@@ -375,7 +375,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "maelm_jax.train",
         f"--gin_file={CONFIGS[plan.size]}",
         "--gin_file=recipes/efficient.gin",
-        *ARMS[plan.arm].flags,
+        *(flag.format(feed_forward=8 * int(width) // 3 // 8 * 8) for flag in ARMS[plan.arm].flags),
         *(f"--gin.{name}={value}" for name, value in settings.items()),
         f"--workdir={plan.folder.resolve()}",
     ]
@@ -470,7 +470,7 @@ def train_and_score(args: argparse.Namespace, arm: str, seed: int, core: int):
             "curve": curve,
             **scores,
             "peer": json.loads(peer.read_text()) if peer.exists() else None,
-            "command": training_command(args, plan),
+            "command": [part.replace(f"{ROOT}/", "") for part in training_command(args, plan)],
             "machine": machine(),
         },
     )
