@@ -3,16 +3,16 @@
     python benchmarks/growth.py
     python benchmarks/growth.py --axes=files,shards
 
-Prints a table. Every figure is CPU time (user and system, of all threads) of one process, and
-`growth` is the ratio of two neighbouring figures beside the ratio of their sizes. What costs less
-than its share grows slower than linearly. Each size is measured in a process of its own.
+Prints a table. Every figure is CPU time (user and system, of all threads) of a process of its own.
+`growth` is the ratio of the cost to that of the size before, and the ratio of the sizes: "2.00 for
+4" grows slower than the size.
 
-length       a training step of tiny.gin on 8,192 tokens, whatever the length of a row
-vocabulary   a training step of tiny.gin
-devices      the same step on 8 rows for each of 8, on simulated CPU devices, which share the cores
+length       a training step of tiny.gin on 8,192 tokens, in rows of this length
+vocabulary   a training step of tiny.gin, with so many ids
+devices      a training step of tiny.gin on 64 rows, on simulated CPU devices, which share the cores
 files        preparation of the same 10,000 documents of 1,600 characters, in so many files
-shards       100 batches of 64 rows, read from a store of 4,096 rows a file
-checkpoints  restoring the newest of so many checkpoints and saving the next one
+shards       100 batches of 64 rows, read from a store of so many files of 4,096 rows
+checkpoints  restoring the newest of so many checkpoints, and saving the next one
 """
 
 import argparse
@@ -20,6 +20,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import pathlib
+import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from maelm_jax import cli, config, tables  # noqa: E402
 
-STEPS = 5  # that are timed; the median counts
+STEPS = 5  # that are timed, after the first one; the median counts
 TOKENS = 8192  # of a batch, for `length`
 DOCUMENTS, DOCUMENT_CHARACTERS = 10_000, 1600  # for `files`
 LENGTH = 16  # of a row, for `shards`
@@ -49,7 +50,7 @@ def time_step(flags: list[str], devices: int = 1) -> float:
         start = time.process_time()
         state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
         seconds.append(time.process_time() - start)
-    return sorted(seconds[1:])[STEPS // 2]
+    return statistics.median(seconds[1:])
 
 
 def length(size: int) -> float:
@@ -74,15 +75,13 @@ def files(size: int) -> float:
     from maelm_jax.data import prepare, vocabularies
 
     text = " ".join((ROOT / "docs" / "encoders.md").read_text().split())
-    words = vocabularies.load(ROOT / "pretrained")
+    starts = [index % (len(text) - DOCUMENT_CHARACTERS) for index in range(DOCUMENTS)]
+    documents = [text[start : start + DOCUMENT_CHARACTERS] for start in starts]
+    vocabulary = vocabularies.load(ROOT / "pretrained")
     with tempfile.TemporaryDirectory() as folder:
         for number in range(size):
-            documents = [
-                f"{index}. {text[start : start + DOCUMENT_CHARACTERS]}"
-                for index in range(number, DOCUMENTS, size)
-                for start in [index % (len(text) - DOCUMENT_CHARACTERS)]
-            ]
-            pathlib.Path(folder, f"{number:06d}.txt").write_text("\n\n".join(documents))
+            content = "\n\n".join(documents[number::size])
+            pathlib.Path(folder, f"{number}.txt").write_text(content)
         corpus = config.Corpus(
             sources={f"files:{folder}/*.txt": 1.0},
             rows_dir=f"{folder}/rows",
@@ -90,7 +89,7 @@ def files(size: int) -> float:
             processes=1,
         )
         start = time.process_time()
-        prepare.prepare(corpus, words)
+        prepare.prepare(corpus, vocabulary)
         return time.process_time() - start
 
 

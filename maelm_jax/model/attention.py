@@ -106,16 +106,8 @@ def attend(
         q = rotate(q, terms.rotations.queries, heads)
         k = rotate(k, terms.rotations.keys, heads)
     if terms.block is not None:
-        return _attend_in_blocks(
-            q,
-            k,
-            v,
-            terms,
-            heads=heads,
-            dropout_rate=dropout_rate,
-            dropout_keys=dropout_keys,
-            backend=backend,
-        )
+        settings = {"heads": heads, "dropout_rate": dropout_rate, "backend": backend}
+        return _attend_in_blocks(q, k, v, terms, dropout_keys, settings)
     call = Call(
         heads=heads,
         head_size=q.shape[2] // heads,
@@ -160,12 +152,13 @@ def _attend_in_blocks(
     v: Float[Array, "B T D"],
     terms: ScoreTerms,
     dropout_keys: Key[Array, " B"] | None,
-    **settings,
+    settings: dict,
 ) -> AttentionOutput:
     """Computes local attention: each block of slots attends to itself and to its neighbours.
 
     The slots of a segment are in the order of their positions. Two tokens are therefore at most as
-    many slots apart as positions, with or without slots for dropped tokens.
+    many slots apart as positions, with or without slots for dropped tokens. `settings` are the
+    other arguments of `attend`.
     """
 
     def rows(blocks):

@@ -86,8 +86,9 @@ def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:
     calls = {"encoder": _encoder_call(model, sizes.visible)}
     if model.local_attention:
         block = positions.choose_block(model.local_attention, sizes.visible)
-        call = _encoder_call(model, block)._replace(has_dense_mask=True)
-        calls["local layers"] = call._replace(keys=min(3 * block, sizes.visible))
+        calls["local layers"] = _encoder_call(model, block)._replace(
+            keys=min(3 * block, sizes.visible), has_dense_mask=True
+        )
     if model.decoder_layers:
         decoder, has_bias = model.decoder, model.decoder_relative_bias
         slots = sizes.masked if model.decoder_slots == "masked" else length

@@ -262,8 +262,8 @@ class Checkpoints:
         """
         if self._opened is None:
             return
-        folder = self._folder
-        if not (folder.exists() and os.path.samestat(os.fstat(self._opened), os.stat(folder))):
+        is_there = self._folder.exists()
+        if not (is_there and os.path.samestat(os.fstat(self._opened), os.stat(self._folder))):
             raise RunError(
                 f"{self._workdir} was removed or renamed while the run worked in it. "
                 "To go on, start the command again with its present name"
