@@ -5,7 +5,8 @@ r"""Pretrain encoders for the same CPU time here and with Hugging Face transform
     python benchmarks/peers_table.py --output=runs/peers
 
 The first command takes about 3 hours on two cores (Linux). It can be interrupted: the same call
-goes on with what is missing. The second one draws a table and a figure of what is finished.
+goes on with what is missing. With --costs_only it only measures what a step takes, and prints that.
+The second one draws a table and a figure of what is finished.
 
 Arms (--arms):
 
@@ -13,7 +14,7 @@ bert          BertForMaskedLM in PyTorch, as run_mlm.py trains it
 modernbert    ModernBertForMaskedLM in PyTorch, as its authors train it
 bert_recipe   BertForMaskedLM in PyTorch, with our mask rate, optimizer and schedule
 mlm           our MLM with recipes/efficient.gin
-mlm_modern    the same with ModernBERT's layers: pre-LN, rotary positions, GeGLU, no biases
+mlm_modern    the same with ModernBERT's layers (recipes/modern_layers.gin)
 mae_lm        our MAE-LM with recipes/efficient.gin
 mae_lm_cheap  the same with the cheap decoder (ablations/decoder_masked_only.gin)
 
@@ -68,7 +69,11 @@ TURN_SECONDS = 15.0  # CPU seconds of a turn after its first line
 SHORT_RUN_SHARE = 1 / 7.5  # of the budget, for a run that tries a setting
 INITIALIZER_RANGES = (0.02, 0.05)  # that are tried; the first is the default of transformers
 # The layers and width of a size are those of its config.
-CONFIGS = {"4x128": "miniature_cpu.gin", "6x256": "miniature.gin"}
+CONFIGS = {
+    "4x128": "miniature_cpu.gin",
+    "6x256": "miniature.gin",
+    "12x768": "benchmarks/shapes/base.gin",
+}
 
 
 class Arm(typing.NamedTuple):
@@ -92,14 +97,8 @@ ARMS = {
     "mlm_modern": Arm(
         (
             "--gin_file=mlm.gin",
-            '--gin.Model.normalization="pre"',
-            '--gin.Model.positions="rotary"',
-            '--gin.Model.relative_buckets="none"',
-            '--gin.Model.relative_bias_init="normal"',
-            "--gin.Model.decoder_relative_bias=False",
-            "--gin.Model.feed_forward_gate=True",
+            "--gin_file=recipes/modern_layers.gin",
             "--gin.Model.feed_forward={feed_forward}",  # as the peer's
-            "--gin.Model.biases=False",
         )
     ),
     "mae_lm": Arm(),
@@ -161,6 +160,9 @@ def main():
     variants = [(arm, size) for arm in args.arms for size in ARMS[arm].batch_sizes]
     for turn in range(TURNS):
         run_on_cores(args.cores, [(measure_cost, args, turn, *variant) for variant in variants])
+    print_costs(args, variants)
+    if args.costs_only:
+        return
     run_on_cores(args.cores, [(choose, args, arm) for arm in args.arms])
     run_on_cores(
         args.cores, [(train_and_score, args, arm, seed) for seed in args.seeds for arm in args.arms]
@@ -286,6 +288,21 @@ def cost_of(args: argparse.Namespace, arm: str, batch_size: int) -> Cost:
     )
 
 
+def print_costs(args: argparse.Namespace, variants: list[tuple[str, int]]):
+    """Prints the cost of each arm and batch size, and its speed beside that of the first one."""
+    from maelm_jax import tables
+
+    lines, first = [], None
+    for arm, rows in variants:
+        cost = cost_of(args, arm, rows)
+        speed = rows * LENGTH / cost.step_seconds
+        first = first or speed
+        seconds = f"{cost.startup_seconds:.1f}", f"{cost.step_seconds:.3f}"
+        lines.append((arm, rows, *seconds, f"{speed:.0f}", f"{speed / first:.2f}"))
+    header = ("arm", "rows", "startup, s", "step, s", "tokens/s", f"times {args.arms[0]}")
+    print(f"{args.size}, CPU seconds of one core\n{tables.plain(header, lines)}", flush=True)
+
+
 def measure(
     args: argparse.Namespace, plan: Plan, core: int, most_seconds: float = math.inf
 ) -> list[Point]:
@@ -314,7 +331,7 @@ def measure(
             if metrics.exists() and metrics.stat().st_size > size:
                 size = metrics.stat().st_size
                 points.append(Point(last_step(metrics), seconds))
-            if points and seconds - points[0].seconds > most_seconds:
+            if len(points) > 1 and seconds - points[0].seconds > most_seconds:
                 process.kill()
                 process.wait()
                 return points
@@ -351,6 +368,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
             f"--output={plan.folder.resolve()}",
             f"--layers={layers}",
             f"--width={width}",
+            f"--heads={max(4, int(width) // 64)}",
             f"--seed={plan.seed}",
             *(f"--{name}={value}" for name, value in plan.choice._asdict().items()),
             f"--steps={plan.steps}",
@@ -538,6 +556,7 @@ def parse_flags() -> argparse.Namespace:
     flags.add_argument("--seeds", default="0", help="default: 0")
     flags.add_argument("--size", choices=CONFIGS, default="4x128", help="layers x width")
     flags.add_argument("--minutes", type=float, default=30.0, help="CPU time of an arm")
+    flags.add_argument("--costs_only", action="store_true", help="measure steps, train nothing")
     flags.add_argument("--cores", default="0", help="cores, each for one arm at a time")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")
     args = flags.parse_args()
