@@ -16,7 +16,6 @@ command with --join when all are done. --runner=beam does both as one pipeline o
 """
 
 import argparse
-import dataclasses
 import functools
 import logging
 
@@ -39,8 +38,6 @@ def main(argv: list[str]) -> int:
     if experiment.run.init_from:
         experiment = _adopt_encoder(experiment, args.run)
     corpus = experiment.corpus
-    if args.skip_bad_files:
-        corpus = dataclasses.replace(corpus, skip_bad_files=True)
     vocabulary = _vocabulary_of(args.run)  # also if the text has changed since
     if vocabulary is None and experiment.run.continue_from:
         from maelm_jax.pretraining import start  # imports JAX
@@ -85,11 +82,6 @@ def _flags() -> argparse.ArgumentParser:
     )
     parser.add_argument("--parts", type=cli.whole_number(1), metavar="N", help="number of shares")
     parser.add_argument("--join", action="store_true", help="join the shares of every --part")
-    parser.add_argument(
-        "--skip_bad_files",
-        action="store_true",
-        help="leave out files that cannot be read: Corpus.skip_bad_files=True",
-    )
     parser.add_argument(
         "--runner",
         choices=("local", "beam"),

@@ -43,7 +43,7 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
     done = call("prepare", *argv)
     assert done.status == 2 and "c.jsonl:1: not JSON" in done.stderr
     for part in (0, 1):
-        done = call("prepare", *argv, f"--part={part}", "--parts=2", "--skip_bad_files")
+        done = call("prepare", *argv, f"--part={part}", "--parts=2", "--gin.Corpus.skip_bad_files=True")
         assert done.status == 0, done.stderr
     done = call("prepare", *argv, "--join")
     assert done.status == 0, done.stderr
