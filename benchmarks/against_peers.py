@@ -380,6 +380,8 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "TRAIN_STEPS": plan.steps,
         "BATCH_SIZE": plan.choice.batch_size,
         "SEED": plan.seed,
+        "Model.dropout": 0.0,  # as the peers have
+        "Model.attention_dropout": 0.0,
         "Optimizer.warmup_steps": warmup,
         "Run.log_every": LOG_EVERY,
         "Run.rank_every": 0,
