@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     for name in (run_rows.FILE, run_record.PARENT, source.ORIGIN):
         if (file := pathlib.Path(most.path, name)).is_file():
             shutil.copy(file, folder)
-    run_record.write_start(folder, most.experiment, most.load_vocabulary(), most.step)
+    run_record.write_start(folder, most.experiment, most.loaded_vocabulary, most.step)
     for name, weight in zip(names, weights, strict=True):
         print(f"{weight:.4g} x {name}")
     print(f"{args.workdir}: their mean, as step {most.step}")
@@ -110,7 +110,7 @@ def check_alike(found: list["source.EncoderSource"]):
             for name, value in first.settings.items()
             if one.settings[name] != value
         ]
-        if one.load_vocabulary().fingerprint != first.load_vocabulary().fingerprint:
+        if one.loaded_vocabulary.fingerprint != first.loaded_vocabulary.fingerprint:
             wrong.append(f"{one.path} has another vocabulary")
         if wrong:
             raise config.ConfigError(

@@ -86,7 +86,7 @@ class Encoder:
     @classmethod
     def read(cls, found: source.EncoderSource) -> "Encoder":
         """Reads the encoder of a source. Raises ConfigError as `load`."""
-        vocabulary, params = found.load_vocabulary(), found.read_params()
+        vocabulary, params = found.loaded_vocabulary, found.read_params()
         return cls(
             params,
             found.model,

@@ -166,7 +166,7 @@ class EncoderSource:
         if run and any(getattr(run, name) != getattr(self.model, name) for name in fields):
             params = {path: x for path, x in params.items() if not path.startswith("decoder/")}
         if self.vocabulary:
-            size, rows = self.load_vocabulary().size, len(params["encoder/token_embedding"])
+            size, rows = self.loaded_vocabulary.size, len(params["encoder/token_embedding"])
             if rows < size:
                 raise config.ConfigError(
                     f"{self.path}: {rows} rows of tokens, but its vocabulary has {size} ids"
@@ -174,8 +174,9 @@ class EncoderSource:
             params |= {path: params[path][:size] for path in layouts.VOCABULARY if path in params}
         return params
 
-    def load_vocabulary(self) -> vocabularies.Vocabulary:
-        """Loads the vocabulary of the source.
+    @functools.cached_property
+    def loaded_vocabulary(self) -> vocabularies.Vocabulary:
+        """The vocabulary of the source, loaded once.
 
         Raises:
             ConfigError: The source has no vocabulary, or it contradicts what the source states.
@@ -197,7 +198,7 @@ class EncoderSource:
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
         """Raises ConfigError if `vocabulary` has other ids than the weights of the source."""
-        if self.vocabulary and self.load_vocabulary().fingerprint != vocabulary.fingerprint:
+        if self.vocabulary and self.loaded_vocabulary.fingerprint != vocabulary.fingerprint:
             raise config.ConfigError(
                 f"Vocabulary.file is another file than the vocabulary of {self.path}, whose "
                 "weights are for its own ids: leave it out"

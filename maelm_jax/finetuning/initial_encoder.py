@@ -122,4 +122,4 @@ def load(name: str, step: int | None = None) -> InitialEncoder:
     """
     is_random = name.startswith(config.RANDOM)
     found = source.find_encoder(name.removeprefix(config.RANDOM), None if is_random else step)
-    return InitialEncoder(name, found, found.load_vocabulary(), is_random)
+    return InitialEncoder(name, found, found.loaded_vocabulary, is_random)
