@@ -17,6 +17,7 @@ mlm           our MLM with recipes/efficient.gin
 mlm_modern    the same with ModernBERT's layers (recipes/modern_layers.gin)
 mae_lm        our MAE-LM with recipes/efficient.gin
 mae_lm_cheap  the same with the cheap decoder (ablations/decoder_masked_only.gin)
+mae_lm_modern the same with ModernBERT's layers as well
 
 peer_training.py trains the first three, and says how. Ours are the command maelm_jax.train. All
 arms read the same rows of 128 tokens in the same order, with the same vocabulary of 8,192 ids. The
@@ -89,20 +90,18 @@ class Arm(typing.NamedTuple):
         return bool(self.rates)
 
 
+CHEAP_DECODER = "--gin_file=ablations/decoder_masked_only.gin"
+# The feed-forward block is as wide as that of the peer.
+MODERN_LAYERS = ("--gin_file=recipes/modern_layers.gin", "--gin.Model.feed_forward={feed_forward}")
 ARMS = {
     "bert": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
     "modernbert": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "bert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "mlm": Arm(("--gin_file=mlm.gin",)),
-    "mlm_modern": Arm(
-        (
-            "--gin_file=mlm.gin",
-            "--gin_file=recipes/modern_layers.gin",
-            "--gin.Model.feed_forward={feed_forward}",  # as the peer's
-        )
-    ),
+    "mlm_modern": Arm(("--gin_file=mlm.gin", *MODERN_LAYERS)),
     "mae_lm": Arm(),
-    "mae_lm_cheap": Arm(("--gin_file=ablations/decoder_masked_only.gin",)),
+    "mae_lm_cheap": Arm((CHEAP_DECODER,)),
+    "mae_lm_modern": Arm((CHEAP_DECODER, *MODERN_LAYERS)),
 }
 # PyTorch allocates large tensors anew in each step. These options of glibc's allocator keep the
 # memory, in huge pages: steps of BERT take 30% less time. Our command sets its own.

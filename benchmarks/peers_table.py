@@ -37,6 +37,7 @@ TITLES = {
     "mlm_modern": "MLM, ModernBERT's layers, ours",
     "mae_lm": "MAE-LM, ours",
     "mae_lm_cheap": "MAE-LM, cheap decoder, ours",
+    "mae_lm_modern": "MAE-LM, cheap, ModernBERT's layers, ours",
 }
 TASKS = ("SST-2", "CoLA", "MRPC", "RTE")
 HEADER = (
