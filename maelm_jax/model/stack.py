@@ -130,9 +130,8 @@ def run(
         # XLA sums the gradients of a bias of cross-attention: no carrier goes through the layers.
         cross = cross._replace(terms=cross_terms._replace(carrier=None))
 
-    def apply_layer(layer_terms, number, state, group):
-        # Taken out of the group here, so that no copy is kept for the backward pass.
-        index, parameters = jax.tree.map(lambda leaf: leaf[number], group)
+    def apply_layer(layer_terms, state, layer):
+        index, parameters = layer
         layer_keys = None
         if keys is not None:
             layer_keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, index)
@@ -146,31 +145,33 @@ def run(
     terms_of_group = [terms._replace(local=None), *[terms.local] * (period - 1)]
     layers_of_group = [
         _checkpoint_layer(
-            functools.partial(apply_layer, layer_terms, number),
+            functools.partial(apply_layer, layer_terms),
             settings.rematerialise,
             scanned and period == 1,
             platform,
         )
-        for number, layer_terms in enumerate(terms_of_group)
+        for layer_terms in terms_of_group
     ]
 
     def apply_group(state, group):
         states = []
-        for layer in layers_of_group[: len(group[0])]:
-            state = layer(state, group)
+        for apply, layer in zip(layers_of_group, group, strict=False):
+            state = apply(state, layer)
             states.append(state.states)
         return state, jnp.stack(states) if all_layers else None
 
-    state = layers.LayerState(x, x, terms.carrier)
-    stacked = jnp.arange(depth, dtype=jnp.uint32), parameters
+    def take(which):
+        return jax.tree.map(lambda leaf: leaf[which], (numbers, parameters))
+
+    state, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
     whole = depth - depth % period
-    groups = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, period, *leaf.shape[1:]), stacked)
+    groups = tuple(take(slice(first, whole, period)) for first in range(period))
     state, states = jax.lax.scan(
         apply_group, state, groups, unroll=1 if scanned else whole // period
     )
     states = states.reshape(whole, *x.shape) if all_layers else None
-    if whole < depth:
-        state, last = apply_group(state, jax.tree.map(lambda leaf: leaf[whole:], stacked))
+    if whole < depth:  # a last group with fewer layers
+        state, last = apply_group(state, tuple(take(number) for number in range(whole, depth)))
         states = jnp.concatenate([states, last]) if all_layers else None
     return states if all_layers else state.states
 
