@@ -5,8 +5,8 @@ import typing
 
 # The colour-blind-safe palette of Okabe and Ito, without its yellow, which is too light for a line.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = ("o", "s", "^", "D", "v", "*", "X")  # one for each colour
-# Four dashes and seven markers share no factor, so 28 lines differ without colour.
+# Four dashes and nine markers share no factor, so 36 lines differ without colour.
+MARKERS = ("o", "s", "^", "D", "v", "*", "X", "P", "<")
 DASHES = ("-", "--", ":", "-.")
 REFERENCE = "0.5"  # grey of reference lines
 
