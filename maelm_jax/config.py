@@ -297,6 +297,11 @@ class Model(Settings):
         "False leaves the biases out of the layers' linear maps and all normalizations.",
         part="encoder",
     )
+    causal: bool = setting(
+        False,
+        "True hides later tokens from each token and predicts it from the ones before it. A first "
+        "phase of pretraining (docs/phases.md).",
+    )
     decoder_layers: int = setting(
         4,
         "Layers of the decoder. 0 needs all [MASK]s in the encoder.",
@@ -448,6 +453,10 @@ class Model(Settings):
         self.require(not rotary or head % 2 == 0, wrong)
         self.require(
             rotary or self.local_attention == 0, "local_attention needs positions = 'rotary'"
+        )
+        self.require(
+            not self.causal or self.decoder_layers == self.local_attention == 0,
+            "causal needs decoder_layers = 0 and local_attention = 0",
         )
         self._check_decoder()
 

@@ -86,6 +86,7 @@ class Encoder:
     @classmethod
     def read(cls, found: source.EncoderSource) -> "Encoder":
         """Reads the encoder of a source. Raises ConfigError as `load`."""
+        found.require_bidirectional()
         vocabulary, params = found.loaded_vocabulary, found.read_params()
         return cls(
             params,

@@ -131,6 +131,14 @@ class EncoderSource:
             return dataclasses.replace(self.experiment.model, attention_backend="auto")
         return _make_model(self.settings, self.path)
 
+    def require_bidirectional(self):
+        """Raises ConfigError for a run of `Model.causal`, which is a first phase."""
+        if self.model.causal:
+            raise config.ConfigError(
+                f"{self.path} has a causal encoder, which predicts next tokens. Train it further "
+                "as MLM (Run.continue_from) or MAE-LM (Run.init_from) first"
+            )
+
     def check_settings(self, experiment: config.Experiment, free: tuple[str, ...] = ()):
         """Raises ConfigError if settings given to a command are not those of the workdir.
 

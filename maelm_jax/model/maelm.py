@@ -90,7 +90,7 @@ class Encoder(nnx.Module):
         x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         slots = SlotInfo(segments, positions)
         bias = self.relative_bias if settings.relative_buckets != "none" else None
-        terms = layers.compute_terms(settings, slots, slots, dtype, bias)
+        terms = layers.compute_terms(settings, slots, slots, dtype, bias, settings.causal)
         if settings.local_attention:
             terms = terms._replace(local=self._compute_local_terms(slots, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)
@@ -182,6 +182,8 @@ class MaeLm(nnx.Module):
         x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:
             x = self._decode(x, encoded, inputs)
+        if self.settings.causal:  # a token is predicted from the state of the one before it
+            x = jnp.roll(x, 1, axis=1)
         if self.settings.decoder_slots == "all":
             x = ops.gather_rows(x, inputs.masked_slots, inputs.masked_index)
         return self.head(x, self.encoder.token_embedding[...])

@@ -99,6 +99,7 @@ def open_model(
             f"{path} is a fine-tuned run, which predicts no tokens: name a run of pretraining"
         )
     saved = [source.find_encoder(path, step) for step in steps]
+    saved[0].require_bidirectional()
     vocabulary, model = saved[0].loaded_vocabulary, saved[0].model
     rows = _recorded_rows(path, experiment.corpus, vocabulary, needs_rows)
     checkpoints = [Checkpoint(one.step, functools.partial(_read, one)) for one in saved]

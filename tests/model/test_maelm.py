@@ -12,7 +12,7 @@ from flax import traverse_util
 from maelm_jax import config
 from maelm_jax.model import loss, maelm, masking, model_inputs, ops
 
-SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
+SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99, continues_word=(False,) * 100)
 LENGTH = 32
 TINY = {
     "layers": 2,
@@ -112,6 +112,18 @@ def test_segments_do_not_see_each_other():
     ours, theirs = np.asarray(model(inputs)), np.asarray(model(other))
     assert first.any() and np.array_equal(ours[first], theirs[first])
     assert not np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+def test_a_causal_model_predicts_a_token_from_those_before_it(architecture):
+    settings = config.Masking(rate=0.95, encoder_mask_fraction=1.0, keep_fraction=1.0)
+    graph, params, inputs = make(settings, causal=True, **(architecture | {"decoder_layers": 0}))
+    other = inputs_of(inputs.ids.at[:, 6].set(50), settings)
+    model = jax.jit(maelm.apply(graph, params))
+    slots, changed = np.asarray(inputs.masked_slots), np.asarray(model(inputs) != model(other)).any(-1)
+    is_real = (slots < LENGTH) & (np.asarray(other.masked_slots) == slots)
+    assert {4, 6, 7, 10, 13} < set(slots[0]), "slots before, at and after the token, and of the next segment"
+    assert (changed == ((slots > 6) & (slots < 12)))[is_real].all()
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,19 @@ def test_a_decay_branch_killed_and_resumed_is_the_branch_never_stopped(text, uni
     assert done.status == 2 and "its learning rate is 0 after step 12" in done.stderr
 
 
+def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
+    first, short = str(tmp_path / "first"), ["--gin.TRAIN_STEPS=4", "--gin.Run.rank_every=0"]
+    done = call("train", *training(text, tmp_path / "first", "--gin_file=recipes/causal_phase.gin", *short))
+    assert done.status == 0, done.stderr
+    for name, more in {"mlm": ["--gin_file=mlm.gin", f"--gin.Run.continue_from={first}"], "mae_lm": [f"--gin.Run.init_from={first}"]}.items():
+        done = call("train", *training(text, tmp_path / name, *more, *short))
+        assert done.status == 0, done.stderr
+        assert not settings_of(tmp_path / name).model.causal
+    for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"]):
+        done = call(*command)
+        assert done.status == 2 and "causal" in done.stderr and not (tmp_path / "out").exists()
+
+
 def test_what_has_no_weights_may_differ(uninterrupted):
     theirs = settings_of(uninterrupted)
     free = ["BATCH_SIZE=16", "Masking.rate=0.3", "Model.dropout=0.2", "Model.dtype='bfloat16'", "Optimizer.learning_rate=1e-4", "Mesh.fsdp=2"]
