@@ -291,13 +291,12 @@ def print_costs(args: argparse.Namespace, variants: list[tuple[str, int]]):
     """Prints the cost of each arm and batch size, and its speed beside that of the first one."""
     from maelm_jax import tables
 
-    lines, first = [], None
+    lines, speeds = [], []
     for arm, rows in variants:
         cost = cost_of(args, arm, rows)
-        speed = rows * LENGTH / cost.step_seconds
-        first = first or speed
+        speeds.append(rows * LENGTH / cost.step_seconds)
         seconds = f"{cost.startup_seconds:.1f}", f"{cost.step_seconds:.3f}"
-        lines.append((arm, rows, *seconds, f"{speed:.0f}", f"{speed / first:.2f}"))
+        lines.append((arm, rows, *seconds, f"{speeds[-1]:.0f}", f"{speeds[-1] / speeds[0]:.2f}"))
     header = ("arm", "rows", "startup, s", "step, s", "tokens/s", f"times {args.arms[0]}")
     print(f"{args.size}, CPU seconds of one core\n{tables.plain(header, lines)}", flush=True)
 
@@ -367,7 +366,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
             f"--output={plan.folder.resolve()}",
             f"--layers={layers}",
             f"--width={width}",
-            f"--heads={max(4, int(width) // 64)}",
+            f"--heads={max(4, int(width) // 64)}",  # as in the config
             f"--seed={plan.seed}",
             *(f"--{name}={value}" for name, value in plan.choice._asdict().items()),
             f"--steps={plan.steps}",
@@ -379,8 +378,7 @@ def training_command(args: argparse.Namespace, plan: Plan) -> list[str]:
         "TRAIN_STEPS": plan.steps,
         "BATCH_SIZE": plan.choice.batch_size,
         "SEED": plan.seed,
-        "Model.dropout": 0.0,  # as the peers have
-        "Model.attention_dropout": 0.0,
+        "Model.dropout": 0.0,  # as the peers have; no config here has attention dropout
         "Optimizer.warmup_steps": warmup,
         "Run.log_every": LOG_EVERY,
         "Run.rank_every": 0,

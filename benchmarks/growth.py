@@ -74,7 +74,7 @@ def files(size: int) -> float:
     """Measures the preparation of text in so many files, in one process."""
     from maelm_jax.data import prepare, vocabularies
 
-    text = " ".join((ROOT / "docs" / "encoders.md").read_text().split())
+    text = " ".join((ROOT / "LICENSE").read_text().split())
     starts = [index % (len(text) - DOCUMENT_CHARACTERS) for index in range(DOCUMENTS)]
     documents = [text[start : start + DOCUMENT_CHARACTERS] for start in starts]
     vocabulary = vocabularies.load(ROOT / "pretrained")

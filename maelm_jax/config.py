@@ -297,10 +297,11 @@ class Model(Settings):
         "False leaves the biases out of the layers' linear maps and all normalizations.",
         part="encoder",
     )
+    # It is of no part: bidirectional runs go on from the weights of a causal one.
     causal: bool = setting(
         False,
-        "True hides later tokens from each token and predicts it from the ones before it. A first "
-        "phase of pretraining (docs/phases.md).",
+        "True hides later tokens from each token and predicts it from the ones before it: the "
+        "first phase of recipes/causal_phase.gin.",
     )
     decoder_layers: int = setting(
         4,

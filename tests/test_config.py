@@ -31,6 +31,7 @@ def test_every_config_loads_with_every_macro_and_objective(name):
         assert experiment.masking.encoder_mask_fraction == len(files) - 1
         assert gin_files.load([*files, "recipes/efficient.gin"], MACROS).optimizer.kind == "muon"
         assert gin_files.load([*files, "recipes/modern_layers.gin"], MACROS).model.positions == "rotary"
+        assert gin_files.load([*files, "recipes/causal_phase.gin"], MACROS).model.causal
 
 
 def test_every_ablation_loads_over_every_size_and_leaves_mlm_without_a_decoder():

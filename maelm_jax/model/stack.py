@@ -155,22 +155,25 @@ def run(
 
     def apply_group(state, group):
         states = []
-        for apply, layer in zip(layers_of_group, group, strict=False):
+        for apply, layer in zip(layers_of_group, group, strict=False):  # the last has fewer
             state = apply(state, layer)
             states.append(state.states)
         return state, jnp.stack(states) if all_layers else None
 
-    def take(which):
-        return jax.tree.map(lambda leaf: leaf[which], (numbers, parameters))
+    stacked = jnp.arange(depth, dtype=jnp.uint32), parameters
 
-    state, numbers = layers.LayerState(x, x, terms.carrier), jnp.arange(depth, dtype=jnp.uint32)
+    def take(which):
+        return jax.tree.map(lambda leaf: leaf[which], stacked)
+
+    state = layers.LayerState(x, x, terms.carrier)
     whole = depth - depth % period
+    # Slices of parameters reshaped to [groups, period, ...] cost 10% more memory on an H100.
     groups = tuple(take(slice(first, whole, period)) for first in range(period))
     state, states = jax.lax.scan(
         apply_group, state, groups, unroll=1 if scanned else whole // period
     )
     states = states.reshape(whole, *x.shape) if all_layers else None
-    if whole < depth:  # a last group with fewer layers
+    if whole < depth:
         state, last = apply_group(state, tuple(take(number) for number in range(whole, depth)))
         states = jnp.concatenate([states, last]) if all_layers else None
     return states if all_layers else state.states

@@ -49,8 +49,6 @@ class MaskedTokens:
     @property
     def description(self) -> str:
         """What the loss is, and of which part of the model."""
-        if self.experiment.model.causal:
-            return "loss of the encoder, which predicts tokens from the ones before them"
         if not self.experiment.model.decoder_layers:
             return "loss of the encoder, which reads [MASK] at masked tokens"
         return "loss of the decoder, which is discarded after pretraining"
