@@ -15,14 +15,9 @@ from maelm_jax.training import checkpoint, metrics, run_record
 
 
 def measure(run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
-    """Measures one run.
+    """Measures one run on rows [R, L], cut into `sets` disjoint sets of tokens at most.
 
-    Args:
-        run: The run.
-        rows: Rows to measure on, int32 [R, L].
-        tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens, at most.
-        seed: Seed of the masks.
+    The effective rank holds the share `tau` of the squared length. The masks are those of `seed`.
 
     Returns:
         Everything that the report needs, ready for JSON.
@@ -102,14 +97,7 @@ def count_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
 def measure_steps(
     run: runs.MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
 ) -> list[dict]:
-    """Measures the ranks of the last layer at every checkpoint of a run.
-
-    Args:
-        run: The run.
-        rows: Rows to measure on, int32 [R, L].
-        tau: Share of the squared length that the effective rank holds.
-        sets: Disjoint sets of tokens.
-        seed: Seed of the masks.
+    """Measures the ranks of the last layer at every checkpoint of a run, as `measure` does.
 
     Returns:
         For each checkpoint {"step": its step, kind of tokens: its ranks}, ready for JSON.

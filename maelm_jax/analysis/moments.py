@@ -74,14 +74,8 @@ def measure(
     """Builds the function that measures one batch. The caller compiles it.
 
     Masks are drawn as in pretraining, from the key and the number of the row. Two runs with the
-    same `Masking` settings get the same masks.
-
-    Args:
-        graph: Graph of the encoder.
-        settings: How rows are masked.
-        length: Row length L.
-        special: Ids of the special tokens.
-        layers: Indices of the layers to measure. None: all.
+    same `Masking` settings get the same masks. `layers` are the indices of the layers to measure.
+    None measures all.
 
     Returns:
         A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
@@ -129,18 +123,11 @@ def accumulate(
     shard: collections.abc.Callable = jnp.asarray,
     progress: collections.abc.Callable = lambda rows: None,
 ) -> dict[str, Moments]:
-    """Measures many rows, batch by batch.
+    """Measures many rows [R, L], batch by batch, with the compiled function of `measure`.
 
-    Args:
-        measure_batch: The compiled function of `measure`.
-        params: Parameters of the encoder.
-        rows: Token ids, int32 [R, L].
-        first: Number of the first row; the numbers select the masks.
-        key: Random key of the masks.
-        pad: Id of the padding token.
-        size: Rows of a batch. None: as `rows_at_once` says.
-        shard: Puts the rows of a batch on the devices.
-        progress: Called after each batch with its number of rows.
+    The numbers of the rows begin at `first` and select the masks. A batch has `size` rows. None:
+    as many as `rows_at_once` says. `shard` puts them on the devices. `progress` is called after
+    each batch with its number of rows.
 
     Returns:
         {kind: Moments} in float64.

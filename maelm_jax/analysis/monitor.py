@@ -31,13 +31,8 @@ class RankMonitor:
     ):
         """Chooses the rows. The measurement is compiled at its first call.
 
-        Args:
-            experiment: Settings of the run.
-            vocabulary_size: Number of tokens in the vocabulary.
-            special: Ids of the special tokens.
-            heldout: Held-out rows, int32 [R, L]. The first rows with `PER_DIMENSION` unmasked
-                tokens a dimension are measured, or all rows.
-            mesh: Devices of the run.
+        The rows are the first held-out ones [R, L] with `PER_DIMENSION` unmasked tokens a
+        dimension, or all of them.
         """
         length, width = heldout.shape[1], experiment.model.width
         masking = experiment.evaluated.masking
@@ -61,9 +56,6 @@ class RankMonitor:
 
     def __call__(self, params: dict) -> dict[str, int]:
         """Measures the effective ranks of the middle and the last layer.
-
-        Args:
-            params: Parameters of the model.
 
         Returns:
             rank_plain_middle and rank_plain_last for text without [MASK]. Also rank_real_* for the

@@ -69,11 +69,10 @@ def open_runs(
 
 
 def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
-    """Loads encoders of any kind. All get rows of one length, the longest that all can read.
+    """Loads encoders of any kind, to be measured on the files that the glob `text` names.
 
-    Args:
-        paths: Workdirs, exported or stock folders, checkpoints of the published code.
-        text: Glob of the files to measure on.
+    Each path is a workdir, an exported or a stock folder, or a checkpoint of the published code.
+    All encoders get rows of one length, the longest that all can read.
 
     Raises:
         ConfigError: There is no such encoder, or it cannot be computed here.
@@ -127,12 +126,8 @@ def _with_unique_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
 def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
     """Reads held-out rows of the run's corpus, or of that of the run it was fine-tuned from.
 
-    Args:
-        run: The run.
-        tokens: Number of tokens that the rows together hold, if there are so many.
-
     Returns:
-        Token ids, int32 [R, L].
+        Token ids, int32 [R, L]. The rows together hold `tokens` tokens, if there are so many.
 
     Raises:
         ConfigError: The rows hold too few unmasked tokens for the width of the model.

@@ -104,16 +104,8 @@ def _cross_entropy(
     and then freed. Without differentiation, the compiler leaves the gradients out. Source: the
     fused linear cross-entropy of github.com/linkedin/Liger-Kernel.
 
-    Args:
-        x: States of the masked slots.
-        table: Token table.
-        bias: Added to the logits.
-        targets: Rows of the table.
-        weights: Weight of each slot; 0 where it is empty.
-        tile: Number of slots whose logits exist at a time.
-
-    Returns:
-        The sums. Only the loss has a gradient, and only with respect to x, table and bias.
+    The weight of an empty slot is 0. Only the loss has a gradient, and only with respect to x,
+    table and bias.
     """
     return _cross_entropy_forward(x, table, bias, targets, weights, tile)[0]
 
