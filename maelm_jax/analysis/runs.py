@@ -84,15 +84,7 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
         MeasuredRun(
             _name(path, None),
             path,
-            config.Experiment(
-                vocabulary=config.Vocabulary(),
-                corpus=corpus,
-                masking=MASKING,
-                model=encoder.model,
-                optimizer=config.Optimizer(),
-                mesh=config.Mesh(),
-                run=config.Run(),
-            ),
+            config.Experiment(corpus=corpus, masking=MASKING, model=encoder.model),
             None,
             encoder.vocabulary,
             encoder.step or 0,

@@ -117,13 +117,11 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     loaded.check_predicts(path)
     params = traverse_util.unflatten_dict(loaded.params, sep="/")
     experiment = config.Experiment(
-        config.Vocabulary(),
-        config.Corpus(sequence_length=loaded.length),
-        config.Masking(encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber),
-        loaded.model,
-        config.Optimizer(),
-        config.Mesh(),
-        config.Run(),
+        corpus=config.Corpus(sequence_length=loaded.length),
+        masking=config.Masking(
+            encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber
+        ),
+        model=loaded.model,
     )
     checkpoints = [Checkpoint(None, lambda: params)]
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)

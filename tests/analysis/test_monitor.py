@@ -18,7 +18,7 @@ LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
 def test_the_monitor_measures_what_the_analysis_does():
     params = random_parameters(jax.eval_shape(maelm.create(LITTLE, 100, SPECIAL).init, keys.make_key(0))["encoder"], seed=2)
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
-    settings = config.Experiment(config.Vocabulary(), corpus, config.Masking(), LITTLE, config.Optimizer(), config.Mesh(), run)
+    settings = config.Experiment(corpus=corpus, model=LITTLE, run=run)
     mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
     ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS), mesh)
     found = ranks_of({"encoder": params})

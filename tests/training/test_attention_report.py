@@ -17,7 +17,7 @@ def mesh():
 
 
 def experiment(**model) -> config.Experiment:
-    return dataclasses.replace(config.Experiment(*(section() for section in config.SECTIONS)), model=config.Model(**model))
+    return config.Experiment(model=config.Model(**model))
 
 
 def test_parts_with_the_same_choice_are_named_together(mesh):
