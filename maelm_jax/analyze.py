@@ -40,15 +40,21 @@ def main(argv: list[str]) -> int:
     _check_flags(args, bindings)
 
     from maelm_jax.analysis import measurement, report, runs
+    from maelm_jax.data import packing
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
         opened = runs.open_encoders(cli.listed("--encoders", args.encoders), args.text)
-        rows = runs.read_text(opened, args.tokens)
+        corpus = opened[0].experiment.corpus
+        rows = packing.pack_same_text(
+            [run.vocabulary for run in opened], corpus, args.tokens, corpus.sequence_length
+        )
     else:
         workdirs = cli.listed("--runs", args.runs)
         opened = runs.open_runs(workdirs, args.gin_file, bindings, args.step)
         rows = [runs.read_heldout_rows(run, args.tokens) for run in opened]
+    for run, run_rows in zip(opened, rows, strict=True):
+        runs.require_tokens(run, run_rows)
     report.check_folder(args.workdir, [run.path for run in opened])
     notes = runs.describe_differences(opened, rows, args.text)
     print("\n".join(notes))

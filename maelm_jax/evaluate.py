@@ -54,6 +54,7 @@ def main(argv: list[str]) -> int:
     if args.pairs:
         return _score_pairs(args)
 
+    from maelm_jax.data import packing
     from maelm_jax.pretraining import scoring
 
     models = [
@@ -61,8 +62,13 @@ def main(argv: list[str]) -> int:
         for path in cli.listed("--models", args.models)
     ]
     if args.text:
-        rows = scoring.rows_of_text(models, _corpus(args.text, bindings), args.tokens)
-        length = rows[0].shape[1]
+        length = min(packing.LONGEST_ROW, *(model.length for model in models))
+        rows = packing.pack_same_text(
+            [model.vocabulary for model in models],
+            _corpus(args.text, bindings),
+            args.tokens,
+            length,
+        )
         models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
     else:
         rows = [scoring.heldout_rows(model) for model in models]

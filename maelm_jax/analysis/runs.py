@@ -10,11 +10,10 @@ import numpy as np
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.analysis import ranks
-from maelm_jax.data import batches, packing, prepare, sources, vocabularies
+from maelm_jax.data import batches, packing, prepare, vocabularies
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.training import run_record, run_rows
 
-LONGEST_ROW = 512  # tokens, of text that several encoders read
 # Masks of text that several encoders read: each is measured with [MASK] and without.
 MASKING = config.Masking(encoder_mask_fraction=1.0)
 
@@ -78,7 +77,7 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
         ConfigError: There is no such encoder, or it cannot be computed here.
     """
     loaded = [Encoder.load(path) for path in paths]
-    length = min(LONGEST_ROW, *(encoder.length for encoder in loaded))
+    length = min(packing.LONGEST_ROW, *(encoder.length for encoder in loaded))
     corpus = config.Corpus(text_files=text, sequence_length=length)
     opened = [
         MeasuredRun(
@@ -122,7 +121,7 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
         Token ids, int32 [R, L]. The rows together hold `tokens` tokens, if there are so many.
 
     Raises:
-        ConfigError: The rows hold too few unmasked tokens for the width of the model.
+        ConfigError: There is no text to read.
     """
     corpus, pretrained = run.experiment.corpus, run.path
     if run.experiment.finetune and run.experiment.finetune.init_from:
@@ -148,32 +147,7 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
         if count >= available or (read != run.vocabulary.pad).sum() >= tokens:
             break
         count *= 2
-    result = first_rows(read, run.vocabulary.pad, tokens)
-    _require_tokens(run, result, "--gin.Corpus.text_files")
-    return result
-
-
-def read_text(runs: list[MeasuredRun], tokens: int) -> list[np.ndarray]:
-    """Reads the same text for every encoder, each with its own tokenizer.
-
-    Args:
-        runs: Encoders of `open_encoders`.
-        tokens: Sets the amount of text: see `sources.first_texts`.
-
-    Returns:
-        For each encoder the token ids, int32 [R, L].
-
-    Raises:
-        ConfigError: The text is missing or too short for a rank.
-    """
-    corpus = runs[0].experiment.corpus
-    texts = sources.first_texts(corpus, tokens)
-    result = []
-    for run in runs:
-        packed = packing.pack(texts, run.vocabulary, corpus.sequence_length).rows
-        result.append(packed.astype(np.int32))
-        _require_tokens(run, result[-1], "--text")
-    return result
+    return first_rows(read, run.vocabulary.pad, tokens)
 
 
 def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
@@ -188,11 +162,12 @@ def count_unmasked(run: MeasuredRun, rows: np.ndarray) -> int:
     return int(tokens * (1 - run.experiment.evaluated.masking.rate))
 
 
-def _require_tokens(run: MeasuredRun, rows: np.ndarray, text_flag: str):
+def require_tokens(run: MeasuredRun, rows: np.ndarray):
     """Raises ConfigError if the unmasked tokens of `rows` are too few for a rank."""
     unmasked, width = count_unmasked(run, rows), run.experiment.model.width
     least = ranks.LEAST_PER_DIMENSION * width
     if unmasked < least:
+        text_flag = "--gin.Corpus.text_files" if run.training else "--text"
         raise config.ConfigError(
             f"{unmasked:,} unmasked tokens for {run.path} are too few for a rank, which needs "
             f"{least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "

@@ -14,7 +14,7 @@ import tqdm
 from flax import traverse_util
 
 from maelm_jax import config, storage
-from maelm_jax.data import batches, packing, prepare, sources, vocabularies
+from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
@@ -23,7 +23,6 @@ from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import run_record, run_rows
 
 TOKENS = 4096  # of a batch
-LONGEST_ROW = 512
 CONFIDENCE = 0.95
 log = logging.getLogger(__name__)
 
@@ -157,31 +156,6 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
         )
     count = model.experiment.run.eval_rows
     return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
-
-
-def rows_of_text(
-    models: list[TrainedModel], corpus: config.Corpus, tokens: int
-) -> list[np.ndarray]:
-    """Reads the same text for every model, each with its own vocabulary.
-
-    Args:
-        models: The models.
-        corpus: Its `text_files` name the text.
-        tokens: Sets the amount of text, `sources.CHARACTERS_PER_TOKEN` characters for each.
-
-    Returns:
-        For each model int32 [R, L]. L is the longest input that all models read, at most
-        LONGEST_ROW.
-
-    Raises:
-        ConfigError: There is no text.
-    """
-    length = min(LONGEST_ROW, *(model.length for model in models))
-    texts = sources.first_texts(corpus, tokens)
-    packed = [packing.pack(texts, model.vocabulary, length).rows for model in models]
-    if not all(map(len, packed)):
-        raise config.ConfigError("--text has no tokens. Name files with text")
-    return [rows.astype(np.int32) for rows in packed]
 
 
 def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
