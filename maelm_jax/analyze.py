@@ -41,6 +41,7 @@ def main(argv: list[str]) -> int:
 
     from maelm_jax.analysis import measurement, report, runs
     from maelm_jax.data import packing
+    from maelm_jax.training import run_rows
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
@@ -53,14 +54,17 @@ def main(argv: list[str]) -> int:
         workdirs = cli.listed("--runs", args.runs)
         opened = runs.open_runs(workdirs, args.gin_file, bindings, args.step)
         rows = [runs.read_heldout_rows(run, args.tokens) for run in opened]
-    for run, run_rows in zip(opened, rows, strict=True):
-        runs.require_tokens(run, run_rows)
+    for run, rows_of_run in zip(opened, rows, strict=True):
+        runs.require_tokens(run, rows_of_run)
     report.check_folder(args.workdir, [run.path for run in opened])
-    notes = runs.describe_differences(opened, rows, args.text)
+    notes = [
+        *runs.describe_other_masks(opened),
+        *run_rows.describe_differences(opened, rows, [args.seed] * len(opened)),
+    ]
     print("\n".join(notes))
     measured = [
-        measurement.measure(run, run_rows, args.tau, args.sets, args.seed)
-        for run, run_rows in zip(opened, rows, strict=True)
+        measurement.measure(run, rows_of_run, args.tau, args.sets, args.seed)
+        for run, rows_of_run in zip(opened, rows, strict=True)
     ]
     results = {
         "tau": args.tau,
@@ -72,9 +76,9 @@ def main(argv: list[str]) -> int:
     }
     summary = report.write(results, args.workdir)
     if args.all_steps:
-        for result, run, run_rows in zip(measured, opened, rows, strict=True):
+        for result, run, rows_of_run in zip(measured, opened, rows, strict=True):
             result["by_step"] = measurement.measure_steps(
-                run, run_rows, args.tau, result["sets"], args.seed
+                run, rows_of_run, args.tau, result["sets"], args.seed
             )
             summary = report.write(results, args.workdir)
     print(summary)

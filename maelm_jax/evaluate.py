@@ -56,6 +56,7 @@ def main(argv: list[str]) -> int:
 
     from maelm_jax.data import packing
     from maelm_jax.pretraining import scoring
+    from maelm_jax.training import run_rows
 
     models = [
         scoring.open_model(path, _steps(path, args), needs_rows=not args.text)
@@ -75,7 +76,8 @@ def main(argv: list[str]) -> int:
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
     scores = [measured.score for of_model in by_model for measured in of_model]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    problems = scoring.differences(models, rows)
+    seeds = [model.experiment.run.seed for model in models]
+    problems = run_rows.describe_differences(models, rows, seeds)
     newest = [of_model[-1] for of_model in by_model]
     for line in problems or scoring.paired_differences(newest):
         print(line)

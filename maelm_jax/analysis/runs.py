@@ -1,7 +1,6 @@
 """What `analyze` measures: runs on their own held-out rows, or any encoders on the same text."""
 
 import collections
-import collections.abc
 import os
 import pathlib
 import typing
@@ -175,43 +174,10 @@ def require_tokens(run: MeasuredRun, rows: np.ndarray):
         )
 
 
-def describe_differences(
-    runs: list[MeasuredRun], rows: collections.abc.Sequence[np.ndarray], text: str | None
-) -> list[str]:
-    """Returns what prevents a comparison of the runs token by token, one line each.
-
-    Args:
-        runs: The runs.
-        rows: The rows that each is measured on.
-        text: Glob of the text that all runs are measured on. None: each has its own.
-    """
-    other_text = "each is analysed on its own text"
-    if text:
-        other_text = "the same text is cut into different tokens"
-    notes = [
+def describe_other_masks(runs: list[MeasuredRun]) -> list[str]:
+    """Returns a line for each run that is measured with other masks than its own."""
+    return [
         f"the ranks of {run.name} are measured with other masks than the run has"
         for run in runs
         if run.training and run.training.evaluated.masking != run.experiment.evaluated.masking
     ]
-    compared = (
-        ("vocabularies", other_text, [run.vocabulary.fingerprint[:12] for run in runs]),
-        ("lengths", other_text, [run.experiment.corpus.sequence_length for run in runs]),
-        ("corpora", other_text, [run.experiment.corpus.rates for run in runs]),
-        ("masks", "losses and ranks of masked input do not compare", list(map(_masks, runs))),
-    )
-    for name, consequence, values in compared:
-        if any(value != values[0] for value in values):
-            listed = ", ".join(f"{run.name}: {v}" for run, v in zip(runs, values, strict=True))
-            notes.append(f"the runs have different {name} ({listed}); {consequence}")
-    same_kind = all(value == values[0] for _, _, values in compared[:3] for value in values)
-    if same_kind and any(not np.array_equal(rows[0], other) for other in rows):
-        counts = ", ".join(f"{run.name}: {len(r)}" for run, r in zip(runs, rows, strict=True))
-        notes.append(f"the runs have different held-out rows ({counts}); {other_text}")
-    return notes
-
-
-def _masks(run: MeasuredRun) -> str:
-    """Describes the masks of the measurement."""
-    masking = run.experiment.evaluated.masking
-    special = ", special tokens too" if masking.mask_special_tokens else ""
-    return f"{masking.rate:g} of the tokens by {masking.unit}{special}"

@@ -189,26 +189,6 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     return model._replace(experiment=alike)
 
 
-def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]:
-    """Returns a line for each difference of the models that makes their losses not comparable.
-
-    Args:
-        models: The models.
-        rows: The rows that each is measured on.
-    """
-    lines = []
-    if len({model.vocabulary.fingerprint for model in models}) > 1:
-        lines.append("the models have different vocabularies: their losses do not compare")
-    elif any(not np.array_equal(rows[0], other) for other in rows):
-        lines.append("the models are measured on different rows: their losses do not compare")
-    # What the encoder reads of the masked tokens is the model's own.
-    settings = [(model.experiment.run.seed, model.experiment.masking) for model in models]
-    masks = {(seed, one.rate, one.unit, one.mask_special_tokens) for seed, one in settings}
-    if len(masks) > 1:
-        lines.append("the models are measured with different masks: their losses do not compare")
-    return lines
-
-
 def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     """Measures the loss of a model on rows, at each of its checkpoints.
 

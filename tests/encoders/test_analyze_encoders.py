@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from maelm_jax import analyze, config, export, gin_files
+from maelm_jax import analyze, config, export
 from maelm_jax.analysis import runs
 from maelm_jax.data import packing
+from maelm_jax.training import run_rows
 
 
 def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
@@ -41,9 +42,7 @@ def test_every_encoder_gets_the_same_documents(workdirs, tmp_path):
     with pytest.raises(config.ConfigError, match="--text"):
         runs.require_tokens(opened[0], rows_of(opened, 100)[0])
     assert np.array_equal(a, b) and a.shape[1] == 48, "the two have the same tokenizer"
-    other = opened[1]._replace(experiment=gin_files.load(["tiny.gin"]))
-    [lengths, _] = runs.describe_differences([opened[0], other], [a, b], "text.txt")
-    assert "different lengths" in lengths and lengths.endswith("the same text is cut into different tokens")
+    assert run_rows.describe_differences(opened, [a, b], [0, 0]) == []
 
 
 def test_a_long_document_is_cut_at_four_characters_a_token(workdirs, tmp_path):
