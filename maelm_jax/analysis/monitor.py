@@ -4,7 +4,6 @@ The layers are the middle one and the last one. Ranks are measured with and with
 """
 
 import dataclasses
-import time
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION
 
 
 class RankMonitor:
-    """Measures the ranks when called with the parameters; `cost` reports the time it took."""
+    """Measures the ranks when called with the parameters."""
 
     def __init__(
         self,
@@ -52,7 +51,6 @@ class RankMonitor:
             moments.measure(graph, masking, length, special, layers),
             out_shardings=everywhere,
         )
-        self._seconds: list[float] = []  # of each measurement; the first includes compilation
 
     def __call__(self, params: dict) -> dict[str, int]:
         """Measures the effective ranks of the middle and the last layer.
@@ -63,7 +61,6 @@ class RankMonitor:
             2302.02060). A rank is missing when there are fewer than `ranks.LEAST_PER_DIMENSION`
             tokens for each dimension.
         """
-        began = time.perf_counter()
         moments_of_set = moments.accumulate(
             self._measure,
             params["encoder"],
@@ -82,22 +79,9 @@ class RankMonitor:
                 for layer, depth in enumerate(("middle", "last")):
                     spectrum = ranks.spectrum(tokens.second(layer))
                     result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, ranks.TAU)
-        self._seconds.append(time.perf_counter() - began)
         return result
 
     def _shard(self, rows: np.ndarray) -> jax.Array:
         """Puts the rows of a batch on the devices. Each process puts those of its own devices."""
         local_rows = rows[sharding.local_row_indices(self._size, self._mesh)]
         return sharding.shard_batch(local_rows, self._mesh, self._size)
-
-    def cost(self, run: float) -> str:
-        """Describes the time of the measurements, also as a share of a run of `run` seconds."""
-        if not self._seconds:
-            return "effective rank: not measured"
-        count, fastest = len(self._seconds), min(self._seconds)
-        other = sum(self._seconds) - count * fastest
-        return (
-            f"effective rank: {count} measurements of {fastest:.2f} s, "
-            f"{count * fastest / run:.2%} of this run; "
-            f"compilation and waiting {other:.1f} s, {other / run:.2%}"
-        )
