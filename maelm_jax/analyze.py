@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
     cli.require_writable("--workdir", f"{args.workdir}/report.md")
     _check_flags(args, bindings)
 
-    from maelm_jax.analysis import measurement, report, runs
+    from maelm_jax.analysis import report, runs
     from maelm_jax.data import packing
     from maelm_jax.training import run_rows
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     ]
     print("\n".join(notes))
     measured = [
-        measurement.measure(run, rows_of_run, args.tau, args.sets, args.seed)
+        runs.measure(run, rows_of_run, args.tau, args.sets, args.seed)
         for run, rows_of_run in zip(opened, rows, strict=True)
     ]
     results = {
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     summary = report.write(results, args.workdir)
     if args.all_steps:
         for result, run, rows_of_run in zip(measured, opened, rows, strict=True):
-            result["by_step"] = measurement.measure_steps(
+            result["by_step"] = runs.measure_steps(
                 run, rows_of_run, args.tau, result["sets"], args.seed
             )
             summary = report.write(results, args.workdir)

@@ -3,14 +3,12 @@
 The layers are the middle one and the last one. Ranks are measured with and without [MASK].
 """
 
-import dataclasses
-
 import jax
 import numpy as np
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
-from maelm_jax.model import keys, maelm
+from maelm_jax.model import keys
 from maelm_jax.training import sharding
 
 # Unmasked tokens measured for each dimension, if the held-out rows have so many.
@@ -43,12 +41,9 @@ class RankMonitor:
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.make_key(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
-        # A backend that is set may be unable to compute whole rows, or arrays that XLA shards.
-        model = dataclasses.replace(experiment.model, attention_backend="auto")
-        graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(
-            moments.measure(graph, masking, length, special, layers),
+            moments.measure(experiment, vocabulary_size, special, layers),
             out_shardings=everywhere,
         )
 

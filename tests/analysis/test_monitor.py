@@ -34,9 +34,10 @@ def test_the_monitor_measures_what_the_analysis_does():
         assert found[f"rank_plain_{name}"] == int(np.searchsorted(np.cumsum(squares), 0.9 * squares.sum()) + 1)
     assert found["rank_all_last"] == found["rank_real_last"], "this encoder reads no [MASK]"
     mlm = config.Masking(rate=0.5, encoder_mask_fraction=1.0)
-    with_masks = monitor.RankMonitor(dataclasses.replace(settings, masking=mlm), 100, SPECIAL, little_rows(ROWS), mesh)
+    masked = dataclasses.replace(settings, masking=mlm)
+    with_masks = monitor.RankMonitor(masked, 100, SPECIAL, little_rows(ROWS), mesh)
     logged = with_masks({"encoder": params})
-    measure = jax.jit(moments.measure(maelm.encoder_graph(LITTLE, 100, SPECIAL.pad), mlm, LENGTH, SPECIAL))
+    measure = jax.jit(moments.measure(masked, 100, SPECIAL))
     whole = moments.accumulate(measure, params, with_masks._rows, 0, keys.make_key(run.seed), SPECIAL.pad)
     for layer, name in ((1, "middle"), (2, "last")):
         product = whole["real"].product[layer] + whole["mask"].product[layer]

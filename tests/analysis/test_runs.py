@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.analysis import measurement, runs
+from maelm_jax.analysis import runs
 from maelm_jax.training import run_rows
 
 VOCABULARY = types.SimpleNamespace(pad=1, fingerprint="0" * 64)
@@ -72,7 +72,7 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
 
 @pytest.mark.parametrize("requested,rows,visible,sets", [(5, 1000, 10**6, 5), (5, 3, 10**6, 3), (5, 1000, 800, 2), (5, 1000, 300, 1), (1, 1, 1, 1)])
 def test_sets_are_bounded_by_the_data(requested, rows, visible, sets):
-    assert measurement.count_sets(requested, rows, visible, width=16) == sets
+    assert runs.count_sets(requested, rows, visible, width=16) == sets
 
 
 def test_code_that_a_run_names_is_not_run_by_an_analysis(tmp_path, monkeypatch):
