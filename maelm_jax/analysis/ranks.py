@@ -54,22 +54,14 @@ def share_outside(moment: np.ndarray, basis: np.ndarray) -> float:
 
 
 def principal_angles(basis: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Principal angles between two spans, in degrees, ascending.
+    """Principal angles between two spans, in degrees, ascending: one for each column of `other`.
 
-    Args:
-        basis: Orthonormal basis, [D, k].
-        other: Orthonormal basis, [D, m].
-
-    Returns:
-        One angle for each dimension of `other`, float64 [m]. If m > k, the last m - k are 90.
+    If `other` [D, m] has more columns than `basis` [D, k], the last m - k angles are 90.
     """
-    cosines = np.linalg.svd(basis.T @ other, compute_uv=False)
-    return np.concatenate(
-        [
-            np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0))),
-            np.full(other.shape[1] - len(cosines), 90.0),
-        ]
-    )
+    import scipy.linalg  # slow to import
+
+    angles = np.degrees(scipy.linalg.subspace_angles(basis, other))[::-1]
+    return np.pad(angles, (0, other.shape[1] - len(angles)), constant_values=90.0)
 
 
 def has_rank(tokens: typing.SupportsFloat, width: int) -> bool:
