@@ -39,22 +39,32 @@ def main(argv: list[str]) -> int:
     cli.require_writable("--workdir", f"{args.workdir}/report.md")
     _check_flags(args, bindings)
 
-    from maelm_jax.analysis import measurement, report, runs
+    from maelm_jax.analysis import report, runs
+    from maelm_jax.data import packing
+    from maelm_jax.training import run_rows
 
     # Open every run before measuring any, so that a bad run is reported at once.
     if args.encoders:
         opened = runs.open_encoders(cli.listed("--encoders", args.encoders), args.text)
-        rows = runs.read_text(opened, args.tokens)
+        corpus = opened[0].experiment.corpus
+        rows = packing.pack_same_text(
+            [run.vocabulary for run in opened], corpus, args.tokens, corpus.sequence_length
+        )
     else:
         workdirs = cli.listed("--runs", args.runs)
         opened = runs.open_runs(workdirs, args.gin_file, bindings, args.step)
         rows = [runs.read_heldout_rows(run, args.tokens) for run in opened]
+    for run, rows_of_run in zip(opened, rows, strict=True):
+        runs.require_tokens(run, rows_of_run)
     report.check_folder(args.workdir, [run.path for run in opened])
-    notes = runs.describe_differences(opened, rows, args.text)
+    notes = [
+        *runs.describe_other_masks(opened),
+        *run_rows.describe_differences(opened, rows, [args.seed] * len(opened)),
+    ]
     print("\n".join(notes))
     measured = [
-        measurement.measure(run, run_rows, args.tau, args.sets, args.seed)
-        for run, run_rows in zip(opened, rows, strict=True)
+        runs.measure(run, rows_of_run, args.tau, args.sets, args.seed)
+        for run, rows_of_run in zip(opened, rows, strict=True)
     ]
     results = {
         "tau": args.tau,
@@ -66,9 +76,9 @@ def main(argv: list[str]) -> int:
     }
     summary = report.write(results, args.workdir)
     if args.all_steps:
-        for result, run, run_rows in zip(measured, opened, rows, strict=True):
-            result["by_step"] = measurement.measure_steps(
-                run, run_rows, args.tau, result["sets"], args.seed
+        for result, run, rows_of_run in zip(measured, opened, rows, strict=True):
+            result["by_step"] = runs.measure_steps(
+                run, rows_of_run, args.tau, result["sets"], args.seed
             )
             summary = report.write(results, args.workdir)
     print(summary)

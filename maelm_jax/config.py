@@ -773,13 +773,13 @@ class Finetune(Settings):
 class Experiment:
     """All settings of one run. `finetune` is None in pretraining."""
 
-    vocabulary: Vocabulary
-    corpus: Corpus
-    masking: Masking
-    model: Model
-    optimizer: Optimizer
-    mesh: Mesh
-    run: Run
+    vocabulary: Vocabulary = dataclasses.field(default_factory=Vocabulary)
+    corpus: Corpus = dataclasses.field(default_factory=Corpus)
+    masking: Masking = dataclasses.field(default_factory=Masking)
+    model: Model = dataclasses.field(default_factory=Model)
+    optimizer: Optimizer = dataclasses.field(default_factory=Optimizer)
+    mesh: Mesh = dataclasses.field(default_factory=Mesh)
+    run: Run = dataclasses.field(default_factory=Run)
     finetune: Finetune | None = None
 
     def __post_init__(self):

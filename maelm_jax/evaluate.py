@@ -54,22 +54,30 @@ def main(argv: list[str]) -> int:
     if args.pairs:
         return _score_pairs(args)
 
+    from maelm_jax.data import packing
     from maelm_jax.pretraining import scoring
+    from maelm_jax.training import run_rows
 
     models = [
         scoring.open_model(path, _steps(path, args), needs_rows=not args.text)
         for path in cli.listed("--models", args.models)
     ]
     if args.text:
-        rows = scoring.rows_of_text(models, _corpus(args.text, bindings), args.tokens)
-        length = rows[0].shape[1]
+        length = min(packing.LONGEST_ROW, *(model.length for model in models))
+        rows = packing.pack_same_text(
+            [model.vocabulary for model in models],
+            _corpus(args.text, bindings),
+            args.tokens,
+            length,
+        )
         models = [scoring.masked_alike(model, args.rate, length, args.seed) for model in models]
     else:
         rows = [scoring.heldout_rows(model) for model in models]
     by_model = [scoring.measure(*pair) for pair in zip(models, rows, strict=True)]
     scores = [measured.score for of_model in by_model for measured in of_model]
     print(tables.plain(HEADER, [_cells(score) for score in scores]))
-    problems = scoring.differences(models, rows)
+    seeds = [model.experiment.run.seed for model in models]
+    problems = run_rows.describe_differences(models, rows, seeds)
     newest = [of_model[-1] for of_model in by_model]
     for line in problems or scoring.paired_differences(newest):
         print(line)

@@ -1,7 +1,6 @@
 """benchmarks/all.py reads its figures from what the benchmarks print; benchmarks/accelerator.py checks and times attention backends."""
 
 import argparse
-import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -75,10 +74,8 @@ def test_accelerator_checks_every_backend_in_the_interpreter(accelerator, monkey
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_accelerator_times_every_backend_in_the_interpreter(accelerator, tmp_path):
-    sections = [section() for section in config.SECTIONS]
     model = config.Model(layers=1, width=128, heads=2, feed_forward=64, decoder_layers=1, max_positions=16, dtype="bfloat16")
-    tiny = dataclasses.replace(
-        config.Experiment(*sections),
+    tiny = config.Experiment(
         corpus=config.Corpus(sequence_length=16),
         vocabulary=config.Vocabulary(size=300),
         model=model,

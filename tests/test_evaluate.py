@@ -136,7 +136,7 @@ def test_runs_that_do_not_compare_are_named(uninterrupted, tmp_path, capsys):
         assert before in settings
         (copy / "config.gin").write_text(settings.replace(before, after))
         assert evaluate.main([f"--models={uninterrupted},{copy}"]) == 0
-        assert "the models are measured with different masks: their losses do not compare" in capsys.readouterr().out
+        assert "different masks" in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path):

@@ -16,7 +16,7 @@ from maelm_jax.planning import estimate, hlo, targets
 from maelm_jax.training import sharding
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EXPERIMENT = config.Experiment(*(section() for section in config.SECTIONS))
+EXPERIMENT = config.Experiment()
 GIB = 2**30
 PLAN = estimate.Plan(
     EXPERIMENT,

@@ -25,7 +25,6 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from maelm_jax import config
@@ -65,34 +64,33 @@ def of_states(states: Float[Array, "N B T D"], members: Bool[Array, "B T"]) -> M
 
 
 def measure(
-    graph: nnx.GraphDef,
-    settings: config.Masking,
-    length: int,
+    experiment: config.Experiment,
+    vocabulary_size: int,
     special: config.SpecialIds,
     layers: tuple[int, ...] | None = None,
 ) -> collections.abc.Callable:
     """Builds the function that measures one batch. The caller compiles it.
 
-    Masks are drawn as in pretraining, from the key and the number of the row. Two runs with the
-    same `Masking` settings get the same masks.
-
-    Args:
-        graph: Graph of the encoder.
-        settings: How rows are masked.
-        length: Row length L.
-        special: Ids of the special tokens.
-        layers: Indices of the layers to measure. None: all.
+    Masks are drawn as in evaluations, from the key and the number of the row. Two runs with the
+    same `Masking` settings get the same masks. `layers` are the indices of the layers to measure.
+    None measures all.
 
     Returns:
         A function (encoder parameters, rows [B, L], row numbers [B], key) -> {kind: Moments}.
     """
-    # A budget of the full length leaves dropped slots empty. The encoder computes the same
-    # function, and one pass serves the rows with and without [MASK].
-    sizes = dataclasses.replace(masking.budget(settings, length), visible=length)
+    # A backend that is set may be that of another machine, or be unable to compute whole rows or
+    # arrays that XLA shards.
+    model = dataclasses.replace(experiment.model, attention_backend="auto")
+    graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
+    settings = experiment.evaluated.masking
 
     def batch(
         params: dict, rows: Int[Array, "B L"], numbers: UInt32[Array, " B"], key: Key[Array, ""]
     ) -> dict[str, Moments]:
+        length = rows.shape[1]
+        # A budget of the full length leaves dropped slots empty. The encoder computes the same
+        # function, and one pass serves the rows with and without [MASK].
+        sizes = dataclasses.replace(masking.budget(settings, length), visible=length)
         inputs = masking.draw(keys.make_row_keys(key, numbers), rows, settings, sizes, special)
         visible = inputs.encoder_slots < length
         is_mask = visible & (inputs.encoder_ids == special.mask)
@@ -129,18 +127,11 @@ def accumulate(
     shard: collections.abc.Callable = jnp.asarray,
     progress: collections.abc.Callable = lambda rows: None,
 ) -> dict[str, Moments]:
-    """Measures many rows, batch by batch.
+    """Measures many rows [R, L], batch by batch, with the compiled function of `measure`.
 
-    Args:
-        measure_batch: The compiled function of `measure`.
-        params: Parameters of the encoder.
-        rows: Token ids, int32 [R, L].
-        first: Number of the first row; the numbers select the masks.
-        key: Random key of the masks.
-        pad: Id of the padding token.
-        size: Rows of a batch. None: as `rows_at_once` says.
-        shard: Puts the rows of a batch on the devices.
-        progress: Called after each batch with its number of rows.
+    The numbers of the rows begin at `first` and select the masks. A batch has `size` rows. None:
+    as many as `rows_at_once` says. `shard` puts them on the devices. `progress` is called after
+    each batch with its number of rows.
 
     Returns:
         {kind: Moments} in float64.

@@ -3,15 +3,12 @@
 The layers are the middle one and the last one. Ranks are measured with and without [MASK].
 """
 
-import dataclasses
-import time
-
 import jax
 import numpy as np
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, ranks
-from maelm_jax.model import keys, maelm
+from maelm_jax.model import keys
 from maelm_jax.training import sharding
 
 # Unmasked tokens measured for each dimension, if the held-out rows have so many.
@@ -19,7 +16,7 @@ PER_DIMENSION = 2 * ranks.LEAST_PER_DIMENSION
 
 
 class RankMonitor:
-    """Measures the ranks when called with the parameters; `cost` reports the time it took."""
+    """Measures the ranks when called with the parameters."""
 
     def __init__(
         self,
@@ -31,13 +28,8 @@ class RankMonitor:
     ):
         """Chooses the rows. The measurement is compiled at its first call.
 
-        Args:
-            experiment: Settings of the run.
-            vocabulary_size: Number of tokens in the vocabulary.
-            special: Ids of the special tokens.
-            heldout: Held-out rows, int32 [R, L]. The first rows with `PER_DIMENSION` unmasked
-                tokens a dimension are measured, or all rows.
-            mesh: Devices of the run.
+        The rows are the first held-out ones [R, L] with `PER_DIMENSION` unmasked tokens a
+        dimension, or all of them.
         """
         length, width = heldout.shape[1], experiment.model.width
         masking = experiment.evaluated.masking
@@ -49,21 +41,14 @@ class RankMonitor:
         self._width, self._pad, self._mesh = width, special.pad, mesh
         self._key = keys.make_key(experiment.run.seed)
         layers = (experiment.model.layers // 2, experiment.model.layers)
-        # A backend that is set may be unable to compute whole rows, or arrays that XLA shards.
-        model = dataclasses.replace(experiment.model, attention_backend="auto")
-        graph = maelm.encoder_graph(model, vocabulary_size, special.pad)
         everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._measure = jax.jit(
-            moments.measure(graph, masking, length, special, layers),
+            moments.measure(experiment, vocabulary_size, special, layers),
             out_shardings=everywhere,
         )
-        self._seconds: list[float] = []  # of each measurement; the first includes compilation
 
     def __call__(self, params: dict) -> dict[str, int]:
         """Measures the effective ranks of the middle and the last layer.
-
-        Args:
-            params: Parameters of the model.
 
         Returns:
             rank_plain_middle and rank_plain_last for text without [MASK]. Also rank_real_* for the
@@ -71,7 +56,6 @@ class RankMonitor:
             2302.02060). A rank is missing when there are fewer than `ranks.LEAST_PER_DIMENSION`
             tokens for each dimension.
         """
-        began = time.perf_counter()
         moments_of_set = moments.accumulate(
             self._measure,
             params["encoder"],
@@ -90,22 +74,9 @@ class RankMonitor:
                 for layer, depth in enumerate(("middle", "last")):
                     spectrum = ranks.spectrum(tokens.second(layer))
                     result[f"rank_{name}_{depth}"] = ranks.effective_rank(spectrum, ranks.TAU)
-        self._seconds.append(time.perf_counter() - began)
         return result
 
     def _shard(self, rows: np.ndarray) -> jax.Array:
         """Puts the rows of a batch on the devices. Each process puts those of its own devices."""
         local_rows = rows[sharding.local_row_indices(self._size, self._mesh)]
         return sharding.shard_batch(local_rows, self._mesh, self._size)
-
-    def cost(self, run: float) -> str:
-        """Describes the time of the measurements, also as a share of a run of `run` seconds."""
-        if not self._seconds:
-            return "effective rank: not measured"
-        count, fastest = len(self._seconds), min(self._seconds)
-        other = sum(self._seconds) - count * fastest
-        return (
-            f"effective rank: {count} measurements of {fastest:.2f} s, "
-            f"{count * fastest / run:.2%} of this run; "
-            f"compilation and waiting {other:.1f} s, {other / run:.2%}"
-        )

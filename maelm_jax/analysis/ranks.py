@@ -29,12 +29,8 @@ def spectrum(moment: np.ndarray) -> np.ndarray:
 def effective_rank(values: np.ndarray, tau: float) -> int:
     """Smallest k such that the k largest values sum to at least tau of the sum of all.
 
-    Args:
-        values: Squared singular values, largest first, float64 [D].
-        tau: Share of the sum, in (0, 1].
-
-    Returns:
-        The effective rank of arXiv 2302.02060.
+    This is the effective rank of arXiv 2302.02060. The values are squared singular values, largest
+    first, float64 [D].
     """
     cumulated = np.cumsum(values)
     return int(np.searchsorted(cumulated, tau * cumulated[-1]) + 1)
@@ -58,22 +54,14 @@ def share_outside(moment: np.ndarray, basis: np.ndarray) -> float:
 
 
 def principal_angles(basis: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Principal angles between two spans, in degrees, ascending.
+    """Principal angles between two spans, in degrees, ascending: one for each column of `other`.
 
-    Args:
-        basis: Orthonormal basis, [D, k].
-        other: Orthonormal basis, [D, m].
-
-    Returns:
-        One angle for each dimension of `other`, float64 [m]. If m > k, the last m - k are 90.
+    If `other` [D, m] has more columns than `basis` [D, k], the last m - k angles are 90.
     """
-    cosines = np.linalg.svd(basis.T @ other, compute_uv=False)
-    return np.concatenate(
-        [
-            np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0))),
-            np.full(other.shape[1] - len(cosines), 90.0),
-        ]
-    )
+    import scipy.linalg  # slow to import
+
+    angles = np.degrees(scipy.linalg.subspace_angles(basis, other))[::-1]
+    return np.pad(angles, (0, other.shape[1] - len(angles)), constant_values=90.0)
 
 
 def has_rank(tokens: typing.SupportsFloat, width: int) -> bool:
@@ -87,10 +75,7 @@ def has_rank(tokens: typing.SupportsFloat, width: int) -> bool:
 def describe(sets: list[dict], layer: int, tau: float) -> dict:
     """Describes one layer, ready for JSON.
 
-    Args:
-        sets: {kind: Moments} of each disjoint set of tokens. The kinds are `moments.TOKEN_KINDS`.
-        layer: Index of the layer.
-        tau: Share of the squared length that the effective rank holds.
+    Each of the disjoint sets of tokens is {kind: Moments}, with the kinds `moments.TOKEN_KINDS`.
 
     Returns:
         A dict with one entry for each kind of tokens, and for "all". The entry has the number of
@@ -114,13 +99,7 @@ def describe(sets: list[dict], layer: int, tau: float) -> dict:
 
 
 def _describe_tokens(moments, parts: list, tau: float) -> dict:
-    """Ranks and spectra of one layer's states, ready for JSON.
-
-    Args:
-        moments: Moments of all tokens in the layer.
-        parts: Moments of the disjoint sets with enough tokens for a rank.
-        tau: Share of the squared length that the effective rank holds.
-    """
+    """Ranks and spectra of one layer. `parts` are the sets with enough tokens for a rank."""
     values = spectrum(moments.second())
     centred = spectrum(moments.second(centred=True))
     rank = effective_rank(values, tau)
@@ -138,12 +117,8 @@ def mask_alone(real: np.ndarray, mask, tau: float) -> dict:
     """Measures how much of the [MASK] states lies outside the span of the real tokens.
 
     The real tokens are those of the same input (arXiv 2302.02060, theorem 2.2). Both spans hold at
-    least tau of the squared length.
-
-    Args:
-        real: Second moment of the real tokens, [D, D].
-        mask: Moments of the [MASK] tokens in the same layer.
-        tau: Share of the squared length that the spans hold.
+    least tau of the squared length. `real` is the second moment of the real tokens, [D, D]. `mask`
+    has the moments of the [MASK] tokens in the same layer.
 
     Returns:
         share_outside: Share of the mean squared length of [MASK] outside the real tokens' span.

@@ -20,10 +20,6 @@ DECODER_NOTE = (
 def write(results: dict, workdir: str) -> str:
     """Writes ranks.json, the figures and report.md into `workdir`.
 
-    Args:
-        results: What `analyze.py` measured.
-        workdir: Folder to write into.
-
     Returns:
         The main tables and the path of the report, as text to print.
     """

@@ -1,20 +1,27 @@
-"""What `analyze` measures: runs on their own held-out rows, or any encoders on the same text."""
+"""Opens and measures runs on their own held-out rows, or any encoders on the same text.
+
+A measurement takes moments of disjoint sets of tokens, and from these the ranks of every layer.
+"""
 
 import collections
 import collections.abc
+import dataclasses
+import itertools
 import os
 import pathlib
 import typing
 
+import jax
 import numpy as np
+import tqdm
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.analysis import ranks
-from maelm_jax.data import batches, packing, prepare, sources, vocabularies
+from maelm_jax.analysis import moments, ranks
+from maelm_jax.data import batches, packing, prepare, vocabularies
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.training import run_record, run_rows
+from maelm_jax.model import attention, keys
+from maelm_jax.training import checkpoint, metrics, run_record, run_rows
 
-LONGEST_ROW = 512  # tokens, of text that several encoders read
 # Masks of text that several encoders read: each is measured with [MASK] and without.
 MASKING = config.Masking(encoder_mask_fraction=1.0)
 
@@ -69,31 +76,22 @@ def open_runs(
 
 
 def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
-    """Loads encoders of any kind. All get rows of one length, the longest that all can read.
+    """Loads encoders of any kind, to be measured on the files that the glob `text` names.
 
-    Args:
-        paths: Workdirs, exported or stock folders, checkpoints of the published code.
-        text: Glob of the files to measure on.
+    Each path is a workdir, an exported or a stock folder, or a checkpoint of the published code.
+    All encoders get rows of one length, the longest that all can read.
 
     Raises:
         ConfigError: There is no such encoder, or it cannot be computed here.
     """
     loaded = [Encoder.load(path) for path in paths]
-    length = min(LONGEST_ROW, *(encoder.length for encoder in loaded))
+    length = min(packing.LONGEST_ROW, *(encoder.length for encoder in loaded))
     corpus = config.Corpus(text_files=text, sequence_length=length)
     opened = [
         MeasuredRun(
             _name(path, None),
             path,
-            config.Experiment(
-                vocabulary=config.Vocabulary(),
-                corpus=corpus,
-                masking=MASKING,
-                model=encoder.model,
-                optimizer=config.Optimizer(),
-                mesh=config.Mesh(),
-                run=config.Run(),
-            ),
+            config.Experiment(corpus=corpus, masking=MASKING, model=encoder.model),
             None,
             encoder.vocabulary,
             encoder.step or 0,
@@ -127,15 +125,11 @@ def _with_unique_names(runs: list[MeasuredRun]) -> list[MeasuredRun]:
 def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
     """Reads held-out rows of the run's corpus, or of that of the run it was fine-tuned from.
 
-    Args:
-        run: The run.
-        tokens: Number of tokens that the rows together hold, if there are so many.
-
     Returns:
-        Token ids, int32 [R, L].
+        Token ids, int32 [R, L]. The rows together hold `tokens` tokens, if there are so many.
 
     Raises:
-        ConfigError: The rows hold too few unmasked tokens for the width of the model.
+        ConfigError: There is no text to read.
     """
     corpus, pretrained = run.experiment.corpus, run.path
     if run.experiment.finetune and run.experiment.finetune.init_from:
@@ -161,32 +155,7 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
         if count >= available or (read != run.vocabulary.pad).sum() >= tokens:
             break
         count *= 2
-    result = first_rows(read, run.vocabulary.pad, tokens)
-    _require_tokens(run, result, "--gin.Corpus.text_files")
-    return result
-
-
-def read_text(runs: list[MeasuredRun], tokens: int) -> list[np.ndarray]:
-    """Reads the same text for every encoder, each with its own tokenizer.
-
-    Args:
-        runs: Encoders of `open_encoders`.
-        tokens: Sets the amount of text: see `sources.first_texts`.
-
-    Returns:
-        For each encoder the token ids, int32 [R, L].
-
-    Raises:
-        ConfigError: The text is missing or too short for a rank.
-    """
-    corpus = runs[0].experiment.corpus
-    texts = sources.first_texts(corpus, tokens)
-    result = []
-    for run in runs:
-        packed = packing.pack(texts, run.vocabulary, corpus.sequence_length).rows
-        result.append(packed.astype(np.int32))
-        _require_tokens(run, result[-1], "--text")
-    return result
+    return first_rows(read, run.vocabulary.pad, tokens)
 
 
 def first_rows(rows: np.ndarray, pad: int, tokens: int) -> np.ndarray:
@@ -201,11 +170,12 @@ def count_unmasked(run: MeasuredRun, rows: np.ndarray) -> int:
     return int(tokens * (1 - run.experiment.evaluated.masking.rate))
 
 
-def _require_tokens(run: MeasuredRun, rows: np.ndarray, text_flag: str):
+def require_tokens(run: MeasuredRun, rows: np.ndarray):
     """Raises ConfigError if the unmasked tokens of `rows` are too few for a rank."""
     unmasked, width = count_unmasked(run, rows), run.experiment.model.width
     least = ranks.LEAST_PER_DIMENSION * width
     if unmasked < least:
+        text_flag = "--gin.Corpus.text_files" if run.training else "--text"
         raise config.ConfigError(
             f"{unmasked:,} unmasked tokens for {run.path} are too few for a rank, which needs "
             f"{least:,} ({ranks.LEAST_PER_DIMENSION} for each of {width} dimensions). "
@@ -213,43 +183,141 @@ def _require_tokens(run: MeasuredRun, rows: np.ndarray, text_flag: str):
         )
 
 
-def describe_differences(
-    runs: list[MeasuredRun], rows: collections.abc.Sequence[np.ndarray], text: str | None
-) -> list[str]:
-    """Returns what prevents a comparison of the runs token by token, one line each.
-
-    Args:
-        runs: The runs.
-        rows: The rows that each is measured on.
-        text: Glob of the text that all runs are measured on. None: each has its own.
-    """
-    other_text = "each is analysed on its own text"
-    if text:
-        other_text = "the same text is cut into different tokens"
-    notes = [
+def describe_other_masks(runs: list[MeasuredRun]) -> list[str]:
+    """Returns a line for each run that is measured with other masks than its own."""
+    return [
         f"the ranks of {run.name} are measured with other masks than the run has"
         for run in runs
         if run.training and run.training.evaluated.masking != run.experiment.evaluated.masking
     ]
-    compared = (
-        ("vocabularies", other_text, [run.vocabulary.fingerprint[:12] for run in runs]),
-        ("lengths", other_text, [run.experiment.corpus.sequence_length for run in runs]),
-        ("corpora", other_text, [run.experiment.corpus.rates for run in runs]),
-        ("masks", "losses and ranks of masked input do not compare", list(map(_masks, runs))),
-    )
-    for name, consequence, values in compared:
-        if any(value != values[0] for value in values):
-            listed = ", ".join(f"{run.name}: {v}" for run, v in zip(runs, values, strict=True))
-            notes.append(f"the runs have different {name} ({listed}); {consequence}")
-    same_kind = all(value == values[0] for _, _, values in compared[:3] for value in values)
-    if same_kind and any(not np.array_equal(rows[0], other) for other in rows):
-        counts = ", ".join(f"{run.name}: {len(r)}" for run, r in zip(runs, rows, strict=True))
-        notes.append(f"the runs have different held-out rows ({counts}); {other_text}")
-    return notes
 
 
-def _masks(run: MeasuredRun) -> str:
-    """Describes the masks of the measurement."""
-    masking = run.experiment.evaluated.masking
-    special = ", special tokens too" if masking.mask_special_tokens else ""
-    return f"{masking.rate:g} of the tokens by {masking.unit}{special}"
+def measure(run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int) -> dict:
+    """Measures one run on rows [R, L], cut into `sets` disjoint sets of tokens at most.
+
+    The effective rank holds the share `tau` of the squared length. The masks are those of `seed`.
+
+    Returns:
+        Everything that the report needs, ready for JSON.
+    """
+    experiment, training = run.experiment, run.training
+    unmasked = count_unmasked(run, rows)
+    possible_sets = count_sets(sets, len(rows), unmasked, experiment.model.width)
+    if possible_sets < sets:
+        print(f"{run.name}: {possible_sets} disjoint sets of tokens instead of {sets}")
+    measure_batch = _compile(run)
+    moments_by_set = _measure_sets(run, measure_batch, rows, possible_sets, seed)
+    layers = tqdm.trange(experiment.model.layers + 1, unit="layer", desc="eigenvalues", leave=False)
+    lines = metrics.read(run.path) if training else []
+    return {
+        "name": run.name,
+        "workdir": run.path,
+        "step": run.step,
+        "started_from": started_from(experiment),
+        "model": dataclasses.asdict(experiment.model),
+        "masking": dataclasses.asdict(training.masking) if training else None,
+        "measured_masking": dataclasses.asdict(experiment.evaluated.masking),
+        "vocabulary": run.vocabulary.fingerprint[:12],
+        "rows": len(rows),
+        "length": int(rows.shape[1]),
+        "sets": possible_sets,
+        "tokens": {
+            kind: int(sum(one[kind].count for one in moments_by_set))
+            for kind in moments.TOKEN_KINDS
+        },
+        "layers": [ranks.describe(moments_by_set, layer, tau) for layer in layers],
+        "curve": read_loss_curve(run),
+        "fine_tuned": experiment.finetune is not None,
+        "rank_curve": read_rank_curve(lines),
+    }
+
+
+def started_from(experiment: config.Experiment) -> str | None:
+    """Returns the run or encoder that a run began with."""
+    if experiment.finetune:
+        return experiment.finetune.init_from
+    return experiment.run.continue_from or experiment.run.init_from
+
+
+def read_loss_curve(run: MeasuredRun) -> dict[str, list]:
+    """Returns the evaluations of a pretraining run, after those of the runs that it goes on from.
+
+    Returns:
+        Lists `tokens` (of training), `losses` (nats) and `unigrams` (unigram cross-entropy, nats).
+    """
+    result: dict[str, list] = {"tokens": [], "losses": [], "unigrams": []}
+    for curve in run_record.loss_curves(run.path, run.step) if run.training else ():
+        evaluations = [line for line in curve.lines if "unigram" in line]
+        result["tokens"] += [curve.tokens_after(line["step"]) for line in evaluations]
+        result["losses"] += [line["eval_loss"] for line in evaluations]
+        result["unigrams"] += [line["unigram"] for line in evaluations]
+    return result
+
+
+def read_rank_curve(lines: list[dict]) -> dict[str, list]:
+    """Returns the ranks that a run logged: lists `steps` and `ranks` (last layer, no [MASK])."""
+    lines = [line for line in lines if "rank_plain_last" in line]
+    return {
+        "steps": [line["step"] for line in lines],
+        "ranks": [line["rank_plain_last"] for line in lines],
+    }
+
+
+def count_sets(requested: int, rows: int, unmasked: int, width: int) -> int:
+    """Returns the number of disjoint sets: `requested`, or fewer so that each can have a rank.
+
+    A set consists of whole rows. A margin of a tenth allows for rows of different lengths.
+    """
+    with_enough_tokens = unmasked * 9 // 10 // (ranks.LEAST_PER_DIMENSION * width)
+    return max(1, min(requested, rows, with_enough_tokens))
+
+
+def measure_steps(
+    run: MeasuredRun, rows: np.ndarray, tau: float, sets: int, seed: int
+) -> list[dict]:
+    """Measures the ranks of the last layer at every checkpoint of a run, as `measure` does.
+
+    Returns:
+        For each checkpoint {"step": its step, kind of tokens: its ranks}, ready for JSON.
+    """
+    measure_batch = _compile(run, layers=(run.experiment.model.layers,))
+    result = []
+    for step in checkpoint.all_steps(run.path):
+        moments_by_set = _measure_sets(at_step(run, step), measure_batch, rows, sets, seed)
+        described = ranks.describe(moments_by_set, 0, tau)
+        for kind in (*moments.TOKEN_KINDS, "all"):
+            for large in ("spectrum", "centred_spectrum"):
+                described[kind].pop(large, None)
+        result.append(described | {"step": step})
+    return result
+
+
+def _compile(run: MeasuredRun, layers: tuple[int, ...] | None = None) -> collections.abc.Callable:
+    """Returns the compiled function that measures a batch of rows."""
+    vocabulary = run.vocabulary
+    measure_batch = moments.measure(run.experiment, vocabulary.size, vocabulary.special, layers)
+    return jax.jit(attention.trace_for_one_device()(measure_batch))
+
+
+def _measure_sets(
+    run: MeasuredRun,
+    measure_batch: collections.abc.Callable,
+    rows: np.ndarray,
+    sets: int,
+    seed: int,
+) -> list[dict[str, moments.Moments]]:
+    """Measures each set. A set is a range of neighbouring rows, so sets share few documents."""
+    key, bounds = keys.make_key(seed), np.linspace(0, len(rows), sets + 1).astype(int)
+    with tqdm.tqdm(total=len(rows), unit="row", desc=f"{run.name}, step {run.step}") as bar:
+        return [
+            moments.accumulate(
+                measure_batch,
+                run.params,
+                rows[start:end],
+                int(start),
+                key,
+                run.vocabulary.pad,
+                progress=bar.update,
+            )
+            for start, end in itertools.pairwise(bounds)
+        ]

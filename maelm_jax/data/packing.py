@@ -13,9 +13,11 @@ import typing
 
 import numpy as np
 
-from maelm_jax.data import vocabularies
+from maelm_jax import config
+from maelm_jax.data import sources, vocabularies
 
 MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row
+LONGEST_ROW = 512  # tokens, of text that several encoders read
 
 Document = list[list[np.ndarray]]  # lines, each a list of sentences, each int32 [ids]
 
@@ -130,3 +132,21 @@ def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int)
     for document in tokenise(documents, vocabulary):
         packer.add(document)
     return Packed(packer.finish(), packer.segments)
+
+
+def pack_same_text(
+    tokenizers: list[vocabularies.Vocabulary], corpus: config.Corpus, tokens: int, length: int
+) -> list[np.ndarray]:
+    """Packs the start of a text (`sources.first_texts`) with each vocabulary.
+
+    Returns:
+        For each vocabulary the token ids, int32 [R, length].
+
+    Raises:
+        ConfigError: There is no text.
+    """
+    texts = sources.first_texts(corpus, tokens)
+    packed = [pack(texts, vocabulary, length).rows.astype(np.int32) for vocabulary in tokenizers]
+    if not all(map(len, packed)):
+        raise config.ConfigError("--text has no tokens. Name files with text")
+    return packed

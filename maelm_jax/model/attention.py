@@ -87,17 +87,8 @@ def attend(
 ) -> AttentionOutput:
     """Computes dropout(softmax(q k^T / sqrt(K) + bias + mask)) v for each head.
 
-    Rotary positions first rotate q and k.
-
-    Args:
-        q: Queries, with the heads side by side.
-        k: Keys.
-        v: Values.
-        heads: Number of heads.
-        terms: What changes the scores.
-        dropout_rate: Dropout of the weights.
-        dropout_keys: One key for each row. None: no dropout.
-        backend: `Model.attention_backend`.
+    The heads of q, k and v are side by side. Rotary positions first rotate q and k. `dropout_keys`
+    has one key for each row. None: no dropout. `backend` is `Model.attention_backend`.
 
     Returns:
         The sums, in the dtype of q, and the carrier of `terms`.
@@ -185,14 +176,7 @@ def prepare_terms(
     """Computes once what changes the scores of all layers of a stack.
 
     The mask becomes a part of the bias, or an array. Only the TPU kernels keep a mask that stands
-    alone as segments: they compare them.
-
-    Args:
-        terms: What changes the scores of each layer.
-        model: As for `describe_call`, like queries, keys and dropout_rate.
-        queries: Slots of a row that attend.
-        keys: Slots of a row that they attend to.
-        dropout_rate: Dropout of the attention weights.
+    alone as segments: they compare them. All arguments but `terms` are those of `describe_call`.
     """
     call = describe_call(model, queries, keys, dropout_rate, terms.bias is not None)
     choice = choose_backend(model.attention_backend, call, current_target())
@@ -212,12 +196,8 @@ def describe_call(
 ) -> Call:
     """Returns the call of `attend` that a layer of a model makes, one with global attention.
 
-    Args:
-        model: The encoder's settings, or the decoder's (`Model.decoder`).
-        queries: Slots of a row that attend.
-        keys: Slots of a row that they attend to.
-        dropout_rate: Dropout of the attention weights.
-        has_bias: Whether there is a relative position bias.
+    `model` has the encoder's settings, or the decoder's (`Model.decoder`). In each row, `queries`
+    slots attend to `keys` slots.
     """
     return Call(
         heads=model.heads,
@@ -262,19 +242,11 @@ def _attend_by_xla(
 def attention_weights(
     q: Float[Array, "B H T K"], k: Float[Array, "B H S K"], bias: Float[Array, "B G T S"]
 ) -> Float[Array, "B H T S"]:
-    """Computes the softmax of q k^T + bias over the keys.
+    """Computes the softmax of q k^T + bias over the keys. q is already divided by sqrt(K).
 
     Scores and softmax are computed in float32. The weights have the dtype of q. The backward pass
     casts the gradient of the scores to the dtype of q, so that its matrix products run in that
     dtype. Automatic differentiation would run them in float32.
-
-    Args:
-        q: Queries, already divided by sqrt(K).
-        k: Keys.
-        bias: Added to the scores. G is H, or 1 for a bias that all heads share.
-
-    Returns:
-        The weights, in the dtype of q. They sum to 1 over S.
     """
     return _attention_weights_forward(q, k, bias)[0]
 
@@ -356,10 +328,7 @@ class Choice(typing.NamedTuple):
 def choose_backend(requested: str, call: Call, target: Target) -> Choice:
     """Chooses the backend of a call: with "auto" the fused one of the device if it can compute it.
 
-    Args:
-        requested: `Model.attention_backend`.
-        call: Shapes and dtype.
-        target: The devices.
+    `requested` is `Model.attention_backend`.
 
     Raises:
         ConfigError: The requested backend cannot compute the call.

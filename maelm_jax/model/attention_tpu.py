@@ -85,29 +85,17 @@ def attend(
 ) -> AttentionOutput:
     """Computes softmax(q k^T / sqrt(K) + bias + mask) v for each head, with dropout of the weights.
 
-    Scores, softmax and sums are float32. Matrix products take the dtype of q.
+    Scores, softmax and sums are float32. Matrix products take the dtype of q. The heads are side by
+    side. `tensor` and `sharded_rows` are those of `attention.Target`.
 
     The gradient of the bias goes through the carrier. Layers that share a bias pass one carrier
-    from each to the next, and start it with the bias. Its value is never read. In the backward
-    pass, each kernel adds its gradient of the bias to that of the carrier, in place. If XLA summed
-    the gradients of the layers, the step of base would take 7.6% more time on a TPU v5e.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        bias: Added to the scores, or None.
-        carrier: That of the layer before. None: it starts here, with the bias.
-        mask: Which keys a query sees. None: all.
-        heads: Number of heads.
-        dropout_rate: Dropout of the weights.
-        dropout_keys: One key for each row. Not read if the rate is 0.
-        tensor: Devices that divide the heads.
-        sharded_rows: Whether this is traced inside `shard_map` over rows.
-        interpret: Whether Pallas' interpreter runs the kernels, on any platform.
+    from each to the next, and start it with the bias (`carrier` None). Its value is never read. In
+    the backward pass, each kernel adds its gradient of the bias to that of the carrier, in place.
+    If XLA summed the gradients of the layers, the step of base would take 7.6% more time on a
+    TPU v5e.
 
     Returns:
-        The sums, in the dtype of q, with the heads side by side, and the carrier.
+        The sums, in the dtype of q, and the carrier.
     """
     causal = mask is not None and mask.causal
     settings = Settings(heads // tensor, dropout_rate, causal, interpret)
@@ -273,18 +261,8 @@ def run_forward_kernel(settings, q, k, v, bias, operands):
 def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out):
     """Returns the gradients of queries, keys, values and the carrier.
 
-    Args:
-        settings: As in `_attend`, like q, k, v, bias and operands.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        bias: Added to the scores, or None.
-        d_carrier: Sum of the gradients of the bias in later layers. The kernel adds its own in
-            place. None if there is no bias.
-        operands: Segments, and words of the dropout hash.
-        out: Output of the forward kernel.
-        statistics: Statistics of the forward kernel.
-        d_out: Gradient of the output.
+    `d_carrier` is the sum of the gradients of the bias in later layers, or None without a bias. The
+    kernel adds its own gradient in place. `out` and `statistics` are those of the forward kernel.
     """
     specs = _specs(settings, q, k, bias, operands)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]

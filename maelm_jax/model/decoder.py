@@ -44,11 +44,8 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "B T E"]:
         """Returns the states of `slots`, E wide.
 
-        Args:
-            x: The encoder's states, or [MASK] embeddings.
-            slots: Segments and positions of x.
-            encoded: The encoder's states, which only cross-attention reads.
-            encoded_slots: Segments and positions of `encoded`.
+        `x` has the encoder's states, or [MASK] embeddings. Only cross-attention reads `encoded`,
+        the encoder's states.
         """
         settings = self.settings
         x = self._resize_states(x)

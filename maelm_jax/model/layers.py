@@ -77,13 +77,8 @@ def compute_terms(
 ) -> attention.ScoreTerms:
     """Returns what segments and positions change in the scores of attention.
 
-    Args:
-        settings: The encoder's settings, or the decoder's.
-        queries: Segments and positions of the queries.
-        keys: Segments and positions of the keys.
-        dtype: Type of the computation.
-        bias: The relative position bias, if there is one.
-        causal: True hides keys at later slots than the query's.
+    The settings are the encoder's or the decoder's. `causal` hides keys at later slots than the
+    query's.
     """
     terms = attention.ScoreTerms(mask=Mask(queries.segments, keys.segments, causal))
     if bias is not None:
@@ -131,11 +126,7 @@ class Attention(nnx.Module):
     ) -> attention.AttentionOutput:
         """Lets each token of `x` attend to the tokens of `context`.
 
-        Args:
-            x: States that the queries are computed from.
-            context: States that keys and values are computed from.
-            terms: What changes the scores.
-            keys: Keys of the dropout of the attention weights, one for each row. None: no dropout.
+        `keys` has one key for each row, for the dropout of the attention weights. None: no dropout.
 
         Returns:
             The output, without the residual connection, and the carrier of `terms`.
@@ -226,16 +217,10 @@ class Block(nnx.Module):
         keys: Key[Array, " B"] | None = None,
         cross: CrossAttentionInputs | None = None,
     ) -> LayerState:
-        """Applies the layer.
+        """Applies the layer to what the previous one returned.
 
-        Args:
-            state: What the previous layer returned.
-            terms: What changes the scores of self-attention.
-            keys: Keys of dropout, one for each row. None: no dropout.
-            cross: What cross-attention reads. None: there is no cross-attention.
-
-        Returns:
-            What the next layer reads.
+        Self-attention takes `terms`, cross-attention takes `cross`. `keys` has one key of dropout
+        for each row. None: no dropout.
         """
         weight_keys, attention_keys, feed_forward_keys = split_keys(keys, 3)
         x, y, carrier = state

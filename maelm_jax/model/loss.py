@@ -55,23 +55,16 @@ def gather_targets(inputs: Inputs) -> Targets:
 
 
 def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | None = None) -> Sums:
-    """Sums -log softmax(logits)[target], in float32, over the masked slots.
+    """Sums -log softmax(logits)[target], in float32, over the masked slots but the empty ones.
 
-    Args:
-        prediction: The factors of the logits.
-        inputs: The masked rows that the prediction is for.
-        tile: Number of slots whose logits exist at a time. None: all of them. A smaller tile needs
-            less memory.
-
-    Returns:
-        Loss in nats, correct predictions and slots. Empty slots do not count.
+    The logits of `tile` slots exist at a time. None: those of all slots. A smaller tile needs less
+    memory.
     """
     targets, weights = (x.reshape(-1) for x in gather_targets(inputs))
     states = prediction.states.reshape(-1, prediction.states.shape[2])
-    sums = _cross_entropy(
+    return _cross_entropy(
         states, prediction.table, prediction.bias, targets, weights, tile or len(states)
     )
-    return Sums(*sums, weights.sum())
 
 
 def _compute_logits(
@@ -79,13 +72,6 @@ def _compute_logits(
 ) -> Float[Array, "P W"]:
     """Computes x table^T + bias. The sums over D and the result are float32."""
     return jnp.einsum("pd,wd->pw", x, table, preferred_element_type=jnp.float32) + bias[None]
-
-
-class _CrossEntropy(typing.NamedTuple):
-    """Weighted sums over masked slots, as in `Sums`."""
-
-    loss_nats: Float[Array, ""]
-    correct: Float[Array, ""]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -96,7 +82,7 @@ def _cross_entropy(
     targets: Int[Array, " P"],
     weights: Float[Array, " P"],
     tile: int,
-) -> _CrossEntropy:
+) -> Sums:
     """Sums -log softmax(x table^T + bias)[target] over slots, in float32.
 
     The forward pass also computes the gradients and saves them. The loss is a sum, so its gradients
@@ -104,16 +90,8 @@ def _cross_entropy(
     and then freed. Without differentiation, the compiler leaves the gradients out. Source: the
     fused linear cross-entropy of github.com/linkedin/Liger-Kernel.
 
-    Args:
-        x: States of the masked slots.
-        table: Token table.
-        bias: Added to the logits.
-        targets: Rows of the table.
-        weights: Weight of each slot; 0 where it is empty.
-        tile: Number of slots whose logits exist at a time.
-
-    Returns:
-        The sums. Only the loss has a gradient, and only with respect to x, table and bias.
+    The weight of an empty slot is 0. Only the loss has a gradient, and only with respect to x,
+    table and bias.
     """
     return _cross_entropy_forward(x, table, bias, targets, weights, tile)[0]
 
@@ -127,7 +105,8 @@ def _cross_entropy_forward(x, table, bias, targets, weights, tile):
         logit = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
         # The maximum is computed for `log_normalizer` too. An argmax is slow on a CPU.
         correct = (logit >= logits.max(axis=1)).astype(jnp.float32)
-        sums = _CrossEntropy(((log_normalizer - logit) * weights).sum(), (correct * weights).sum())
+        loss = ((log_normalizer - logit) * weights).sum()
+        sums = Sums(loss, (correct * weights).sum(), weights.sum())
         columns = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
         is_target = (columns == targets[:, None]).astype(jnp.float32)
         d_logits = (jnp.exp(logits - log_normalizer[:, None]) - is_target) * weights[:, None]

@@ -29,19 +29,14 @@ def _longest_unit(unit: str, length: int) -> int:
 
 
 def budget(masking: config.Masking, length: int) -> Budget:
-    """Returns the number of slots that `draw` needs.
+    """Returns V and M, the number of slots that `draw` needs for rows of `length` tokens.
 
     Of a full row, floor(rate L) or ceil(rate L) tokens are masked if so many are eligible. A drawn
     word or span is masked whole, so V and M each have slots for one unit more. A row with fewer
     eligible tokens masks fewer. V may then be too small, and its last visible tokens are left out.
     At rate 0.4 this happens if each line is one word, because `<s>` and `</s>` are not masked.
 
-    Args:
-        masking: The settings of masking.
-        length: L, tokens.
-
-    Returns:
-        V and M. V is rounded up to a multiple of 8, at most L.
+    V is rounded up to a multiple of 8, at most L.
     """
     slack = _longest_unit(masking.unit, length) - 1  # of the last unit, beyond the count
     masked = min(length, math.ceil(masking.rate * length) + slack)

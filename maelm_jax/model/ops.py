@@ -168,11 +168,6 @@ def dropout(
     The scale is applied in float32, because bfloat16 rounds 1 / 0.9 to 1.1094: every element that
     remains would be 0.16% too small.
 
-    Args:
-        x: Values, with rows as the first axis.
-        rate: Share of elements set to 0, below 1.
-        keys: One key for each row. None: no dropout.
-
     Returns:
         The new values, in the dtype of x. x itself when `keys` is None or `rate` is 0.
     """

@@ -185,16 +185,7 @@ class RelativeBias(nnx.Module):
     def __call__(
         self, positions: Int[Array, "B T"], dtype: jnp.dtype, keys: Int[Array, "B S"] | None = None
     ) -> Float[Array, "B H T S"]:
-        """Looks up the bias of each pair of query and key.
-
-        Args:
-            positions: Positions of the queries.
-            dtype: Type of the result.
-            keys: Positions of the keys. None: those of the queries.
-
-        Returns:
-            The bias of each head.
-        """
+        """Looks up the bias of each pair of query and key. No `keys`: those of the queries."""
         keys = positions if keys is None else keys
         return _look_up(self.table[...], positions, keys, self.buckets, jnp.dtype(dtype))
 
@@ -233,14 +224,8 @@ def make_window_mask(
     """Returns the mask of local attention, as a term of the scores of the R blocks of all rows.
 
     It is 0 where a key of the same segment is at most window // 2 positions away from the query,
-    and -1e9 elsewhere. The axis of size 1 stands for all heads.
-
-    Args:
-        segments: Segment of each slot. Keys of segment 0 are empty.
-        positions: Position of each slot in its segment.
-        window: Positions that a query sees.
-        block: Size of the blocks, at least window // 2 if there are several.
-        dtype: Type of the result.
+    and -1e9 elsewhere, also at empty keys (segment 0). If there are several blocks, each has at
+    least window // 2 slots. The axis of size 1 stands for all heads.
     """
     segments, positions = (divide_into_blocks(x, block) for x in (segments, positions))
     key_segments, key_positions = (join_neighbours(x)[:, :, None] for x in (segments, positions))

@@ -81,10 +81,7 @@ def should_scan(settings: config.Model, platform: str) -> bool:
     A GPU waits for the copies of a loop: each pass reads a layer's parameters from the stacked
     arrays and writes what it saves and its gradients into others. Compiled one by one, the layers
     of base need two thirds of the launches, and twice the time to compile (docs/notes/gpu_step.md).
-
-    Args:
-        settings: The model.
-        platform: As `attention.Target` has it.
+    `platform` is that of `attention.Target`.
     """
     chosen = settings.scan_layers
     return platform != "gpu" if chosen is None else chosen
@@ -184,11 +181,8 @@ def _checkpoint_layer(
 ) -> collections.abc.Callable:
     """Returns the body of a layer, whose backward pass computes again what is not saved.
 
-    Args:
-        body: The forward pass of a layer.
-        saves_nothing: Whether only the layer's input is kept (`Model.rematerialise`).
-        scanned: Whether the layer alone is the body of a loop.
-        platform: As `attention.Target` has it.
+    With `saves_nothing` (`Model.rematerialise`), only the layer's input is saved. `scanned` says
+    that the layer alone is the body of a loop.
     """
     policy = jax.checkpoint_policies.save_from_both_policies(
         jax.checkpoint_policies.save_only_these_names(ops.SAVED), attention.saves_cudnn_outputs

@@ -123,7 +123,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
-        summary.report_result(workdir, experiment, began, ranks, baseline)
+        summary.report_result(workdir, experiment, began, baseline)
 
 
 def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:

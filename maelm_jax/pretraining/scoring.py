@@ -14,7 +14,7 @@ import tqdm
 from flax import traverse_util
 
 from maelm_jax import config, storage
-from maelm_jax.data import batches, packing, prepare, sources, vocabularies
+from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.model import attention, keys
@@ -23,7 +23,6 @@ from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import run_record, run_rows
 
 TOKENS = 4096  # of a batch
-LONGEST_ROW = 512
 CONFIDENCE = 0.95
 log = logging.getLogger(__name__)
 
@@ -117,13 +116,11 @@ def _from_folder(path: str, step: int | None) -> TrainedModel:
     loaded.check_predicts(path)
     params = traverse_util.unflatten_dict(loaded.params, sep="/")
     experiment = config.Experiment(
-        config.Vocabulary(),
-        config.Corpus(sequence_length=loaded.length),
-        config.Masking(encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber),
-        loaded.model,
-        config.Optimizer(),
-        config.Mesh(),
-        config.Run(),
+        corpus=config.Corpus(sequence_length=loaded.length),
+        masking=config.Masking(
+            encoder_mask_fraction=loaded.mask_fraction, renumber=loaded.renumber
+        ),
+        model=loaded.model,
     )
     checkpoints = [Checkpoint(None, lambda: params)]
     return TrainedModel(path, checkpoints, experiment, loaded.vocabulary, loaded.length, rows=None)
@@ -161,31 +158,6 @@ def heldout_rows(model: TrainedModel) -> np.ndarray:
     return batches.read_heldout(model.rows.split("heldout"), model.rows.rates, count)
 
 
-def rows_of_text(
-    models: list[TrainedModel], corpus: config.Corpus, tokens: int
-) -> list[np.ndarray]:
-    """Reads the same text for every model, each with its own vocabulary.
-
-    Args:
-        models: The models.
-        corpus: Its `text_files` name the text.
-        tokens: Sets the amount of text, `sources.CHARACTERS_PER_TOKEN` characters for each.
-
-    Returns:
-        For each model int32 [R, L]. L is the longest input that all models read, at most
-        LONGEST_ROW.
-
-    Raises:
-        ConfigError: There is no text.
-    """
-    length = min(LONGEST_ROW, *(model.length for model in models))
-    texts = sources.first_texts(corpus, tokens)
-    packed = [packing.pack(texts, model.vocabulary, length).rows for model in models]
-    if not all(map(len, packed)):
-        raise config.ConfigError("--text has no tokens. Name files with text")
-    return [rows.astype(np.int32) for rows in packed]
-
-
 def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> TrainedModel:
     """Returns the model with masks that compare with those of other models.
 
@@ -215,26 +187,6 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     run = dataclasses.replace(experiment.run, seed=seed)
     alike = dataclasses.replace(experiment, masking=masking, corpus=corpus, run=run)
     return model._replace(experiment=alike)
-
-
-def differences(models: list[TrainedModel], rows: list[np.ndarray]) -> list[str]:
-    """Returns a line for each difference of the models that makes their losses not comparable.
-
-    Args:
-        models: The models.
-        rows: The rows that each is measured on.
-    """
-    lines = []
-    if len({model.vocabulary.fingerprint for model in models}) > 1:
-        lines.append("the models have different vocabularies: their losses do not compare")
-    elif any(not np.array_equal(rows[0], other) for other in rows):
-        lines.append("the models are measured on different rows: their losses do not compare")
-    # What the encoder reads of the masked tokens is the model's own.
-    settings = [(model.experiment.run.seed, model.experiment.masking) for model in models]
-    masks = {(seed, one.rate, one.unit, one.mask_special_tokens) for seed, one in settings}
-    if len(masks) > 1:
-        lines.append("the models are measured with different masks: their losses do not compare")
-    return lines
 
 
 def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from maelm_jax import config, storage, tables
-from maelm_jax.analysis import monitor
 from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
 from maelm_jax.model import masking
@@ -112,7 +111,6 @@ def report_result(
     workdir: str,
     experiment: config.Experiment,
     began: float,
-    ranks: monitor.RankMonitor,
     baseline: unigram.Unigram,
 ):
     """Prints the result of a finished run and draws its loss curve.
@@ -121,11 +119,9 @@ def report_result(
         workdir: The folder of the run.
         experiment: The settings of the run.
         began: time.perf_counter() at the start of the command.
-        ranks: Tells what the measurement of ranks cost.
         baseline: The loss that a useful encoder is below.
     """
     seconds = time.perf_counter() - began
-    print(ranks.cost(seconds))
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
     trained, heldout = experiment.masking.rate, experiment.evaluated.masking.rate
     labels = {}

@@ -11,21 +11,14 @@ from maelm_jax.model import attention, masking, positions, stack
 
 
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
-    """Returns one line: the backend of the encoder and of the decoder, with the reason.
+    """Returns one line: the backend of each part of the model in training, with the reason.
 
     It also says so if the layers are no loop (`stack.should_scan`).
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of them.
     """
-    target, backend = attention.mesh_target(mesh), experiment.model.attention_backend
-    choices = {
-        part: attention.choose_backend(backend, call, target)
-        for part, call in _calls(experiment).items()
-    }
-    if len(set(choices.values())) == 1:
-        choices = {", ".join(choices): next(iter(choices.values()))}
-    return _line(choices, experiment.model, target)
+    return _describe_calls(_calls(experiment), experiment.model, mesh)
 
 
 def describe_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
@@ -46,37 +39,30 @@ def describe_encoder(
 ) -> str:
     """Returns the line of `describe` for the training of an encoder alone, as in fine-tuning.
 
-    Args:
-        experiment: The settings.
-        lengths: Slots of the rows, one value for each compiled shape.
-        mesh: The devices.
+    `lengths` are the slots of the rows, one value for each compiled shape.
 
     Raises:
         ConfigError: `Model.attention_backend` cannot compute one of the lengths.
     """
-    target, backend = attention.mesh_target(mesh), experiment.model.attention_backend
-    lengths_of = collections.defaultdict(list)
-    for length in lengths:
-        call = _encoder_call(experiment.model, length)
-        lengths_of[attention.choose_backend(backend, call, target)].append(str(length))
-    if len(lengths_of) == 1:
-        choices = {"encoder": next(iter(lengths_of))}
-    else:
-        choices = {
-            f"encoder of {', '.join(slots)} slots": choice for choice, slots in lengths_of.items()
-        }
-    return _line(choices, experiment.model, target)
+    model = experiment.model
+    calls = {f"encoder of {slots} slots": _encoder_call(model, slots) for slots in lengths}
+    return _describe_calls(calls, model, mesh)
 
 
-def _line(
-    choices: dict[str, attention.Choice],
-    model: config.Model,
-    target: attention.Target,
+def _describe_calls(
+    calls: dict[str, attention.Call], model: config.Model, mesh: jax.sharding.Mesh
 ) -> str:
-    parts = [f"{choice.backend} in {part} ({choice.reason})" for part, choice in choices.items()]
+    target, parts_of = attention.mesh_target(mesh), collections.defaultdict(list)
+    for part, call in calls.items():
+        choice = attention.choose_backend(model.attention_backend, call, target)
+        parts_of[choice].append(part)
+    lines = [
+        f"{choice.backend} in {', '.join(parts)} ({choice.reason})"
+        for choice, parts in parts_of.items()
+    ]
     if not stack.should_scan(model, target.platform):
-        parts.append("each layer compiled by itself")
-    return f"attention: {'; '.join(parts)}"
+        lines.append("each layer compiled by itself")
+    return f"attention: {'; '.join(lines)}"
 
 
 def _calls(experiment: config.Experiment) -> dict[str, attention.Call]:

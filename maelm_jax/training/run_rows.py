@@ -7,8 +7,10 @@ any more, the run is refused unless new data is accepted.
 
 import json
 import logging
+import zlib
 
 import jax
+import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.data import prepare, seqio_tasks
@@ -182,3 +184,28 @@ def read(workdir: str) -> dict | None:
     """Reads `rows.json`. Returns None if there is none. Raises ConfigError if it is damaged."""
     path = storage.local_path(workdir) / FILE
     return storage.read_json(path) if path.is_file() else None
+
+
+def describe_differences(models: list, rows: list[np.ndarray], seeds: list[int]) -> list[str]:
+    """Returns what prevents a comparison of models token by token, one line each.
+
+    A model has a `path`, a `vocabulary` and the `experiment` that it is measured with. Each is
+    measured on its own `rows` [R, L], with masks of its own seed.
+    """
+    masks = [model.experiment.evaluated.masking for model in models]
+    compared = {
+        "vocabularies": [model.vocabulary.fingerprint[:12] for model in models],
+        "rows": [f"{len(x)} of {x.shape[1]}, CRC-32 {zlib.crc32(x.tobytes()):08x}" for x in rows],
+        "masks": [
+            f"{mask.rate:g} of the tokens by {mask.unit}, seed {seed}"
+            + (", special tokens too" if mask.mask_special_tokens else "")
+            for mask, seed in zip(masks, seeds, strict=True)
+        ],
+    }
+    lines = []
+    for what, values in compared.items():
+        if len(set(values)) > 1:
+            pairs = zip(models, values, strict=True)
+            listed = "; ".join(f"{model.path}: {value}" for model, value in pairs)
+            lines.append(f"not comparable token by token: different {what} ({listed})")
+    return lines

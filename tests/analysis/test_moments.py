@@ -21,8 +21,9 @@ def encoder():
 
 
 def measured(encoder, settings, layers=None, **how):
-    graph, params = encoder
-    compiled = jax.jit(moments.measure(graph, settings, LENGTH, SPECIAL, layers))
+    _, params = encoder
+    experiment = config.Experiment(corpus=config.Corpus(sequence_length=LENGTH), masking=settings, model=LITTLE)
+    compiled = jax.jit(moments.measure(experiment, 100, SPECIAL, layers))
     return moments.accumulate(compiled, params, little_rows(ROWS), 5, jax.random.key(3), SPECIAL.pad, **{"size": 16, **how})
 
 

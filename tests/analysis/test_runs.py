@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, gin_files
-from maelm_jax.analysis import measurement, runs
+from maelm_jax.analysis import runs
 from maelm_jax.training import run_rows
 
 VOCABULARY = types.SimpleNamespace(pad=1, fingerprint="0" * 64)
@@ -39,15 +39,18 @@ def test_a_fine_tuned_run_is_measured_on_the_rows_of_the_run_it_began_from(monke
 def test_other_rows_and_other_masks_are_noted():
     rows = np.arange(12).reshape(3, 4)
     a, b, c = opened("a"), opened("b"), opened("c", "Masking.heldout_rate=0.4")
-    assert runs.describe_differences([a, b], [rows, rows.copy()], None) == []
-    (note,) = runs.describe_differences([a, b], [rows, rows + 1], None)
-    assert "held-out rows" in note
-    (note,) = runs.describe_differences([a, c], [rows, rows], None)
-    assert "different masks (a: 0.15 of the tokens by token, c: 0.4" in note
-    (note,) = runs.describe_differences([a._replace(experiment=c.experiment)], [rows], None)
-    assert "other masks than the run has" in note
-    (note,) = runs.describe_differences([a, opened("d", "SEQUENCE_LENGTH=32")], [rows, rows], "x.txt")
-    assert "different lengths" in note and "cut into different tokens" in note
+    assert run_rows.describe_differences([a, b], [rows, rows.copy()], [0, 0]) == []
+    (note,) = run_rows.describe_differences([a, b], [rows, rows + 1], [0, 0])
+    assert "different rows" in note
+    (note,) = run_rows.describe_differences([a, c], [rows, rows], [0, 0])
+    assert "different masks" in note and "runs/a: 0.15 of the tokens" in note and "runs/c: 0.4 of the tokens" in note
+    (note,) = run_rows.describe_differences([a, b], [rows, rows], [0, 1])
+    assert "different masks" in note
+    other = a._replace(vocabulary=types.SimpleNamespace(pad=1, fingerprint="1" * 64))
+    (note,) = run_rows.describe_differences([a, other], [rows, rows], [0, 0])
+    assert "different vocabularies" in note
+    (note,) = runs.describe_other_masks([a._replace(experiment=c.experiment), b])
+    assert "ranks of a " in note
 
 
 def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
@@ -69,7 +72,7 @@ def test_of_many_heldout_rows_only_some_are_read(monkeypatch):
 
 @pytest.mark.parametrize("requested,rows,visible,sets", [(5, 1000, 10**6, 5), (5, 3, 10**6, 3), (5, 1000, 800, 2), (5, 1000, 300, 1), (1, 1, 1, 1)])
 def test_sets_are_bounded_by_the_data(requested, rows, visible, sets):
-    assert measurement.count_sets(requested, rows, visible, width=16) == sets
+    assert runs.count_sets(requested, rows, visible, width=16) == sets
 
 
 def test_code_that_a_run_names_is_not_run_by_an_analysis(tmp_path, monkeypatch):

@@ -15,13 +15,12 @@ MODEL = config.Model(layers=1, width=16, heads=2, feed_forward=32, decoder_layer
 def losses() -> list[float]:
     """Of two steps with dropout, from fresh weights."""
     settings = config.Experiment(
-        config.Vocabulary(size=300),
-        config.Corpus(sequence_length=16),
-        config.Masking(),
-        MODEL,
-        config.Optimizer(warmup_steps=1),
-        config.Mesh(data=1),
-        config.Run(train_steps=10, batch_size=4),
+        vocabulary=config.Vocabulary(size=300),
+        corpus=config.Corpus(sequence_length=16),
+        model=MODEL,
+        optimizer=config.Optimizer(warmup_steps=1),
+        mesh=config.Mesh(data=1),
+        run=config.Run(train_steps=10, batch_size=4),
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
     objective, updates = objectives.create(settings, 100, SPECIAL), optimizers.create(settings.optimizer)

@@ -19,13 +19,11 @@ def program():
         layers=LAYERS, decoder_layers=DECODER_LAYERS, width=32, heads=4, feed_forward=64, max_positions=32, dropout=0.0, attention_dropout=0.0
     )
     experiment = config.Experiment(
-        config.Vocabulary(size=300),
-        config.Corpus(sequence_length=32),
-        config.Masking(),
-        model,
-        config.Optimizer(),
-        config.Mesh(data=2, fsdp=4),
-        config.Run(batch_size=32, accumulate=PARTS),
+        vocabulary=config.Vocabulary(size=300),
+        corpus=config.Corpus(sequence_length=32),
+        model=model,
+        mesh=config.Mesh(data=2, fsdp=4),
+        run=config.Run(batch_size=32, accumulate=PARTS),
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4, 1), ("data", "fsdp", "tensor"))
     abstract = objective.abstract_step(experiment, mesh)

@@ -18,13 +18,12 @@ MODEL = config.Model(layers=2, width=32, heads=4, feed_forward=64, decoder_layer
 
 def experiment(mesh=(1, 1, 1), accumulate=1, batch_size=ROWS):
     return config.Experiment(
-        config.Vocabulary(size=300),
-        config.Corpus(sequence_length=LENGTH),
-        config.Masking(),
-        MODEL,
-        config.Optimizer(learning_rate=1e-2, warmup_steps=2),
-        config.Mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
-        config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
+        vocabulary=config.Vocabulary(size=300),
+        corpus=config.Corpus(sequence_length=LENGTH),
+        model=MODEL,
+        optimizer=config.Optimizer(learning_rate=1e-2, warmup_steps=2),
+        mesh=config.Mesh(**dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))),
+        run=config.Run(train_steps=10, batch_size=batch_size, accumulate=accumulate),
     )
 
 
