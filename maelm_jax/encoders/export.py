@@ -13,14 +13,7 @@ import shutil
 import typing
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import (
-    families,
-    layouts,
-    published,
-    pytorch,
-    tokenizer,
-    weight_files,
-)
+from maelm_jax.encoders import families, layouts, published, pytorch, tokenizer, weight_files
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
