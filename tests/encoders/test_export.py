@@ -77,22 +77,6 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert "6.5000 (batch of step 6)" in text and "6.1250" not in text, "a card tells nothing of later steps"
 
 
-def test_every_checkpoint_has_a_folder_of_its_own(workdirs, tmp_path):
-    flags = [f"--workdir={workdirs['mpnet']}", "--no-verify"]
-    assert export.main([*flags, f"--output={tmp_path / 'all'}", "--all_steps"]) == 0
-    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["step-12", "step-6"]
-    for step in (6, 12):
-        assert export.main([*flags, f"--output={tmp_path / str(step)}", f"--step={step}"]) == 0
-        alone, one_of_all = ((path / "model.safetensors").read_bytes() for path in (tmp_path / str(step), tmp_path / "all" / f"step-{step}"))
-        assert alone == one_of_all
-    shutil.rmtree(tmp_path / "all" / "step-6")
-    with pytest.raises(config.ConfigError, match="step-12"):
-        export.main([*flags, f"--output={tmp_path / 'all'}", "--all_steps"])
-    assert not (tmp_path / "all" / "step-6").exists(), "all folders are checked before any is written"
-    with pytest.raises(config.ConfigError, match="--step and --all_steps"):
-        export.main([*flags, f"--output={tmp_path / 'both'}", "--all_steps", "--step=6"])
-
-
 @pytest.mark.parametrize(
     "name,format",
     [("mpnet", "huggingface"), ("mpnet-mlm", "huggingface"), ("roberta-mlm", "huggingface"), ("reference", "pytorch"), ("mpnet", "pytorch")],
@@ -121,7 +105,7 @@ def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
         assert embed.main([f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / name}"]) == 0
     assert "1 lines cut to 48" in capsys.readouterr().out
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
-    for more in ("--step=3", "--all_steps", "--gin.Model.layers=3", "--gin_file=tiny.gin"):
+    for more in ("--step=3", "--gin.Model.layers=3", "--gin_file=tiny.gin"):
         with pytest.raises(config.ConfigError, match=r"workdir|gin_file"):
             run(tmp_path / "out", tmp_path / "third", more)
 
