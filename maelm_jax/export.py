@@ -30,7 +30,7 @@ FORMATS = ("huggingface", "pytorch", "reference")
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    args, experiment = cli.parse_encoder(_flags(), argv)
+    args = cli.encoder_arguments(_flags(), argv)
     cli.require_writable("--output", args.output)
 
     import jax
@@ -40,8 +40,6 @@ def main(argv: list[str]) -> int:
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output, args.workdir, args.overwrite)
     found = source.find_encoder(args.workdir, args.step)
-    if experiment is not None:
-        found.check_settings(experiment)
     _export(args, found)
     return 0
 

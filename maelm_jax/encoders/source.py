@@ -139,19 +139,6 @@ class EncoderSource:
                 "as MLM (Run.continue_from) or MAE-LM (Run.init_from) first"
             )
 
-    def check_settings(self, experiment: config.Experiment, free: tuple[str, ...] = ()):
-        """Raises ConfigError if settings given to a command are not those of the workdir.
-
-        Args:
-            experiment: The settings of the workdir with those of the command line.
-            free: The settings that may differ, as "Section.field".
-        """
-        if changes := config.differences(self.experiment, experiment, free):
-            raise config.ConfigError(
-                f"{self.path} was trained with other settings ({'; '.join(changes)}). Leave them "
-                "out: they cannot be changed afterwards"
-            )
-
     def read_params(self, run: config.Model | None = None) -> dict[str, np.ndarray]:
         """Reads the weights of the source.
 

@@ -244,7 +244,7 @@ def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
         ("mpnet", ["--step=7"], "step 7; it holds 6, 12"),
         ("reference", [], "--format=pytorch"),
         ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
-        ("mpnet", ["--gin.Model.layers=3"], "Model.layers: 2 -> 3"),
+        ("mpnet", ["--gin.Model.layers=3"], "reads no settings"),
         ("modernbert", ["--format=pytorch"], "--format=huggingface"),
     ],
 )
