@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     from maelm_jax.encoders import export, source
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    export.check_output(args.output, args.workdir, args.overwrite)
+    export.check_output(args.output)
     found = source.find_encoder(args.workdir, args.step)
     _export(args, found)
     return 0
@@ -51,7 +51,7 @@ def _export(args: argparse.Namespace, found: "source.EncoderSource"):
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
     verification = _why_unverified(args.verify, args.format)
-    with export.write_atomically(args.output, args.workdir, args.overwrite) as folder:
+    with export.write_atomically(args.output) as folder:
         written = export.write(args.format, folder, loaded)
         verification = verification or verify.verify(args.format, folder, loaded)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
@@ -85,9 +85,6 @@ def _flags() -> argparse.ArgumentParser:
         "--verify",
         action=argparse.BooleanOptionalAction,
         help="compare with JAX on real text; default: where PyTorch is installed",
-    )
-    flags.add_argument(
-        "--overwrite", action="store_true", help="replace the output folder, if export wrote it"
     )
     return flags
 

@@ -346,7 +346,6 @@ FLAGS = {
         ["--format="],
         ["--output="],
         ["--output"],
-        ["--overwrite=yes"],
     ],
     "embed": [
         ["--step=-1"],
