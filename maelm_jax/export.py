@@ -18,12 +18,8 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 
 import argparse
 import pathlib
-import typing
 
 from maelm_jax import cli, config
-
-if typing.TYPE_CHECKING:
-    from maelm_jax.encoders import source
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
@@ -35,19 +31,11 @@ def main(argv: list[str]) -> int:
 
     import jax
 
-    from maelm_jax.encoders import export, source
+    from maelm_jax.encoders import card, encoder, export, source, verify
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
     export.check_output(args.output)
     found = source.find_encoder(args.workdir, args.step)
-    _export(args, found)
-    return 0
-
-
-def _export(args: argparse.Namespace, found: "source.EncoderSource"):
-    """Writes the folder of an encoder."""
-    from maelm_jax.encoders import card, encoder, export, verify
-
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
     verification = _why_unverified(args.verify, args.format)
@@ -64,11 +52,12 @@ def _export(args: argparse.Namespace, found: "source.EncoderSource"):
     print(f"{args.output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):
         print(f"unverified: {verification}")
-        return
+        return 0
     for subject, difference, largest in verification:
         print(
             f"verified: {subject}: largest difference {difference:.2g}, largest value {largest:.4g}"
         )
+    return 0
 
 
 def _flags() -> argparse.ArgumentParser:
