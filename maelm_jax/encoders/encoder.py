@@ -43,10 +43,7 @@ class Encoder:
         step: The step of a workdir's checkpoint; None for every other source.
         module_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
-        mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
-            pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
-        renumber: Whether the encoder's positions counted only the tokens that it read, in
-            pretraining (`Masking.renumber`). `encode` does not use it.
+        mask_fraction, renumber: As in `source.EncoderSource`. `encode` does not use them.
     """
 
     params: dict[str, np.ndarray]
@@ -70,16 +67,7 @@ class Encoder:
 
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
-        """Loads an encoder.
-
-        Args:
-            path: A workdir, an export in any format, a folder of stock transformers, or a
-                checkpoint of the published code with its vocabulary beside it.
-            step: The step of a workdir's checkpoint; None for the newest.
-
-        Raises:
-            ConfigError: There is no such encoder, or it cannot be computed here.
-        """
+        """Loads an encoder as `maelm_jax.load_encoder`."""
         step = None if step is None else operator.index(step)
         return cls.read(source.find_encoder(path, step))
 

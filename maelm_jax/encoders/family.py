@@ -186,9 +186,7 @@ def find_head(
 ) -> FineTunedHead | None:
     """Returns the head among the parameters {path: array}; None for a pretraining run.
 
-    Args:
-        params: The parameters.
-        results: The results.json of the run, which has the names of the classes.
+    `results` is the results.json of the run, which has the names of the classes.
 
     Raises:
         ConfigError: `results` does not hold one name for each class.
@@ -390,20 +388,14 @@ class Family:
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.
 
-        Heads of fine-tuned models are left out by name.
-
-        Args:
-            tensors: {stock name: array}.
-            model: The settings of the model.
-            pad: The id of `<pad>`.
-            shapes: {parameter path: shape} of the model.
-            folder: The folder, for error messages.
+        Heads of fine-tuned models are left out by name. `pad` is the id of `<pad>`, `shapes` is
+        {parameter path: shape} of the model.
 
         Returns:
             {parameter path: float32 array}.
 
         Raises:
-            ConfigError: As `layouts.import_tensors`.
+            ConfigError: As `layouts.import_tensors`. `folder` begins the message.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
         left_out = tuple(_full_name(name, prefix) for name in self.left_out)

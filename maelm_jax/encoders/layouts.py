@@ -84,14 +84,10 @@ def part_names(*names: str) -> dict[str, str]:
 
 
 def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
-    """Returns the mappings of a stack of Transformer blocks.
+    """Returns the mappings of the Transformer blocks of `module`, "encoder" or "decoder".
 
-    Args:
-        prefix: The start of the names in the other format. The number of the layer follows it.
-        module: "encoder" or "decoder".
-        layers: The number of blocks.
-        names: {part of a block here: its name in the other format, after `prefix` and the number of
-            the layer}, from `part_names`.
+    A name in the other format is `prefix`, the number of the layer, and a name of `names`
+    (`part_names`).
     """
     mappings = []
     for layer in range(layers):
@@ -104,12 +100,9 @@ def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list
 def export_tensors(
     params: dict[str, np.ndarray], mappings: list[TensorMapping], vocabulary_size: int
 ) -> dict[str, np.ndarray]:
-    """Converts parameters to another format.
+    """Converts parameters {path: array} to another format.
 
-    Args:
-        params: {parameter path: array}.
-        mappings: The mappings of the format.
-        vocabulary_size: The number of ids; further rows of tables over the vocabulary are cut.
+    Rows of tables over the vocabulary after `vocabulary_size` are cut.
 
     Returns:
         {name in the other format: array}. The arrays are views of `params` except where rows are

@@ -110,13 +110,9 @@ def import_params(
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a folder to {parameter path: float32 array}.
 
-    Args:
-        tensors: {state dict name: array}.
-        settings: The settings in config.json.
-        shapes: {parameter path: shape} of the model.
-        folder: The folder, for error messages.
+    `settings` are those in config.json, `shapes` is {parameter path: shape} of the model.
 
     Raises:
-        ConfigError: As `layouts.import_tensors`.
+        ConfigError: As `layouts.import_tensors`. `folder` begins the message.
     """
     return layouts.import_tensors(tensors, _mappings(settings), shapes, folder)

@@ -30,13 +30,7 @@ Rows = list[list[int]]  # the ids of lines
 
 
 class Report(typing.NamedTuple):
-    """One comparison.
-
-    Attributes:
-        subject: What was compared.
-        largest_difference: The largest absolute difference.
-        largest_value: The largest absolute value.
-    """
+    """One comparison. The numbers are absolute."""
 
     subject: str
     largest_difference: float
@@ -173,13 +167,10 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
 def _run_torch(
     run: collections.abc.Callable, rows: Rows, pad: int, by_token: bool = True
 ) -> list[np.ndarray]:
-    """Returns what a function of PyTorch computes for each line.
+    """Returns what a function of PyTorch computes for each line, a few lines at a time.
 
-    Args:
-        run: Maps ids [lines, tokens] to [lines, ...], or to [lines, tokens, ...] if `by_token`.
-        rows: The ids. A few lines are computed at a time, padded to the longest.
-        pad: The id of padding.
-        by_token: Whether the results are cut to the tokens of a line.
+    `run` maps ids [lines, tokens] to [lines, ...], or to [lines, tokens, ...] if `by_token`. Then
+    the results are cut to the tokens of a line.
     """
     import torch
 
@@ -204,12 +195,8 @@ def _mask_every_seventh(row: list[int], encoder: Encoder) -> list[bool]:
 def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
     """Computes the logits of a fine-tuned head (finetuning/heads.py) for one line.
 
-    Args:
-        encoder: Has the parameters of the head.
-        states: float32 [tokens, width], the last hidden states of the line.
-
-    Returns:
-        [classes] of a classifier; [tokens, 2 or classes] of the heads `span` and `token`.
+    `states` [tokens, width] are its last hidden states. The result is [classes] of a classifier,
+    and [tokens, 2 or classes] of the heads `span` and `token`.
     """
     params = traverse_util.unflatten_dict(encoder.params, sep="/")
     if "classifier" in params:
