@@ -21,6 +21,14 @@ if typing.TYPE_CHECKING:
 CARD = "README.md"
 
 
+# {export format: what helps if it does not hold a model}.
+REMEDIES = {
+    "pytorch": "Use --format=huggingface, which holds the encoder without the decoder",
+    "reference": f"Train a run with --gin_file={published.CONFIG} after its own --gin_file, or use "
+    "--format=pytorch or --format=huggingface",
+}
+
+
 class Written(typing.NamedTuple):
     """What an export wrote."""
 
@@ -34,21 +42,20 @@ def check_format(format: str, encoder: "Encoder", path: str):
         families.require_stock_family(encoder.model, encoder.vocabulary.special)
         return
     if format == "pytorch":
-        pytorch.check(encoder.model)
+        misfits = layouts.list_misfits(encoder.model, pytorch.FIXED)
     else:
         weight_files.require_torch("--format=reference")
-        published.check(encoder.model)
         size = encoder.vocabulary.size
         published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
+        misfits = published.list_misfits(encoder.model)
     if encoder.head:
+        misfits.append("it has the head of a fine-tuned run")
+    elif "head/bias" not in encoder.params:
+        misfits.append("it has no language-model head")
+    if misfits:
         raise config.ConfigError(
-            f"{path} is a fine-tuned run, which --format=huggingface holds; --format={format} "
-            "does not"
-        )
-    if "head/bias" not in encoder.params:
-        raise config.ConfigError(
-            f"{path} has no language-model head, which --format={format} must hold. Use "
-            "--format=huggingface, which holds the encoder"
+            f"--format={format} does not hold the model of {path} ({'; '.join(misfits)}). "
+            f"{REMEDIES[format]}"
         )
 
 

@@ -271,13 +271,9 @@ class Family:
     def find_misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         """Returns the reasons why no stock model of the family computes the encoder of `model`."""
         pad = self.supported.get("pad_token_id", special.pad)
-        misfits = [
-            f"the stock {self.class_name} has {name} {value!r}, this model {getattr(model, name)!r}"
-            for name, value in self.fixed.items()
-            if getattr(model, name) != value
-        ]
+        misfits = layouts.list_misfits(model, self.fixed)
         if special.pad != pad:
-            misfits.append(f"its <pad> has id {pad}, that of this vocabulary {special.pad}")
+            misfits.append(f"the id of <pad> is {special.pad}, not {pad}")
         return misfits
 
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:

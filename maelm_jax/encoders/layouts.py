@@ -11,7 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax.config import ConfigError
+from maelm_jax import config
 
 # Tables with one row for each id. They are padded with further rows here, but not in other layouts.
 VOCABULARY = ("encoder/token_embedding", "head/bias")
@@ -36,6 +36,15 @@ PARTS = (
     "feed_forward/down",
     "feed_forward_norm",
 )
+
+
+def list_misfits(model: config.Model, fixed: dict[str, typing.Any]) -> list[str]:
+    """Returns the settings of a model that differ from `fixed` {field of config.Model: value}."""
+    return [
+        f"Model.{name} is {getattr(model, name)!r}, not {value!r}"
+        for name, value in fixed.items()
+        if getattr(model, name) != value
+    ]
 
 
 class TensorMapping(typing.NamedTuple):
@@ -181,7 +190,9 @@ def import_tensors(
         elif not np.array_equal(tensors[name], tensors[tied[name]]):
             faults.append(f"{name} is not the same as {tied[name]}, to which it is tied")
     if faults:
-        raise ConfigError(f"{source}: the weights do not fit the model: {list_faults(faults)}")
+        raise config.ConfigError(
+            f"{source}: the weights do not fit the model: {list_faults(faults)}"
+        )
     return params
 
 

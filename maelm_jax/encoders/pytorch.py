@@ -28,6 +28,7 @@ FIELDS = (
     *config.field_names(config.Model, part="decoder"),
     *("dropout", "attention_dropout"),
 )
+FIXED = layouts.BERT_LAYERS | config.PLAIN_DECODER  # of every model that maelm_torch.py computes
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 
@@ -60,25 +61,6 @@ def _stack(module: str, layers: int, relative: bool) -> list[TensorMapping]:
         name, path = f"{module}.relative_bias.weight", f"{module}/relative_bias/table"
         mappings.append(TensorMapping(name, path))
     return mappings
-
-
-def check(model: config.Model):
-    """Checks that maelm_torch.py computes `model`.
-
-    Raises:
-        ConfigError: The layers are not BERT's, or the decoder is one of the ablations.
-    """
-    other = "Use --format=huggingface, which holds the encoder without the decoder"
-    if not model.has_bert_blocks:
-        raise config.ConfigError(
-            "--format=pytorch: maelm.py computes only post-LN layers with biases and learned "
-            f"positions, and this model has others. {other}"
-        )
-    if not model.has_plain_decoder:
-        raise config.ConfigError(
-            "--format=pytorch: maelm.py has no decoder with a width of its own, cross-attention or "
-            f"a causal mask. {other}"
-        )
 
 
 def write(folder: pathlib.Path, encoder: "Encoder") -> int:

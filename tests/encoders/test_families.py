@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.encoders import adoption, families, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import adoption, families, layouts, source, verify, weight_files  # noqa: E402
 from maelm_jax.encoders.modernbert import GLOBAL, LOCAL, MODERNBERT  # noqa: E402
 
 # Rows of the stock position table that no position uses. They go out as 0.
@@ -198,7 +198,7 @@ def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocab
     folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
     experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
     model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
-    assert model.has_bert_blocks and model.token_types == 2
+    assert not layouts.list_misfits(model, layouts.BERT_LAYERS) and model.token_types == 2
 
 
 @pytest.mark.slow
