@@ -43,13 +43,6 @@ ELECTRA = dataclasses.replace(
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
     classifier=family.ClassifierStyle(activation="gelu"),
     equal={"embedding_size": "hidden_size"},
-    defaults=BERT.defaults
-    | {
-        "embedding_size": 128,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-    },
     left_out=(
         ".embeddings.position_ids",
         "discriminator_predictions.",
@@ -91,14 +84,7 @@ DISTILBERT = family.Family(
     },
     fixed=layouts.BERT_LAYERS
     | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
-    defaults={
-        "n_layers": 6,
-        "dim": 768,
-        "n_heads": 12,
-        "hidden_dim": 3072,
-        family.POSITIONS: 512,
-        "pad_token_id": 0,
-    },
+    defaults={"pad_token_id": 0},
     supported={"activation": "gelu", "tie_word_embeddings": True, "sinusoidal_pos_embds": False},
     left_out=(".embeddings.position_ids", "pre_classifier.", "classifier.", "qa_outputs."),
 )

@@ -48,15 +48,7 @@ BERT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-BERT_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    POSITIONS: 512,
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 1,
-}
+BERT_DEFAULTS = {"layer_norm_eps": 1e-12, "pad_token_id": 1}
 BERT_SUPPORTED = {
     "hidden_act": "gelu",
     "tie_word_embeddings": True,
@@ -231,7 +223,7 @@ class Family:
         fields: {field of config.Model: entry of config.json}.
         fixed: {field of config.Model: the only value with which the stock class computes it}.
         equal: {entry of config.json: the entry that it must equal}.
-        defaults: The stock class's values of entries that a config.json leaves out.
+        defaults: The stock class's values of entries that an old config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
         tokenizer_options: Entries in which its two tokenizer files must agree.
@@ -291,7 +283,7 @@ class Family:
     def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:
         """Returns the fields of config.Model that the content of a config.json determines."""
         entries = self.defaults | content
-        stated = {field: entries[name] for field, name in self.fields.items() if name in entries}
+        stated = {field: entries[name] for field, name in self.fields.items()}
         stated["max_positions"] -= self.count_unused_positions(entries["pad_token_id"])
         return {"family": self.model_type, **self.fixed, **stated}
 

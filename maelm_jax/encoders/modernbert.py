@@ -178,15 +178,7 @@ MODERNBERT = ModernBert(
         "relative_buckets": "none",
         "token_types": 0,
     },
-    defaults={
-        "hidden_size": 768,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "intermediate_size": 1152,
-        family.POSITIONS: 8192,
-        "norm_eps": 1e-5,
-        "pad_token_id": 50283,
-    },
+    defaults={"norm_eps": 1e-5, "pad_token_id": 50283},
     supported={
         "hidden_activation": "gelu",
         "tie_word_embeddings": True,
