@@ -18,13 +18,12 @@ BERT = family.Family(
         ("cls.predictions.decoder.bias",),
     ),
     pooler="pooler.dense",
-    classifier_names={"dense": ".pooler.dense", "out": "classifier"},
+    classifier_names={"dense": "bert.pooler.dense", "out": "classifier"},
     classifier=family.ClassifierStyle(has_input_dropout=False),
     fields=family.BERT_FIELDS | {"token_types": "type_vocab_size"},
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
     defaults=family.BERT_DEFAULTS | {"pad_token_id": 0, "type_vocab_size": 2},
     supported=family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
-    left_out=(".embeddings.position_ids", "cls.seq_relationship.", "classifier.", "qa_outputs."),
 )
 
 # The discriminator of ELECTRA (arXiv 2003.10555) whose embeddings have the encoder's width.
@@ -43,12 +42,6 @@ ELECTRA = dataclasses.replace(
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
     classifier=family.ClassifierStyle(activation="gelu"),
     equal={"embedding_size": "hidden_size"},
-    left_out=(
-        ".embeddings.position_ids",
-        "discriminator_predictions.",
-        "classifier.",
-        "qa_outputs.",
-    ),
 )
 
 # DistilBERT (arXiv 1910.01108): BERT without token types, with other names.
@@ -86,5 +79,4 @@ DISTILBERT = family.Family(
     | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
     defaults={"pad_token_id": 0},
     supported={"activation": "gelu", "tie_word_embeddings": True, "sinusoidal_pos_embds": False},
-    left_out=(".embeddings.position_ids", "pre_classifier.", "classifier.", "qa_outputs."),
 )

@@ -24,6 +24,8 @@ HEADS = {
 }
 POSITIONS = "max_position_embeddings"
 TYPES = "embeddings.token_type_embeddings.weight"
+# Beginnings of the names of tensors of stock encoders that an import leaves out.
+UNREAD = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
 BERT_PARTS = layouts.part_names(
     "attention.self.query",
@@ -215,10 +217,7 @@ class Family:
         layers_name: The name of the stack of layers.
         part_names: {part of a block here: its name in a stock layer}.
         pooler: The name of the linear map of a pooler that is kept beside the encoder, or None.
-        left_out: Beginnings of the names of stock tensors that an import leaves out. A name that
-            starts with "." stands inside the encoder.
-        classifier_names: {linear map of a classifier here: its name in the stock classifier}. A
-            name that starts with "." stands inside the encoder.
+        classifier_names: {linear map of a classifier here: its name in the stock classifier}.
         classifier: What its classifiers compute.
         fields: {field of config.Model: entry of config.json}.
         fixed: {field of config.Model: the only value with which the stock class computes it}.
@@ -239,13 +238,6 @@ class Family:
     layers_name: str = "encoder.layer."
     part_names: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_PARTS)
     pooler: str | None = None
-    left_out: tuple[str, ...] = (
-        ".pooler.",
-        ".embeddings.position_ids",
-        ".embeddings.token_type_ids",
-        "classifier.",
-        "qa_outputs.",
-    )
     classifier_names: dict[str, str] = dataclasses.field(
         default_factory=lambda: {"dense": "classifier.dense", "out": "classifier.out_proj"}
     )
@@ -363,7 +355,7 @@ class Family:
         return [
             mapping
             for part, name in self.classifier_names.items()
-            for mapping in layouts.linear(_full_name(name, self.prefix), f"classifier/{part}")
+            for mapping in layouts.linear(name, f"classifier/{part}")
         ]
 
     def import_params(
@@ -376,8 +368,8 @@ class Family:
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.
 
-        Heads of fine-tuned models are left out by name. `pad` is the id of `<pad>`, `shapes` is
-        {parameter path: shape} of the model.
+        Other tensors outside the encoder, such as heads of fine-tuned models, are left out. `pad`
+        is the id of `<pad>`, `shapes` is {parameter path: shape} of the model.
 
         Returns:
             {parameter path: float32 array}.
@@ -386,27 +378,21 @@ class Family:
             ConfigError: As `layouts.import_tensors`. `folder` begins the message.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
-        left_out = tuple(_full_name(name, prefix) for name in self.left_out)
         mappings, tied = self.encoder_mappings(model, pad, prefix), {}
-        pooler, head = self.pooler_mappings(prefix), self.language_model_mappings()
+        pooler = self.pooler_mappings(prefix)
         if any(mapping.name in tensors for mapping in pooler):
             mappings += pooler
             size = model.width
             shapes = shapes | {"pooler/kernel": (size, size), "pooler/bias": (size,)}
-        # The names of another head may be left out and be those of this one, too.
-        if any(one.name in tensors and not one.name.startswith(left_out) for one in head):
-            mappings += head
+        if self.language_head.bias in tensors:  # other heads have some of its other names, too
+            mappings += self.language_model_mappings()
             tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
             tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
-        mapped = {mapping.name for mapping in mappings}
+        known = {*tied, *(mapping.name for mapping in mappings)}
+        unread = tuple(prefix + name for name in UNREAD)
         kept = {
             name: value
             for name, value in tensors.items()
-            if name in mapped or not name.startswith(left_out)
+            if name in known or (name.startswith(prefix) and not name.startswith(unread))
         }
         return layouts.import_tensors(kept, mappings, shapes, folder, tied)
-
-
-def _full_name(name: str, prefix: str) -> str:
-    """Returns a name of the tables above; one that starts with "." gets `prefix`."""
-    return prefix + name[1:] if name.startswith(".") else name

@@ -189,5 +189,4 @@ MODERNBERT = ModernBert(
         "classifier_bias": False,
         "classifier_activation": "gelu",
     },
-    left_out=("classifier.", "head."),
 )
