@@ -153,7 +153,7 @@ def import_tensors(
 
     Args:
         tensors: {name in the other format: array}.
-        mappings: The mappings of the format; the first one is the token table.
+        mappings: The mappings of the format.
         shapes: {parameter path: shape} of the model. Tables over the vocabulary may have fewer
             rows than this, all of them the same number.
         source: The file or folder, for error messages.
@@ -168,7 +168,8 @@ def import_tensors(
     """
     params: dict[str, np.ndarray] = {}
     tied = tied or {}
-    token_table = tensors.get(mappings[0].name, np.zeros((0, 0)))
+    table_name = next(mapping.name for mapping in mappings if mapping.path == VOCABULARY[0])
+    token_table = tensors.get(table_name, np.zeros((0, 0)))
     ids = token_table.shape[0] if token_table.ndim else 0
     faults = []
     for mapping in mappings:

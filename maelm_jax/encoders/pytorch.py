@@ -9,8 +9,6 @@ import pathlib
 import shutil
 import typing
 
-import numpy as np
-
 from maelm_jax import config
 from maelm_jax.encoders import layouts, weight_files
 from maelm_jax.encoders.layouts import TensorMapping
@@ -19,9 +17,6 @@ if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
-_PARTS = layouts.part_names(
-    "query", "key", "value", "out", "attention_norm", "up", "down", "output_norm"
-)
 # The settings in config.json: what determines the function, and the dropout of further training.
 FIELDS = (
     *config.field_names(config.Model, part="encoder"),
@@ -32,34 +27,26 @@ FIXED = layouts.BERT_LAYERS | config.PLAIN_DECODER  # of every model that maelm_
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 
-def _mappings(settings: dict[str, typing.Any]) -> list[TensorMapping]:
-    mappings = [
-        TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding"),
-        *_stack("encoder", settings["layers"], settings["relative_buckets"] != "none"),
-    ]
-    if settings["token_types"]:
-        name = "encoder.token_type_embedding.weight"
-        mappings.append(TensorMapping(name, "encoder/token_type_embedding"))
-    if settings["decoder_layers"]:
-        mappings += _stack("decoder", settings["decoder_layers"], settings["decoder_relative_bias"])
-    return [
-        *mappings,
-        *layouts.linear("head.dense", "head/dense"),
-        *layouts.norm("head.norm", "head/norm"),
-        TensorMapping("head.bias", "head/bias"),
-    ]
+def list_mappings(shapes: dict[str, tuple[int, ...]]) -> list[TensorMapping]:
+    """Returns the mappings of the parameters {path: shape} of encoder, decoder and head.
 
-
-def _stack(module: str, layers: int, relative: bool) -> list[TensorMapping]:
-    """Returns the mappings of the encoder or the decoder, without the token table."""
-    mappings = [
-        TensorMapping(f"{module}.position_embedding.weight", f"{module}/position_embedding"),
-        *layouts.norm(f"{module}.norm", f"{module}/norm"),
-        *layouts.blocks(f"{module}.blocks.", module, layers, _PARTS),
-    ]
-    if relative:
-        name, path = f"{module}.relative_bias.weight", f"{module}/relative_bias/table"
-        mappings.append(TensorMapping(name, path))
+    The name of a tensor is the path with dots. Its end is `weight` or `bias`, as in torch.nn.
+    """
+    mappings = []
+    for path, shape in shapes.items():
+        module, _, leaf = path.rpartition("/")
+        if module.split("/")[0] not in ("encoder", "decoder", "head"):
+            continue  # a pooler
+        name = path if leaf == "bias" else f"{module}/weight"
+        if leaf.endswith("embedding"):
+            name = f"{path}/weight"
+        name, transposed = name.replace("/", "."), leaf == "kernel"
+        if "/blocks/" not in path:
+            mappings.append(TensorMapping(name, path, transposed=transposed))
+            continue
+        for layer in range(shape[0]):
+            name_of_layer = name.replace(".blocks.", f".blocks.{layer}.")
+            mappings.append(TensorMapping(name_of_layer, path, layer, transposed))
     return mappings
 
 
@@ -78,23 +65,8 @@ def write(folder: pathlib.Path, encoder: "Encoder") -> int:
         "renumber": encoder.renumber,
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-    tensors = layouts.export_tensors(encoder.params, _mappings(settings), size)
+    mappings = list_mappings({path: value.shape for path, value in encoder.params.items()})
+    tensors = layouts.export_tensors(encoder.params, mappings, size)
     weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
     shutil.copyfile(MODULE, folder / "maelm.py")
     return sum(value.size for value in tensors.values())
-
-
-def import_params(
-    tensors: layouts.Tensors,
-    settings: dict[str, typing.Any],
-    shapes: dict[str, tuple[int, ...]],
-    folder: str,
-) -> dict[str, np.ndarray]:
-    """Converts the tensors of a folder to {parameter path: float32 array}.
-
-    `settings` are those in config.json, `shapes` is {parameter path: shape} of the model.
-
-    Raises:
-        ConfigError: As `layouts.import_tensors`. `folder` begins the message.
-    """
-    return layouts.import_tensors(tensors, _mappings(settings), shapes, folder)

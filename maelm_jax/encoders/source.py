@@ -289,8 +289,8 @@ def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
 
     def read_tensors():
         shapes = _parameter_shapes(model, content["vocabulary_size"])
-        tensors = weight_files.read_folder(folder)
-        return pytorch.import_params(tensors, settings, shapes, str(folder))
+        tensors, mappings = weight_files.read_folder(folder), pytorch.list_mappings(shapes)
+        return layouts.import_tensors(tensors, mappings, shapes, str(folder))
 
     return EncoderSource(
         path=str(folder),

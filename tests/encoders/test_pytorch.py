@@ -51,7 +51,7 @@ def test_the_reference_itself(path, tmp_path):
     loss.backward()
     names = {"encoder.token_embedding.weight": "encoder.sentence_encoder.embed_tokens.weight"}
     names |= {"encoder.relative_bias.weight": "encoder.sentence_encoder.relative_attention_bias.weight"}
-    names |= {"encoder.blocks.1.up.weight": "encoder.sentence_encoder.layers.1.fc1.weight"}
+    names |= {"encoder.blocks.1.feed_forward.up.weight": "encoder.sentence_encoder.layers.1.fc1.weight"}
     for ours, name in names.items():
         expected = data[f"expected/grad/{name}"]
         assert np.abs(theirs.get_parameter(ours).grad.numpy() - expected).max() < 1e-4 * np.abs(expected).max(), name
