@@ -212,8 +212,9 @@ class Encoder:
             # Few masks in a row, as in rows of pretraining, or many.
             length = masked.shape[1]
             most = length // 8 if masked.sum(1).max() <= length // 8 else length
+            budget = model_inputs.Budget(length, most)
             computed = np.asarray(
-                self._logits(batch.ids, batch.positions, batch.segments, masked, most)
+                self.compute_logits(batch.ids, batch.positions, batch.segments, masked, budget)
             )
             owners = batch.owners[masked]
             of_masks = np.concatenate(
@@ -295,25 +296,29 @@ class Encoder:
 
         return functools.partial(pool, self._device_tree)
 
+    @property
+    def reads_masks(self) -> bool:
+        """Whether the encoder reads `<mask>` at the tokens that are predicted."""
+        return self.mask_fraction > 0.5
+
     @functools.cached_property
-    def _logits(self) -> collections.abc.Callable[..., jax.Array]:
+    def compute_logits(self) -> collections.abc.Callable[..., jax.Array]:
         """Maps ids, positions, segments and masked [rows, slots] to logits at masked slots.
 
-        The last argument is the number of slots in the result, float32 [rows, slots, table rows].
+        The last argument is a Budget. The result is float32 [rows, budget.masked, table rows].
         """
         graph, _ = maelm.create(self.model, self.vocabulary.size, self.vocabulary.special)
-        reads_masks = self.mask_fraction > 0.5
 
-        @functools.partial(jax.jit, static_argnames="most")
-        def logits(params, ids, positions, segments, masked, most):
-            visible_to_encoder = masked if reads_masks else jnp.zeros_like(masked)
+        @functools.partial(jax.jit, static_argnames="budget")
+        def logits(params, ids, positions, segments, masked, budget):
+            visible_to_encoder = masked if self.reads_masks else jnp.zeros_like(masked)
             inputs = model_inputs.split(
                 ids,
                 segments,
                 positions,
                 masked,
                 visible_to_encoder,
-                model_inputs.Budget(ids.shape[1], most),
+                budget,
                 self.vocabulary.mask,
                 self.renumber,
             )
