@@ -207,8 +207,9 @@ def agreement(args: argparse.Namespace, name: str) -> Agreement:
     for part, bindings in (("start", no_step), ("end", [])):
         finetuned(args, name, folder / part, ["SEEDS=(1,)", *WITHOUT_DROPOUT, *bindings])
         (results,) = (folder / part).rglob("results.json")
-        exported = [f"--workdir={results.parent}", f"--output={folder / part}-exported"]
-        export.main([*exported, "--no-verify", "--overwrite"])
+        exported = f"{folder / part}-exported"
+        shutil.rmtree(exported, ignore_errors=True)
+        export.main([f"--workdir={results.parent}", f"--output={exported}", "--no-verify"])
     task = load(args, name)
     batches_of_dev = task.dev_batches()
     theirs = transformers_trainer.create(f"{folder}/start-exported", task, folder, 1, dropout=False)

@@ -108,7 +108,7 @@ class Command(typing.NamedTuple):
     """A command line, and the settings of its gin files and bindings."""
 
     args: argparse.Namespace
-    experiment: config.Experiment | None  # None: see parse_encoder
+    experiment: config.Experiment
 
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
@@ -173,29 +173,20 @@ def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list
             )
 
 
-def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
-    """Parses `argv` of a command that reads an encoder: a workdir, a folder or a checkpoint.
-
-    The settings are None if --workdir is no workdir, because such an encoder has no settings of a
-    run.
+def encoder_arguments(
+    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
+) -> argparse.Namespace:
+    """Parses `argv` of a command that reads an encoder and no settings.
 
     Raises:
-        ConfigError: A flag, a gin file or a setting is wrong.
+        ConfigError: A flag is wrong, --workdir is missing, or a setting is given.
     """
     args, bindings = arguments(flags, argv)
     if not args.workdir:
         raise ConfigError("give --workdir=PATH: a workdir, an export or a folder of transformers")
-    if args.gin_file:
-        raise ConfigError("--gin_file has settings of a run. Leave it out, and give --workdir=PATH")
-    record = pathlib.Path(args.workdir, gin_files.RECORD)
-    if record.is_file():
-        return Command(args, gin_files.load([str(record)], bindings))
-    if bindings:
-        raise ConfigError(
-            f"--gin.{bindings[0]} changes a setting of a run, and --workdir={args.workdir} is no "
-            "workdir. Leave it out"
-        )
-    return Command(args, None)
+    if args.gin_file or bindings:
+        raise ConfigError("this command reads no settings: leave --gin_file and --gin.NAME out")
+    return args
 
 
 def listed(flag: str, value: str) -> list[str]:

@@ -20,6 +20,14 @@ from maelm_jax.special_ids import SpecialIds as SpecialIds
 # the control of an experiment.
 RANDOM = "random:"
 
+# The settings of the paper's decoder: the encoder's width, bidirectional self-attention.
+PLAIN_DECODER = {
+    "decoder_width": None,
+    "decoder_attention": "self",
+    "decoder_causal": False,
+    "decoder_slots": "all",
+}
+
 Positive = typing.Annotated[int, pydantic.Field(ge=1)]
 Count = typing.Annotated[int, pydantic.Field(ge=0)]
 Seed = typing.Annotated[int, pydantic.Field(ge=0, lt=2**32)]
@@ -488,28 +496,15 @@ class Model(Settings):
         return 3 if self.feed_forward_gate else 2
 
     @property
-    def has_bert_blocks(self) -> bool:
-        """Whether the layers are BERT's: post-LN, biases, no gate, no rotary positions."""
-        kind = (self.normalization, self.positions, self.feed_forward_gate, self.biases)
-        return kind == ("post", "learned", False, True)
-
-    @property
     def has_plain_decoder(self) -> bool:
-        """Whether the decoder is the paper's: the encoder's width, bidirectional self-attention."""
-        kind = (self.decoder_attention, self.decoder_causal, self.decoder_slots)
-        return self.decoder_width is None and kind == ("self", False, "all")
+        """Whether the decoder is the paper's."""
+        return all(getattr(self, name) == value for name, value in PLAIN_DECODER.items())
 
     @property
     def without_decoder(self) -> "Model":
         """The model of the encoder alone. The settings of its decoder are those of the paper's."""
         return dataclasses.replace(
-            self,
-            decoder_layers=0,
-            decoder_relative_bias=False,
-            decoder_width=None,
-            decoder_attention="self",
-            decoder_causal=False,
-            decoder_slots="all",
+            self, decoder_layers=0, decoder_relative_bias=False, **PLAIN_DECODER
         )
 
     @property

@@ -30,6 +30,8 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--output", required=True, metavar="FILE", help="the .npy file to write")
     flags.add_argument("--pooling", choices=("mean", "first"), default="mean", help="default mean")
     flags.add_argument("--normalize", action="store_true", help="divide each vector by its length")
+    dtype = "of the computation; default that of the run, or float32"
+    flags.add_argument("--dtype", choices=("float32", "bfloat16"), help=dtype)
     flags.add_argument(
         "--step",
         type=cli.whole_number(0),
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="tokens of a line, <s> and </s> included; default the encoder's longest input",
     )
-    args, experiment = cli.parse_encoder(flags, argv)
+    args = cli.encoder_arguments(flags, argv)
     lines = read_lines(args.input)
     if not args.output.endswith(".npy") or pathlib.Path(args.output).is_dir():
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")
@@ -55,9 +57,8 @@ def main(argv: list[str]) -> int:
 
     found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
-    if experiment is not None:
-        found.check_settings(experiment, ("Model.dtype",))
-        model = dataclasses.replace(loaded.model, dtype=experiment.model.dtype)
+    if args.dtype:
+        model = dataclasses.replace(loaded.model, dtype=args.dtype)
         loaded = dataclasses.replace(loaded, model=model)
     if args.max_length is not None:
         positions = loaded.model.max_positions

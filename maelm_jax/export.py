@@ -3,7 +3,6 @@
     python -m maelm_jax.export --workdir=runs/tiny --output=exported
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=pytorch
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=reference
-    python -m maelm_jax.export --workdir=runs/tiny --output=exported --all_steps
 
 --workdir is a workdir, or any other encoder: an exported folder, a folder of stock transformers, or
 a checkpoint of the published code.
@@ -19,72 +18,46 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 
 import argparse
 import pathlib
-import typing
 
 from maelm_jax import cli, config
-
-if typing.TYPE_CHECKING:
-    from maelm_jax.encoders import source
 
 FORMATS = ("huggingface", "pytorch", "reference")
 
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    args, experiment = cli.parse_encoder(_flags(), argv)
-    if args.all_steps and args.step is not None:
-        raise config.ConfigError("--step and --all_steps contradict each other. Give one of them")
-    if experiment is None and args.all_steps:
-        raise config.ConfigError(
-            f"--all_steps needs a workdir, and --workdir={args.workdir} is none. Leave it out"
-        )
+    args = cli.encoder_arguments(_flags(), argv)
     cli.require_writable("--output", args.output)
 
     import jax
 
-    from maelm_jax.encoders import export, source
-    from maelm_jax.training import checkpoint
+    from maelm_jax.encoders import card, encoder, export, source, verify
 
     jax.config.update("jax_platforms", "cpu")  # leaves an accelerator to other processes
-    outputs = {args.step: args.output}  # step: folder
-    if args.all_steps:
-        steps = checkpoint.all_steps(args.workdir)
-        outputs = {step: f"{args.output}/step-{step}" for step in steps}
-    for output in outputs.values():  # all are checked before any is written
-        export.check_output(output, args.workdir, args.overwrite)
-    for step, output in outputs.items():
-        found = source.find_encoder(args.workdir, step)
-        if experiment is not None:
-            found.check_settings(experiment)
-        _export(args, found, output)
-    return 0
-
-
-def _export(args: argparse.Namespace, found: "source.EncoderSource", output: str):
-    """Writes one checkpoint to one folder."""
-    from maelm_jax.encoders import card, encoder, export, verify
-
+    export.check_output(args.output)
+    found = source.find_encoder(args.workdir, args.step)
     loaded = encoder.Encoder.read(found)
     export.check_format(args.format, loaded, args.workdir)
     verification = _why_unverified(args.verify, args.format)
-    with export.write_atomically(output, args.workdir, args.overwrite) as folder:
+    with export.write_atomically(args.output) as folder:
         written = export.write(args.format, folder, loaded)
         verification = verification or verify.verify(args.format, folder, loaded)
         has_tokenizer_json = (folder / "tokenizer.json").is_file()
-        name = pathlib.Path(output).absolute().name
+        name = pathlib.Path(args.output).absolute().name
         text = card.render(
             args.format, name, found, loaded, written, has_tokenizer_json, verification
         )
         (folder / export.CARD).write_text(text, encoding="utf-8")
     origin = args.workdir if loaded.step is None else f"step {loaded.step}"
-    print(f"{output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
+    print(f"{args.output}: {written.architecture} of {origin}, {written.parameters:,} parameters")
     if isinstance(verification, str):
         print(f"unverified: {verification}")
-        return
+        return 0
     for subject, difference, largest in verification:
         print(
             f"verified: {subject}: largest difference {difference:.2g}, largest value {largest:.4g}"
         )
+    return 0
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -98,15 +71,9 @@ def _flags() -> argparse.ArgumentParser:
         help="the checkpoint's step; default the newest",
     )
     flags.add_argument(
-        "--all_steps", action="store_true", help="write every checkpoint, to DIR/step-N"
-    )
-    flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         help="compare with JAX on real text; default: where PyTorch is installed",
-    )
-    flags.add_argument(
-        "--overwrite", action="store_true", help="replace the output folder, if export wrote it"
     )
     return flags
 

@@ -2,25 +2,15 @@
 
 import dataclasses
 
-from maelm_jax.encoders import layouts
-from maelm_jax.encoders.family import (
-    BERT_DEFAULTS,
-    BERT_FIELDS,
-    BERT_SUPPORTED,
-    POSITIONS,
-    ClassifierStyle,
-    Family,
-    LanguageHeadNames,
-    PairFormat,
-)
+from maelm_jax.encoders import family, layouts
 
 # Positions from 0, a table of token types, a pooler that classifiers start from.
-BERT = Family(
+BERT = family.Family(
     model_type="bert",
     class_name="Bert",
     prefix="bert.",
-    pair=PairFormat(separators=1, has_types=True),
-    language_head=LanguageHeadNames(
+    pair=family.PairFormat(separators=1, has_types=True),
+    language_head=family.LanguageHeadNames(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
         "cls.predictions.bias",
@@ -28,13 +18,12 @@ BERT = Family(
         ("cls.predictions.decoder.bias",),
     ),
     pooler="pooler.dense",
-    classifier_names={"dense": ".pooler.dense", "out": "classifier"},
-    classifier=ClassifierStyle(has_input_dropout=False),
-    fields=BERT_FIELDS | {"token_types": "type_vocab_size"},
+    classifier_names={"dense": "bert.pooler.dense", "out": "classifier"},
+    classifier=family.ClassifierStyle(has_input_dropout=False),
+    fields=family.BERT_FIELDS | {"token_types": "type_vocab_size"},
     fixed=layouts.BERT_LAYERS | {"relative_buckets": "none"},
-    defaults=BERT_DEFAULTS | {"pad_token_id": 0, "type_vocab_size": 2},
-    supported=BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
-    left_out=(".embeddings.position_ids", "cls.seq_relationship.", "classifier.", "qa_outputs."),
+    defaults=family.BERT_DEFAULTS | {"pad_token_id": 0, "type_vocab_size": 2},
+    supported=family.BERT_SUPPORTED | {"is_decoder": False, "add_cross_attention": False},
 )
 
 # The discriminator of ELECTRA (arXiv 2003.10555) whose embeddings have the encoder's width.
@@ -43,7 +32,7 @@ ELECTRA = dataclasses.replace(
     model_type="electra",
     class_name="Electra",
     prefix="electra.",
-    language_head=LanguageHeadNames(
+    language_head=family.LanguageHeadNames(
         "generator_predictions.dense",
         "generator_predictions.LayerNorm",
         "generator_lm_head.bias",
@@ -51,30 +40,17 @@ ELECTRA = dataclasses.replace(
     ),
     pooler=None,
     classifier_names={"dense": "classifier.dense", "out": "classifier.out_proj"},
-    classifier=ClassifierStyle(activation="gelu"),
+    classifier=family.ClassifierStyle(activation="gelu"),
     equal={"embedding_size": "hidden_size"},
-    defaults=BERT.defaults
-    | {
-        "embedding_size": 128,
-        "hidden_size": 256,
-        "num_attention_heads": 4,
-        "intermediate_size": 1024,
-    },
-    left_out=(
-        ".embeddings.position_ids",
-        "discriminator_predictions.",
-        "classifier.",
-        "qa_outputs.",
-    ),
 )
 
 # DistilBERT (arXiv 1910.01108): BERT without token types, with other names.
-DISTILBERT = Family(
+DISTILBERT = family.Family(
     model_type="distilbert",
     class_name="DistilBert",
     prefix="distilbert.",
-    pair=PairFormat(separators=1),
-    language_head=LanguageHeadNames(
+    pair=family.PairFormat(separators=1),
+    language_head=family.LanguageHeadNames(
         "vocab_transform", "vocab_layer_norm", "vocab_projector.bias", ("vocab_projector.weight",)
     ),
     layers_name="transformer.layer.",
@@ -89,26 +65,18 @@ DISTILBERT = Family(
         "output_layer_norm",
     ),
     classifier_names={"dense": "pre_classifier", "out": "classifier"},
-    classifier=ClassifierStyle(activation="relu", has_input_dropout=False),
+    classifier=family.ClassifierStyle(activation="relu", has_input_dropout=False),
     fields={
         "layers": "n_layers",
         "width": "dim",
         "heads": "n_heads",
         "feed_forward": "hidden_dim",
-        "max_positions": POSITIONS,
+        "max_positions": family.POSITIONS,
         "dropout": "dropout",
         "attention_dropout": "attention_dropout",
     },
     fixed=layouts.BERT_LAYERS
     | {"relative_buckets": "none", "token_types": 0, "layer_norm_eps": 1e-12},
-    defaults={
-        "n_layers": 6,
-        "dim": 768,
-        "n_heads": 12,
-        "hidden_dim": 3072,
-        POSITIONS: 512,
-        "pad_token_id": 0,
-    },
+    defaults={"pad_token_id": 0},
     supported={"activation": "gelu", "tie_word_embeddings": True, "sinusoidal_pos_embds": False},
-    left_out=(".embeddings.position_ids", "pre_classifier.", "classifier.", "qa_outputs."),
 )

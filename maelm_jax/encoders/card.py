@@ -127,16 +127,9 @@ def render(
     has_tokenizer_json: bool,
     verification: list[verify.Report] | str,
 ) -> str:
-    """Returns the model card as Markdown.
+    """Returns the model card of the folder `name` as Markdown.
 
-    Args:
-        format: The export format.
-        name: The name of the exported folder.
-        source: Where the encoder comes from.
-        encoder: The encoder.
-        written: What the export wrote.
-        has_tokenizer_json: Whether the folder has a tokenizer.json.
-        verification: The comparisons with JAX, or why there were none.
+    `verification` has the comparisons with JAX, or says why there were none.
     """
     model, vocabulary = encoder.model, encoder.vocabulary
     is_pretraining = source.experiment is not None and not source.results

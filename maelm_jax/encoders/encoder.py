@@ -43,10 +43,7 @@ class Encoder:
         step: The step of a workdir's checkpoint; None for every other source.
         module_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
-        mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
-            pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
-        renumber: Whether the encoder's positions counted only the tokens that it read, in
-            pretraining (`Masking.renumber`). `encode` does not use it.
+        mask_fraction, renumber: As in `source.EncoderSource`. `encode` does not use them.
     """
 
     params: dict[str, np.ndarray]
@@ -70,16 +67,7 @@ class Encoder:
 
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
-        """Loads an encoder.
-
-        Args:
-            path: A workdir, an export in any format, a folder of stock transformers, or a
-                checkpoint of the published code with its vocabulary beside it.
-            step: The step of a workdir's checkpoint; None for the newest.
-
-        Raises:
-            ConfigError: There is no such encoder, or it cannot be computed here.
-        """
+        """Loads an encoder as `maelm_jax.load_encoder`."""
         step = None if step is None else operator.index(step)
         return cls.read(source.find_encoder(path, step))
 
@@ -224,8 +212,9 @@ class Encoder:
             # Few masks in a row, as in rows of pretraining, or many.
             length = masked.shape[1]
             most = length // 8 if masked.sum(1).max() <= length // 8 else length
+            budget = model_inputs.Budget(length, most)
             computed = np.asarray(
-                self._logits(batch.ids, batch.positions, batch.segments, masked, most)
+                self.compute_logits(batch.ids, batch.positions, batch.segments, masked, budget)
             )
             owners = batch.owners[masked]
             of_masks = np.concatenate(
@@ -307,25 +296,29 @@ class Encoder:
 
         return functools.partial(pool, self._device_tree)
 
+    @property
+    def reads_masks(self) -> bool:
+        """Whether the encoder reads `<mask>` at the tokens that are predicted."""
+        return self.mask_fraction > 0.5
+
     @functools.cached_property
-    def _logits(self) -> collections.abc.Callable[..., jax.Array]:
+    def compute_logits(self) -> collections.abc.Callable[..., jax.Array]:
         """Maps ids, positions, segments and masked [rows, slots] to logits at masked slots.
 
-        The last argument is the number of slots in the result, float32 [rows, slots, table rows].
+        The last argument is a Budget. The result is float32 [rows, budget.masked, table rows].
         """
         graph, _ = maelm.create(self.model, self.vocabulary.size, self.vocabulary.special)
-        reads_masks = self.mask_fraction > 0.5
 
-        @functools.partial(jax.jit, static_argnames="most")
-        def logits(params, ids, positions, segments, masked, most):
-            visible_to_encoder = masked if reads_masks else jnp.zeros_like(masked)
+        @functools.partial(jax.jit, static_argnames="budget")
+        def logits(params, ids, positions, segments, masked, budget):
+            visible_to_encoder = masked if self.reads_masks else jnp.zeros_like(masked)
             inputs = model_inputs.split(
                 ids,
                 segments,
                 positions,
                 masked,
                 visible_to_encoder,
-                model_inputs.Budget(ids.shape[1], most),
+                budget,
                 self.vocabulary.mask,
                 self.renumber,
             )

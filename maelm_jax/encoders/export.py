@@ -8,31 +8,25 @@ import errno
 import json
 import os
 import pathlib
-import re
 import shutil
+import tempfile
 import typing
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import (
-    families,
-    layouts,
-    published,
-    pytorch,
-    tokenizer,
-    weight_files,
-)
+from maelm_jax.encoders import families, layouts, published, pytorch, tokenizer, weight_files
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
 CARD = "README.md"
-# The names in an export, modules of sentence-transformers included. Only a folder with no others
-# is replaced. Python makes __pycache__ where maelm.py is imported.
-FILES = re.compile(
-    r"README\.md|config\.json|model\.safetensors|model\.pt|maelm\.py|tokenizer\.json|"
-    r"tokenizer_config\.json|sentencepiece\.model|__pycache__|modules\.json|"
-    r"sentence_bert_config\.json|config_sentence_transformers\.json|\d+_\w+"
-)
+
+
+# {export format: what helps if it does not hold a model}.
+REMEDIES = {
+    "pytorch": "Use --format=huggingface, which holds the encoder without the decoder",
+    "reference": f"Train a run with --gin_file={published.CONFIG} after its own --gin_file, or use "
+    "--format=pytorch or --format=huggingface",
+}
 
 
 class Written(typing.NamedTuple):
@@ -48,21 +42,20 @@ def check_format(format: str, encoder: "Encoder", path: str):
         families.require_stock_family(encoder.model, encoder.vocabulary.special)
         return
     if format == "pytorch":
-        pytorch.check(encoder.model)
+        misfits = layouts.list_misfits(encoder.model, pytorch.FIXED)
     else:
         weight_files.require_torch("--format=reference")
-        published.check(encoder.model)
         size = encoder.vocabulary.size
         published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
+        misfits = published.list_misfits(encoder.model)
     if encoder.head:
+        misfits.append("it has the head of a fine-tuned run")
+    elif "head/bias" not in encoder.params:
+        misfits.append("it has no language-model head")
+    if misfits:
         raise config.ConfigError(
-            f"{path} is a fine-tuned run, which --format=huggingface holds; --format={format} "
-            "does not"
-        )
-    if "head/bias" not in encoder.params:
-        raise config.ConfigError(
-            f"{path} has no language-model head, which --format={format} must hold. Use "
-            "--format=huggingface, which holds the encoder"
+            f"--format={format} does not hold the model of {path} ({'; '.join(misfits)}). "
+            f"{REMEDIES[format]}"
         )
 
 
@@ -125,92 +118,40 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
     return Written(family.class_name + ending, sum(value.size for value in tensors.values()))
 
 
-def check_output(
-    output: str | os.PathLike, source: str | os.PathLike | None = None, overwrite: bool = False
-):
-    """Checks that an export may write the folder `output`, before long work is done.
-
-    Args:
-        output: The folder to write. It is absent or empty, or holds an export and `overwrite` is
-            set.
-        source: The encoder that is exported. It is never replaced.
-        overwrite: Whether to replace an export.
-
-    Raises:
-        ConfigError: The export may not write `output`.
-    """
-    if pathlib.PurePath(output).parts[:1] in (("gs:",), ("s3:",)):
+def check_output(output: str | os.PathLike):
+    """Raises ConfigError if no folder can be written at `output`."""
+    target = pathlib.Path(output).expanduser()
+    if target.parts[:1] in (("gs:",), ("s3:",)):
         raise config.ConfigError(f"{output} is in a bucket. Give a folder of this machine")
-    target = _resolve(output)
-    if source is not None and _resolve(source).is_relative_to(target):
-        raise config.ConfigError(
-            f"{output} is or holds the encoder that is exported, {source}. Give another folder"
-        )
-    present = os.listdir(target) if target.exists() else []
-    if present and not overwrite:
-        raise config.ConfigError(
-            f"{output} exists. Give another folder (`export --overwrite` replaces an export)"
-        )
-    unknown = sorted(name for name in present if not FILES.fullmatch(name))
-    if unknown or (present and CARD not in present):
-        raise config.ConfigError(
-            f"{output} is not replaced, because it holds {unknown[0] if unknown else 'no ' + CARD} "
-            "and no export does. Give another folder"
-        )
-
-
-def _resolve(path: str | os.PathLike) -> pathlib.Path:
-    """Returns the absolute path with links followed, so that a link stays a link."""
-    return pathlib.Path(path).expanduser().resolve()
+    is_empty_folder = target.is_dir() and not any(target.iterdir())
+    if target.exists() and not is_empty_folder:
+        raise config.ConfigError(f"{output} exists. Remove it, or give another folder")
 
 
 @contextlib.contextmanager
-def write_atomically(
-    output: str | os.PathLike, source: str | os.PathLike | None = None, overwrite: bool = False
-) -> typing.Iterator[pathlib.Path]:
+def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    If the block raises, `output` is unchanged. The arguments are those of `check_output`.
+    If the block raises, `output` is unchanged.
 
     Raises:
-        ConfigError: `check_output` fails, at the start or at the end, or another process writes
-            the same folder.
+        ConfigError: `check_output` fails, at the start or at the end.
+        OSError: The disk is full.
     """
-    target = _resolve(output)
-    temporary, replaced = (target.with_name(f".{target.name}.{end}") for end in ("new", "replaced"))
-    if replaced.exists() and not target.exists():  # an export was killed between the two renames
-        replaced.rename(target)
-    check_output(output, source, overwrite)
-    temporary.mkdir(parents=True, exist_ok=True)
-    lock = os.open(temporary, os.O_RDONLY)
-    try:
-        if not storage.try_lock(lock):
-            raise config.ConfigError(f"another process writes {output}")
+    check_output(output)
+    target = pathlib.Path(output).expanduser().resolve()  # a link stays a link
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        folder = pathlib.Path(temporary, target.name)  # with the permissions of a new folder
+        folder.mkdir()
         try:
-            for name in os.listdir(temporary):  # of an export that was killed
-                _remove(temporary / name)
-            yield temporary
-            _remove(temporary / "__pycache__")
-            for path in (*temporary.rglob("*"), temporary):
+            yield folder
+            shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of maelm.py
+            for path in (*folder.rglob("*"), folder):
                 storage.flush_folder(path)
-            check_output(output, source, overwrite)
-            _remove(replaced)
-            if target.exists():
-                target.rename(replaced)
-            temporary.rename(target)
-            _remove(replaced)
-        except BaseException as error:
-            _remove(temporary)
+        except Exception as error:
             if "No space left" in str(error):  # libraries do not say where
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output)) from error
             raise
-    finally:
-        os.close(lock)
-
-
-def _remove(path: pathlib.Path):
-    """Removes a file or a folder, if it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        check_output(output)
+        folder.rename(target)

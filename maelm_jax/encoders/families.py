@@ -42,11 +42,10 @@ def require_stock_family(model: config.Model, special: config.SpecialIds) -> Fam
     """
     family = choose_family(model)
     if misfits := family.find_misfits(model, special):
-        remedy = "Use the settings of a family in docs/encoders.md"
-        if model.has_bert_blocks:
-            remedy = "Use --format=pytorch, which holds any model with BERT's layers"
         raise config.ConfigError(
-            f"no stock transformers model computes this encoder: {'; '.join(misfits)}. {remedy}"
+            f"the stock {family.class_name} does not compute this encoder ({'; '.join(misfits)}). "
+            "If its layers are BERT's, use --format=pytorch. Otherwise train with the settings of "
+            "a family in docs/encoders.md"
         )
     return family
 

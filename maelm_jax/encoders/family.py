@@ -24,6 +24,8 @@ HEADS = {
 }
 POSITIONS = "max_position_embeddings"
 TYPES = "embeddings.token_type_embeddings.weight"
+# Beginnings of the names of tensors of stock encoders that an import leaves out.
+UNREAD = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
 # The names in a stock layer of BERT, ELECTRA and RoBERTa.
 BERT_PARTS = layouts.part_names(
     "attention.self.query",
@@ -48,15 +50,7 @@ BERT_FIELDS = {
     "dropout": "hidden_dropout_prob",
     "attention_dropout": "attention_probs_dropout_prob",
 }
-BERT_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    POSITIONS: 512,
-    "layer_norm_eps": 1e-12,
-    "pad_token_id": 1,
-}
+BERT_DEFAULTS = {"layer_norm_eps": 1e-12, "pad_token_id": 1}
 BERT_SUPPORTED = {
     "hidden_act": "gelu",
     "tie_word_embeddings": True,
@@ -186,9 +180,7 @@ def find_head(
 ) -> FineTunedHead | None:
     """Returns the head among the parameters {path: array}; None for a pretraining run.
 
-    Args:
-        params: The parameters.
-        results: The results.json of the run, which has the names of the classes.
+    `results` is the results.json of the run, which has the names of the classes.
 
     Raises:
         ConfigError: `results` does not hold one name for each class.
@@ -225,15 +217,12 @@ class Family:
         layers_name: The name of the stack of layers.
         part_names: {part of a block here: its name in a stock layer}.
         pooler: The name of the linear map of a pooler that is kept beside the encoder, or None.
-        left_out: Beginnings of the names of stock tensors that an import leaves out. A name that
-            starts with "." stands inside the encoder.
-        classifier_names: {linear map of a classifier here: its name in the stock classifier}. A
-            name that starts with "." stands inside the encoder.
+        classifier_names: {linear map of a classifier here: its name in the stock classifier}.
         classifier: What its classifiers compute.
         fields: {field of config.Model: entry of config.json}.
         fixed: {field of config.Model: the only value with which the stock class computes it}.
         equal: {entry of config.json: the entry that it must equal}.
-        defaults: The stock class's values of entries that a config.json leaves out.
+        defaults: The stock class's values of entries that an old config.json leaves out.
         supported: {entry of config.json: the only value with which the stock class computes the
             encoder here}. It is the default of the stock class, too.
         tokenizer_options: Entries in which its two tokenizer files must agree.
@@ -249,13 +238,6 @@ class Family:
     layers_name: str = "encoder.layer."
     part_names: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_PARTS)
     pooler: str | None = None
-    left_out: tuple[str, ...] = (
-        ".pooler.",
-        ".embeddings.position_ids",
-        ".embeddings.token_type_ids",
-        "classifier.",
-        "qa_outputs.",
-    )
     classifier_names: dict[str, str] = dataclasses.field(
         default_factory=lambda: {"dense": "classifier.dense", "out": "classifier.out_proj"}
     )
@@ -273,13 +255,9 @@ class Family:
     def find_misfits(self, model: config.Model, special: config.SpecialIds) -> list[str]:
         """Returns the reasons why no stock model of the family computes the encoder of `model`."""
         pad = self.supported.get("pad_token_id", special.pad)
-        misfits = [
-            f"the stock {self.class_name} has {name} {value!r}, this model {getattr(model, name)!r}"
-            for name, value in self.fixed.items()
-            if getattr(model, name) != value
-        ]
+        misfits = layouts.list_misfits(model, self.fixed)
         if special.pad != pad:
-            misfits.append(f"its <pad> has id {pad}, that of this vocabulary {special.pad}")
+            misfits.append(f"the id of <pad> is {special.pad}, not {pad}")
         return misfits
 
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
@@ -297,7 +275,7 @@ class Family:
     def read_settings(self, content: dict[str, typing.Any]) -> dict[str, typing.Any]:
         """Returns the fields of config.Model that the content of a config.json determines."""
         entries = self.defaults | content
-        stated = {field: entries[name] for field, name in self.fields.items() if name in entries}
+        stated = {field: entries[name] for field, name in self.fields.items()}
         stated["max_positions"] -= self.count_unused_positions(entries["pad_token_id"])
         return {"family": self.model_type, **self.fixed, **stated}
 
@@ -377,7 +355,7 @@ class Family:
         return [
             mapping
             for part, name in self.classifier_names.items()
-            for mapping in layouts.linear(_full_name(name, self.prefix), f"classifier/{part}")
+            for mapping in layouts.linear(name, f"classifier/{part}")
         ]
 
     def import_params(
@@ -390,43 +368,31 @@ class Family:
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.
 
-        Heads of fine-tuned models are left out by name.
-
-        Args:
-            tensors: {stock name: array}.
-            model: The settings of the model.
-            pad: The id of `<pad>`.
-            shapes: {parameter path: shape} of the model.
-            folder: The folder, for error messages.
+        Other tensors outside the encoder, such as heads of fine-tuned models, are left out. `pad`
+        is the id of `<pad>`, `shapes` is {parameter path: shape} of the model.
 
         Returns:
             {parameter path: float32 array}.
 
         Raises:
-            ConfigError: As `layouts.import_tensors`.
+            ConfigError: As `layouts.import_tensors`. `folder` begins the message.
         """
         prefix = self.prefix if any(name.startswith(self.prefix) for name in tensors) else ""
-        left_out = tuple(_full_name(name, prefix) for name in self.left_out)
         mappings, tied = self.encoder_mappings(model, pad, prefix), {}
-        pooler, head = self.pooler_mappings(prefix), self.language_model_mappings()
+        pooler = self.pooler_mappings(prefix)
         if any(mapping.name in tensors for mapping in pooler):
             mappings += pooler
             size = model.width
             shapes = shapes | {"pooler/kernel": (size, size), "pooler/bias": (size,)}
-        # The names of another head may be left out and be those of this one, too.
-        if any(one.name in tensors and not one.name.startswith(left_out) for one in head):
-            mappings += head
+        if self.language_head.bias in tensors:  # other heads have some of its other names, too
+            mappings += self.language_model_mappings()
             tied = dict.fromkeys(self.language_head.tied, prefix + self.token_table)
             tied |= dict.fromkeys(self.language_head.tied_bias, self.language_head.bias)
-        mapped = {mapping.name for mapping in mappings}
+        known = {*tied, *(mapping.name for mapping in mappings)}
+        unread = tuple(prefix + name for name in UNREAD)
         kept = {
             name: value
             for name, value in tensors.items()
-            if name in mapped or not name.startswith(left_out)
+            if name in known or (name.startswith(prefix) and not name.startswith(unread))
         }
         return layouts.import_tensors(kept, mappings, shapes, folder, tied)
-
-
-def _full_name(name: str, prefix: str) -> str:
-    """Returns a name of the tables above; one that starts with "." gets `prefix`."""
-    return prefix + name[1:] if name.startswith(".") else name

@@ -11,7 +11,7 @@ import typing
 
 import numpy as np
 
-from maelm_jax.config import ConfigError
+from maelm_jax import config
 
 # Tables with one row for each id. They are padded with further rows here, but not in other layouts.
 VOCABULARY = ("encoder/token_embedding", "head/bias")
@@ -36,6 +36,15 @@ PARTS = (
     "feed_forward/down",
     "feed_forward_norm",
 )
+
+
+def list_misfits(model: config.Model, fixed: dict[str, typing.Any]) -> list[str]:
+    """Returns the settings of a model that differ from `fixed` {field of config.Model: value}."""
+    return [
+        f"Model.{name} is {getattr(model, name)!r}, not {value!r}"
+        for name, value in fixed.items()
+        if getattr(model, name) != value
+    ]
 
 
 class TensorMapping(typing.NamedTuple):
@@ -84,14 +93,10 @@ def part_names(*names: str) -> dict[str, str]:
 
 
 def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list[TensorMapping]:
-    """Returns the mappings of a stack of Transformer blocks.
+    """Returns the mappings of the Transformer blocks of `module`, "encoder" or "decoder".
 
-    Args:
-        prefix: The start of the names in the other format. The number of the layer follows it.
-        module: "encoder" or "decoder".
-        layers: The number of blocks.
-        names: {part of a block here: its name in the other format, after `prefix` and the number of
-            the layer}, from `part_names`.
+    A name in the other format is `prefix`, the number of the layer, and a name of `names`
+    (`part_names`).
     """
     mappings = []
     for layer in range(layers):
@@ -104,12 +109,9 @@ def blocks(prefix: str, module: str, layers: int, names: dict[str, str]) -> list
 def export_tensors(
     params: dict[str, np.ndarray], mappings: list[TensorMapping], vocabulary_size: int
 ) -> dict[str, np.ndarray]:
-    """Converts parameters to another format.
+    """Converts parameters {path: array} to another format.
 
-    Args:
-        params: {parameter path: array}.
-        mappings: The mappings of the format.
-        vocabulary_size: The number of ids; further rows of tables over the vocabulary are cut.
+    Rows of tables over the vocabulary after `vocabulary_size` are cut.
 
     Returns:
         {name in the other format: array}. The arrays are views of `params` except where rows are
@@ -151,7 +153,7 @@ def import_tensors(
 
     Args:
         tensors: {name in the other format: array}.
-        mappings: The mappings of the format; the first one is the token table.
+        mappings: The mappings of the format.
         shapes: {parameter path: shape} of the model. Tables over the vocabulary may have fewer
             rows than this, all of them the same number.
         source: The file or folder, for error messages.
@@ -166,7 +168,8 @@ def import_tensors(
     """
     params: dict[str, np.ndarray] = {}
     tied = tied or {}
-    token_table = tensors.get(mappings[0].name, np.zeros((0, 0)))
+    table_name = next(mapping.name for mapping in mappings if mapping.path == VOCABULARY[0])
+    token_table = tensors.get(table_name, np.zeros((0, 0)))
     ids = token_table.shape[0] if token_table.ndim else 0
     faults = []
     for mapping in mappings:
@@ -188,7 +191,9 @@ def import_tensors(
         elif not np.array_equal(tensors[name], tensors[tied[name]]):
             faults.append(f"{name} is not the same as {tied[name]}, to which it is tied")
     if faults:
-        raise ConfigError(f"{source}: the weights do not fit the model: {list_faults(faults)}")
+        raise config.ConfigError(
+            f"{source}: the weights do not fit the model: {list_faults(faults)}"
+        )
     return params
 
 

@@ -80,20 +80,20 @@ class Block(nn.Module):
     def __init__(self, settings: dict, dropout: float, attention_dropout: float):
         super().__init__()
         width, inner, eps = settings["width"], settings["feed_forward"], settings["layer_norm_eps"]
-        self.heads, self.dropout, self.attention_dropout = (
-            settings["heads"],
-            dropout,
-            attention_dropout,
-        )
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.heads, self.dropout = settings["heads"], dropout
+        self.attention_dropout = attention_dropout
+        names = ("query", "key", "value", "out")
+        self.attention = nn.ModuleDict({name: nn.Linear(width, width) for name in names})
         self.attention_norm = nn.LayerNorm(width, eps)
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.output_norm = nn.LayerNorm(width, eps)
+        self.feed_forward = nn.ModuleDict(
+            {"up": nn.Linear(width, inner), "down": nn.Linear(inner, width)}
+        )
+        self.feed_forward_norm = nn.LayerNorm(width, eps)
 
     def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            part(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
+            self.attention[name](x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
         )
         rate = self.attention_dropout if self.training else 0.0
         y = (
@@ -101,9 +101,10 @@ class Block(nn.Module):
             .transpose(1, 2)
             .flatten(2)
         )
-        x = self.attention_norm(x + functional.dropout(self.out(y), self.dropout, self.training))
-        y = self.down(functional.gelu(self.up(x)))
-        return self.output_norm(x + functional.dropout(y, self.dropout, self.training))
+        y = functional.dropout(self.attention["out"](y), self.dropout, self.training)
+        x = self.attention_norm(x + y)
+        y = self.feed_forward["down"](functional.gelu(self.feed_forward["up"](x)))
+        return self.feed_forward_norm(x + functional.dropout(y, self.dropout, self.training))
 
 
 class Stack(nn.Module):

@@ -9,15 +9,7 @@ import dataclasses
 import typing
 
 from maelm_jax import config
-from maelm_jax.encoders import layouts
-from maelm_jax.encoders.family import (
-    HEADS,
-    POSITIONS,
-    ClassifierStyle,
-    Family,
-    LanguageHeadNames,
-    PairFormat,
-)
+from maelm_jax.encoders import family, layouts
 from maelm_jax.encoders.layouts import TensorMapping
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -27,7 +19,7 @@ DEFAULT_THETA = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ModernBert(Family):
+class ModernBert(family.Family):
     """ModernBERT, with or without layers of local attention."""
 
     def find_unsupported(self, content: dict[str, typing.Any]) -> list[str]:
@@ -102,7 +94,7 @@ class ModernBert(Family):
 
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
         """Returns the mappings of the head of a fine-tuned model."""
-        module = HEADS[task_class]
+        module = family.HEADS[task_class]
         return [*_transform_mappings(module), *layouts.linear("classifier", f"{module}/out")]
 
 
@@ -160,10 +152,12 @@ MODERNBERT = ModernBert(
     class_name="ModernBert",
     prefix="model.",  # as the stock task models call their encoder
     token_table="embeddings.tok_embeddings.weight",
-    pair=PairFormat(separators=1),
+    pair=family.PairFormat(separators=1),
     tokenizer_options=(),
-    language_head=LanguageHeadNames("head.dense", "head.norm", "decoder.bias", ("decoder.weight",)),
-    classifier=ClassifierStyle(
+    language_head=family.LanguageHeadNames(
+        "head.dense", "head.norm", "decoder.bias", ("decoder.weight",)
+    ),
+    classifier=family.ClassifierStyle(
         "gelu", has_input_dropout=False, has_norm=True, has_bias=False, transforms_tokens=True
     ),
     fields={
@@ -171,7 +165,7 @@ MODERNBERT = ModernBert(
         "width": "hidden_size",
         "heads": "num_attention_heads",
         "feed_forward": "intermediate_size",
-        "max_positions": POSITIONS,
+        "max_positions": family.POSITIONS,
         "layer_norm_eps": "norm_eps",
         "dropout": "mlp_dropout",
         "attention_dropout": "attention_dropout",
@@ -184,15 +178,7 @@ MODERNBERT = ModernBert(
         "relative_buckets": "none",
         "token_types": 0,
     },
-    defaults={
-        "hidden_size": 768,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
-        "intermediate_size": 1152,
-        POSITIONS: 8192,
-        "norm_eps": 1e-5,
-        "pad_token_id": 50283,
-    },
+    defaults={"norm_eps": 1e-5, "pad_token_id": 50283},
     supported={
         "hidden_activation": "gelu",
         "tie_word_embeddings": True,
@@ -203,5 +189,4 @@ MODERNBERT = ModernBert(
         "classifier_bias": False,
         "classifier_activation": "gelu",
     },
-    left_out=("classifier.", "head."),
 )

@@ -1,19 +1,13 @@
 """MPNet (arXiv 2004.09297): t5 relative buckets beside the position table, no token types."""
 
-from maelm_jax.encoders import layouts
-from maelm_jax.encoders.family import (
-    BERT_SUPPORTED,
-    REPEATED_SEPARATOR,
-    ROBERTA_HEAD,
-    Family,
-)
+from maelm_jax.encoders import family, layouts
 
-MPNET = Family(
+MPNET = family.Family(
     model_type="mpnet",
     class_name="MPNet",
     prefix="mpnet.",
-    pair=REPEATED_SEPARATOR,
-    language_head=ROBERTA_HEAD,
+    pair=family.REPEATED_SEPARATOR,
+    language_head=family.ROBERTA_HEAD,
     part_names=layouts.part_names(
         "attention.attn.q",
         "attention.attn.k",
@@ -28,6 +22,6 @@ MPNET = Family(
     fixed=layouts.BERT_LAYERS
     | {"relative_buckets": "t5", "num_buckets": 32, "max_distance": 128, "token_types": 0},
     # It numbers positions from the padding id 1, whatever config.json says.
-    supported=BERT_SUPPORTED | {"relative_attention_num_buckets": 32, "pad_token_id": 1},
+    supported=family.BERT_SUPPORTED | {"relative_attention_num_buckets": 32, "pad_token_id": 1},
     skips_positions=True,
 )

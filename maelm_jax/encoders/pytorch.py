@@ -9,8 +9,6 @@ import pathlib
 import shutil
 import typing
 
-import numpy as np
-
 from maelm_jax import config
 from maelm_jax.encoders import layouts, weight_files
 from maelm_jax.encoders.layouts import TensorMapping
@@ -19,66 +17,37 @@ if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
 MODULE = pathlib.Path(__file__).with_name("maelm_torch.py")
-_PARTS = layouts.part_names(
-    "query", "key", "value", "out", "attention_norm", "up", "down", "output_norm"
-)
 # The settings in config.json: what determines the function, and the dropout of further training.
 FIELDS = (
     *config.field_names(config.Model, part="encoder"),
     *config.field_names(config.Model, part="decoder"),
     *("dropout", "attention_dropout"),
 )
+FIXED = layouts.BERT_LAYERS | config.PLAIN_DECODER  # of every model that maelm_torch.py computes
 FORMAT = "maelm_jax"  # the value of `format` in config.json
 
 
-def _mappings(settings: dict[str, typing.Any]) -> list[TensorMapping]:
-    mappings = [
-        TensorMapping("encoder.token_embedding.weight", "encoder/token_embedding"),
-        *_stack("encoder", settings["layers"], settings["relative_buckets"] != "none"),
-    ]
-    if settings["token_types"]:
-        name = "encoder.token_type_embedding.weight"
-        mappings.append(TensorMapping(name, "encoder/token_type_embedding"))
-    if settings["decoder_layers"]:
-        mappings += _stack("decoder", settings["decoder_layers"], settings["decoder_relative_bias"])
-    return [
-        *mappings,
-        *layouts.linear("head.dense", "head/dense"),
-        *layouts.norm("head.norm", "head/norm"),
-        TensorMapping("head.bias", "head/bias"),
-    ]
+def list_mappings(shapes: dict[str, tuple[int, ...]]) -> list[TensorMapping]:
+    """Returns the mappings of the parameters {path: shape} of encoder, decoder and head.
 
-
-def _stack(module: str, layers: int, relative: bool) -> list[TensorMapping]:
-    """Returns the mappings of the encoder or the decoder, without the token table."""
-    mappings = [
-        TensorMapping(f"{module}.position_embedding.weight", f"{module}/position_embedding"),
-        *layouts.norm(f"{module}.norm", f"{module}/norm"),
-        *layouts.blocks(f"{module}.blocks.", module, layers, _PARTS),
-    ]
-    if relative:
-        name, path = f"{module}.relative_bias.weight", f"{module}/relative_bias/table"
-        mappings.append(TensorMapping(name, path))
-    return mappings
-
-
-def check(model: config.Model):
-    """Checks that maelm_torch.py computes `model`.
-
-    Raises:
-        ConfigError: The layers are not BERT's, or the decoder is one of the ablations.
+    The name of a tensor is the path with dots. Its end is `weight` or `bias`, as in torch.nn.
     """
-    other = "Use --format=huggingface, which holds the encoder without the decoder"
-    if not model.has_bert_blocks:
-        raise config.ConfigError(
-            "--format=pytorch: maelm.py computes only post-LN layers with biases and learned "
-            f"positions, and this model has others. {other}"
-        )
-    if not model.has_plain_decoder:
-        raise config.ConfigError(
-            "--format=pytorch: maelm.py has no decoder with a width of its own, cross-attention or "
-            f"a causal mask. {other}"
-        )
+    mappings = []
+    for path, shape in shapes.items():
+        module, _, leaf = path.rpartition("/")
+        if module.split("/")[0] not in ("encoder", "decoder", "head"):
+            continue  # a pooler
+        name = path if leaf == "bias" else f"{module}/weight"
+        if leaf.endswith("embedding"):
+            name = f"{path}/weight"
+        name, transposed = name.replace("/", "."), leaf == "kernel"
+        if "/blocks/" not in path:
+            mappings.append(TensorMapping(name, path, transposed=transposed))
+            continue
+        for layer in range(shape[0]):
+            name_of_layer = name.replace(".blocks.", f".blocks.{layer}.")
+            mappings.append(TensorMapping(name_of_layer, path, layer, transposed))
+    return mappings
 
 
 def write(folder: pathlib.Path, encoder: "Encoder") -> int:
@@ -96,27 +65,8 @@ def write(folder: pathlib.Path, encoder: "Encoder") -> int:
         "renumber": encoder.renumber,
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n")
-    tensors = layouts.export_tensors(encoder.params, _mappings(settings), size)
+    mappings = list_mappings({path: value.shape for path, value in encoder.params.items()})
+    tensors = layouts.export_tensors(encoder.params, mappings, size)
     weight_files.write_safetensors(folder / weight_files.WEIGHTS, tensors)
     shutil.copyfile(MODULE, folder / "maelm.py")
     return sum(value.size for value in tensors.values())
-
-
-def import_params(
-    tensors: layouts.Tensors,
-    settings: dict[str, typing.Any],
-    shapes: dict[str, tuple[int, ...]],
-    folder: str,
-) -> dict[str, np.ndarray]:
-    """Converts the tensors of a folder to {parameter path: float32 array}.
-
-    Args:
-        tensors: {state dict name: array}.
-        settings: The settings in config.json.
-        shapes: {parameter path: shape} of the model.
-        folder: The folder, for error messages.
-
-    Raises:
-        ConfigError: As `layouts.import_tensors`.
-    """
-    return layouts.import_tensors(tensors, _mappings(settings), shapes, folder)

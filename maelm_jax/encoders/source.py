@@ -37,45 +37,9 @@ MODULES = "modules.json"
 MODULE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
-class Origin(typing.NamedTuple):
-    """What `Run.init_from` named when a run started: the content of its origin.json.
-
-    The source may be moved, deleted or replaced while the run goes on, so what a later start or an
-    export needs of it is recorded.
-
-    Attributes:
-        path: `Run.init_from`.
-        kind: What it is, in words.
-        step: The step of a workdir's checkpoint; None for every other source.
-        length: Its longest input in tokens, with `<s>` and `</s>`.
-        has_decoder: Whether it has a decoder.
-    """
-
-    path: str
-    kind: str
-    step: int | None
-    length: int
-    has_decoder: bool
-
-
-def write_origin(workdir: str | os.PathLike, origin: Origin):
-    """Writes the record of a run."""
-    content = json.dumps(origin._asdict(), indent=1) + "\n"
-    storage.write(pathlib.Path(workdir) / ORIGIN, content)
-
-
-def read_origin(workdir: str | os.PathLike) -> Origin | None:
-    """Reads the record of a run. Returns None if the run started from random weights."""
-    path = pathlib.Path(workdir) / ORIGIN
-    if not path.is_file():
-        return None
-    with storage.reading(path):
-        return Origin(**storage.read_json(path))
-
-
-def read_results(workdir: str | os.PathLike) -> dict:
-    """Reads the results.json of a fine-tuned run. Returns {} if there is no such file."""
-    path = pathlib.Path(workdir) / RESULTS
+def read_record(workdir: str | os.PathLike, name: str) -> dict[str, typing.Any]:
+    """Reads RESULTS or ORIGIN of a run. Returns {} if there is no such file."""
+    path = pathlib.Path(workdir) / name
     return storage.read_json(path) if path.is_file() else {}
 
 
@@ -114,11 +78,19 @@ class EncoderSource:
     pad: int | None = None
     renumber: bool = False
 
-    @property
-    def origin(self) -> Origin:
-        """The record of this source in a run that starts from it."""
-        has_decoder = self.settings["decoder_layers"] > 0
-        return Origin(self.path, self.kind, self.step, self.length, has_decoder)
+    def write_origin(self, workdir: str | os.PathLike):
+        """Records this source in the workdir of a run that starts from it, as ORIGIN.
+
+        The source may be moved, deleted or replaced while the run goes on.
+        """
+        content = {
+            "path": self.path,
+            "kind": self.kind,
+            "step": self.step,
+            "length": self.length,
+            "has_decoder": self.settings["decoder_layers"] > 0,
+        }
+        storage.write(pathlib.Path(workdir) / ORIGIN, json.dumps(content, indent=1) + "\n")
 
     @functools.cached_property
     def model(self) -> config.Model:
@@ -137,19 +109,6 @@ class EncoderSource:
             raise config.ConfigError(
                 f"{self.path} has a causal encoder, which predicts next tokens. Train it further "
                 "as MLM (Run.continue_from) or MAE-LM (Run.init_from) first"
-            )
-
-    def check_settings(self, experiment: config.Experiment, free: tuple[str, ...] = ()):
-        """Raises ConfigError if settings given to a command are not those of the workdir.
-
-        Args:
-            experiment: The settings of the workdir with those of the command line.
-            free: The settings that may differ, as "Section.field".
-        """
-        if changes := config.differences(self.experiment, experiment, free):
-            raise config.ConfigError(
-                f"{self.path} was trained with other settings ({'; '.join(changes)}). Leave them "
-                "out: they cannot be changed afterwards"
             )
 
     def read_params(self, run: config.Model | None = None) -> dict[str, np.ndarray]:
@@ -282,11 +241,11 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
 
 def _find_workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     experiment = gin_files.load([str(folder / gin_files.RECORD)])
-    results, origin = read_results(folder), read_origin(folder)
+    results, origin = read_record(folder, RESULTS), read_record(folder, ORIGIN)
     step = checkpoint.pick_step(str(folder), step)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
-        length = max(length, origin.length)
+        length = max(length, origin["length"])
 
     def read_tensors():
         tree = checkpoint.read_params(str(folder), step)
@@ -330,8 +289,8 @@ def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
 
     def read_tensors():
         shapes = _parameter_shapes(model, content["vocabulary_size"])
-        tensors = weight_files.read_folder(folder)
-        return pytorch.import_params(tensors, settings, shapes, str(folder))
+        tensors, mappings = weight_files.read_folder(folder), pytorch.list_mappings(shapes)
+        return layouts.import_tensors(tensors, mappings, shapes, str(folder))
 
     return EncoderSource(
         path=str(folder),

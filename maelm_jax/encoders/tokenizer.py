@@ -71,11 +71,7 @@ def write(
 ):
     """Writes tokenizer.json, tokenizer_config.json and the vocabulary's own file into `folder`.
 
-    Args:
-        folder: The folder to write into.
-        vocabulary: The vocabulary of the run.
-        max_length: The longest input in ids, with `<s>` and `</s>`.
-        pair: How the encoder reads two sentences.
+    `max_length` is the longest input in ids, with `<s>` and `</s>`.
 
     Raises:
         NoEqual: No Hugging Face tokenizer gives the ids of the vocabulary.
@@ -123,11 +119,9 @@ def find_difference(
 ) -> str | None:
     """Returns the first text to which a tokenizer gives other ids than the vocabulary, or None.
 
-    Args:
-        encode: The tokenizer: (text, whether the model's own special tokens are ordinary text) ->
-            ids with `<s>` and `</s>`.
-        vocabulary: The vocabulary.
-        texts: Texts to compare beside HARD_TEXTS, SPECIAL_TEXTS, those with added tokens and masks.
+    `encode` is the tokenizer: (text, whether the model's own special tokens are ordinary text) ->
+    ids with `<s>` and `</s>`. The compared texts are `texts`, HARD_TEXTS, SPECIAL_TEXTS, and some
+    with added tokens and masks.
     """
     added = [
         text
@@ -352,10 +346,6 @@ def check_options(family: Family, folder: pathlib.Path):
 
     transformers changes the tokenizer of tokenizer.json to what the other file states. Here
     tokenizer.json is read as it is.
-
-    Args:
-        family: The family of the encoder in the folder.
-        folder: The folder that holds both.
 
     Raises:
         ConfigError: The files differ in lower case, accents, Chinese characters or the space before

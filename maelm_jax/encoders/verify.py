@@ -30,13 +30,7 @@ Rows = list[list[int]]  # the ids of lines
 
 
 class Report(typing.NamedTuple):
-    """One comparison.
-
-    Attributes:
-        subject: What was compared.
-        largest_difference: The largest absolute difference.
-        largest_value: The largest absolute value.
-    """
+    """One comparison. The numbers are absolute."""
 
     subject: str
     largest_difference: float
@@ -131,7 +125,6 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     if name.endswith("Model"):
         return reports
     with_head = getattr(transformers, name).from_pretrained(folder).eval()
-    rows = rows[:HEAD_LINES]
 
     def compute_logits(ids):
         outputs = with_head(input_ids=ids, attention_mask=(ids != pad).long())
@@ -139,17 +132,14 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
             return torch.stack((outputs.start_logits, outputs.end_logits), -1)
         return outputs.logits
 
+    def predict(ids, masked):
+        return compute_logits(torch.where(masked, encoder.vocabulary.mask, ids))
+
     if name.endswith("MaskedLM"):
-        masks = [_mask_every_seventh(row, encoder) for row in rows]
-        pairs = list(zip(rows, masks, strict=True))
-        masked = [np.where(mask, encoder.vocabulary.mask, row).tolist() for row, mask in pairs]
-        theirs = _run_torch(compute_logits, masked, pad)
-        theirs = [logits[mask] for logits, mask in zip(theirs, masks, strict=True)]
-        ours = encoder.masked_logits(rows, masks)
-    else:
-        by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
-        theirs = _run_torch(compute_logits, rows, pad, by_token)
-        ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
+        return [*reports, _compare_masked(name, predict, rows, encoder)]
+    by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
+    theirs = _run_torch(compute_logits, rows[:HEAD_LINES], pad, by_token)
+    ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
     return [*reports, _compare(f"logits of {name}", theirs, ours)]
 
 
@@ -173,13 +163,10 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
 def _run_torch(
     run: collections.abc.Callable, rows: Rows, pad: int, by_token: bool = True
 ) -> list[np.ndarray]:
-    """Returns what a function of PyTorch computes for each line.
+    """Returns what a function of PyTorch computes for each line, a few lines at a time.
 
-    Args:
-        run: Maps ids [lines, tokens] to [lines, ...], or to [lines, tokens, ...] if `by_token`.
-        rows: The ids. A few lines are computed at a time, padded to the longest.
-        pad: The id of padding.
-        by_token: Whether the results are cut to the tokens of a line.
+    `run` maps ids [lines, tokens] to [lines, ...], or to [lines, tokens, ...] if `by_token`. Then
+    the results are cut to the tokens of a line.
     """
     import torch
 
@@ -195,50 +182,50 @@ def _run_torch(
     return results
 
 
-def _mask_every_seventh(row: list[int], encoder: Encoder) -> list[bool]:
-    """Returns True at the text tokens of every seventh position."""
-    ends = (encoder.vocabulary.bos, encoder.vocabulary.eos)
-    return [position % 7 == 3 and index not in ends for position, index in enumerate(row)]
+def _compare_masked(
+    name: str, predict: collections.abc.Callable, rows: Rows, encoder: Encoder
+) -> Report:
+    """Compares the logits at every seventh token of the first lines, which is masked.
+
+    `predict` maps ids and masked [1, tokens] to [1, tokens, vocabulary] with PyTorch.
+    """
+    import torch
+
+    rows, ends = rows[:HEAD_LINES], (encoder.vocabulary.bos, encoder.vocabulary.eos)
+    masks = [((np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends)).tolist() for row in rows]
+    with torch.no_grad():
+        theirs = [
+            predict(torch.tensor([row]), torch.tensor([mask])).numpy()[0][mask]
+            for row, mask in zip(rows, masks, strict=True)
+        ]
+    return _compare(f"logits of {name}", theirs, encoder.masked_logits(rows, masks))
 
 
 def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
     """Computes the logits of a fine-tuned head (finetuning/heads.py) for one line.
 
-    Args:
-        encoder: Has the parameters of the head.
-        states: float32 [tokens, width], the last hidden states of the line.
-
-    Returns:
-        [classes] of a classifier; [tokens, 2 or classes] of the heads `span` and `token`.
+    `states` [tokens, width] are its last hidden states. The result is [classes] of a classifier,
+    and [tokens, 2 or classes] of the heads `span` and `token`.
     """
+
+    def linear(params: dict, x: np.ndarray) -> np.ndarray:
+        return x @ params["kernel"] + params.get("bias", np.float32(0))
+
     params = traverse_util.unflatten_dict(encoder.params, sep="/")
-    if "classifier" in params:
-        return _score(params["classifier"], states[:1], encoder.model)[0]
-    head = params["span"] if "span" in params else params["token"]
+    [module] = [module for module in family.HEADS.values() if module in params]
+    head, x = params[module], states[:1] if module == "classifier" else states
     if "dense" in head:
-        return _score(head, states, encoder.model)
-    return _apply_linear(head.get("out", head), states)
-
-
-def _score(head: dict, states: np.ndarray, model: config.Model) -> np.ndarray:
-    """Computes dense, activation, norm and out on states [n, width]."""
-    style = families.choose_family(model).classifier
-    hidden = ops.ACTIVATIONS[style.activation](jnp.asarray(_apply_linear(head["dense"], states)))
-    if style.has_norm:
-        hidden = ops.layer_norm(
-            hidden[None], jnp.asarray(head["norm"]["scale"]), None, model.layer_norm_eps
-        )[0]
-    return _apply_linear(head["out"], np.asarray(hidden))
-
-
-def _apply_linear(params: dict, x: np.ndarray) -> np.ndarray:
-    return x @ params["kernel"] + params.get("bias", np.float32(0))
+        activation = families.choose_family(encoder.model).classifier.activation
+        x = ops.ACTIVATIONS[activation](jnp.asarray(linear(head["dense"], x)))
+    if "norm" in head:
+        scale = jnp.asarray(head["norm"]["scale"])
+        x = ops.layer_norm(x[None], scale, None, encoder.model.layer_norm_eps)[0]
+    logits = linear(head.get("out", head), np.asarray(x))
+    return logits[0] if module == "classifier" else logits
 
 
 def _verify_module(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     """Compares maelm.py of a folder: hidden states, and logits at masked positions."""
-    import torch
-
     spec = importlib.util.spec_from_file_location("maelm_exported", folder / "maelm.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -246,15 +233,7 @@ def _verify_module(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     rows = _encode_samples(encoder)
     theirs = _run_torch(exported, rows, pad)
     reports = [_compare("hidden states of maelm.MaeLm", theirs, encoder.hidden_states(rows))]
-    rows = rows[:HEAD_LINES]
-    masks = [_mask_every_seventh(row, encoder) for row in rows]
-    theirs = []
-    for row, mask in zip(rows, masks, strict=True):
-        with torch.no_grad():
-            predicted = exported.predict(torch.tensor([row]), torch.tensor([mask]))
-        theirs.append(predicted.numpy()[0][mask])
-    ours = encoder.masked_logits(rows, masks)
-    return [*reports, _compare("logits of maelm.MaeLm", theirs, ours)]
+    return [*reports, _compare_masked("maelm.MaeLm", exported.predict, rows, encoder)]
 
 
 def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:

@@ -154,11 +154,7 @@ def write_pytorch(
 ):
     """Writes {"args": Namespace(**args), "model": tensors} with torch.save.
 
-    Args:
-        path: The file to write.
-        tensors: {name: float32 array}.
-        shared: {name of a further tensor: name in `tensors` of the tensor whose storage it shares}.
-        args: The fields of the Namespace.
+    `shared` is {name of a further tensor: name in `tensors` of the tensor whose storage it shares}.
 
     Raises:
         ConfigError: PyTorch is not installed.

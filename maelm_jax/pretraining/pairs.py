@@ -7,23 +7,19 @@ each of its tokens is masked in turn, and the log-probabilities of the masked to
 Axis letters: B copies of sentences, each with one masked token; T tokens.
 """
 
-import functools
 import json
 import math
 import pathlib
 import typing
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import tqdm
-from flax import traverse_util
-from jaxtyping import Array, Float, Int
 
 from maelm_jax import config, tables
 from maelm_jax.data import readers
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, maelm, model_inputs
+from maelm_jax.model import model_inputs
 
 TOKENS = 4096  # of a batch, with padding
 LENGTH_STEP = 4  # lengths of batches are multiples of it: little padding, few programs to compile
@@ -201,7 +197,6 @@ def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs")
     for row in distinct:
         length = min(-(-len(row) // LENGTH_STEP) * LENGTH_STEP, encoder.length)
         by_length.setdefault(length, []).append(row)
-    log_probabilities = _log_probability_function(encoder)
     sums: list[np.ndarray] = []  # in the order of `distinct`
     with tqdm.tqdm(
         total=sum(map(len, distinct)) - 2 * len(distinct), unit="token", desc=name
@@ -217,7 +212,7 @@ def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs")
             values = np.zeros(len(slot))
             for start in range(0, len(slot), size):
                 copies = np.arange(start, start + size) % len(slot)  # the last batch is filled up
-                result = np.asarray(log_probabilities(ids[sentence[copies]], slot[copies]))
+                result = _log_probabilities(encoder, ids[sentence[copies]], slot[copies])
                 values[start : start + size] = result[: len(slot) - start]
                 bar.update(min(size, len(slot) - start))
             sums.append(np.bincount(sentence, values, len(group)))
@@ -225,38 +220,15 @@ def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs")
     return np.array([by_row[row] for row in rows])
 
 
-def _log_probability_function(
-    encoder: Encoder,
-) -> typing.Callable[[np.ndarray, np.ndarray], Float[Array, " B"]]:
-    """Returns a function of ids [B, T] and one slot of each copy: log p of the token there.
+def _log_probabilities(encoder: Encoder, ids: np.ndarray, slot: np.ndarray) -> np.ndarray:
+    """Returns log p of the token in one slot of each copy of ids [B, T], float32 [B].
 
     The encoder reads [MASK] at the slot if it did in pretraining (MLM). Otherwise it reads the
-    other T - 1 tokens. Each shape is compiled once.
+    other T - 1 tokens.
     """
-    vocabulary, reads_masks = encoder.vocabulary, encoder.mask_fraction > 0.5
-    graph, _ = maelm.create(encoder.model, vocabulary.size, vocabulary.special)
-
-    @jax.jit
-    def compute(params: dict, ids: Int[Array, "B T"], slot: Int[Array, " B"]):
-        length = ids.shape[1]
-        positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
-        masked = positions == slot[:, None]
-        visible_to_encoder = masked if reads_masks else jnp.zeros_like(masked)
-        inputs = model_inputs.split(
-            ids,
-            (ids != vocabulary.pad).astype(jnp.int32),
-            positions,
-            masked,
-            visible_to_encoder,
-            model_inputs.Budget(length if reads_masks else length - 1, 1),
-            vocabulary.mask,
-            encoder.renumber,
-        )
-        with attention.trace_for_one_device():
-            logits = maelm.apply(graph, params)(inputs)[:, 0]
-        target = jnp.take_along_axis(ids, slot[:, None], axis=1)
-        chosen = jnp.take_along_axis(logits, target, axis=1)[:, 0]
-        return chosen - jax.nn.logsumexp(logits, axis=1)
-
-    params = jax.device_put(traverse_util.unflatten_dict(encoder.params, sep="/"))
-    return functools.partial(compute, params)
+    length = ids.shape[1]
+    positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
+    segments, masked = (ids != encoder.vocabulary.pad).astype(np.int32), positions == slot[:, None]
+    budget = model_inputs.Budget(length if encoder.reads_masks else length - 1, 1)
+    logits = encoder.compute_logits(ids, positions, segments, masked, budget)[:, 0]
+    return np.asarray(jax.nn.log_softmax(logits)[np.arange(len(ids)), ids[masked]])

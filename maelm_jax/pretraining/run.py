@@ -209,5 +209,5 @@ def record_start(
             run_record.write_parent(workdir, parent)
             encoder = source.find_encoder(parent.workdir, parent.step)
         if encoder:
-            source.write_origin(folder, encoder.origin)
+            encoder.write_origin(folder)
     storage.send(workdir)

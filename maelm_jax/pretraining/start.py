@@ -105,8 +105,8 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     """
     recorded = run_record.read_settings(workdir)
     fields = config.field_names(config.Model, part="encoder")
-    started_from = source.read_origin(storage.local_path(workdir))
-    if started_from and started_from.has_decoder:
+    origin = source.read_record(storage.local_path(workdir), source.ORIGIN)
+    if origin.get("has_decoder"):
         fields += config.field_names(config.Model, part="decoder")
     elif recorded.model.positions == "rotary":
         fields.append("decoder_relative_bias")  # which a rotary encoder sets

@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 import maelm_jax  # noqa: E402
 from maelm_jax import config, gin_files  # noqa: E402
-from maelm_jax.encoders import adoption, families, source, verify, weight_files  # noqa: E402
+from maelm_jax.encoders import adoption, families, layouts, source, verify, weight_files  # noqa: E402
 from maelm_jax.encoders.modernbert import GLOBAL, LOCAL, MODERNBERT  # noqa: E402
 
 # Rows of the stock position table that no position uses. They go out as 0.
@@ -147,7 +147,18 @@ def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, name, c
     assert message in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
 
 
-SIZES = {"vocab_size": 600, "num_hidden_layers": 5, "pad_token_id": 1}
+def test_a_config_without_a_size_is_refused(stock_name, tmp_path, vocabulary):
+    folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
+    content = json.loads((folder / "config.json").read_text())
+    del content[families.FAMILIES[content["model_type"]].fields["layers"]]
+    (folder / "config.json").write_text(json.dumps(content))
+    with pytest.raises(config.ConfigError, match=r"config\.json cannot be read \(KeyError: '(num_hidden|n)_layers'\)") as error:
+        source.find_encoder(folder)
+    assert "\n" not in str(error.value)
+
+
+SIZES = {"vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
+SIZES |= {"max_position_embeddings": 64, "mlp_dropout": 0.0, "attention_dropout": 0.0, "pad_token_id": 1}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +209,7 @@ def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocab
     folder = stock_folder(tmp_path / "stock", "bert", "AutoModel", vocabulary)
     experiment = gin_files.load(["modern_tiny.gin"], ["SEQUENCE_LENGTH=32"])
     model = adoption.adopt_settings(experiment, source.find_encoder(folder)).experiment.model
-    assert model.has_bert_blocks and model.token_types == 2
+    assert not layouts.list_misfits(model, layouts.BERT_LAYERS) and model.token_types == 2
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from testing import stock_folder
 
 from maelm_jax import config, evaluate
 from maelm_jax.encoders.encoder import Encoder
+from maelm_jax.model import model_inputs
 from maelm_jax.pretraining import pairs
 
 SENTENCES = [
@@ -55,7 +56,7 @@ def test_sums_of_our_models_are_those_of_the_full_length_encoder(workdirs):
             for slot in range(1, ids.shape[1] - 1):
                 masked = np.arange(ids.shape[1])[None] == slot
                 inputs = ids, positions, np.ones_like(ids), masked
-                logits = np.asarray(encoder._logits(*inputs, most=1))[0, 0]
+                logits = np.asarray(encoder.compute_logits(*inputs, model_inputs.Budget(ids.shape[1], 1)))[0, 0]
                 expected += logits[ids[0, slot]] - np.logaddexp.reduce(logits)
             assert value == pytest.approx(expected, abs=1e-3)
 

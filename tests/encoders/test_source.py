@@ -241,7 +241,7 @@ def test_the_longest_input_is_what_was_trained(edited, results, started_from, le
     run = edited("mpnet")
     (run / "results.json").write_text(json.dumps(results))
     if started_from:
-        source.write_origin(run, source.Origin("stock", "bert folder", None, started_from, has_decoder=False))
+        source.EncoderSource("stock", "bert folder", {"decoder_layers": 0}, None, started_from, 0.0, dict).write_origin(run)
     assert source.find_encoder(run).length == length
 
 

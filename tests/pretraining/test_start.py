@@ -62,7 +62,8 @@ def test_a_resumed_run_keeps_its_own_decoder_settings(tmp_path, begun):
 def test_whether_the_decoder_came_with_the_source_is_what_the_run_recorded(tmp_path, begun, has_decoder, layers):
     """The source may be another one by now."""
     begun(settings("gone"))
-    source.write_origin(tmp_path, source.Origin("gone", "a folder", None, 64, has_decoder))
+    encoder = source.EncoderSource("gone", "a folder", {"decoder_layers": int(has_decoder)}, None, 64, 0.0, dict)
+    encoder.write_origin(tmp_path)
     now = settings("gone", "Model.decoder_layers=4")
     assert start.find_starting_point(now, str(tmp_path)).experiment.model.decoder_layers == layers
 
