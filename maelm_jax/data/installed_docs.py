@@ -28,40 +28,14 @@ VERSION = 1  # version of the rules below; the name of the kept file depends on 
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
 # them, so that other installed packages do not change the text.
 DISTRIBUTIONS = (
-    "array_record",
-    "beartype",
-    "flax",
-    "fsspec",
-    "gin-config",
-    "jax",
-    "jaxtyping",
-    "matplotlib",
-    "numpy",
-    "optax",
-    "orbax-checkpoint",
-    "pytest",
-    "scikit-learn",
-    "scipy",
-    "sentencepiece",
-    "seqio",
-    "tensorboardX",
-    "tensorflow",
-    "tensorflow-datasets",
-    "tensorflow-text",
-    "tensorstore",
-    "tokenizers",
-    "tqdm",
-)
+    "array_record beartype flax fsspec gin-config jax jaxtyping matplotlib numpy optax "
+    "orbax-checkpoint pytest scikit-learn scipy sentencepiece seqio tensorboardX tensorflow "
+    "tensorflow-datasets tensorflow-text tensorstore tokenizers tqdm"
+).split()
 MINIMUM_WORDS = 10
-STDLIB_LEFT_OUT = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "__pycache__",
-}
+STDLIB_LEFT_OUT = frozenset(
+    "site-packages dist-packages test tests idlelib lib2to3 __pycache__".split()
+)
 CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
 ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
 WORD = re.compile(r"[A-Za-z][a-z']*\b")
