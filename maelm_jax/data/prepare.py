@@ -161,8 +161,7 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
-    stores = rows.open_stores(folders, in_windows=corpus.shuffle_shards > 0)
-    return Prepared(stores, record)
+    return Prepared(rows.open_stores(folders), record)
 
 
 def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
