@@ -34,6 +34,8 @@ class Piece(typing.NamedTuple):
 def rates(corpus: Corpus) -> dict[str, float]:
     """Returns {source: share of the rows}, summing to 1. Members of a seqio Mixture replace it.
 
+    The sources are sorted by name, because batches depend on their order.
+
     Raises:
         Unavailable: A source is a `seqio:` name, and seqio is not installed.
     """
@@ -44,7 +46,7 @@ def rates(corpus: Corpus) -> dict[str, float]:
             members = seqio_tasks.members(source, corpus)
         for member, share in members.items():
             result[member] = result.get(member, 0.0) + rate * share
-    return result
+    return dict(sorted(result.items()))
 
 
 def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
