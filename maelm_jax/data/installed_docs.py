@@ -109,10 +109,8 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
         paths: Python files. A docstring that an earlier file has is left out.
         processes: Number of processes that parse files.
     """
-    batches = [paths[start : start + 50] for start in range(0, len(paths), 50)]
-    results = dict(workers.results(_docstrings_of, list(enumerate(batches)), processes))
     seen, documents = set(), []
-    for strings in (strings for number in sorted(results) for strings in results[number]):
+    for strings in workers.results(docstrings, paths, processes, chunk=50):
         new = [text for text in dict.fromkeys(strings) if text not in seen]
         seen.update(new)
         if new:
@@ -120,29 +118,22 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
     return documents
 
 
-def _docstrings_of(batch: tuple[int, list[str]]) -> tuple[int, list[list[str]]]:
-    """Returns the number of a batch of files, and the docstrings of each of its files."""
-    number, paths = batch
+def docstrings(path: str) -> list[str]:
+    """Returns the cleaned docstrings of a file that are long enough; none if it does not parse."""
     enabled = gc.isenabled()
     # A syntax tree has many small objects. Searching them for cycles takes longer than parsing.
     gc.disable()
     try:
-        return number, [docstrings(pathlib.Path(path)) for path in paths]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
+            tree = ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
+        texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
+        return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        return []
     finally:
         if enabled:
             gc.enable()
-
-
-def docstrings(path: pathlib.Path) -> list[str]:
-    """Returns the cleaned docstrings of a file that are long enough; none if it does not parse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, OSError, RecursionError):
-        return []
-    texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
-    return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
 
 
 def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:
