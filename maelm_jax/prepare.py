@@ -31,8 +31,7 @@ def main(argv: list[str]) -> int:
     beam_flags = [flag for flag in argv if flag.startswith("--beam_")]
     args, experiment = cli.parse(parser, [flag for flag in argv if flag not in beam_flags])
     check_division(args)
-    beam_options = beam_runner.options(beam_flags)
-    if beam_options and args.runner != "beam":
+    if beam_flags and args.runner != "beam":
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if args.run or experiment.run.init_from or experiment.run.continue_from:
@@ -51,7 +50,8 @@ def main(argv: list[str]) -> int:
     if args.join:
         prepared = prepare.join(corpus, vocabulary)
     elif args.runner == "beam":
-        make_all = functools.partial(beam_runner.make_with_beam, options=beam_options)
+        options = [flag.replace("--beam_", "--", 1) for flag in beam_flags]
+        make_all = functools.partial(beam_runner.make_with_beam, options=options)
         prepared = prepare.prepare(corpus, vocabulary, make_all)
     else:
         prepared = prepare.prepare(corpus, vocabulary)
