@@ -183,7 +183,7 @@ def read_text(runs: list[MeasuredRun], tokens: int) -> list[np.ndarray]:
     texts = sources.first_texts(corpus, tokens)
     result = []
     for run in runs:
-        packed = packing.pack(texts, run.vocabulary, corpus.sequence_length).rows
+        packed = packing.pack(texts, run.vocabulary, corpus.sequence_length)
         result.append(packed.astype(np.int32))
         _require_tokens(run, result[-1], "--text")
     return result

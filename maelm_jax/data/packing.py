@@ -9,7 +9,6 @@ A line is encoded as a whole, as in fine-tuning, and cut into sentences afterwar
 """
 
 import itertools
-import typing
 
 import numpy as np
 
@@ -18,13 +17,6 @@ from maelm_jax.data import vocabularies
 MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in the next row
 
 Document = list[list[np.ndarray]]  # lines, each a list of sentences, each int32 [ids]
-
-
-class Packed(typing.NamedTuple):
-    """Documents as rows."""
-
-    rows: np.ndarray  # uint32 [rows, length]
-    segments: int  # number of segments in them
 
 
 class Packer:
@@ -118,15 +110,9 @@ def tokenise(documents: list[str], vocabulary: vocabularies.Vocabulary) -> list[
     return [list(itertools.islice(per_line, len(part))) for part in lines]
 
 
-def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> Packed:
-    """Packs documents into rows.
-
-    Args:
-        documents: Texts whose lines are paragraphs.
-        vocabulary: Turns text into ids.
-        length: Ids in a row.
-    """
+def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> np.ndarray:
+    """Packs documents, whose lines are paragraphs, into rows, uint32 [rows, length]."""
     packer = Packer(vocabulary, length)
     for document in tokenise(documents, vocabulary):
         packer.add(document)
-    return Packed(packer.finish(), packer.segments)
+    return packer.finish()

@@ -10,7 +10,6 @@ import gzip
 import importlib
 import io
 import json
-import logging
 import lzma
 import os
 import pathlib
@@ -35,7 +34,6 @@ READ_BYTES = 1 << 20  # of a packed file that are read at a time
 TABLE_ROWS = 1024  # rows of a table, or records, in memory at a time
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 VERSIONS = ("md5Hash", "crc32c", "ETag", "etag")
-log = logging.getLogger(__name__)
 
 
 class Unavailable(ConfigError):
@@ -113,14 +111,11 @@ def _list_local(pattern: str) -> list[File]:
         )
     for folder in folders:
         files += _files_of_dataset(folder)
-    result, first_paths = [], {}
+    result = []
     for path in files:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: a pipe or device, not a file; narrow the glob {pattern!r}")
-        same = first_paths.setdefault((status.st_dev, status.st_ino), path)
-        if same != path:
-            log.warning("%s is read twice: it is also %s, by a link", same, path)
         result.append(File(path, status.st_size, str(status.st_mtime_ns)))
     return result
 

@@ -180,7 +180,7 @@ def rows_of_text(
     """
     length = min(LONGEST_ROW, *(model.length for model in models))
     texts = sources.first_texts(corpus, tokens)
-    packed = [packing.pack(texts, model.vocabulary, length).rows for model in models]
+    packed = [packing.pack(texts, model.vocabulary, length) for model in models]
     if not all(map(len, packed)):
         raise config.ConfigError("--text has no tokens. Name files with text")
     return [rows.astype(np.int32) for rows in packed]
