@@ -22,8 +22,6 @@ import logging
 from maelm_jax import cli, config, tables
 from maelm_jax.data import beam_runner, prepare, rows, vocabulary_training
 
-COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
-
 
 def main(argv: list[str]) -> int:
     """Prepares the rows and prints their statistics."""
@@ -105,16 +103,11 @@ def check_division(args: argparse.Namespace):
 def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
     """Returns the statistics of each source and split, as an aligned table."""
     lines = [
-        (source, split, *(number(store.statistics[column]) for column in COLUMNS))
+        (source, split, *(f"{store.statistics[name]:,}" for name in rows.COUNTS))
         for source, splits in stores.items()
         for split, store in splits.items()
     ]
-    return tables.plain(("source", "split", *COLUMNS), lines, left=2)
-
-
-def number(value: float) -> str:
-    """Returns a statistic as text: integers in full, others with four digits."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return tables.plain(("source", "split", *rows.COUNTS), lines, left=2)
 
 
 def command():

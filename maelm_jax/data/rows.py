@@ -39,8 +39,7 @@ class Rows:
     Args:
         store: The store's folder, on this machine or in a bucket.
         split: "train" or "heldout".
-        statistics: What the store's manifest says of the split: COUNTS, `mean_segment` (tokens) and
-            `fill` (share of the slots that are not padded).
+        statistics: {name: number} of COUNTS, from the store's manifest.
         context: TensorStore's context, which holds the cache.
 
     Attributes:
@@ -54,7 +53,7 @@ class Rows:
     """
 
     def __init__(
-        self, store: str, split: str, statistics: dict[str, float], context: tensorstore.Context
+        self, store: str, split: str, statistics: dict[str, int], context: tensorstore.Context
     ):
         self._store, self.statistics = store, statistics
         spec = {
@@ -210,7 +209,7 @@ def write(
     manifest = {
         "fingerprint": content_hash.hexdigest(),
         "length": length,
-        "splits": {split: _statistics(counts[split], length) for split in SPLITS},
+        "splits": counts,
         "left_out": left_out,
     }
     storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
@@ -267,14 +266,6 @@ def _in_whole_files(blocks: typing.Iterable[np.ndarray]) -> typing.Iterator[np.n
             waiting = [rows[end:]]
     if waiting:
         yield np.concatenate(waiting)
-
-
-def _statistics(counts: dict[str, int], length: int) -> dict[str, float]:
-    """Returns the counts, the mean segment length and `fill`, the share of slots not padded."""
-    return counts | {
-        "mean_segment": round(counts["tokens"] / max(counts["segments"], 1), 2),
-        "fill": round(counts["tokens"] / max(counts["rows"] * length, 1), 5),
-    }
 
 
 def digest(request: typing.Any) -> str:
