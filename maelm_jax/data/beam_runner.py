@@ -41,11 +41,7 @@ def import_beam():
 
 
 def make_with_beam(folder: pathlib.Path, options: typing.Sequence[str]):
-    """Makes the missing parts of a folder.
-
-    Args:
-        folder: The folder of the parts.
-        options: Beam's pipeline options, `--NAME=VALUE`.
+    """Makes the missing parts of a folder. `options` are those of Beam's pipelines.
 
     Raises:
         ConfigError: The text cannot be read.

@@ -103,11 +103,9 @@ def modules() -> list[str]:
 
 
 def extract(paths: list[str], processes: int = 1) -> list[str]:
-    """Returns the documents of the files, one for each file that has new docstrings.
+    """Returns the documents of Python files, one for each file that has new docstrings.
 
-    Args:
-        paths: Python files. A docstring that an earlier file has is left out.
-        processes: Number of processes that parse files.
+    A docstring that an earlier file has is left out.
     """
     seen, documents = set(), []
     for strings in workers.results(docstrings, paths, processes, chunk=50):

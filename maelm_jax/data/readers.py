@@ -166,9 +166,7 @@ def _open(path: str) -> typing.Iterator[typing.BinaryIO]:
 def _naming(path: str, opened: str | None = None) -> typing.Iterator[None]:
     """Context manager that turns an error in a file into one that names the file.
 
-    Args:
-        path: The file, for the message.
-        opened: The local copy of a file of a bucket, if that is read.
+    `opened` is the local copy of a file of a bucket, if that is read.
 
     Raises:
         BadFile: The file is missing, forbidden or damaged.
@@ -324,15 +322,9 @@ def _lines_of(chunks: typing.Iterable[bytes]) -> typing.Iterator[bytes]:
 
 
 def decode(line: bytes, path: str, offset: int) -> str:
-    """Returns a line as text.
+    """Returns a line of a file as text. `offset` is its position in the unpacked file.
 
-    Args:
-        line: The line.
-        path: The file, for the message.
-        offset: Position of the line in the unpacked file.
-
-    Raises:
-        BadFile: The line is not UTF-8.
+    Raises BadFile if the line is not UTF-8.
     """
     try:
         return line.decode("utf-8-sig" if offset == 0 else "utf-8")

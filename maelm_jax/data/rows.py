@@ -74,13 +74,7 @@ class Rows:
         return self.array.shape[0]
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
-        """Reads rows.
-
-        Args:
-            numbers: Row numbers in any order, with repeats, int [n].
-
-        Returns:
-            The rows, int32 [n, length].
+        """Reads rows, int32 [n, length]. Their numbers, int [n], have any order and may repeat.
 
         Raises:
             ConfigError: A file is missing or damaged. The message names it.
@@ -288,12 +282,10 @@ def require_local(corpus: Corpus):
 
 
 def remember(corpus: Corpus, name: str, value: typing.Any):
-    """Keeps what was prepared last for some settings, for machines without the text.
+    """Keeps what was prepared last for the settings `name`, for machines without the text.
 
-    Args:
-        corpus: Holds `rows_dir`. Nothing is kept if it is in a bucket or is read-only.
-        name: Names the settings.
-        value: Anything that JSON can hold.
+    `value` is anything that JSON can hold. Nothing is kept if `Corpus.rows_dir` is in a bucket or
+    is read-only.
     """
     path = path_of(corpus, f"{name}.json")
     if not storage.in_bucket(path) and recall(corpus, name) != value:

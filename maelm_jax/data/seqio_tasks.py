@@ -122,14 +122,9 @@ def _tfds_source(source: str):
 
 
 def records(source: str, split: str) -> list[dict] | None:
-    """Returns all records of one split of a TFDS dataset, in the order of the files.
+    """Returns all records of a split of `tfds:NAME`, as NumPy values in the order of the files.
 
-    Args:
-        source: `tfds:NAME`.
-        split: The split's name.
-
-    Returns:
-        The records as NumPy values, or None if the dataset has no such split.
+    The result is None if the dataset has no such split.
     """
     builder = _builder(source, PUBLISHED_FILES)
     if split not in builder.info.splits:
@@ -160,16 +155,9 @@ def identity(source: str, corpus: Corpus) -> str:
 
 
 def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterator[str]:
-    """Yields the texts of one part of a source, in the order of the files.
+    """Yields the texts of part `index` of `count` of a source, in the order of the files.
 
-    Args:
-        source: `tfds:NAME` or `seqio:NAME`.
-        corpus: Holds the modules of Tasks.
-        index: Number of the part, from 0.
-        count: Number of parts.
-
-    Raises:
-        ConfigError: The records have no text field.
+    Raises ConfigError if the records have no text field.
     """
     seqio = readers.load_module("seqio")
     part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
