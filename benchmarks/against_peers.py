@@ -212,7 +212,7 @@ def write_inputs(args: argparse.Namespace):
     np.save(folder / "rows.npy", ids.astype(np.uint16))
 
     texts = sources.first_texts(config.Corpus(text_files=args.heldout), 10**9)
-    heldout = packing.pack(texts, vocabulary, LENGTH).rows.astype(np.int32)
+    heldout = packing.pack(texts, vocabulary, LENGTH).astype(np.int32)
     tokens = ~np.isin(heldout, vocabulary.special.never_masked)
     draw = np.random.default_rng(0)
     chosen = np.sort(draw.permutation(len(heldout))[:HELDOUT_ROWS])

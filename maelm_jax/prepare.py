@@ -6,8 +6,8 @@ r"""Prepares the rows of a corpus: trains its vocabulary, then tokenises and pac
 
 The rows are written once, under Corpus.rows_dir. Training prepares missing rows by itself. An
 interrupted preparation continues where it stopped. With --workdir=RUN and no --gin_file, the
-settings and the vocabulary are those of RUN. With Run.init_from, the vocabulary is that of
-the encoder, as in training.
+settings and the vocabulary are those of RUN. With Run.init_from or Run.continue_from, the
+vocabulary is that of the encoder or the other run, as in training.
 
 To divide the work among machines that share Corpus.rows_dir, for example as an array job, give
 each task --part=I --parts=N, with I from 0. The tasks need not run at the same time. Start the
@@ -19,10 +19,8 @@ import argparse
 import functools
 import logging
 
-from maelm_jax import cli, config, storage, tables
-from maelm_jax.data import beam_runner, prepare, rows, vocabularies, vocabulary_training
-
-COLUMNS = ("documents", "bytes", "rows", "segments", "tokens", "mean_segment", "fill")
+from maelm_jax import cli, config, tables
+from maelm_jax.data import beam_runner, prepare, rows, vocabulary_training
 
 
 def main(argv: list[str]) -> int:
@@ -31,20 +29,18 @@ def main(argv: list[str]) -> int:
     beam_flags = [flag for flag in argv if flag.startswith("--beam_")]
     args, experiment = cli.parse(parser, [flag for flag in argv if flag not in beam_flags])
     check_division(args)
-    beam_options = beam_runner.options(beam_flags)
-    if beam_options and args.runner != "beam":
+    if beam_flags and args.runner != "beam":
         raise config.ConfigError(f"{beam_flags[0]}: give --runner=beam as well")
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    if experiment.run.init_from:
-        experiment = _adopt_encoder(experiment, args.run)
-    corpus = experiment.corpus
-    vocabulary = _vocabulary_of(args.run)  # also if the text has changed since
-    if vocabulary is None and experiment.run.continue_from:
+    if args.run or experiment.run.init_from or experiment.run.continue_from:
         from maelm_jax.pretraining import start  # imports JAX
 
-        vocabulary = _vocabulary_of(start.find_parent(experiment).workdir)
-    if vocabulary is None:
-        vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, corpus)
+        starting_point = start.find_starting_point(experiment, args.workdir)
+        experiment = starting_point.experiment
+        vocabulary = start.choose_vocabulary(args.workdir, starting_point)
+    else:
+        vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    corpus = experiment.corpus
     if args.part is not None:
         prepare.make_parts(corpus, vocabulary, args.part, args.parts)
         print(f"part {args.part} of {args.parts} is done; --join joins them")
@@ -52,7 +48,8 @@ def main(argv: list[str]) -> int:
     if args.join:
         prepared = prepare.join(corpus, vocabulary)
     elif args.runner == "beam":
-        make_all = functools.partial(beam_runner.make_with_beam, options=beam_options)
+        options = [flag.replace("--beam_", "--", 1) for flag in beam_flags]
+        make_all = functools.partial(beam_runner.make_with_beam, options=options)
         prepared = prepare.prepare(corpus, vocabulary, make_all)
     else:
         prepared = prepare.prepare(corpus, vocabulary)
@@ -91,24 +88,6 @@ def _flags() -> argparse.ArgumentParser:
     return parser
 
 
-def _vocabulary_of(run: str | None) -> vocabularies.Vocabulary | None:
-    """Returns the vocabulary of a run, or None if it has none yet or `run` is None."""
-    folder = run and storage.local_path(run) / "vocabulary"
-    return vocabularies.load(folder) if folder and vocabularies.files_in(folder) else None
-
-
-def _adopt_encoder(experiment: config.Experiment, workdir: str | None) -> config.Experiment:
-    """Returns the settings with those of the encoder of `Run.init_from`, or of a begun run."""
-    from maelm_jax.encoders import adoption, source  # these import JAX
-    from maelm_jax.pretraining import start
-
-    if workdir is not None:
-        return start.find_starting_point(experiment, workdir).experiment
-    return adoption.adopt_settings(
-        experiment, source.find_encoder(experiment.run.init_from)
-    ).experiment
-
-
 def check_division(args: argparse.Namespace):
     """Raises ConfigError if the flags that divide the work do not fit together."""
     if (args.part is None) != (args.parts is None):
@@ -124,16 +103,11 @@ def check_division(args: argparse.Namespace):
 def table(stores: dict[str, dict[str, rows.Rows]]) -> str:
     """Returns the statistics of each source and split, as an aligned table."""
     lines = [
-        (source, split, *(number(store.statistics[column]) for column in COLUMNS))
+        (source, split, *(f"{store.statistics[name]:,}" for name in rows.COUNTS))
         for source, splits in stores.items()
         for split, store in splits.items()
     ]
-    return tables.plain(("source", "split", *COLUMNS), lines, left=2)
-
-
-def number(value: float) -> str:
-    """Returns a statistic as text: integers in full, others with four digits."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    return tables.plain(("source", "split", *rows.COUNTS), lines, left=2)
 
 
 def command():

@@ -73,12 +73,7 @@ def write(path: str | os.PathLike, content: bytes | str):
 def reading(path: str | os.PathLike, remedy: str = "put a whole copy of it there"):
     """Context manager that turns any error about the content of a file into one line.
 
-    Args:
-        path: The file that the block reads and parses.
-        remedy: How to correct the problem.
-
-    Raises:
-        ConfigError: The block raised another error than OSError, RunError or ConfigError.
+    Raises ConfigError, with the `remedy`, for errors other than OSError, RunError and ConfigError.
     """
     try:
         yield
@@ -122,11 +117,8 @@ def try_lock(file: typing.BinaryIO | int) -> bool:
 def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     """Context manager that holds the lock of a file, and waits while another process holds it.
 
-    A process that is killed frees its lock.
-
-    Args:
-        path: The file. It is created with its folder, and it stays.
-        what: What the other process does, for the message that says why this one waits.
+    A process that is killed frees its lock. The file is created with its folder, and it stays.
+    `what` says what the other process does, for the message.
     """
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:

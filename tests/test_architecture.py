@@ -24,7 +24,7 @@ LAYERS = (
     {"gin_files"},
     {"storage"},
     {"config"},
-    {"special_ids", "tables", "plotting"},
+    {"tables", "plotting"},
 )
 
 

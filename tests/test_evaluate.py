@@ -61,7 +61,7 @@ def test_text_is_read_up_to_the_tokens_asked_for(uninterrupted, other_text, scor
     vocabulary = vocabularies.load(uninterrupted / "vocabulary")
     [part] = scores(f"--models={uninterrupted}", f"--text={other_text}", "--tokens=500")
     text = other_text.read_text().split("\n\n")
-    whole = packing.pack(text, vocabulary, 32).rows
+    whole = packing.pack(text, vocabulary, 32)
     [all_of_it] = scores(f"--models={uninterrupted}", f"--text={other_text}")
     assert all_of_it["tokens"] == (whole != vocabulary.pad).sum()
     assert 0 < part["tokens"] < 0.2 * all_of_it["tokens"]

@@ -64,16 +64,6 @@ def permute_in_windows(
 
     The key orders the shards. Then each window of `window_shards` shards has its rows permuted. The
     last shard is the last in each order if it has fewer rows than the others.
-
-    Args:
-        positions: Positions in range(count), int [n].
-        keys: The key of each position, uint64 [n].
-        count: Number of rows.
-        shard_rows: Rows of a shard.
-        window_shards: Shards of a window.
-
-    Returns:
-        The permuted positions, int64 [n].
     """
     window_rows = window_shards * shard_rows
     window = positions // window_rows
@@ -102,10 +92,7 @@ def make_schedule(rates: typing.Sequence[float]) -> Schedule:
     """Gives each slot of the schedule to a source.
 
     Each source gets its share of the slots, at least one. Its slots are spread evenly, so any
-    stretch of examples holds every source in nearly its share.
-
-    Args:
-        rates: Rate of each source. Only their ratios count.
+    stretch of examples holds every source in nearly its share. Only the ratios of `rates` count.
     """
     shares = np.asarray(rates, np.float64) / np.sum(rates) * PERIOD
     slots = np.maximum(np.floor(shares).astype(np.int64), 1)
@@ -169,11 +156,7 @@ class Batches:
         self._requested: dict[int, list[RequestedRows]] = {}  # by step
 
     def locate(self, examples: np.ndarray) -> Location:
-        """Finds the rows of examples.
-
-        Args:
-            examples: Global example numbers, int [n].
-        """
+        """Finds the rows of examples, given their global numbers, int [n]."""
         slot = examples % PERIOD
         source = self.schedule.source[slot]
         earlier = examples // PERIOD * self.schedule.slots[source] + self.schedule.rank[slot]
@@ -218,21 +201,10 @@ class Batches:
 
 
 def read_heldout(stores: dict[str, Rows], rates: dict[str, float], count: int) -> np.ndarray:
-    """Reads the rows of every evaluation, the same each time.
+    """Reads the rows of every evaluation, the same each time, int32 [at most count, length].
 
     The sources take turns in the order of the training schedule. Each gives its rows from the first
-    on, until it has no more.
-
-    Args:
-        stores: {source: Rows} of the held-out split.
-        rates: {source: rate}.
-        count: Rows that are wanted.
-
-    Returns:
-        Rows, int32 [at most count, length].
-
-    Raises:
-        ConfigError: No source has a row.
+    on, until it has no more. Raises ConfigError if no source has a row.
     """
     names = list(rates)
     turns = make_schedule(list(rates.values()))

@@ -41,11 +41,7 @@ def import_beam():
 
 
 def make_with_beam(folder: pathlib.Path, options: typing.Sequence[str]):
-    """Makes the missing parts of a folder.
-
-    Args:
-        folder: The folder of the parts.
-        options: Beam's pipeline options, `--NAME=VALUE`.
+    """Makes the missing parts of a folder. `options` are those of Beam's pipelines.
 
     Raises:
         ConfigError: The text cannot be read.
@@ -95,15 +91,3 @@ def _meaning(error: Exception) -> Exception:
         return kind(match[2].partition(" [while running")[0])
     reason = " ".join(str(error).split())[-300:]
     return config.RunError(f"the Beam pipeline failed ({type(error).__name__}: {reason})")
-
-
-def options(argv: typing.Sequence[str]) -> list[str]:
-    """Returns Beam's options `--NAME=VALUE` of flags `--beam_NAME=VALUE`.
-
-    Raises:
-        ConfigError: A flag has no value.
-    """
-    for flag in argv:
-        if "=" not in flag:
-            raise config.ConfigError(f"{flag}: give a value, as in {flag}=VALUE")
-    return [flag.replace("--beam_", "--", 1) for flag in argv]

@@ -28,40 +28,14 @@ VERSION = 1  # version of the rules below; the name of the kept file depends on 
 # The text comes from the standard library (`python`) and from these. requirements.txt pins all of
 # them, so that other installed packages do not change the text.
 DISTRIBUTIONS = (
-    "array_record",
-    "beartype",
-    "flax",
-    "fsspec",
-    "gin-config",
-    "jax",
-    "jaxtyping",
-    "matplotlib",
-    "numpy",
-    "optax",
-    "orbax-checkpoint",
-    "pytest",
-    "scikit-learn",
-    "scipy",
-    "sentencepiece",
-    "seqio",
-    "tensorboardX",
-    "tensorflow",
-    "tensorflow-datasets",
-    "tensorflow-text",
-    "tensorstore",
-    "tokenizers",
-    "tqdm",
-)
+    "array_record beartype flax fsspec gin-config jax jaxtyping matplotlib numpy optax "
+    "orbax-checkpoint pytest scikit-learn scipy sentencepiece seqio tensorboardX tensorflow "
+    "tensorflow-datasets tensorflow-text tensorstore tokenizers tqdm"
+).split()
 MINIMUM_WORDS = 10
-STDLIB_LEFT_OUT = {
-    "site-packages",
-    "dist-packages",
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "__pycache__",
-}
+STDLIB_LEFT_OUT = frozenset(
+    "site-packages dist-packages test tests idlelib lib2to3 __pycache__".split()
+)
 CODE = re.compile(r"^\s*(>>>|\.\.\.( |$)|\$ |\.\. |:\w|@|#|\||\+[-=]|[-=~^*`]{3,})")
 ITEM = re.compile(r"^([-*+•]|\d+[.)])\s+")
 WORD = re.compile(r"[A-Za-z][a-z']*\b")
@@ -129,16 +103,12 @@ def modules() -> list[str]:
 
 
 def extract(paths: list[str], processes: int = 1) -> list[str]:
-    """Returns the documents of the files, one for each file that has new docstrings.
+    """Returns the documents of Python files, one for each file that has new docstrings.
 
-    Args:
-        paths: Python files. A docstring that an earlier file has is left out.
-        processes: Number of processes that parse files.
+    A docstring that an earlier file has is left out.
     """
-    batches = [paths[start : start + 50] for start in range(0, len(paths), 50)]
-    results = dict(workers.results(_docstrings_of, list(enumerate(batches)), processes))
     seen, documents = set(), []
-    for strings in (strings for number in sorted(results) for strings in results[number]):
+    for strings in workers.results(docstrings, paths, processes, chunk=50):
         new = [text for text in dict.fromkeys(strings) if text not in seen]
         seen.update(new)
         if new:
@@ -146,29 +116,22 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
     return documents
 
 
-def _docstrings_of(batch: tuple[int, list[str]]) -> tuple[int, list[list[str]]]:
-    """Returns the number of a batch of files, and the docstrings of each of its files."""
-    number, paths = batch
+def docstrings(path: str) -> list[str]:
+    """Returns the cleaned docstrings of a file that are long enough; none if it does not parse."""
     enabled = gc.isenabled()
     # A syntax tree has many small objects. Searching them for cycles takes longer than parsing.
     gc.disable()
     try:
-        return number, [docstrings(pathlib.Path(path)) for path in paths]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
+            tree = ast.parse(pathlib.Path(path).read_text(encoding="utf-8"))
+        texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
+        return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
+    except (SyntaxError, ValueError, OSError, RecursionError):
+        return []
     finally:
         if enabled:
             gc.enable()
-
-
-def docstrings(path: pathlib.Path) -> list[str]:
-    """Returns the cleaned docstrings of a file that are long enough; none if it does not parse."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the parsed code may hold invalid escapes
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError, OSError, RecursionError):
-        return []
-    texts = (prose(text) for text in map(ast.get_docstring, _definitions(tree)) if text)
-    return [text for text in texts if len(text.split()) >= MINIMUM_WORDS]
 
 
 def _definitions(node: ast.AST) -> typing.Iterator[ast.AST]:

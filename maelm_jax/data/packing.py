@@ -9,7 +9,6 @@ A line is encoded as a whole, as in fine-tuning, and cut into sentences afterwar
 """
 
 import itertools
-import typing
 
 import numpy as np
 
@@ -20,13 +19,6 @@ MINIMUM_SLOTS = 8  # a new segment needs this many free slots, else it begins in
 LONGEST_ROW = 512  # tokens, of text that several encoders read
 
 Document = list[list[np.ndarray]]  # lines, each a list of sentences, each int32 [ids]
-
-
-class Packed(typing.NamedTuple):
-    """Documents as rows."""
-
-    rows: np.ndarray  # uint32 [rows, length]
-    segments: int  # number of segments in them
 
 
 class Packer:
@@ -120,18 +112,12 @@ def tokenise(documents: list[str], vocabulary: vocabularies.Vocabulary) -> list[
     return [list(itertools.islice(per_line, len(part))) for part in lines]
 
 
-def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> Packed:
-    """Packs documents into rows.
-
-    Args:
-        documents: Texts whose lines are paragraphs.
-        vocabulary: Turns text into ids.
-        length: Ids in a row.
-    """
+def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int) -> np.ndarray:
+    """Packs documents, whose lines are paragraphs, into rows, uint32 [rows, length]."""
     packer = Packer(vocabulary, length)
     for document in tokenise(documents, vocabulary):
         packer.add(document)
-    return Packed(packer.finish(), packer.segments)
+    return packer.finish()
 
 
 def pack_same_text(
@@ -146,7 +132,7 @@ def pack_same_text(
         ConfigError: There is no text.
     """
     texts = sources.first_texts(corpus, tokens)
-    packed = [pack(texts, vocabulary, length).rows.astype(np.int32) for vocabulary in tokenizers]
+    packed = [pack(texts, vocabulary, length).astype(np.int32) for vocabulary in tokenizers]
     if not all(map(len, packed)):
         raise config.ConfigError("--text has no tokens. Name files with text")
     return packed

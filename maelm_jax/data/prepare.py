@@ -61,10 +61,7 @@ class Prepared:
 def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
     """Makes the missing parts of a folder in `Corpus.processes` processes. Shows a progress bar.
 
-    Args:
-        folder: The folder of the parts.
-        task: Number of the task of an array job, from 0.
-        tasks: Number of tasks. Each makes every `tasks`-th part.
+    A task of an array job makes every `tasks`-th part, from `task` on.
     """
     missing, plan = missing_parts(folder, task, tasks), _read_plan(folder)
     made = workers.results(
@@ -90,12 +87,8 @@ def prepare(
     """Opens the rows of each source of the corpus. Makes those that do not exist yet.
 
     Of several processes that prepare the same rows, one works and the others wait for it. Where the
-    text is not on this machine, the rows that were prepared last are opened.
-
-    Args:
-        corpus: The sources, and the folder of the rows.
-        vocabulary: Turns text into ids.
-        make_all: Makes the parts that are missing in a folder.
+    text is not on this machine, the rows that were prepared last are opened. `make_all` makes the
+    parts that are missing in a folder.
 
     Raises:
         ConfigError: A source cannot be read or has too little text for one row.
@@ -161,8 +154,7 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
-    stores = rows.open_stores(folders, in_windows=corpus.shuffle_shards > 0)
-    return Prepared(stores, record)
+    return Prepared(rows.open_stores(folders), record)
 
 
 def hash_settings(corpus: Corpus, vocabulary: Vocabulary) -> str:
@@ -203,11 +195,7 @@ def has_store(corpus: Corpus, name: str) -> bool:
 def make_parts(corpus: Corpus, vocabulary: Vocabulary, task: int, tasks: int):
     """Makes every `tasks`-th part, as one task of an array job. `join` makes the stores.
 
-    Args:
-        corpus: The sources, and the folder of the rows, which all tasks share.
-        vocabulary: Turns text into ids.
-        task: Number of the task, from 0.
-        tasks: Number of tasks.
+    Tasks are numbered from 0, and share `Corpus.rows_dir`.
 
     Raises:
         ConfigError: The text cannot be read.
@@ -224,8 +212,7 @@ def make_parts(corpus: Corpus, vocabulary: Vocabulary, task: int, tasks: int):
 def join(corpus: Corpus, vocabulary: Vocabulary) -> Prepared:
     """Joins the parts that the tasks of an array job made, and opens the rows.
 
-    Raises:
-        ConfigError: A part is missing.
+    Raises ConfigError if a part is missing.
     """
 
     def require_all(folder: pathlib.Path):
@@ -284,12 +271,8 @@ def _read_plan(folder: pathlib.Path) -> _Plan:
 def make_part(folder: pathlib.Path, number: int):
     """Makes one part, unless it is there: reads its text, and writes its rows to one file.
 
-    Args:
-        folder: The folder of the parts, with their plan and the vocabulary.
-        number: Number of the part.
-
-    Raises:
-        ConfigError: The text cannot be read.
+    The folder holds the plan of the parts and the vocabulary. Raises ConfigError if the text cannot
+    be read.
     """
     path, plan = _part_path(folder, number), _read_plan(folder)
     bad_files: dict[str, str] = {}  # {path: why it cannot be read}

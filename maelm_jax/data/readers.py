@@ -7,9 +7,9 @@ A document is text whose lines are its paragraphs. The name of a file tells its 
 import contextlib
 import glob
 import gzip
+import importlib
 import io
 import json
-import logging
 import lzma
 import os
 import pathlib
@@ -34,7 +34,6 @@ READ_BYTES = 1 << 20  # of a packed file that are read at a time
 TABLE_ROWS = 1024  # rows of a table, or records, in memory at a time
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 VERSIONS = ("md5Hash", "crc32c", "ETag", "etag")
-log = logging.getLogger(__name__)
 
 
 class Unavailable(ConfigError):
@@ -112,14 +111,11 @@ def _list_local(pattern: str) -> list[File]:
         )
     for folder in folders:
         files += _files_of_dataset(folder)
-    result, first_paths = [], {}
+    result = []
     for path in files:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             raise ConfigError(f"{path}: a pipe or device, not a file; narrow the glob {pattern!r}")
-        same = first_paths.setdefault((status.st_dev, status.st_ino), path)
-        if same != path:
-            log.warning("%s is read twice: it is also %s, by a link", same, path)
         result.append(File(path, status.st_size, str(status.st_mtime_ns)))
     return result
 
@@ -170,9 +166,7 @@ def _open(path: str) -> typing.Iterator[typing.BinaryIO]:
 def _naming(path: str, opened: str | None = None) -> typing.Iterator[None]:
     """Context manager that turns an error in a file into one that names the file.
 
-    Args:
-        path: The file, for the message.
-        opened: The local copy of a file of a bucket, if that is read.
+    `opened` is the local copy of a file of a bucket, if that is read.
 
     Raises:
         BadFile: The file is missing, forbidden or damaged.
@@ -293,7 +287,7 @@ def _unpacked(path: str, file: typing.BinaryIO) -> contextlib.AbstractContextMan
     if path.endswith(".xz"):
         return contextlib.nullcontext(_lines_of(_unpack_xz(file)))
     if path.endswith(".zst"):
-        pyarrow = import_pyarrow()
+        pyarrow = load_module("pyarrow")
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
         return io.BufferedReader(stream, READ_BYTES)
     return contextlib.nullcontext(file)
@@ -328,15 +322,9 @@ def _lines_of(chunks: typing.Iterable[bytes]) -> typing.Iterator[bytes]:
 
 
 def decode(line: bytes, path: str, offset: int) -> str:
-    """Returns a line as text.
+    """Returns a line of a file as text. `offset` is its position in the unpacked file.
 
-    Args:
-        line: The line.
-        path: The file, for the message.
-        offset: Position of the line in the unpacked file.
-
-    Raises:
-        BadFile: The line is not UTF-8.
+    Raises BadFile if the line is not UTF-8.
     """
     try:
         return line.decode("utf-8-sig" if offset == 0 else "utf-8")
@@ -403,24 +391,22 @@ def _line_number(path: str, offset: int) -> int:
     return sum(1 for position, _ in lines(path) if position <= offset)
 
 
-def import_pyarrow():
-    """Returns the pyarrow module. Raises ConfigError if it is not installed."""
+def load_module(name: str):
+    """Imports a module of an optional package. Raises Unavailable if it is not installed."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs errors only
     try:
-        import pyarrow
-        import pyarrow.ipc
-        import pyarrow.parquet
+        return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(
-            f".parquet, .arrow and .zst files need pyarrow ({error}); "
-            "pip install 'maelm_jax[files]'"
+        extra = "files" if name.startswith("pyarrow") else "data"  # of pyproject.toml
+        raise Unavailable(
+            f"text of this kind needs {name} ({error}); pip install 'maelm_jax[{extra}]'"
         ) from error
-    return pyarrow
 
 
 def _parquet_documents(path: str, column: str):
-    pyarrow = import_pyarrow()
+    parquet = load_module("pyarrow.parquet")
     with _open(path) as file:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = parquet.ParquetFile(file)
         _check_column(path, table.schema_arrow, column)
         for batch in table.iter_batches(TABLE_ROWS, columns=[column], use_threads=False):
             yield from _texts(batch.column(0))
@@ -428,7 +414,7 @@ def _parquet_documents(path: str, column: str):
 
 def _arrow_documents(path: str, column: str):
     """Reads an .arrow file: a stream or a file of Arrow's IPC format."""
-    pyarrow = import_pyarrow()
+    ipc = load_module("pyarrow.ipc")
     with _open(path) as file:
         begin = file.read(6)
         end = file.seek(0, os.SEEK_END)
@@ -438,10 +424,10 @@ def _arrow_documents(path: str, column: str):
             raise EOFError("the stream has no end")
         file.seek(0)
         if begin == b"ARROW1":
-            reader = pyarrow.ipc.open_file(file)
+            reader = ipc.open_file(file)
             batches = map(reader.get_batch, range(reader.num_record_batches))
         else:
-            reader = batches = pyarrow.ipc.open_stream(file)
+            reader = batches = ipc.open_stream(file)
         _check_column(path, reader.schema, column)
         for batch in batches:
             yield from _texts(batch.column(column))
@@ -449,7 +435,7 @@ def _arrow_documents(path: str, column: str):
 
 def _check_column(path: str, schema, column: str):
     """Raises BadFile unless the table has the column and the column is of text."""
-    types = import_pyarrow().types
+    types = load_module("pyarrow.types")
     if schema.names.count(column) != 1:
         problem = "several columns" if column in schema.names else "no column"
         raise BadFile(
@@ -469,32 +455,17 @@ def _texts(column) -> typing.Iterator[str]:
     return (text or "" for text in column.to_pylist())
 
 
-def import_tensorflow():
-    """Returns the tensorflow module. Raises Unavailable if it is not installed."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        import tensorflow
-    except ImportError as error:
-        raise Unavailable(
-            f"TFRecord and ArrayRecord files need TensorFlow ({error}); "
-            "pip install 'maelm_jax[data]'"
-        ) from error
-    return tensorflow
-
-
 def _tfrecord_documents(path: str, feature: str):
-    tensorflow = import_tensorflow()
+    tensorflow = load_module("tensorflow")
     with _local_copy(path) as local, _naming(path, local):
         records = tensorflow.data.TFRecordDataset(local).as_numpy_iterator()
         yield from _texts_of_examples(path, records, feature)
 
 
 def _array_record_documents(path: str, feature: str):
-    import_tensorflow()
-    from array_record.python import array_record_module
-
+    array_record = load_module("array_record.python.array_record_module")
     with _local_copy(path) as local, _naming(path, local):
-        reader = array_record_module.ArrayRecordReader(local)
+        reader = array_record.ArrayRecordReader(local)
         count = reader.num_records()
         records = (
             record
@@ -522,7 +493,7 @@ def _local_copy(path: str) -> typing.Iterator[str]:
 
 def _texts_of_examples(path: str, records: typing.Iterable[bytes], feature: str):
     """Yields the text of a feature of each record, which is a tf.train.Example."""
-    parse = import_tensorflow().train.Example.FromString
+    parse = load_module("tensorflow").train.Example.FromString
     is_empty = True
     for record in records:
         is_empty = False

@@ -5,9 +5,7 @@ checks the CRC-32C of every chunk that it reads. A chunk that is missing is an e
 as zeros.
 """
 
-import collections
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -29,6 +27,7 @@ SHARD_ROWS = 4096  # rows in one file
 CHUNK_ROWS = 16  # the smallest number of rows that is read
 LOCAL_CACHE = 256_000_000  # bytes of chunks in memory. The system caches files of this machine too.
 BUCKET_CACHE = 2_000_000_000
+BUCKET_REQUESTS = 256  # at a time. Each reads one chunk, so TensorStore's 32 would take too long.
 # Errors of a bucket or network that does not answer, as TensorStore's messages begin.
 FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
 log = logging.getLogger(__name__)
@@ -40,16 +39,13 @@ class Rows:
     Args:
         store: The store's folder, on this machine or in a bucket.
         split: "train" or "heldout".
-        statistics: What the store's manifest says of the split: COUNTS, `mean_segment` (tokens) and
-            `fill` (share of the slots that are not padded).
+        statistics: {name: number} of COUNTS, from the store's manifest.
         context: TensorStore's context, which holds the cache.
 
     Attributes:
         length: Ids in a row.
         shard_rows: Rows in one file of the store.
         statistics: As above.
-        whole_files: Whether the file of a requested row is read as a whole, into the cache. This
-            saves requests where all rows of a file are needed soon.
 
     Raises:
         ConfigError: The array is missing or damaged.
@@ -57,9 +53,9 @@ class Rows:
     """
 
     def __init__(
-        self, store: str, split: str, statistics: dict[str, float], context: tensorstore.Context
+        self, store: str, split: str, statistics: dict[str, int], context: tensorstore.Context
     ):
-        self._store, self.statistics, self.whole_files = store, statistics, False
+        self._store, self.statistics = store, statistics
         spec = {
             "driver": "zarr3",
             "kvstore": _kvstore(f"{store}/{split}"),
@@ -71,27 +67,14 @@ class Rows:
         self.array: tensorstore.TensorStore = self._wait(opening)
         self.length: int = self.array.shape[1]
         self.shard_rows: int = self.array.chunk_layout.write_chunk.shape[0]
-        # Files that were read as a whole, the last ones. A file that is read holds its future.
-        self._files: collections.OrderedDict[int, tensorstore.Future] = collections.OrderedDict()
         if len(self) != statistics["rows"]:
             raise self._error(f"{split} has {len(self)} rows, not {statistics['rows']}")
 
     def __len__(self) -> int:
         return self.array.shape[0]
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a stored row."""
-        return self.length * self.array.dtype.numpy_dtype.itemsize
-
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
-        """Reads rows.
-
-        Args:
-            numbers: Row numbers in any order, with repeats, int [n].
-
-        Returns:
-            The rows, int32 [n, length].
+        """Reads rows, int32 [n, length]. Their numbers, int [n], have any order and may repeat.
 
         Raises:
             ConfigError: A file is missing or damaged. The message names it.
@@ -104,36 +87,8 @@ class Rows:
         numbers = np.asarray(numbers, np.int64)
         if not numbers.size:
             return lambda: np.zeros((0, self.length), np.int32)
-        if not self.whole_files:
-            reading = self.array.oindex[numbers].read()
-            return lambda: self._wait(reading).astype(np.int32)
-        files = [
-            self._request_file(file) for file in np.unique(numbers // self.shard_rows).tolist()
-        ]
-
-        def wait() -> np.ndarray:
-            for file in filter(None, files):
-                self._wait(file)
-            return self._wait(self.array.oindex[numbers].read()).astype(np.int32)
-
-        return wait
-
-    def _request_file(self, number: int) -> tensorstore.Future | None:
-        """Begins to read a file into the cache. Returns None if it was read."""
-        if number not in self._files:
-            start = number * self.shard_rows
-            reading = self.array[start : min(start + self.shard_rows, len(self))].read()
-            self._files[number] = reading
-            reading.add_done_callback(functools.partial(self._forget_content, number))
-            while len(self._files) > max(BUCKET_CACHE // (self.shard_rows * self.row_bytes), 1):
-                self._files.popitem(last=False)
-        self._files.move_to_end(number)
-        return self._files[number]
-
-    def _forget_content(self, number: int, reading: tensorstore.Future):
-        """Drops the result of a file that was read: its chunks are in the cache."""
-        if self._files.get(number) is reading and reading.exception() is None:
-            self._files[number] = None
+        reading = self.array.oindex[numbers].read()
+        return lambda: self._wait(reading).astype(np.int32)
 
     def _wait(self, future: tensorstore.Future) -> typing.Any:
         """Waits for TensorStore. Its errors name the file."""
@@ -183,13 +138,11 @@ def read_manifest(store: str) -> dict:
         return {key: manifest[key] for key in ("fingerprint", "length", "splits", "left_out")}
 
 
-def open_stores(stores: dict[str, str], in_windows: bool = False) -> dict[str, dict[str, Rows]]:
+def open_stores(stores: dict[str, str]) -> dict[str, dict[str, Rows]]:
     """Opens stores, which share a cache.
 
     Args:
         stores: {source: the store's folder, on this machine or in a bucket}.
-        in_windows: Whether few files are needed at a time (`Corpus.shuffle_shards`). Files in a
-            bucket are then read as a whole, and also if all of them fit into the cache.
 
     Returns:
         {source: {"train": Rows, "heldout": Rows}}
@@ -200,15 +153,17 @@ def open_stores(stores: dict[str, str], in_windows: bool = False) -> dict[str, d
     """
     in_bucket = any(map(storage.in_bucket, stores.values()))
     cache_bytes = BUCKET_CACHE if in_bucket else LOCAL_CACHE
-    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": cache_bytes}})
+    context = tensorstore.Context(
+        {
+            "cache_pool": {"total_bytes_limit": cache_bytes},
+            "gcs_request_concurrency": {"limit": BUCKET_REQUESTS},
+            "s3_request_concurrency": {"limit": BUCKET_REQUESTS},
+        }
+    )
     result = {}
     for source, store in stores.items():
         statistics = read_manifest(store)["splits"]
         result[source] = {split: Rows(store, split, statistics[split], context) for split in SPLITS}
-    opened = [rows for splits in result.values() for rows in splits.values()]
-    total_bytes = sum(len(rows) * rows.row_bytes for rows in opened)
-    for rows in opened:
-        rows.whole_files = in_bucket and (in_windows or total_bytes <= cache_bytes)
     return result
 
 
@@ -248,7 +203,7 @@ def write(
     manifest = {
         "fingerprint": content_hash.hexdigest(),
         "length": length,
-        "splits": {split: _statistics(counts[split], length) for split in SPLITS},
+        "splits": counts,
         "left_out": left_out,
     }
     storage.write(folder / MANIFEST, json.dumps(manifest, indent=1))
@@ -307,14 +262,6 @@ def _in_whole_files(blocks: typing.Iterable[np.ndarray]) -> typing.Iterator[np.n
         yield np.concatenate(waiting)
 
 
-def _statistics(counts: dict[str, int], length: int) -> dict[str, float]:
-    """Returns the counts, the mean segment length and `fill`, the share of slots not padded."""
-    return counts | {
-        "mean_segment": round(counts["tokens"] / max(counts["segments"], 1), 2),
-        "fill": round(counts["tokens"] / max(counts["rows"] * length, 1), 5),
-    }
-
-
 def digest(request: typing.Any) -> str:
     """Returns a short hash of what something was made of, for the name of its folder."""
     return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:12]
@@ -335,12 +282,10 @@ def require_local(corpus: Corpus):
 
 
 def remember(corpus: Corpus, name: str, value: typing.Any):
-    """Keeps what was prepared last for some settings, for machines without the text.
+    """Keeps what was prepared last for the settings `name`, for machines without the text.
 
-    Args:
-        corpus: Holds `rows_dir`. Nothing is kept if it is in a bucket or is read-only.
-        name: Names the settings.
-        value: Anything that JSON can hold.
+    `value` is anything that JSON can hold. Nothing is kept if `Corpus.rows_dir` is in a bucket or
+    is read-only.
     """
     path = path_of(corpus, f"{name}.json")
     if not storage.in_bucket(path) and recall(corpus, name) != value:

@@ -11,7 +11,7 @@ import typing
 import urllib.request
 
 from maelm_jax.config import ConfigError, Corpus
-from maelm_jax.data.readers import Unavailable
+from maelm_jax.data import readers
 
 SPLIT = "train"
 NETWORK_HOST = "storage.googleapis.com"  # TFDS looks there first; a name that any network knows
@@ -28,22 +28,9 @@ def is_dataset(source: str) -> bool:
     return source.startswith(("tfds:", "seqio:"))
 
 
-def import_seqio():
-    """Returns the seqio module. Raises Unavailable if it is not installed."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        import seqio
-    except ImportError as error:
-        raise Unavailable(
-            f"tfds: and seqio: sources need seqio and TensorFlow ({error}); "
-            "pip install 'maelm_jax[data]'"
-        ) from error
-    return seqio
-
-
 def _task(source: str, corpus: Corpus):
     """Returns the Task of a `seqio:` name. Raises ConfigError if it or a module is unknown."""
-    seqio = import_seqio()
+    seqio = readers.load_module("seqio")
     name = source.removeprefix("seqio:")
     for module in corpus.task_modules:
         try:
@@ -85,9 +72,7 @@ def _builder(source: str, instead: str):
 
     `instead` says what the user can do without the dataset.
     """
-    import_seqio()
-    import tensorflow_datasets
-
+    tensorflow_datasets = readers.load_module("tensorflow_datasets")
     name = source.removeprefix("tfds:")
     try:
         builder = tensorflow_datasets.builder(name)
@@ -98,7 +83,7 @@ def _builder(source: str, instead: str):
         return builder
     except Exception as error:  # TFDS raises many types, including network errors
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        raise Unavailable(
+        raise readers.Unavailable(
             f"TFDS dataset {name!r} is not in {tensorflow_datasets.core.constants.DATA_DIR} and "
             f"cannot be downloaded ({reason}). {instead}, or where there is a network run `tfds "
             f"build {name} --data_dir=DIR`, copy DIR here, and set TFDS_DATA_DIR=DIR"
@@ -132,18 +117,14 @@ def _training_info(source: str):
 def _tfds_source(source: str):
     """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
     name, version = _training_info(source).full_name.rsplit("/", 1)
-    return import_seqio().TfdsDataSource(f"{name}:{version}", splits=[SPLIT], read_only=True)
+    seqio = readers.load_module("seqio")
+    return seqio.TfdsDataSource(f"{name}:{version}", splits=[SPLIT], read_only=True)
 
 
 def records(source: str, split: str) -> list[dict] | None:
-    """Returns all records of one split of a TFDS dataset, in the order of the files.
+    """Returns all records of a split of `tfds:NAME`, as NumPy values in the order of the files.
 
-    Args:
-        source: `tfds:NAME`.
-        split: The split's name.
-
-    Returns:
-        The records as NumPy values, or None if the dataset has no such split.
+    The result is None if the dataset has no such split.
     """
     builder = _builder(source, PUBLISHED_FILES)
     if split not in builder.info.splits:
@@ -174,18 +155,11 @@ def identity(source: str, corpus: Corpus) -> str:
 
 
 def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterator[str]:
-    """Yields the texts of one part of a source, in the order of the files.
+    """Yields the texts of part `index` of `count` of a source, in the order of the files.
 
-    Args:
-        source: `tfds:NAME` or `seqio:NAME`.
-        corpus: Holds the modules of Tasks.
-        index: Number of the part, from 0.
-        count: Number of parts.
-
-    Raises:
-        ConfigError: The records have no text field.
+    Raises ConfigError if the records have no text field.
     """
-    seqio = import_seqio()
+    seqio = readers.load_module("seqio")
     part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
     if source.startswith("tfds:"):
         dataset = _tfds_source(source).get_dataset(SPLIT, shuffle=False, shard_info=part)

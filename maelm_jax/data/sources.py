@@ -34,6 +34,8 @@ class Piece(typing.NamedTuple):
 def rates(corpus: Corpus) -> dict[str, float]:
     """Returns {source: share of the rows}, summing to 1. Members of a seqio Mixture replace it.
 
+    The sources are sorted by name, because batches depend on their order.
+
     Raises:
         Unavailable: A source is a `seqio:` name, and seqio is not installed.
     """
@@ -44,7 +46,7 @@ def rates(corpus: Corpus) -> dict[str, float]:
             members = seqio_tasks.members(source, corpus)
         for member, share in members.items():
             result[member] = result.get(member, 0.0) + rate * share
-    return result
+    return dict(sorted(result.items()))
 
 
 def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
@@ -132,12 +134,8 @@ def documents_of(source: str, corpus: Corpus) -> typing.Iterator[str]:
 def first_texts(corpus: Corpus, tokens: int) -> list[str]:
     """Returns the first documents of `Corpus.text_files`, the last one cut.
 
-    Args:
-        corpus: Names the files.
-        tokens: The documents have at most CHARACTERS_PER_TOKEN characters for each of them.
-
-    Raises:
-        ConfigError: There is no text.
+    They have at most CHARACTERS_PER_TOKEN characters a token. Raises ConfigError if there is no
+    text.
     """
     texts, characters = [], tokens * CHARACTERS_PER_TOKEN
     with contextlib.closing(documents_of(f"files:{corpus.text_files}", corpus)) as documents:
@@ -220,10 +218,5 @@ def text_hash(text: str) -> int:
 
 
 def is_heldout(text: str, fraction: float) -> bool:
-    """Returns whether a document belongs to the held-out split.
-
-    Args:
-        text: The document.
-        fraction: Expected share of held-out documents.
-    """
+    """Returns whether a document is held out. Of many documents, about a `fraction` is."""
     return text_hash(text) < fraction * 2.0**64

@@ -165,16 +165,10 @@ class Vocabulary(abc.ABC):
         return np.asarray(kinds, np.int8), np.asarray(begins)
 
     def sentence_ends(self, ids: np.ndarray) -> np.ndarray:
-        """Returns after which ids a sentence ends. They only decide where a row may break.
+        """Returns after which ids a sentence ends, int [n] -> bool [n]. A row may break there.
 
         A sentence ends after `.`, `!`, `?`, the same of other scripts, and closing quotes and
         brackets, where a word begins. An abbreviation ends a sentence too.
-
-        Args:
-            ids: Ids of a text, int [n].
-
-        Returns:
-            bool [n].
         """
         kinds, begins = self._sentence_marks
         kind = kinds[ids]
@@ -188,8 +182,7 @@ class Vocabulary(abc.ABC):
     def save(self, directory: str | os.PathLike) -> pathlib.Path:
         """Writes the vocabulary atomically into `directory`, which is made if it is missing.
 
-        Returns:
-            The file. `load` takes the file or the directory.
+        Returns the file. `load` takes the file or the directory.
         """
         path = pathlib.Path(directory) / self.FILE
         path.parent.mkdir(parents=True, exist_ok=True)

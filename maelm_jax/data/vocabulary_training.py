@@ -32,10 +32,6 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     leaves out held-out documents. Where the text is not on this machine, the vocabulary that was
     trained last for these settings is taken.
 
-    Args:
-        settings: The file, or the size and kind of the vocabulary to train.
-        corpus: The sources, and the folder of trained vocabularies.
-
     Raises:
         ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
     """
@@ -83,15 +79,8 @@ def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
 
     The parts of the source are read in an order that depends on their number alone, until
     TIMES_READ times the size of the sample is read. Of each part at most a share of that is read.
-    The sample is picked from it by hash.
-
-    Args:
-        source: The source.
-        corpus: Says which documents are left out, and which are held out.
-        megabytes: The size of the sample, in 10**6 characters.
-
-    Raises:
-        ConfigError: The source cannot be read.
+    The sample is picked from it by hash. A megabyte is 10**6 characters. Raises ConfigError if the
+    source cannot be read.
     """
     parts = sources.parts(source, corpus)
     limit = int(TIMES_READ * megabytes * 1e6)
@@ -124,14 +113,8 @@ def _first(texts: typing.Iterable[str], characters: float) -> typing.Iterator[st
 def pick(texts: typing.Iterable[str], megabytes: float) -> list[str]:
     """Picks the documents with the smallest hashes that fit into a size together.
 
-    The result does not depend on the order of the documents.
-
-    Args:
-        texts: Any number of documents.
-        megabytes: The size, in 10**6 characters.
-
-    Returns:
-        The documents in the order of their hashes.
+    The result is in the order of the hashes, whatever the order of the documents. A megabyte is
+    10**6 characters.
     """
     limit, total = int(megabytes * 1e6), 0
     heap: list[tuple[int, str]] = []  # (-hash, text): the largest hash is on top
@@ -155,10 +138,6 @@ def train(
     """Trains a SentencePiece BPE on a sample of documents.
 
     The same documents in any order give the same model, byte for byte.
-
-    Args:
-        texts: The documents.
-        settings: Size and kind of the vocabulary, and size of the sample.
 
     Raises:
         ConfigError: There is no text, or `settings.size` does not fit it.

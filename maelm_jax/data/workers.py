@@ -1,6 +1,7 @@
 """Runs a function in processes of this machine."""
 
 import concurrent.futures
+import math
 import multiprocessing
 import os
 import threading
@@ -20,19 +21,20 @@ def count(corpus: config.Corpus) -> int:
 
 
 def results(
-    function: typing.Callable, jobs: typing.Sequence, processes: int
+    function: typing.Callable, jobs: typing.Sequence, processes: int, chunk: int = 1
 ) -> typing.Iterator[typing.Any]:
-    """Applies a function to jobs. Yields the results in any order.
+    """Applies a function to jobs. Yields the results in the order of the jobs.
 
     Args:
         function: A function of a module.
         jobs: Its arguments: few bytes each, because a process that dies stops reading from a pipe.
         processes: Number of processes. With 1, the function runs in this process.
+        chunk: Number of jobs that a process takes at a time.
 
     Raises:
         RunError: A process was killed, or could not start.
     """
-    processes = min(processes, len(jobs))
+    processes = min(processes, math.ceil(len(jobs) / chunk))
     if processes <= 1:
         yield from map(function, jobs)
         return
@@ -40,9 +42,7 @@ def results(
         processes, multiprocessing.get_context("spawn"), initializer=_start
     )
     try:
-        waiting = [pool.submit(function, job) for job in jobs]
-        for future in concurrent.futures.as_completed(waiting):
-            yield future.result()
+        yield from pool.map(function, jobs, chunksize=chunk)
     except concurrent.futures.process.BrokenProcessPool as error:
         raise config.RunError(
             "a worker process was killed, often because memory was full, or could not start; lower "

@@ -7,7 +7,7 @@ import jax
 
 from maelm_jax import config, storage
 from maelm_jax.analysis import monitor
-from maelm_jax.data import batches, prepare, vocabularies, vocabulary_training
+from maelm_jax.data import batches, prepare, vocabularies
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import evaluation, start, summary
 from maelm_jax.pretraining import objective as objectives
@@ -127,22 +127,11 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
 
 
 def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
-    """Loads the vocabulary of the run or of the run that it goes on from, else makes it."""
-    experiment = starting_point.experiment
+    """`start.choose_vocabulary`, on process 0 first."""
     if not storage.in_bucket(workdir):
         distributed.check_shared_folder(workdir, "workdir")
     with distributed.process_zero_first("vocabulary"):
-        if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
-            vocabulary = run_record.load_vocabulary(workdir)
-        elif starting_point.parent:
-            vocabulary = run_record.load_vocabulary(starting_point.parent.workdir)
-        else:
-            vocabulary = vocabulary_training.vocabulary_for(
-                experiment.vocabulary, experiment.corpus
-            )
-    if starting_point.encoder:
-        starting_point.encoder.check_vocabulary(vocabulary)
-    return vocabulary
+        return start.choose_vocabulary(workdir, starting_point)
 
 
 def make_batches(

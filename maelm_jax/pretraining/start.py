@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from maelm_jax import config, gin_files, storage
-from maelm_jax.data import prepare, vocabularies
+from maelm_jax.data import prepare, vocabularies, vocabulary_training
 from maelm_jax.encoders import adoption, source
 from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, step
 
@@ -83,6 +83,24 @@ def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
     return StartingPoint(adopted.experiment, encoder=encoder)
+
+
+def choose_vocabulary(workdir: str, starting_point: StartingPoint) -> vocabularies.Vocabulary:
+    """Loads the vocabulary of the run or of the run that it goes on from, else makes it.
+
+    Raises:
+        ConfigError: It is damaged, or is not the vocabulary of the encoder of `Run.init_from`.
+    """
+    experiment, encoder, parent = starting_point
+    if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
+        vocabulary = run_record.load_vocabulary(workdir)
+    elif parent:
+        vocabulary = run_record.load_vocabulary(parent.workdir)
+    else:
+        vocabulary = vocabulary_training.vocabulary_for(experiment.vocabulary, experiment.corpus)
+    if encoder:
+        encoder.check_vocabulary(vocabulary)
+    return vocabulary
 
 
 def _check_origin(path: str, workdir: str):

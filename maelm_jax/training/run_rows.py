@@ -48,8 +48,6 @@ def choose_rows(
             chosen = _open_or_remake(workdir, recorded, corpus, vocabulary)
         else:
             chosen = _prepare(corpus, vocabulary)
-    if recorded:
-        chosen = _in_order(chosen, recorded)
     distributed.check_equal("fingerprint of rows", fingerprints(chosen.record))
     return chosen
 
@@ -146,21 +144,6 @@ def fingerprints(record: dict) -> dict[str, str]:
         source: f"{entry['rate']} {entry['fingerprint']}"
         for source, entry in record["sources"].items()
     }
-
-
-def _in_order(chosen: Prepared, recorded: dict) -> Prepared:
-    """Returns the rows with their sources in the recorded order, then those that are new.
-
-    Batches depend on the order of the sources, and settings of another order count as equal.
-    """
-    names = [
-        source
-        for source in dict.fromkeys([*recorded["sources"], *chosen.stores])
-        if source in chosen.stores
-    ]
-    entries = {source: chosen.record["sources"][source] for source in names}
-    stores = {source: chosen.stores[source] for source in names}
-    return Prepared(stores, chosen.record | {"sources": entries})
 
 
 def write(workdir: str, chosen: Prepared, step: int):

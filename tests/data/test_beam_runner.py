@@ -17,13 +17,6 @@ maelm_jax.data.readers.BadFile: a.txt: not UTF-8 at byte 3; convert it [while ru
 During handling of the above exception, another one ended the bundle"""
 
 
-def test_flags_become_options_of_beam():
-    flags = ["--beam_runner=X", "--beam_a=b=--beam_c"]
-    assert beam_runner.options(flags) == ["--runner=X", "--a=b=--beam_c"]
-    with pytest.raises(config.ConfigError, match="--beam_a"):
-        beam_runner.options(["--beam_a"])
-
-
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [

@@ -328,15 +328,6 @@ def test_a_pipe_is_refused_at_once(tmp_path):
         read(tmp_path / "*.txt")
 
 
-def test_a_folder_that_a_link_reads_twice_is_noted(tmp_path, caplog):
-    (tmp_path / "text" / "a").mkdir(parents=True)
-    (tmp_path / "text" / "a" / "a.txt").write_text("one")
-    assert read(tmp_path / "text" / "**" / "*.txt") == ["one"] and not caplog.records
-    (tmp_path / "text" / "b").symlink_to(tmp_path / "text" / "a")
-    assert read(tmp_path / "text" / "**" / "*.txt") == ["one", "one"]
-    assert "a/a.txt" in caplog.text and "b/a.txt" in caplog.text
-
-
 @pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, pattern):
     """`glob` would leave out its files without a word."""

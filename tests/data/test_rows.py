@@ -4,7 +4,6 @@ import shutil
 
 import numpy as np
 import pytest
-import tensorstore
 
 from maelm_jax import config
 from maelm_jax.data import rows
@@ -12,8 +11,8 @@ from maelm_jax.data import rows
 LENGTH = 32
 
 
-def opened(store, **settings):
-    return rows.open_stores({"here": str(store)}, **settings)["here"]
+def opened(store):
+    return rows.open_stores({"here": str(store)})["here"]
 
 
 def test_rows_are_read_in_any_order_with_repeats(whole):
@@ -90,20 +89,6 @@ def test_rows_of_zeros_are_stored_and_read(tmp_path):
     table[3, 3] = 1
     rows.write(tmp_path / "third", lambda split: [table], counts, 8, table.dtype, {})
     assert rows.read_manifest(tmp_path / "third")["fingerprint"] != one
-
-
-def test_whole_files_in_a_small_cache_give_the_same_rows(whole, monkeypatch):
-    monkeypatch.setattr(rows, "BUCKET_CACHE", 3 * 256 * LENGTH * 2)  # three files
-    plain = opened(whole)["train"]
-    context = tensorstore.Context({"cache_pool": {"total_bytes_limit": rows.BUCKET_CACHE}})
-    train = rows.Rows(str(whole), "train", plain.statistics, context)
-    train.whole_files = True
-    rng = np.random.default_rng(0)
-    requests = [rng.integers(0, len(plain), 64) for _ in range(9)]
-    waiting = [train.request(numbers) for numbers in requests]
-    for numbers, wait in zip(requests, waiting, strict=True):
-        np.testing.assert_array_equal(wait(), plain[numbers])
-    assert 1 < len(train._files) <= 3
 
 
 def test_what_is_remembered_is_recalled(tmp_path):

@@ -147,10 +147,10 @@ def test_rows_of_a_mixture_are_read_where_seqio_is_not(task_module, vocabulary, 
     monkeypatch.setattr(sources, "is_heldout", lambda text, fraction: False)
     prepared = prepare.prepare(corpus, vocabulary)
 
-    def absent():
+    def absent(name):
         raise readers.Unavailable("no seqio")
 
-    monkeypatch.setattr(seqio_tasks, "import_seqio", absent)
+    monkeypatch.setattr(readers, "load_module", absent)
     again = prepare.prepare(corpus, vocabulary)
     assert again.rates == prepared.rates == {"seqio:ours_a": 0.75, "seqio:ours_b": 0.25}
     assert list(again.stores) == list(prepared.stores)

@@ -16,10 +16,11 @@ from maelm_jax.data import workers
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_every_job_is_done(processes):
-    assert sorted(workers.results(abs, [-3, 2, -1], processes)) == [1, 2, 3]
-    assert list(workers.results(abs, [], processes)) == []
+def test_results_have_the_order_of_the_jobs(processes, chunk):
+    assert list(workers.results(abs, [-3, 2, -1], processes, chunk)) == [3, 2, 1]
+    assert list(workers.results(abs, [], processes, chunk)) == []
 
 
 def test_tokenizers_needs_threads_in_a_process_that_is_alone_only(monkeypatch):

@@ -111,7 +111,7 @@ def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_p
 
     only_devices(monkeypatch, 3)
     vocabulary = types.SimpleNamespace(size=400, special=config.SpecialIds.of_size(400))
-    monkeypatch.setattr(run.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
+    monkeypatch.setattr(start.vocabulary_training, "vocabulary_for", lambda *_: vocabulary)
     monkeypatch.setattr(run.run_rows, "choose_rows", lambda *_: pytest.fail("text is read"))
     with pytest.raises(config.ConfigError, match=message):
         train.main(["--gin_file=tiny.gin", "--gin.BATCH_SIZE=12", f"--gin.{binding}", f"--workdir={tmp_path / 'run'}"])

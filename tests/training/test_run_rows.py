@@ -150,8 +150,8 @@ def test_a_mixture_that_has_changed_is_mixed_as_recorded(mixture, vocabulary):
     assert run_rows.open_recorded(workdir, changed, vocabulary) is None
 
 
-def test_the_order_of_sources_is_the_recorded_one(mixture, vocabulary, tmp_path):
-    """Settings whose sources have another order count as equal, but batches depend on the order."""
+def test_the_order_of_sources_does_not_depend_on_the_settings(mixture, vocabulary, tmp_path):
+    """Batches depend on the order of the sources."""
     workdir, mixed = mixture
     one, other = mixed.sources
     backwards = dataclasses.replace(mixed, sources={other: 0.25, one: 0.75})
