@@ -169,7 +169,7 @@ class Answered(typing.NamedTuple):
     """A question's right answers and the answer of the model."""
 
     golds: tuple[str, ...]  # empty: the question is unanswerable
-    text: str  # the best span
+    text: str  # the best span, however low its score is
     null_margin: float  # score of "no answer" minus score of the span
 
 
@@ -183,18 +183,20 @@ def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.
     )
 
 
-def questions(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
+def questions(
+    answers: list[Answered], unanswerable: bool, threshold: float = 0.0
+) -> dict[str, float]:
     """Computes the metrics of SQuAD.
 
     Args:
         answers: One for each question.
         unanswerable: Whether questions can be unanswerable (SQuAD 2.0).
+        threshold: Null margin above which an answer counts as empty, with `unanswerable`.
 
     Returns:
-        "exact" and "f1" in percent. With `unanswerable`, an answer counts as empty in them when its
-        null margin is above 0. Then the result also has both for the questions with and without an
-        answer ("exact_answerable"), and both with the best threshold ("best_exact"), with that
-        threshold ("best_exact_threshold"). See `best_threshold`.
+        "exact" and "f1" in percent. With `unanswerable`, the result also has both for the questions
+        with and without an answer ("exact_answerable"), and both with the best threshold
+        ("best_exact"), with that threshold ("best_exact_threshold"). See `best_threshold`.
     """
     golds, texts = [answer.golds for answer in answers], [answer.text for answer in answers]
     if not unanswerable:
@@ -207,7 +209,7 @@ def questions(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
     answerable = np.asarray([bool(answer.golds) for answer in answers])
     margins = np.asarray([answer.null_margin for answer in answers])
     answered = np.asarray([bool(text) for text in texts])
-    confident = ["" if answer.null_margin > 0 else answer.text for answer in answers]
+    confident = ["" if answer.null_margin > threshold else answer.text for answer in answers]
     result = {}
     for name, measure in (("exact", exact), ("f1", f1)):
         values = _best_scores(measure, golds, confident)

@@ -45,13 +45,6 @@ class Windows(typing.NamedTuple):
     offsets: list[np.ndarray]  # of each question, int32 [tokens of the context, 2]: characters
 
 
-class Answer(typing.NamedTuple):
-    """The answer to one question."""
-
-    text: str  # the best span, however low its score is
-    null_margin: float  # null score minus score of the span; high where an answer is unlikely
-
-
 class QuestionTask(Task):
     """SQuAD 1.1, or 2.0 where questions can be unanswerable.
 
@@ -212,15 +205,7 @@ class QuestionTask(Task):
 
     def score(self, dev, outputs):
         threshold = self.threshold or 0.0
-        answered = [
-            metrics.Answered(
-                tuple(gold.text for gold in question.answers),
-                answer.text,
-                answer.null_margin - threshold,
-            )
-            for question, answer in zip(dev.examples, answers(dev, outputs), strict=True)
-        ]
-        scores = metrics.questions(answered, self.has_unanswerable)
+        scores = metrics.questions(answers(dev, outputs), self.has_unanswerable, threshold)
         if self.threshold is None:
             return scores
         # The best threshold of these questions would be chosen by their right answers.
@@ -264,7 +249,7 @@ def _target(
     return int(prefix + tokens[0] - begin), int(prefix + tokens[-1] - begin)
 
 
-def answers(dev: EvaluationSet, spans: Spans) -> list[Answer]:
+def answers(dev: EvaluationSet, spans: Spans) -> list[metrics.Answered]:
     """Returns the best span of at most ANSWER_LENGTH tokens for each question.
 
     A span in several windows has the score of one of them (see `_window_of`). The null score of a
@@ -272,14 +257,17 @@ def answers(dev: EvaluationSet, spans: Spans) -> list[Answer]:
     """
     bounds = np.searchsorted(dev.layout.question, np.arange(len(dev.examples) + 1))
     return [
-        _best_answer(question.context, dev, spans, np.arange(first, last))
+        _best_answer(question, dev, spans, np.arange(first, last))
         for question, first, last in zip(dev.examples, bounds[:-1], bounds[1:], strict=True)
     ]
 
 
-def _best_answer(context: str, dev: EvaluationSet, spans: Spans, indices: np.ndarray) -> Answer:
+def _best_answer(
+    question: squad.Question, dev: EvaluationSet, spans: Spans, indices: np.ndarray
+) -> metrics.Answered:
     """Returns the answer to one question. `indices` are those of its windows."""
     windows, features = dev.layout, dev.features
+    golds = tuple(gold.text for gold in question.answers)
     offsets = windows.offsets[windows.question[indices[0]]]
     begin, prefix = windows.start[indices], features.context[indices]
     end = begin + features.lengths[indices] - prefix - 1
@@ -299,9 +287,10 @@ def _best_answer(context: str, dev: EvaluationSet, spans: Spans, indices: np.nda
         if not np.isfinite(score[window, i, j]):
             break
         if window == _window_of(first[window, i], last[window, j], begin, end):
-            text = context[offsets[first[window, i], 0] : offsets[last[window, j], 1]].strip()
-            return Answer(text, null - float(score[window, i, j]))
-    return Answer("", 0.0)
+            characters = slice(offsets[first[window, i], 0], offsets[last[window, j], 1])
+            text = question.context[characters].strip()
+            return metrics.Answered(golds, text, null - float(score[window, i, j]))
+    return metrics.Answered(golds, "", 0.0)
 
 
 def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:
