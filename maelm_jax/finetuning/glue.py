@@ -152,14 +152,10 @@ def read_table(
     notes: list[str],
     skip_broken: bool = False,
 ) -> list[Example]:
-    """Reads a file of a task.
+    """Reads a file of a task, and adds notes for the user to `notes`.
 
-    Args:
-        spec: The task.
-        path: The file.
-        labelled: Whether to read labels. If not, the label column can be missing.
-        notes: Notes for the user are added to it.
-        skip_broken: Whether a line with too few columns is left out, and noted.
+    Without `labelled`, the label column can be missing. With `skip_broken`, a line with too few
+    columns is left out, and noted.
 
     Raises:
         ConfigError: The file is not as expected. The message names file and line.
@@ -276,13 +272,7 @@ def _hold_out(examples: list[Example], notes: list[str]) -> Splits:
 def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example] | None:
     """Returns a split in the order of GLUE's files, which numbers predictions. TFDS shuffles it.
 
-    Args:
-        spec: The task.
-        split: The split.
-        name: The dataset; None: that of the task.
-
-    Returns:
-        The examples; None when the dataset does not have the split.
+    `name` is the dataset; None: that of the task. Returns None when it does not have the split.
     """
     records = tables.tfds_records(f"glue/{name or spec.name}", split)
     return records and [

@@ -56,11 +56,8 @@ def plan(
 ) -> list[Planned]:
     """Reads and checks all settings before the first run starts.
 
-    Args:
-        names: The encoders, as in --init_from.
-        files: The gin files of the command line.
-        bindings: The settings of the command line.
-        step: Step of the checkpoint of each encoder. None: the newest.
+    `names` are the encoders, as in --init_from. `step` is that of their checkpoints; None: the
+    newest.
 
     Returns:
         All pairs, task by task, so that encoders share data and compiled steps.
@@ -302,10 +299,7 @@ def _train(run: Run, inputs: dict, is_single: bool) -> dict:
 def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
     """Returns the results of a finished run; None when the run is not finished.
 
-    Args:
-        folder: Folder of the run.
-        experiment: Settings that the run must have.
-        inputs: Content that its INPUTS file must have.
+    `inputs` is the content that its INPUTS file must have.
 
     Raises:
         ConfigError: The folder holds a run with other settings, on other data, or from another

@@ -63,12 +63,7 @@ class FineTuned(nnx.Module):
         self.has_pair_types = families.choose_pair_format(model).has_types
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
-        """Computes the scores of the head.
-
-        Args:
-            batch: The rows.
-            keys: Keys of dropout, one a row; None without dropout.
-        """
+        """Computes the scores of the head. `keys` are of dropout; None without dropout."""
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = ops.split_keys(keys, 2)
         present = slots < batch.lengths[:, None]

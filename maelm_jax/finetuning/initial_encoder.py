@@ -110,12 +110,10 @@ def normalise_name(name: str) -> str:
 
 
 def load(name: str, step: int | None = None) -> InitialEncoder:
-    """Finds the encoder that one name in --init_from stands for.
+    """Finds the encoder that one name in --init_from stands for (see `source.find_encoder`).
 
-    Args:
-        name: What source.find_encoder accepts: a workdir, an exported or stock folder, or a
-            checkpoint of the reference implementation. config.RANDOM may stand before it.
-        step: Step of the workdir's checkpoint. None: the newest. It has no effect after RANDOM.
+    `step` is that of the workdir's checkpoint; None: the newest. It has no effect after
+    config.RANDOM.
 
     Raises:
         ConfigError: There is no such encoder or step, or the encoder has no vocabulary.

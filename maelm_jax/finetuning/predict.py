@@ -35,12 +35,7 @@ class FinishedRun:
     """
 
     def __init__(self, workdir: str | None, bindings: list[str], flag: str):
-        """Finds the run.
-
-        Args:
-            workdir: The run.
-            bindings: Settings that replace those of the run.
-            flag: The flag that needs the run, for messages.
+        """Finds the run. `flag` is the flag that needs it, for messages.
 
         Raises:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
@@ -108,15 +103,9 @@ def predict(
 ) -> str:
     """Predicts a file with the finished run in `workdir`, and writes the predictions.
 
-    Predictions of another file, and files of other programs, are never replaced.
-
-    Args:
-        workdir: The run.
-        input_file: The file to predict.
-        output: Path of the predictions. None: predictions_STEM in the workdir, STEM of the input.
-        bindings: Settings that replace those of the run.
-        with_scores: Whether to compare the predictions with the labels in the file, and to write
-            the metrics beside the predictions.
+    Predictions of another file, and files of other programs, are never replaced. The default of
+    `output` is predictions_STEM in the workdir, with the stem of the input. `with_scores` compares
+    the predictions with the labels in the file, and writes the metrics beside the predictions.
 
     Returns:
         What was done, for the user.
@@ -160,11 +149,8 @@ def predict(
 def submit(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:
     """Predicts the test sets of GLUE with the finished models in `workdir` (--submission).
 
-    Args:
-        workdir: A finished run, grid or table.
-        output: The zip file. It must not exist.
-        init_from: In a table of several encoders: the encoder, by its name in the table.
-        bindings: Settings that replace those of the runs, for example Finetune.data_dir.
+    `workdir` is a finished run, grid or table, `output` a new zip file. `init_from` is the name of
+    the encoder, in a table of several.
 
     Returns:
         What the zip file holds and lacks, for the user.

@@ -234,12 +234,8 @@ def _target(
 ) -> tuple[int, int]:
     """Returns first and last slot of the answer in a window; (0, 0) if it does not hold all of it.
 
-    Args:
-        answer: Where the answer stands in the context; None: there is none.
-        offsets: Characters of the context's tokens, int32 [tokens, 2].
-        begin: First token of the context in the window.
-        size: Tokens of the context in the window.
-        prefix: Slots before them.
+    The window has `prefix` slots, then `size` tokens of the context from its token `begin` on.
+    `offsets` are the characters of the context's tokens, int32 [tokens, 2].
     """
     if answer is None:
         return 0, 0

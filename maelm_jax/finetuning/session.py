@@ -72,13 +72,8 @@ class Model:
     def outputs(self, params: dict, dev: EvaluationSet, lengths: list[int]):
         """Computes the outputs of `Task.predict` for all examples, in their order.
 
-        Args:
-            params: Parameters of the model.
-            dev: The examples.
-            lengths: Lengths to pad to, in ascending order. The last one fits every example.
-
-        Returns:
-            NumPy arrays. Those of slots are as wide as the longest batch.
+        `lengths` are those of `batches.in_order`. Returns NumPy arrays. Those of slots are as wide
+        as the longest batch.
         """
         devices = sharding.row_shards(self.mesh)
         rows = -(-EVALUATION_ROWS // devices) * devices
@@ -213,14 +208,7 @@ class Run:
         encoder: InitialEncoder,
         folder: pathlib.Path,
     ):
-        """Plans the run.
-
-        Args:
-            session: What the run shares with others.
-            experiment: Settings with one value of each hyper-parameter.
-            encoder: The encoder to start from.
-            folder: Folder of the run.
-        """
+        """Plans the run. `experiment` has one value of each hyper-parameter."""
         self.session, self.experiment = session, experiment
         self.encoder, self.folder = encoder, folder
         self._best_outputs: dict | None = None

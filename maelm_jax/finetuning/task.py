@@ -127,13 +127,7 @@ class Task(abc.ABC):
     columns: tuple[Column, ...]
 
     def __init__(self, name: str, settings: config.Finetune, results: dict | None = None):
-        """Makes the task.
-
-        Args:
-            name: One of `names`.
-            settings: The settings of fine-tuning.
-            results: results.json of the finished run whose model is used. None: a new run.
-        """
+        """Makes a task. `results` are those of the finished run whose model is used, if any."""
         self.name, self.settings = name, settings
         self.labels: tuple[str, ...] = tuple((results or {}).get("labels", ()))
         self.notes: list[str] = []
