@@ -3,8 +3,7 @@
 A label belongs to the first token of its word. The other tokens of the word have none.
 """
 
-import collections.abc
-import unicodedata
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,9 @@ from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
 from maelm_jax.model import layers, ops
 
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
+WORD_BEFORE = (
+    "a"  # a word is encoded after this one: the first word of a text can have other tokens
+)
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
 
 
@@ -118,17 +120,28 @@ class TokenTask(Task):
         """
         vocabulary, length = input_format.vocabulary, input_format.length
         class_of = {label: number for number, label in enumerate(self.labels)}
+        texts = [
+            f"{WORD_BEFORE} {word}" if number else word
+            for words, _ in examples
+            for number, word in enumerate(words)
+        ]
+        encoded, skipped = iter(input_format.encode(texts)), len(vocabulary.encode(WORD_BEFORE))
         ids, slots = [], []
         cut = lost = 0
         for words, _ in examples:
-            tokens, offsets = vocabulary.encode_with_offsets(" ".join(words))
+            tokens_of_words = [
+                tokens[skipped:] if number else tokens
+                for number, tokens in enumerate(itertools.islice(encoded, len(words)))
+            ]
+            tokens = list(itertools.chain(*tokens_of_words))
             kept = tokens[: length - SPECIAL_TOKENS]
-            first = first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
-            first[first >= len(kept)] = -1
+            sizes = np.asarray(list(map(len, tokens_of_words)))
+            first = np.cumsum(sizes) - sizes
+            has_token = (sizes > 0) & (first < len(kept))
             cut += len(kept) < len(tokens)
-            lost += int((first < 0).sum())
+            lost += int((~has_token).sum())
             ids.append(np.asarray([vocabulary.bos, *kept, vocabulary.eos], np.int32))
-            slots.append(np.where(first < 0, -1, first + 1))
+            slots.append(np.where(has_token, first + 1, -1))
         if cut:
             self.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
         if lost:
@@ -197,36 +210,3 @@ class TokenTask(Task):
         path = folder / f"{stem}.txt"
         storage.write(path, "\n".join(blocks))
         return path
-
-
-def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> np.ndarray:
-    """Returns the index of the first token of each word; -1 for a word that has none of its own.
-
-    It is the token that a stock tokenizer counts as the first one of the word
-    (`word_ids` of transformers): a token for the space before the word is one of the word.
-
-    Args:
-        words: The words of the text, which has one space between two of them.
-        offsets: First character of each token and the one after its last, int [tokens, 2].
-    """
-    sizes = np.asarray([len(word) for word in words])
-    starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
-    # The first token that ends inside the word or after it.
-    tokens = np.searchsorted(offsets[:, 1], starts, side="right")
-    begins, ends = np.append(offsets, [[np.iinfo(np.int64).max] * 2], axis=0).T
-    # A vocabulary has no token for a word of zero-width characters. Such a word can lie inside the
-    # token of the next word.
-    has_token = (begins[tokens] < starts + sizes) & [_is_visible(word) for word in words]
-    is_space = (tokens > 0) & (begins[tokens - 1] >= starts - 1) & (ends[tokens - 1] == starts)
-    tokens = np.where(is_space, tokens - 1, tokens)
-    token_of_word = np.full(len(words), -1)
-    with_token = np.flatnonzero(has_token)
-    # A token of two words is that of the first one.
-    _, first = np.unique(tokens[with_token], return_index=True)
-    token_of_word[with_token[first]] = tokens[with_token[first]]
-    return token_of_word
-
-
-def _is_visible(word: str) -> bool:
-    """Returns whether a word has a character that is not a control, format or space character."""
-    return any(unicodedata.category(character)[0] not in "CZ" for character in word)
