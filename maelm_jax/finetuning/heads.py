@@ -9,7 +9,7 @@ import typing
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.encoders import families
@@ -78,12 +78,6 @@ class FineTuned(nnx.Module):
 def define(model: config.Model, vocabulary_size: int, pad_id: int, task: Task) -> maelm.Definition:
     """Returns the definition of a `FineTuned`."""
     return maelm.define(lambda rngs: FineTuned(model, vocabulary_size, pad_id, task, rngs))
-
-
-def cross_entropy(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:
-    """Returns the cross-entropy of each target, in nats."""
-    of_target = jnp.take_along_axis(scores, target[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(scores, axis=-1) - of_target
 
 
 def weighted_sums(losses, right, weights: Float[Array, "..."]) -> loss.Sums:

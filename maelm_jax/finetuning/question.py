@@ -11,6 +11,7 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float
 
 from maelm_jax import config, storage
@@ -185,7 +186,7 @@ class QuestionTask(Task):
     def loss(self, scores, batch):
         by_end = jnp.moveaxis(scores, 2, 1)  # [B, 2, T]
         right = jnp.argmax(by_end, axis=2).astype(batch.targets.dtype) == batch.targets
-        losses = heads.cross_entropy(by_end, batch.targets).mean(axis=1)
+        losses = optax.softmax_cross_entropy_with_integer_labels(by_end, batch.targets).mean(axis=1)
         return heads.weighted_sums(losses, right.all(axis=1), batch.weights)
 
     def predict(self, scores) -> Spans:

@@ -28,7 +28,8 @@ class SentenceTask(Task):
     def __init__(self, name, settings, results=None):
         super().__init__(name, settings, results)
         self.spec = spec = glue.spec_of(name, settings.custom)
-        self.labels, self.selected_by = spec.labels, spec.selected_by
+        self.labels = spec.labels
+        self.selected_by = () if spec.labels else spec.metrics
         self.main_metric = spec.metrics[0]
         self.endings = (".tsv", "_probabilities.tsv") if spec.labels else (".tsv",)
         # GLUE's columns are the paper's.
@@ -126,7 +127,7 @@ class SentenceTask(Task):
             losses = (scores[:, 0] - target) ** 2
             right = jnp.abs(scores[:, 0] - target) < 0.1
         else:
-            losses = heads.cross_entropy(scores, target)
+            losses = optax.softmax_cross_entropy_with_integer_labels(scores, target)
             right = jnp.argmax(scores, axis=1).astype(target.dtype) == target
         return heads.weighted_sums(losses, right, batch.weights)
 

@@ -7,6 +7,7 @@ import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
@@ -169,7 +170,8 @@ class TokenTask(Task):
         target = batch.targets
         labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
         right = jnp.argmax(scores, axis=2).astype(target.dtype) == target
-        losses = heads.cross_entropy(scores, jnp.maximum(target, 0))
+        classes = jnp.maximum(target, 0)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, classes)
         return heads.weighted_sums(losses, right, labelled)
 
     def predict(self, scores):
