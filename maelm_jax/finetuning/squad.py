@@ -1,7 +1,6 @@
 """Questions and contexts of SQuAD 1.1 and 2.0, from files in SQuAD's JSON format or from TFDS."""
 
 import dataclasses
-import hashlib
 import json
 import pathlib
 import re
@@ -27,21 +26,17 @@ class GoldAnswer(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question about a context, which is a paragraph of an article."""
+    """One question about a context."""
 
     id: str
     text: str
     context: str
     answers: tuple[GoldAnswer, ...]  # (): unanswerable, or not known
-    article: str  # title
     is_impossible: bool = False  # said to be unanswerable
 
 
 def read(task: str, settings: config.Finetune, notes: list[str]) -> Splits:
     """Reads the data of a task from the files in `settings.data_dir`, or from TFDS if it is None.
-
-    Without a training set, the share `squad_dev_share` of the dev set's articles is evaluated and
-    the other articles are trained on.
 
     Raises:
         ConfigError: Data is missing or malformed, or a question has no right answer.
@@ -51,65 +46,31 @@ def read(task: str, settings: config.Finetune, notes: list[str]) -> Splits:
         train, dev = (_read_tfds(task, split) for split in ("train", "validation"))
     else:
         sources = find_files(task, settings)
-        train, dev = (path and read_file(path) for path in sources)
+        train, dev = map(read_file, sources)
     for source, questions in zip(sources, (train, dev), strict=True):
-        check_answers(task, questions or [], source)
-    if train is None:
-        train, dev = _split(dev, settings.squad_dev_share, notes)
+        check_answers(task, questions, source)
     if task == "squad2" and all(question.answers for question in (*train, *dev)):
         notes.append("no question is unanswerable: the null threshold has nothing to decide")
     return Splits(train, {"": dev})
 
 
-def find_files(task: str, settings: config.Finetune) -> list[pathlib.Path | None]:
-    """Returns the training file, or None with a `squad_dev_share`, and the dev file.
-
-    Raises:
-        ConfigError: A file is missing.
-    """
+def find_files(task: str, settings: config.Finetune) -> list[pathlib.Path]:
+    """Returns the training file and the dev file. Raises ConfigError if one is missing."""
     paths = [tables.find_file(settings.data_dir, name) for name in FILES[task]]
-    for name, path, is_needed in zip(
-        FILES[task], paths, (not settings.squad_dev_share, True), strict=True
-    ):
-        if path is None and is_needed:
+    for name, path in zip(FILES[task], paths, strict=True):
+        if path is None:
             raise config.ConfigError(
-                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Without training "
-                "file, --gin.Finetune.squad_dev_share=0.25 trains on a part of the dev file"
+                f"{task}: no {name} in {settings.data_dir} (also in its squad/). Give the folder "
+                "with --gin.DATA_DIR=FOLDER"
             )
     return paths
-
-
-def _split(
-    questions: list[Question], share: float, notes: list[str]
-) -> tuple[list[Question], list[Question]]:
-    """Divides questions by article, so that no context is in both parts.
-
-    The articles with the smallest hashes are the second part.
-    """
-    articles = sorted(
-        {question.article for question in questions},
-        key=lambda title: hashlib.sha256(title.encode()).hexdigest(),
-    )
-    count = max(1, round(share * len(articles)))
-    if count == len(articles):
-        raise config.ConfigError(
-            f"Finetune.squad_dev_share {share} leaves none of {len(articles)} articles to train on"
-        )
-    notes.append(
-        f"no training file: trained on {len(articles) - count} articles of the dev file, evaluated "
-        f"on its other {count}; not the official split"
-    )
-    parts = [[], []]
-    for question in questions:
-        parts[question.article in articles[:count]].append(question)
-    return parts[0], parts[1]
 
 
 def read_file(path: str | pathlib.Path) -> list[Question]:
     """Reads a file in SQuAD's JSON format. Raises ConfigError if it is of another form."""
     questions = []
     with storage.reading(path, "SQuAD's JSON is data > paragraphs > qas"):
-        for number, article in enumerate(json.loads("\n".join(tables.read_lines(path)))["data"]):
+        for article in json.loads("\n".join(tables.read_lines(path)))["data"]:
             for paragraph in article["paragraphs"]:
                 for entry in paragraph["qas"]:
                     impossible = entry.get("is_impossible", False)
@@ -123,7 +84,6 @@ def read_file(path: str | pathlib.Path) -> list[Question]:
                                 GoldAnswer(gold["text"], gold.get("answer_start", -1))
                                 for gold in golds
                             ),
-                            article.get("title", str(number)),
                             impossible,
                         )
                     )
@@ -143,12 +103,9 @@ def check_answers(task: str, questions: list[Question], source: typing.Any):
             )
 
 
-def _read_tfds(task: str, split: str) -> list[Question] | None:
-    records = tables.tfds_records(TFDS[task], split)
-    if records is None:
-        return None
+def _read_tfds(task: str, split: str) -> list[Question]:
     questions = []
-    for record in records:
+    for record in tables.tfds_records(TFDS[task], split):
         answers = record["answers"]
         pairs = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
         golds = tuple(GoldAnswer(*pair) for pair in pairs)
@@ -158,7 +115,6 @@ def _read_tfds(task: str, split: str) -> list[Question] | None:
                 record["question"],
                 record["context"],
                 golds,
-                record["title"],
                 is_impossible=task == "squad2" and not golds,
             )
         )
