@@ -1,11 +1,14 @@
-"""Questions whose answer is a span of a context: SQuAD 1.1 and 2.0.
+"""Questions whose answer is a span of a context: SQuAD 1.1 and 2.0, from its files or from TFDS.
 
 The method is that of BERT (Devlin et al. 2019, file run_squad.py): windows over long contexts, and
 answers from the scores of their slots.
 """
 
 import collections
+import dataclasses
 import json
+import pathlib
+import re
 import typing
 
 import jax
@@ -16,16 +19,46 @@ from jaxtyping import Array, Float
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import heads, metrics, squad
+from maelm_jax.finetuning import heads, metrics, tables
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Task
+from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Splits, Task
 from maelm_jax.model import layers
 from maelm_jax.model.positions import MASKED_OUT
 
+FILES = {
+    "squad1": ("train-v1.1.json", "dev-v1.1.json"),
+    "squad2": ("train-v2.0.json", "dev-v2.0.json"),
+}
+TFDS = {"squad1": "squad/v1.1", "squad2": "squad/v2.0"}
 QUESTION_LENGTH = 64  # tokens of the longest question, which is cut off there
 STRIDE = 128  # tokens between the starts of two windows, at most half a window
 ANSWER_LENGTH = 30  # tokens of the longest answer
 BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer
+
+
+class GoldAnswer(typing.NamedTuple):
+    """A right answer."""
+
+    text: str
+    start: int  # its first character in the context; can be wrong in a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question about a context."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[GoldAnswer, ...]  # (): unanswerable, or not known
+    is_impossible: bool = False  # said to be unanswerable
+
+
+class CharacterSpan(typing.NamedTuple):
+    """A part of a context, in characters."""
+
+    start: int
+    end: int  # the character after the last one
 
 
 class Spans(typing.NamedTuple):
@@ -53,7 +86,7 @@ class QuestionTask(Task):
     Slot 0 stands for "no answer". A window is right when both slots are.
     """
 
-    names = tuple(squad.FILES)
+    names = tuple(FILES)
     module = "span"
     stock_class = "ForQuestionAnswering"
     unit = "questions"
@@ -76,16 +109,59 @@ class QuestionTask(Task):
 
     def check_files(self):
         if self.settings.data_dir is not None:
-            squad.find_files(self.name, self.settings)
+            self._find_files()
 
-    def read(self):
-        return squad.read(self.name, self.settings, self.notes)
+    def _find_files(self) -> list[pathlib.Path]:
+        """Returns the training file and the dev file."""
+        paths = [tables.find_file(self.settings.data_dir, name) for name in FILES[self.name]]
+        for name, path in zip(FILES[self.name], paths, strict=True):
+            if path is None:
+                raise config.ConfigError(
+                    f"{self.name}: no {name} in {self.settings.data_dir} (also in its squad/). "
+                    "Give the folder with --gin.DATA_DIR=FOLDER"
+                )
+        return paths
+
+    def read(self) -> Splits:
+        if self.settings.data_dir is None:
+            sources = [f"TFDS dataset {TFDS[self.name]}"] * 2
+            train, dev = (self._read_tfds(split) for split in ("train", "validation"))
+        else:
+            sources = self._find_files()
+            train, dev = map(read_questions, sources)
+        for source, questions in zip(sources, (train, dev), strict=True):
+            self._check_answers(questions, source)
+        if self.has_unanswerable and all(question.answers for question in (*train, *dev)):
+            self.notes.append(
+                "no question is unanswerable: the null threshold has nothing to decide"
+            )
+        return Splits(train, {"": dev})
+
+    def _read_tfds(self, split: str) -> list[Question]:
+        questions = []
+        for record in tables.tfds_records(TFDS[self.name], split):
+            answers = record["answers"]
+            pairs = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
+            golds = tuple(GoldAnswer(*pair) for pair in pairs)
+            texts = record["id"], record["question"], record["context"]
+            questions.append(Question(*texts, golds, self.has_unanswerable and not golds))
+        return questions
 
     def read_file(self, path, labelled):
-        questions = squad.read_file(path)
+        questions = read_questions(path)
         if labelled:
-            squad.check_answers(self.name, questions, path)
+            self._check_answers(questions, path)
         return questions
+
+    def _check_answers(self, questions: list[Question], source: str | pathlib.Path):
+        """Raises ConfigError unless each question has a right answer, or is said to have none."""
+        for question in questions:
+            if not (question.answers or (self.has_unanswerable and question.is_impossible)):
+                remedy = "one, or is_impossible: true" if self.has_unanswerable else "one"
+                raise config.ConfigError(
+                    f"{source}: the question {question.id[:50]!r} has no right answer. Give a file "
+                    f"in which every question has {remedy}"
+                )
 
     def encode_training(self, examples, input_format):
         features = self._windows(examples, input_format, "training", training=True).features
@@ -108,7 +184,7 @@ class QuestionTask(Task):
 
     def _windows(
         self,
-        questions: list[squad.Question],
+        questions: list[Question],
         input_format: InputFormat,
         which: str,
         training: bool = False,
@@ -131,7 +207,7 @@ class QuestionTask(Task):
             offsets_of.append(offsets)
             answer = None
             if training and question.answers:
-                answer = squad.answer_span(question)
+                answer = answer_span(question)
                 if answer is None:
                     lost += 1
                     continue
@@ -230,8 +306,41 @@ class QuestionTask(Task):
         return path
 
 
+def read_questions(path: str | pathlib.Path) -> list[Question]:
+    """Reads a file in SQuAD's JSON format. Raises ConfigError if it is of another form."""
+    questions = []
+    with storage.reading(path, "SQuAD's JSON is data > paragraphs > qas"):
+        articles = json.loads("\n".join(tables.read_lines(path)))["data"]
+        for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
+            for entry in paragraph["qas"]:
+                impossible = entry.get("is_impossible", False)
+                answers = [] if impossible else entry.get("answers", [])
+                golds = [GoldAnswer(gold["text"], gold.get("answer_start", -1)) for gold in answers]
+                texts = entry["id"], entry["question"], paragraph["context"]
+                questions.append(Question(*texts, tuple(golds), impossible))
+    if not questions:
+        raise config.ConfigError(f"{path}: holds no question. Give a file with questions")
+    return questions
+
+
+def answer_span(question: Question) -> CharacterSpan | None:
+    """Returns where the first answer stands, or its nearest occurrence; None if nowhere."""
+    text, start = question.answers[0]
+    # The tokens of a space at an end may be those of the next word.
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    if not text:
+        return None
+    if not (start >= 0 and question.context.startswith(text, start)):
+        occurrences = [match.start() for match in re.finditer(re.escape(text), question.context)]
+        if not occurrences:
+            return None
+        start = min(occurrences, key=lambda occurrence: abs(occurrence - start))
+    return CharacterSpan(start, start + len(text))
+
+
 def _target(
-    answer: squad.CharacterSpan | None, offsets: np.ndarray, begin: int, size: int, prefix: int
+    answer: CharacterSpan | None, offsets: np.ndarray, begin: int, size: int, prefix: int
 ) -> tuple[int, int]:
     """Returns first and last slot of the answer in a window; (0, 0) if it does not hold all of it.
 
@@ -260,7 +369,7 @@ def answers(dev: EvaluationSet, spans: Spans) -> list[metrics.Answered]:
 
 
 def _best_answer(
-    question: squad.Question, dev: EvaluationSet, spans: Spans, indices: np.ndarray
+    question: Question, dev: EvaluationSet, spans: Spans, indices: np.ndarray
 ) -> metrics.Answered:
     """Returns the answer to one question. `indices` are those of its windows."""
     windows, features = dev.layout, dev.features

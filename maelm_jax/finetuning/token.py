@@ -1,9 +1,15 @@
 """Labels for words (task `conll`): named entities, parts of speech.
 
+Files have a line for each word, as those of CoNLL-2003. Columns stand between spaces or tabs, a
+blank line between sentences. A line whose first column is -DOCSTART- holds no word.
+
 A label belongs to the first token of its word. The other tokens of the word have none.
 """
 
 import itertools
+import pathlib
+import re
+import typing
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,16 +19,23 @@ from jaxtyping import Array, Float, Key
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import conll, heads, metrics, tables
+from maelm_jax.finetuning import heads, metrics, tables
 from maelm_jax.finetuning.batches import NO_LABEL, Features
 from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
 from maelm_jax.model import layers, ops
 
+DOCUMENT = "-DOCSTART-"
+COLUMNS = re.compile(r"[ \t]+")
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
-WORD_BEFORE = (
-    "a"  # a word is encoded after this one: the first word of a text can have other tokens
-)
+WORD_BEFORE = "a"  # a word is encoded after it, for the first word of a text has other tokens
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
+
+
+class Sentence(typing.NamedTuple):
+    """The words of a sentence and their labels."""
+
+    words: list[str]
+    labels: list[str]  # [] if they are not read
 
 
 class TokenClassifier(nnx.Module):
@@ -64,7 +77,7 @@ class TokenTask(Task):
     def read(self) -> Splits:
         train_path, dev_path = self._paths()
         train, dev = (
-            conll.read(path, self.settings.conll, True) for path in (train_path, dev_path)
+            read_sentences(path, self.settings.conll, True) for path in (train_path, dev_path)
         )
         self.labels = tuple(sorted({label for sentence in train for label in sentence.labels}))
         if len(self.labels) < 2:
@@ -83,7 +96,7 @@ class TokenTask(Task):
         return Splits(train, {"": dev})
 
     def read_file(self, path, labelled):
-        sentences = conll.read(path, self.settings.conll, labelled)
+        sentences = read_sentences(path, self.settings.conll, labelled)
         if unknown := self._unknown_labels(sentences):
             others = [label for label in unknown if not metrics.is_of_entity(label)]
             if others and self.has_entities:
@@ -97,7 +110,7 @@ class TokenTask(Task):
             )
         return sentences
 
-    def _unknown_labels(self, sentences: list[conll.Sentence]) -> list[str]:
+    def _unknown_labels(self, sentences: list[Sentence]) -> list[str]:
         used = {label for sentence in sentences for label in sentence.labels}
         return sorted(used - set(self.labels))
 
@@ -212,3 +225,54 @@ class TokenTask(Task):
         path = folder / f"{stem}.txt"
         storage.write(path, "\n".join(blocks))
         return path
+
+
+def read_sentences(
+    path: str | pathlib.Path, settings: config.Conll, labelled: bool
+) -> list[Sentence]:
+    """Reads a file of words. Without `labelled`, the label column can be missing.
+
+    Raises:
+        ConfigError: A line has other columns than the first one, the file has no word, or it cannot
+            be read. The message names file and line.
+    """
+    sentences, current, expected = [], Sentence([], []), None
+    for number, line in enumerate(tables.read_lines(path), start=1):
+        cells = COLUMNS.split(line.strip(" \t"))
+        if cells[0] in ("", DOCUMENT):
+            if current.words:
+                sentences.append(current)
+                current = Sentence([], [])
+            continue
+        if expected is None:
+            expected = len(cells)
+            _check_columns(f"{path}:{number}: {line[:50]!r}", expected, settings, labelled)
+        if len(cells) != expected:
+            raise config.ConfigError(
+                f"{path}:{number}: {len(cells)} columns, the first line has {expected}: "
+                f"{line[:50]!r}. Columns stand between spaces or tabs, and a blank line between "
+                "sentences"
+            )
+        current.words.append(cells[settings.word_column])
+        if labelled:
+            current.labels.append(cells[settings.label_column])
+    if current.words:
+        sentences.append(current)
+    if not sentences:
+        raise config.ConfigError(
+            f"{path}: holds no word. Give a file with a line for each word of a sentence"
+        )
+    return sentences
+
+
+def _check_columns(line: str, count: int, settings: config.Conll, labelled: bool):
+    """Raises ConfigError if a line of so many columns has no word, or no label of its own."""
+    word, label = settings.word_column, settings.label_column
+    is_wrong = not -count <= word < count
+    if labelled:
+        is_wrong |= not -count <= label < count or word % count == label % count
+    if is_wrong:
+        raise config.ConfigError(
+            f"{line} has {count} columns. Correct Conll.word_column={word} or "
+            f"Conll.label_column={label}; the first column is 0, -1 is the last"
+        )

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import metrics, predict, squad
+from maelm_jax.finetuning import metrics, predict
+from maelm_jax.finetuning.question import read_questions
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_squad_is_scored_at_the_threshold_of_the_run(data_dir, pretrained, tmp_p
     written = json.loads((tmp_path / "run" / "predictions_dev-v2.0.json").read_text())
     f1 = [
         max((metrics.f1(gold.text, written[question.id]) for gold in question.answers), default=float(not written[question.id]))
-        for question in squad.read_file(dev)
+        for question in read_questions(dev)
     ]
     assert scores["f1"] == pytest.approx(100 * np.mean(f1)) and abs(scores["f1"] - best["f1"]) > 1
     assert set(scores) == {name for name in best if "best" not in name and name not in ("step", "epoch")}

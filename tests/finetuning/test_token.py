@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from maelm_jax import config, finetune
 from maelm_jax.data import vocabularies
-from maelm_jax.finetuning import batches, conll, grid, heads, token
+from maelm_jax.finetuning import batches, grid, heads, token
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import EvaluationSet
 
@@ -67,13 +67,13 @@ class Halves:
 
 def evaluation_set(one: token.TokenTask, sentences: list[tuple[str, str]], length: int) -> EvaluationSet:
     """Sentences of (words, labels), each a text, for a vocabulary that cuts words into halves."""
-    examples = [conll.Sentence(words.split(), labels.split()) for words, labels in sentences]
+    examples = [token.Sentence(words.split(), labels.split()) for words, labels in sentences]
     return EvaluationSet(examples, *one.encode(examples, input_format(Halves(), length), "dev"), "")
 
 
 def encoded_words(words: list[str], vocabulary) -> tuple[list[int], list[int]]:
     """The row of a sentence with these words, and the slot of each word's first token."""
-    encoded = task("A").encode([conll.Sentence(words, [])], input_format(vocabulary, 100_000), "dev")
+    encoded = task("A").encode([token.Sentence(words, [])], input_format(vocabulary, 100_000), "dev")
     return encoded.features.ids[0].tolist(), encoded.layout[0].tolist()
 
 
@@ -287,9 +287,9 @@ def test_other_answers_are_other_data(vocabulary, tmp_path):
 TEXT = "-DOCSTART- -X- O O\n\nEU B-ORG\nrejects O\n\n\n \ncalls O\n-DOCSTART- -X-\nPeter B-PER"
 
 
-def read(folder, text, name="x.txt", labelled=True, **columns) -> list[conll.Sentence]:
+def read(folder, text, name="x.txt", labelled=True, **columns) -> list[token.Sentence]:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return conll.read(folder / name, config.Conll(**columns), labelled)
+    return token.read_sentences(folder / name, config.Conll(**columns), labelled)
 
 
 def test_sentences_stand_between_blank_lines_and_documents(tmp_path):
