@@ -60,7 +60,8 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
     pathlib.Path("loop").symlink_to("loop")
 
-    source = types.SimpleNamespace(path="run", settings={}, step=3)
+    experiment = gin_files.load(["run/config.gin"])
+    source = types.SimpleNamespace(path="run", settings={}, step=3, experiment=experiment)
     encoder = initial_encoder.InitialEncoder("run", source, None, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:

@@ -65,7 +65,7 @@ def plan(
     Raises:
         ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
     """
-    encoders = [initial_encoder.load(initial_encoder.normalise_name(name), step) for name in names]
+    encoders = [initial_encoder.load(name, step) for name in names]
     counts = collections.Counter(encoder.label for encoder in encoders)
     planned = []
     for encoder in encoders:
@@ -105,8 +105,10 @@ def settings_of(
 
 def _load(encoder: InitialEncoder, files: list[str], bindings: list[str]) -> config.Experiment:
     """Returns settings from gin files and bindings, above those of the encoder's pretraining."""
-    pretraining = dataclasses.replace(gin_files.load([encoder.gin_file]), finetune=None)
-    return gin_files.load([BASE, *files], bindings, base=pretraining)
+    # Of an encoder that is not a workdir, only the shape is known.
+    pretraining = encoder.source.experiment or gin_files.load(["base.gin"])
+    base = dataclasses.replace(pretraining, finetune=None)
+    return gin_files.load([BASE, *files], bindings, base=base)
 
 
 def cells(grid: config.Grid, examples: int) -> list[config.Grid]:

@@ -139,10 +139,6 @@ class Session:
         shardings = sharding.shardings_of(shapes, model.mesh)
         self.create_state = jax.jit(create_state, out_shardings=shardings)
         self.draw_model = jax.jit(model.init, out_shardings=shardings.params)
-        self.draw_head = jax.jit(  # beside an encoder that is loaded
-            lambda key: model.init(key) | {"encoder": {}},
-            out_shardings=shardings.params | {"encoder": {}},
-        )
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
             heads.loss_function(model.graph, task),
@@ -263,12 +259,11 @@ class Run:
 
     def initial_state(self) -> State:
         """Returns the state before the first step: the encoder, and a head drawn with the seed."""
-        session = self.session
         key = keys.make_stream_key(self.experiment.run.seed, keys.INIT_STREAM)
-        if self.encoder.is_random:
-            return session.create_state(session.draw_model(key))
-        params = self.encoder.load_into(session.draw_head(key), session.model.shapes)
-        return session.create_state(params)
+        params = self.session.draw_model(key)
+        if not self.encoder.is_random:
+            params = self.encoder.load_into(params)
+        return self.session.create_state(params)
 
     def _compile(self):
         """Compiles the training step for each length that is new, and says so."""
