@@ -1,6 +1,5 @@
 """Fine-tuning runs of one task: training on the loop of training/, evaluation, results."""
 
-import collections.abc
 import dataclasses
 import json
 import pathlib
@@ -23,8 +22,9 @@ from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_orde
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
+from maelm_jax.training import checkpoint, loop, metrics, optimizers, run_record, sharding, step
 
+INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 RESULTS = "results.json"  # written last: a folder that holds it is finished
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
@@ -148,7 +148,7 @@ class Session:
             experiment.run.accumulate,
             model.mesh,
         )
-        self.compiled: dict[tuple[int, int], collections.abc.Callable] = {}  # by rows and length
+        self.compiled: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
         self._monitors: dict[config.Masking, monitor.RankMonitor] = {}
 
     def outputs(self, params: dict, lengths: list[int]) -> dict:
@@ -225,12 +225,13 @@ class Run:
         )
         self.learning_rates = optimizers.learning_rates(schedule, self.total_steps)
 
-    def train(self, record: collections.abc.Callable[[], None]) -> dict:
-        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
+    @property
+    def inputs(self) -> dict:
+        """The content of INPUTS: what the run depends on beside its settings."""
+        return {"start_step": self.encoder.step, "data": self.session.fingerprint}
 
-        Args:
-            record: Writes the settings of the run. It is called after the checkpoint is read and
-                before anything in the folder changes.
+    def train(self) -> dict:
+        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
 
         Returns:
             The content of results.json.
@@ -244,7 +245,9 @@ class Run:
         resumed = checkpoint.restore_newest(unfinished, self.session.state_shapes)
         state = resumed.state if resumed else self.initial_state()
         first_step = int(state.step)
-        record()
+        # Nothing in the folder changes before the checkpoint is read.
+        run_record.write_start(self.folder, self.experiment, self.encoder.vocabulary)
+        write_json(self.folder / INPUTS, self.inputs)
         writer = metrics.Writer(str(self.folder), first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
