@@ -90,6 +90,7 @@ class QuestionTask(Task):
     module = "span"
     stock_class = "ForQuestionAnswering"
     unit = "questions"
+    ending = ".json"
 
     def __init__(self, name, settings, results=None):
         super().__init__(name, settings, results)
@@ -100,7 +101,6 @@ class QuestionTask(Task):
             Column(f"{title} EM", f"{prefix}exact", 1.0),
             Column(f"{title} F1", f"{prefix}f1", 1.0),
         )
-        self.endings = (".json", "_null_margins.json") if is_2 else (".json",)
         # Answers whose null margin is above it are empty, in files and scores. None: in files, the
         # threshold with the best F1 on the same questions.
         self.threshold = (results or {}).get("best", {}).get("best_f1_threshold")

@@ -61,7 +61,7 @@ class TokenTask(Task):
     module = "token"
     stock_class = "ForTokenClassification"
     unit = "sentences"
-    endings = (".txt",)
+    ending = ".txt"
 
     # Data.
 
