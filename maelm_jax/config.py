@@ -751,10 +751,6 @@ class Finetune(Settings):
         "File to evaluate on, as `train_file`. None: a tenth of the training file of `own`.",
         free=True,
     )
-    squad_dev_share: ShareBelowOne = setting(
-        0.0,
-        "SQuAD without a training file: share of the dev file's articles that is evaluated.",
-    )
     evaluations: Positive = setting(
         2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations"
     )

@@ -60,7 +60,8 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("lines.txt").write_text("a line\n")
     pathlib.Path("loop").symlink_to("loop")
 
-    source = types.SimpleNamespace(path="run", settings={}, step=3)
+    experiment = gin_files.load(["run/config.gin"])
+    source = types.SimpleNamespace(path="run", settings={}, step=3, experiment=experiment)
     encoder = initial_encoder.InitialEncoder("run", source, None, is_random=False)
     monkeypatch.setattr(initial_encoder, "load", lambda name, step=None: encoder)
     for command in COMMANDS:
@@ -277,8 +278,6 @@ TUNING = [
     "Finetune.evaluations=0",
     "Finetune.evaluations=-1",
     "Grid.small_task_epochs=0",
-    "Finetune.squad_dev_share=1",
-    "Finetune.squad_dev_share=-0.5",
     "CustomTask.columns=sentence",
     "CustomTask.columns=['']",
     "CustomTask.label=''",

@@ -137,15 +137,7 @@ class Batches:
 
 
 def pack(features: Features, length: int, rows: int, pad: int, seed: int) -> Batch:
-    """Makes a batch of `rows` rows of `length` slots.
-
-    Args:
-        features: At most `rows` examples. Missing rows get length 1 and weight 0.
-        length: Slots of a row, at least the tokens of the longest example.
-        rows: Rows of the batch.
-        pad: Token id of the padding.
-        seed: Seed of the run.
-    """
+    """Makes a batch of `rows` rows of `length` slots. Missing rows get length 1 and weight 0."""
     ids = np.full((rows, length), pad, np.int32)
     for row, tokens in zip(ids, features.ids, strict=False):
         row[: len(tokens)] = tokens
@@ -174,11 +166,7 @@ def in_order(
 ) -> typing.Iterator[tuple[np.ndarray, Batch]]:
     """Yields indices of examples and a batch of them, until all are evaluated, the shortest first.
 
-    Args:
-        features: The examples.
-        lengths: Lengths to pad to, in ascending order. The last one fits every example.
-        rows: Rows of a batch.
-        pad: Token id of the padding.
+    `lengths` are the lengths to pad to, in ascending order. The last one fits every example.
     """
     order = np.argsort(features.lengths, kind="stable")
     for start in range(0, len(order), rows):

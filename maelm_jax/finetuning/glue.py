@@ -35,7 +35,6 @@ class Spec:
     label_separator: str | None = None  # between the labels of a text; None: each text has one
     score_range: tuple[float, float] = (0.0, 1.0)  # lowest and highest score, in a regression
     metrics: tuple[str, ...] = ("accuracy",)  # the first one is the score
-    selected_by: tuple[str, ...] = ()  # see task.Task
     fields: tuple[str, ...] = ()  # fields of the text in TFDS, where they differ from `texts`
     parts: tuple[str, ...] = ("",)  # the X of dev_X.tsv and test_X.tsv, "" for dev.tsv and test.tsv
     headless: tuple[str, ...] = ()  # columns of the published files, if these have no header line
@@ -46,19 +45,9 @@ class Spec:
         return self.folder + {"matched": "-m", "mismatched": "-mm"}.get(part, "")
 
 
-def _regression(
-    name: str, folder: str, texts: tuple[str, ...], label: str, score_range: tuple[float, float]
-) -> Spec:
-    """Returns a task with scores."""
-    names = ("spearman", "pearson")
-    return Spec(
-        name, folder, texts, label, (), score_range=score_range, metrics=names, selected_by=names
-    )
-
-
 _PAIR = ("sentence1", "sentence2")
 _MNLI = ("entailment", "neutral", "contradiction")
-_F1, _MCC = ("accuracy", "f1"), ("mcc", "accuracy")
+_F1, _MCC, _CORRELATIONS = ("accuracy", "f1"), ("mcc", "accuracy"), ("spearman", "pearson")
 _COLA = ("source", "label", "mark", "sentence")  # columns
 SPECS = {
     spec.name: spec
@@ -66,7 +55,7 @@ SPECS = {
         Spec("cola", "CoLA", ("sentence",), "label", metrics=_MCC, headless=_COLA),
         Spec("sst2", "SST-2", ("sentence",), "label"),
         Spec("mrpc", "MRPC", ("#1 String", "#2 String"), "Quality", metrics=_F1, fields=_PAIR),
-        _regression("stsb", "STS-B", _PAIR, "score", (0.0, 5.0)),
+        Spec("stsb", "STS-B", _PAIR, "score", (), metrics=_CORRELATIONS, score_range=(0.0, 5.0)),
         Spec(
             "qqp", "QQP", ("question1", "question2"), "is_duplicate", metrics=_F1, skips_broken=True
         ),
@@ -86,13 +75,16 @@ def spec_of(name: str, custom: config.CustomTask) -> Spec:
     """Returns the values of a task. `custom`, which is `completed`, defines the task `own`."""
     if name != OWN:
         return SPECS[name]
-    columns = (custom.columns, custom.label)
-    if custom.score_range:
-        return _regression(OWN, OWN, *columns, custom.score_range)
     metrics = ("accuracy", "f1" if len(custom.labels) == 2 else "macro_f1")
-    if custom.label_separator is not None:
+    if custom.score_range:
+        metrics = _CORRELATIONS
+    elif custom.label_separator is not None:
         metrics = ("micro_f1", "macro_f1", "exact_match")
-    return Spec(OWN, OWN, *columns, custom.labels, custom.label_separator, metrics=metrics)
+    return Spec(
+        *(OWN, OWN, custom.columns, custom.label, custom.labels, custom.label_separator),
+        score_range=custom.score_range or Spec.score_range,
+        metrics=metrics,
+    )
 
 
 class Example(typing.NamedTuple):
@@ -152,14 +144,10 @@ def read_table(
     notes: list[str],
     skip_broken: bool = False,
 ) -> list[Example]:
-    """Reads a file of a task.
+    """Reads a file of a task, and adds notes for the user to `notes`.
 
-    Args:
-        spec: The task.
-        path: The file.
-        labelled: Whether to read labels. If not, the label column can be missing.
-        notes: Notes for the user are added to it.
-        skip_broken: Whether a line with too few columns is left out, and noted.
+    Without `labelled`, the label column can be missing. With `skip_broken`, a line with too few
+    columns is left out, and noted.
 
     Raises:
         ConfigError: The file is not as expected. The message names file and line.
@@ -276,13 +264,7 @@ def _hold_out(examples: list[Example], notes: list[str]) -> Splits:
 def _read_tfds(spec: Spec, split: str, name: str | None = None) -> list[Example] | None:
     """Returns a split in the order of GLUE's files, which numbers predictions. TFDS shuffles it.
 
-    Args:
-        spec: The task.
-        split: The split.
-        name: The dataset; None: that of the task.
-
-    Returns:
-        The examples; None when the dataset does not have the split.
+    `name` is the dataset; None: that of the task. Returns None when it does not have the split.
     """
     records = tables.tfds_records(f"glue/{name or spec.name}", split)
     return records and [

@@ -31,7 +31,6 @@ from maelm_jax.training import attention_report, loop, run_record, sharding
 
 KINDS = (sentence.SentenceTask, question.QuestionTask, token.TokenTask)
 BASE = "finetune/base.gin"
-INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 SMALL_TASK = 10_000  # with fewer training examples, `small_task_epochs` are tried too
 
 
@@ -56,11 +55,8 @@ def plan(
 ) -> list[Planned]:
     """Reads and checks all settings before the first run starts.
 
-    Args:
-        names: The encoders, as in --init_from.
-        files: The gin files of the command line.
-        bindings: The settings of the command line.
-        step: Step of the checkpoint of each encoder. None: the newest.
+    `names` are the encoders, as in --init_from. `step` is that of their checkpoints; None: the
+    newest.
 
     Returns:
         All pairs, task by task, so that encoders share data and compiled steps.
@@ -68,7 +64,7 @@ def plan(
     Raises:
         ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
     """
-    encoders = [initial_encoder.load(initial_encoder.normalise_name(name), step) for name in names]
+    encoders = [initial_encoder.load(name, step) for name in names]
     counts = collections.Counter(encoder.label for encoder in encoders)
     planned = []
     for encoder in encoders:
@@ -108,8 +104,10 @@ def settings_of(
 
 def _load(encoder: InitialEncoder, files: list[str], bindings: list[str]) -> config.Experiment:
     """Returns settings from gin files and bindings, above those of the encoder's pretraining."""
-    pretraining = dataclasses.replace(gin_files.load([encoder.gin_file]), finetune=None)
-    return gin_files.load([BASE, *files], bindings, base=pretraining)
+    # Of an encoder that is not a workdir, only the shape is known.
+    pretraining = encoder.source.experiment or gin_files.load(["base.gin"])
+    base = dataclasses.replace(pretraining, finetune=None)
+    return gin_files.load([BASE, *files], bindings, base=base)
 
 
 def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
@@ -255,13 +253,12 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
     for number, experiment in enumerate(runs, start=1):
         cell, seed = name_of(experiment.finetune.grid), f"seed{experiment.run.seed}"
         place = "." if is_single else str(pathlib.Path(planned.label, planned.task, cell, seed))
-        inputs = {"start_step": planned.encoder.step, "data": current.fingerprint}
-        result = finished(folder / place, experiment, inputs)
+        run = Run(current, experiment, planned.encoder, folder / place)
+        result = finished(run)
         if result is None:
             title = f"{planned.task} {planned.label} {cell} {seed} ({number} of {len(runs)})"
             print(title, flush=True)
-            run = Run(current, experiment, planned.encoder, folder / place)
-            result = _train(run, inputs, is_single)
+            result = _train(run, is_single)
         results.setdefault(cell, []).append(result | {"place": place})
         if len(results[cell]) == len(seeds):
             complete = [best, cell] if best else [cell]
@@ -271,19 +268,14 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
     return _report(current, planned, results, folder)
 
 
-def _train(run: Run, inputs: dict, is_single: bool) -> dict:
+def _train(run: Run, is_single: bool) -> dict:
     """Does one run. In a grid, one that diverges gets results without a score.
 
     A grid also tries learning rates that are too high. It goes on, and such a run ranks last.
     metrics.jsonl keeps the loss up to this point.
     """
-
-    def record():
-        run_record.write_start(run.folder, run.experiment, run.encoder.vocabulary)
-        session.write_json(run.folder / INPUTS, inputs)
-
     try:
-        return run.train(record)
+        return run.train()
     except loop.Diverged as error:
         if is_single:
             raise
@@ -299,27 +291,23 @@ def _train(run: Run, inputs: dict, is_single: bool) -> dict:
         return result
 
 
-def finished(folder: pathlib.Path, experiment: config.Experiment, inputs: dict) -> dict | None:
+def finished(run: Run) -> dict | None:
     """Returns the results of a finished run; None when the run is not finished.
-
-    Args:
-        folder: Folder of the run.
-        experiment: Settings that the run must have.
-        inputs: Content that its INPUTS file must have.
 
     Raises:
         ConfigError: The folder holds a run with other settings, on other data, or from another
             checkpoint of its encoder.
     """
-    record = folder / gin_files.RECORD
+    folder = run.folder
+    record, inputs = folder / gin_files.RECORD, folder / session.INPUTS
     if not record.exists():
         return None
-    changed = config.differences(gin_files.load([str(record)]), experiment)
-    if (folder / INPUTS).exists():
-        recorded = storage.read_json(folder / INPUTS)
+    changed = config.differences(gin_files.load([str(record)]), run.experiment)
+    if inputs.exists():
+        recorded = storage.read_json(inputs)
         changed += [
-            f"{name} ({INPUTS}): {recorded[name]} -> {value}"
-            for name, value in inputs.items()
+            f"{name} ({inputs.name}): {recorded[name]} -> {value}"
+            for name, value in run.inputs.items()
             if recorded[name] != value
         ]
     if changed:
@@ -350,10 +338,9 @@ def _report(
 
     Returns:
         "columns": the table's columns of the task, in percent, with the median, least and highest
-        value of the chosen cell, and the baseline. "metrics": the same of every metric, as it is in
-        results.json. "model": the folder inside the table's with the middle score among those with
-        a checkpoint, or None. "cells": the scores of each cell; the median is None when half of its
-        runs or more diverged.
+        value of the chosen cell, and the baseline. "model": the folder inside the table's with the
+        middle score among those with a checkpoint, or None. "cells": the scores of each cell; the
+        median is None when half of its runs or more diverged.
     """
     chosen = max(results, key=lambda cell: median(results[cell]))
     of_chosen = results[chosen]
@@ -365,10 +352,12 @@ def _report(
             f"{planned.encoder.name}: {lost} of {len(of_chosen)} seeds diverged; "
             "the figures are those of the others"
         )
-    metrics = {}
-    for name, baseline in current.baseline.items() if scored else ():
-        values = [result["best"][name] for result in scored]
-        metrics[name] = spread(values) | {"baseline": baseline}
+    columns = {}
+    for title, metric, factor in current.task.columns:
+        if scored and metric in current.baseline:
+            known = spread([result["best"][metric] for result in scored])
+            known["baseline"] = current.baseline[metric]
+            columns[title] = {name: value * factor for name, value in known.items()}
     models = [
         result["place"] for result in scored if (folder / result["place"] / "checkpoints").is_dir()
     ]
@@ -389,14 +378,7 @@ def _report(
         "main_metric": current.main_metric,
         "chosen": chosen,
         "seeds": len(of_chosen),
-        "columns": {
-            column.title: {
-                name: value * column.factor for name, value in metrics[column.metric].items()
-            }
-            for column in current.task.columns
-            if column.metric in metrics
-        },
-        "metrics": metrics,
+        "columns": columns,
         "model": models[len(models) // 2] if models else None,
         "cells": reported,
         "notes": notes,

@@ -9,7 +9,7 @@ import typing
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.encoders import families
@@ -63,12 +63,7 @@ class FineTuned(nnx.Module):
         self.has_pair_types = families.choose_pair_format(model).has_types
 
     def __call__(self, batch: Batch, keys: Key[Array, " B"] | None = None) -> Float[Array, "B ..."]:
-        """Computes the scores of the head.
-
-        Args:
-            batch: The rows.
-            keys: Keys of dropout, one a row; None without dropout.
-        """
+        """Computes the scores of the head. `keys` are of dropout; None without dropout."""
         slots = jnp.broadcast_to(jnp.arange(batch.ids.shape[1], dtype=jnp.int32), batch.ids.shape)
         keys = ops.split_keys(keys, 2)
         present = slots < batch.lengths[:, None]
@@ -83,12 +78,6 @@ class FineTuned(nnx.Module):
 def define(model: config.Model, vocabulary_size: int, pad_id: int, task: Task) -> maelm.Definition:
     """Returns the definition of a `FineTuned`."""
     return maelm.define(lambda rngs: FineTuned(model, vocabulary_size, pad_id, task, rngs))
-
-
-def cross_entropy(scores: Float[Array, "... C"], target: Int[Array, "..."]) -> Float[Array, "..."]:
-    """Returns the cross-entropy of each target, in nats."""
-    of_target = jnp.take_along_axis(scores, target[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(scores, axis=-1) - of_target
 
 
 def weighted_sums(losses, right, weights: Float[Array, "..."]) -> loss.Sums:

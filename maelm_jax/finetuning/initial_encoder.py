@@ -3,17 +3,13 @@
 import dataclasses
 import functools
 import os
-import pathlib
 
 import jax
 import numpy as np
 
-from maelm_jax import config, gin_files, storage
+from maelm_jax import config
 from maelm_jax.data.vocabularies import Vocabulary
 from maelm_jax.encoders import adoption, families, source
-
-# The settings of an encoder that is not a workdir. The encoder itself gives only its shape.
-DEFAULT_GIN_FILE = "base.gin"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +40,6 @@ class InitialEncoder:
         """The step of the workdir's checkpoint. None: fresh weights, or no workdir."""
         return None if self.is_random else self.source.step
 
-    @property
-    def gin_file(self) -> str:
-        """The config.gin of the workdir, or DEFAULT_GIN_FILE."""
-        record = pathlib.Path(self.source.path) / gin_files.RECORD
-        return str(record) if record.is_file() else DEFAULT_GIN_FILE
-
     def with_shape(self, experiment: config.Experiment) -> config.Experiment:
         """Returns the settings with the shape of this encoder in them."""
         shape = {
@@ -67,15 +57,10 @@ class InitialEncoder:
         """The weights, which a grid needs for every run."""
         return self.source.read_params()
 
-    def load_into(self, params: dict, shapes: dict) -> dict:
-        """Returns the parameters of a model with this encoder, and with its pooler if it has one.
-
-        Args:
-            params: Parameters of the head, freshly drawn.
-            shapes: Shapes and shardings of the parameters of the model and its head.
-        """
+    def load_into(self, params: dict) -> dict:
+        """Returns drawn parameters with this encoder, and with its pooler if it has one."""
         loaded = adoption.load_params(
-            self.params, {"encoder": shapes["encoder"]}, self.vocabulary.size, self.source.path
+            self.params, {"encoder": params["encoder"]}, self.vocabulary.size, self.source.path
         )
         # The training step donates its state: the run must not share memory with `self.params`.
         params = params | {"encoder": jax.tree.map(jax.numpy.copy, loaded.params["encoder"])}
@@ -100,26 +85,18 @@ class InitialEncoder:
         return "classifier/dense" if has_pooler else None
 
 
-def normalise_name(name: str) -> str:
-    """Returns one spelling of a name in --init_from: runs/tiny for ./runs/tiny/."""
-    prefix = config.RANDOM if name.startswith(config.RANDOM) else ""
-    path = name.removeprefix(prefix)
-    if storage.in_bucket(path):
-        return name
-    return prefix + os.path.normpath(os.path.expanduser(path))
-
-
 def load(name: str, step: int | None = None) -> InitialEncoder:
-    """Finds the encoder that one name in --init_from stands for.
+    """Finds the encoder that one name in --init_from stands for (see `source.find_encoder`).
 
-    Args:
-        name: What source.find_encoder accepts: a workdir, an exported or stock folder, or a
-            checkpoint of the reference implementation. config.RANDOM may stand before it.
-        step: Step of the workdir's checkpoint. None: the newest. It has no effect after RANDOM.
+    `step` is that of the workdir's checkpoint; None: the newest. It has no effect after
+    config.RANDOM.
 
     Raises:
         ConfigError: There is no such encoder or step, or the encoder has no vocabulary.
     """
     is_random = name.startswith(config.RANDOM)
-    found = source.find_encoder(name.removeprefix(config.RANDOM), None if is_random else step)
+    path = name.removeprefix(config.RANDOM)
+    found = source.find_encoder(path, None if is_random else step)
+    spelling = os.path.normpath(os.path.expanduser(path))  # runs/tiny for ./runs/tiny/
+    name = config.RANDOM + spelling if is_random else spelling
     return InitialEncoder(name, found, found.loaded_vocabulary, is_random)

@@ -70,10 +70,7 @@ def words(
 ) -> dict[str, float]:
     """Computes metrics of labels of words, by sentence.
 
-    Args:
-        gold: The right labels.
-        predicted: The labels of the model. None is wrong. With `entities` there is no None.
-        entities: Whether all labels are `is_of_entity`.
+    A prediction of None is wrong. With `entities`, all labels are `is_of_entity`, and none is None.
 
     Returns:
         "accuracy" of words. With `entities` also "f1", "precision" and "recall" of whole entities,
@@ -146,11 +143,8 @@ def best_threshold(
     An answer whose null margin is above the threshold becomes "no answer". This is
     `find_best_thresh` of SQuAD's official evaluation, with the same choice among ties.
 
-    Args:
-        scores: Scores of the answers before the threshold, float [n].
-        answered: Which answers are not empty, bool [n].
-        answerable: Which questions have an answer, bool [n].
-        margins: Null margins, float [n].
+    All arrays are [n]: scores of the answers before the threshold, which answers are not empty
+    (bool), which questions have an answer (bool), and null margins.
     """
     order = np.argsort(margins, kind="stable")
     gain = np.where(answerable, scores, -answered.astype(np.float64))[order]
@@ -169,7 +163,7 @@ class Answered(typing.NamedTuple):
     """A question's right answers and the answer of the model."""
 
     golds: tuple[str, ...]  # empty: the question is unanswerable
-    text: str  # the best span
+    text: str  # the best span, however low its score is
     null_margin: float  # score of "no answer" minus score of the span
 
 
@@ -183,18 +177,17 @@ def _best_scores(measure, golds: list[tuple[str, ...]], texts: list[str]) -> np.
     )
 
 
-def questions(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
-    """Computes the metrics of SQuAD.
+def questions(
+    answers: list[Answered], unanswerable: bool, threshold: float = 0.0
+) -> dict[str, float]:
+    """Computes the metrics of SQuAD from an answer for each question.
 
-    Args:
-        answers: One for each question.
-        unanswerable: Whether questions can be unanswerable (SQuAD 2.0).
+    With `unanswerable` (SQuAD 2.0), an answer with a null margin above `threshold` counts as empty.
 
     Returns:
-        "exact" and "f1" in percent. With `unanswerable`, an answer counts as empty in them when its
-        null margin is above 0. Then the result also has both for the questions with and without an
-        answer ("exact_answerable"), and both with the best threshold ("best_exact"), with that
-        threshold ("best_exact_threshold"). See `best_threshold`.
+        "exact" and "f1" in percent. With `unanswerable`, the result also has both for the questions
+        with and without an answer ("exact_answerable"), and both with the best threshold
+        ("best_exact"), with that threshold ("best_exact_threshold"). See `best_threshold`.
     """
     golds, texts = [answer.golds for answer in answers], [answer.text for answer in answers]
     if not unanswerable:
@@ -207,7 +200,7 @@ def questions(answers: list[Answered], unanswerable: bool) -> dict[str, float]:
     answerable = np.asarray([bool(answer.golds) for answer in answers])
     margins = np.asarray([answer.null_margin for answer in answers])
     answered = np.asarray([bool(text) for text in texts])
-    confident = ["" if answer.null_margin > 0 else answer.text for answer in answers]
+    confident = ["" if answer.null_margin > threshold else answer.text for answer in answers]
     result = {}
     for name, measure in (("exact", exact), ("f1", f1)):
         values = _best_scores(measure, golds, confident)

@@ -1,19 +1,16 @@
 """Predictions of finished runs: for a file (--predict, --score), and for GLUE's server."""
 
-import json
 import os
 import pathlib
-import tempfile
 import zipfile
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import readers, vocabularies
-from maelm_jax.finetuning import glue, grid, sentence, session, table
+from maelm_jax.finetuning import glue, grid, session, table
 from maelm_jax.finetuning.batches import choose_lengths
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat
 from maelm_jax.training import checkpoint
 
-SOURCE = ".source.json"  # suffix of the record that names the file that was predicted
 SCORES = "_scores.json"  # ending of the file with the scores
 # Settings that change where examples come from and how they are computed, not what is predicted.
 FREE = (
@@ -35,12 +32,7 @@ class FinishedRun:
     """
 
     def __init__(self, workdir: str | None, bindings: list[str], flag: str):
-        """Finds the run.
-
-        Args:
-            workdir: The run.
-            bindings: Settings that replace those of the run.
-            flag: The flag that needs the run, for messages.
+        """Finds the run. `flag` is the flag that needs it, for messages.
 
         Raises:
             ConfigError: `workdir` is not a finished fine-tuning run, or has no model.
@@ -108,15 +100,9 @@ def predict(
 ) -> str:
     """Predicts a file with the finished run in `workdir`, and writes the predictions.
 
-    Predictions of another file, and files of other programs, are never replaced.
-
-    Args:
-        workdir: The run.
-        input_file: The file to predict.
-        output: Path of the predictions. None: predictions_STEM in the workdir, STEM of the input.
-        bindings: Settings that replace those of the run.
-        with_scores: Whether to compare the predictions with the labels in the file, and to write
-            the metrics beside the predictions.
+    The default of `output` is predictions_STEM in the workdir, with the stem of the input.
+    `with_scores` compares the predictions with the labels in the file, and writes the metrics
+    beside the predictions.
 
     Returns:
         What was done, for the user.
@@ -125,34 +111,26 @@ def predict(
         ConfigError: The run, the file or the output cannot be used.
     """
     run = FinishedRun(workdir, bindings, "--predict")
-    ending = run.task.endings[0]
+    ending = run.task.ending
     if output is None:
         name = pathlib.Path(readers.without_packing(input_file)).stem
         output = str(run.folder / f"predictions_{name}{ending}")
     stem = output.removesuffix(ending)
     if stem in (output, "") or stem.endswith("/"):
         raise config.ConfigError(f"--output={output}: name a {ending} file, as predictions{ending}")
+    if os.path.exists(output) and os.path.samefile(output, input_file):
+        raise config.ConfigError(f"--output={output} is the file to predict. Name another file")
     examples = run.task.read_file(input_file, labelled=with_scores)
     dev = run.encode(examples, input_file)
-    record, source = pathlib.Path(output + SOURCE), os.path.abspath(input_file)
-    paths = [pathlib.Path(stem + end) for end in (*run.task.endings, SCORES)]
-    earlier = [path for path in paths if path.exists()]
-    if earlier and (not record.is_file() or storage.read_json(record)["input"] != source):
-        raise config.ConfigError(
-            f"{earlier[0]} is not the predictions of {input_file}. Name another file with "
-            "--output=FILE, or remove it"
-        )
     (outputs,) = run.outputs([dev])
-    for path in earlier:
-        path.unlink()
-    record.parent.mkdir(parents=True, exist_ok=True)
-    # The record comes first: after a kill, the same command recognises what is there.
-    storage.write(record, json.dumps({"input": source}) + "\n")
-    path = run.task.write(dev, outputs, record.parent, paths[0].name.removesuffix(ending))
+    folder, score_file = pathlib.Path(output).parent, pathlib.Path(stem + SCORES)
+    folder.mkdir(parents=True, exist_ok=True)
+    score_file.unlink(missing_ok=True)  # it is of earlier predictions
+    path = run.task.write(dev, outputs, folder, os.path.basename(stem))
     lines = [*run.task.notes, f"{dev.size} predicted: {path}"]
     if with_scores:
         scores = run.task.score(dev, outputs)
-        session.write_json(pathlib.Path(stem + SCORES), scores)
+        session.write_json(score_file, scores)
         lines += [session.metric_line(name, value) for name, value in scores.items()]
     return "\n".join(lines)
 
@@ -160,11 +138,8 @@ def predict(
 def submit(workdir: str | None, output: str, init_from: str | None, bindings: list[str]) -> str:
     """Predicts the test sets of GLUE with the finished models in `workdir` (--submission).
 
-    Args:
-        workdir: A finished run, grid or table.
-        output: The zip file. It must not exist.
-        init_from: In a table of several encoders: the encoder, by its name in the table.
-        bindings: Settings that replace those of the runs, for example Finetune.data_dir.
+    `workdir` is a finished run, grid or table, `output` a new zip file. `init_from` is the name of
+    the encoder, in a table of several.
 
     Returns:
         What the zip file holds and lacks, for the user.
@@ -174,32 +149,30 @@ def submit(workdir: str | None, output: str, init_from: str | None, bindings: li
     """
     if not output.endswith(".zip") or os.path.lexists(output):
         raise config.ConfigError(f"--submission={output}: name a new file that ends in .zip")
-    notes, lacking = [], [glue.DIAGNOSTIC]
-    lacking += [spec.submission(part) for spec in glue.SPECS.values() for part in spec.parts]
-    with tempfile.TemporaryDirectory() as folder:
-        for model in find_models(workdir, init_from):
-            run = FinishedRun(model, bindings, "--submission")
-            tests = glue.read_tests(run.task.spec, run.task.settings, run.task.notes)
-            sets = [run.encode(examples, name) for name, examples in tests.items()]
-            for name, dev, outputs in zip(tests, sets, run.outputs(sets), strict=True):
-                path = pathlib.Path(folder, f"{name}.tsv")
-                sentence.write_predictions(run.task, dev, outputs, path)
-                lacking.remove(name)
-            notes += run.task.notes
-        predictions = sorted(pathlib.Path(folder).iterdir())
-        if not predictions:
-            raise config.ConfigError(
-                "--submission: no test file of GLUE (as CoLA/test.tsv) was found. "
-                "Give its folder with --gin.Finetune.data_dir=FOLDER"
-            )
-        os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
-        with storage.atomic_file(output) as file, zipfile.ZipFile(file, "w") as archive:
-            for path in predictions:
-                archive.write(path, path.name)
-    notes.append(f"{output}: {', '.join(path.name for path in predictions)}")
+    notes, files = [], {}
+    lacking = [f"{glue.DIAGNOSTIC}.tsv"]
+    for spec in glue.SPECS.values():
+        lacking += [f"{spec.submission(part)}.tsv" for part in spec.parts]
+    for model in find_models(workdir, init_from):
+        run = FinishedRun(model, bindings, "--submission")
+        tests = glue.read_tests(run.task.spec, run.task.settings, run.task.notes)
+        sets = [run.encode(examples, name) for name, examples in tests.items()]
+        for name, dev, outputs in zip(tests, sets, run.outputs(sets), strict=True):
+            files[f"{name}.tsv"] = run.task.predictions_table(dev, outputs)
+            lacking.remove(f"{name}.tsv")
+        notes += run.task.notes
+    if not files:
+        raise config.ConfigError(
+            "--submission: no test file of GLUE (as CoLA/test.tsv) was found. "
+            "Give its folder with --gin.Finetune.data_dir=FOLDER"
+        )
+    os.makedirs(os.path.dirname(output) or ".", exist_ok=True)
+    with storage.atomic_file(output) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, text in sorted(files.items()):
+            archive.writestr(name, text)
+    notes.append(f"{output}: {', '.join(sorted(files))}")
     if lacking:
-        names = ", ".join(f"{name}.tsv" for name in lacking)
-        notes.append(f"GLUE's server also asks for {names}")
+        notes.append(f"GLUE's server also asks for {', '.join(lacking)}")
     return "\n".join(notes)
 
 

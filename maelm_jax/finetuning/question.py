@@ -1,30 +1,64 @@
-"""Questions whose answer is a span of a context: SQuAD 1.1 and 2.0.
+"""Questions whose answer is a span of a context: SQuAD 1.1 and 2.0, from its files or from TFDS.
 
 The method is that of BERT (Devlin et al. 2019, file run_squad.py): windows over long contexts, and
 answers from the scores of their slots.
 """
 
 import collections
+import dataclasses
 import json
+import pathlib
+import re
 import typing
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import heads, metrics, squad
+from maelm_jax.finetuning import heads, metrics, tables
 from maelm_jax.finetuning.batches import Features
-from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Task
+from maelm_jax.finetuning.task import Column, Encoded, EvaluationSet, InputFormat, Splits, Task
 from maelm_jax.model import layers
 from maelm_jax.model.positions import MASKED_OUT
 
+FILES = {
+    "squad1": ("train-v1.1.json", "dev-v1.1.json"),
+    "squad2": ("train-v2.0.json", "dev-v2.0.json"),
+}
+TFDS = {"squad1": "squad/v1.1", "squad2": "squad/v2.0"}
 QUESTION_LENGTH = 64  # tokens of the longest question, which is cut off there
 STRIDE = 128  # tokens between the starts of two windows, at most half a window
 ANSWER_LENGTH = 30  # tokens of the longest answer
 BEST = 20  # starts, and ends, of a window; every pair of them is a candidate for the answer
+
+
+class GoldAnswer(typing.NamedTuple):
+    """A right answer."""
+
+    text: str
+    start: int  # its first character in the context; can be wrong in a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question about a context."""
+
+    id: str
+    text: str
+    context: str
+    answers: tuple[GoldAnswer, ...]  # (): unanswerable, or not known
+    is_impossible: bool = False  # said to be unanswerable
+
+
+class CharacterSpan(typing.NamedTuple):
+    """A part of a context, in characters."""
+
+    start: int
+    end: int  # the character after the last one
 
 
 class Spans(typing.NamedTuple):
@@ -45,13 +79,6 @@ class Windows(typing.NamedTuple):
     offsets: list[np.ndarray]  # of each question, int32 [tokens of the context, 2]: characters
 
 
-class Answer(typing.NamedTuple):
-    """The answer to one question."""
-
-    text: str  # the best span, however low its score is
-    null_margin: float  # null score minus score of the span; high where an answer is unlikely
-
-
 class QuestionTask(Task):
     """SQuAD 1.1, or 2.0 where questions can be unanswerable.
 
@@ -59,10 +86,11 @@ class QuestionTask(Task):
     Slot 0 stands for "no answer". A window is right when both slots are.
     """
 
-    names = tuple(squad.FILES)
+    names = tuple(FILES)
     module = "span"
     stock_class = "ForQuestionAnswering"
     unit = "questions"
+    ending = ".json"
 
     def __init__(self, name, settings, results=None):
         super().__init__(name, settings, results)
@@ -73,7 +101,6 @@ class QuestionTask(Task):
             Column(f"{title} EM", f"{prefix}exact", 1.0),
             Column(f"{title} F1", f"{prefix}f1", 1.0),
         )
-        self.endings = (".json", "_null_margins.json") if is_2 else (".json",)
         # Answers whose null margin is above it are empty, in files and scores. None: in files, the
         # threshold with the best F1 on the same questions.
         self.threshold = (results or {}).get("best", {}).get("best_f1_threshold")
@@ -82,16 +109,59 @@ class QuestionTask(Task):
 
     def check_files(self):
         if self.settings.data_dir is not None:
-            squad.find_files(self.name, self.settings)
+            self._find_files()
 
-    def read(self):
-        return squad.read(self.name, self.settings, self.notes)
+    def _find_files(self) -> list[pathlib.Path]:
+        """Returns the training file and the dev file."""
+        paths = [tables.find_file(self.settings.data_dir, name) for name in FILES[self.name]]
+        for name, path in zip(FILES[self.name], paths, strict=True):
+            if path is None:
+                raise config.ConfigError(
+                    f"{self.name}: no {name} in {self.settings.data_dir} (also in its squad/). "
+                    "Give the folder with --gin.DATA_DIR=FOLDER"
+                )
+        return paths
+
+    def read(self) -> Splits:
+        if self.settings.data_dir is None:
+            sources = [f"TFDS dataset {TFDS[self.name]}"] * 2
+            train, dev = (self._read_tfds(split) for split in ("train", "validation"))
+        else:
+            sources = self._find_files()
+            train, dev = map(read_questions, sources)
+        for source, questions in zip(sources, (train, dev), strict=True):
+            self._check_answers(questions, source)
+        if self.has_unanswerable and all(question.answers for question in (*train, *dev)):
+            self.notes.append(
+                "no question is unanswerable: the null threshold has nothing to decide"
+            )
+        return Splits(train, {"": dev})
+
+    def _read_tfds(self, split: str) -> list[Question]:
+        questions = []
+        for record in tables.tfds_records(TFDS[self.name], split):
+            answers = record["answers"]
+            pairs = zip(answers["text"], map(int, answers["answer_start"]), strict=True)
+            golds = tuple(GoldAnswer(*pair) for pair in pairs)
+            texts = record["id"], record["question"], record["context"]
+            questions.append(Question(*texts, golds, self.has_unanswerable and not golds))
+        return questions
 
     def read_file(self, path, labelled):
-        questions = squad.read_file(path)
+        questions = read_questions(path)
         if labelled:
-            squad.check_answers(self.name, questions, path)
+            self._check_answers(questions, path)
         return questions
+
+    def _check_answers(self, questions: list[Question], source: str | pathlib.Path):
+        """Raises ConfigError unless each question has a right answer, or is said to have none."""
+        for question in questions:
+            if not (question.answers or (self.has_unanswerable and question.is_impossible)):
+                remedy = "one, or is_impossible: true" if self.has_unanswerable else "one"
+                raise config.ConfigError(
+                    f"{source}: the question {question.id[:50]!r} has no right answer. Give a file "
+                    f"in which every question has {remedy}"
+                )
 
     def encode_training(self, examples, input_format):
         features = self._windows(examples, input_format, "training", training=True).features
@@ -114,7 +184,7 @@ class QuestionTask(Task):
 
     def _windows(
         self,
-        questions: list[squad.Question],
+        questions: list[Question],
         input_format: InputFormat,
         which: str,
         training: bool = False,
@@ -137,7 +207,7 @@ class QuestionTask(Task):
             offsets_of.append(offsets)
             answer = None
             if training and question.answers:
-                answer = squad.answer_span(question)
+                answer = answer_span(question)
                 if answer is None:
                     lost += 1
                     continue
@@ -192,7 +262,7 @@ class QuestionTask(Task):
     def loss(self, scores, batch):
         by_end = jnp.moveaxis(scores, 2, 1)  # [B, 2, T]
         right = jnp.argmax(by_end, axis=2).astype(batch.targets.dtype) == batch.targets
-        losses = heads.cross_entropy(by_end, batch.targets).mean(axis=1)
+        losses = optax.softmax_cross_entropy_with_integer_labels(by_end, batch.targets).mean(axis=1)
         return heads.weighted_sums(losses, right.all(axis=1), batch.weights)
 
     def predict(self, scores) -> Spans:
@@ -212,15 +282,7 @@ class QuestionTask(Task):
 
     def score(self, dev, outputs):
         threshold = self.threshold or 0.0
-        answered = [
-            metrics.Answered(
-                tuple(gold.text for gold in question.answers),
-                answer.text,
-                answer.null_margin - threshold,
-            )
-            for question, answer in zip(dev.examples, answers(dev, outputs), strict=True)
-        ]
-        scores = metrics.questions(answered, self.has_unanswerable)
+        scores = metrics.questions(answers(dev, outputs), self.has_unanswerable, threshold)
         if self.threshold is None:
             return scores
         # The best threshold of these questions would be chosen by their right answers.
@@ -244,17 +306,46 @@ class QuestionTask(Task):
         return path
 
 
+def read_questions(path: str | pathlib.Path) -> list[Question]:
+    """Reads a file in SQuAD's JSON format. Raises ConfigError if it is of another form."""
+    questions = []
+    with storage.reading(path, "SQuAD's JSON is data > paragraphs > qas"):
+        articles = json.loads("\n".join(tables.read_lines(path)))["data"]
+        for paragraph in (paragraph for article in articles for paragraph in article["paragraphs"]):
+            for entry in paragraph["qas"]:
+                impossible = entry.get("is_impossible", False)
+                answers = [] if impossible else entry.get("answers", [])
+                golds = [GoldAnswer(gold["text"], gold.get("answer_start", -1)) for gold in answers]
+                texts = entry["id"], entry["question"], paragraph["context"]
+                questions.append(Question(*texts, tuple(golds), impossible))
+    if not questions:
+        raise config.ConfigError(f"{path}: holds no question. Give a file with questions")
+    return questions
+
+
+def answer_span(question: Question) -> CharacterSpan | None:
+    """Returns where the first answer stands, or its nearest occurrence; None if nowhere."""
+    text, start = question.answers[0]
+    # The tokens of a space at an end may be those of the next word.
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    if not text:
+        return None
+    if not (start >= 0 and question.context.startswith(text, start)):
+        occurrences = [match.start() for match in re.finditer(re.escape(text), question.context)]
+        if not occurrences:
+            return None
+        start = min(occurrences, key=lambda occurrence: abs(occurrence - start))
+    return CharacterSpan(start, start + len(text))
+
+
 def _target(
-    answer: squad.CharacterSpan | None, offsets: np.ndarray, begin: int, size: int, prefix: int
+    answer: CharacterSpan | None, offsets: np.ndarray, begin: int, size: int, prefix: int
 ) -> tuple[int, int]:
     """Returns first and last slot of the answer in a window; (0, 0) if it does not hold all of it.
 
-    Args:
-        answer: Where the answer stands in the context; None: there is none.
-        offsets: Characters of the context's tokens, int32 [tokens, 2].
-        begin: First token of the context in the window.
-        size: Tokens of the context in the window.
-        prefix: Slots before them.
+    The window has `prefix` slots, then `size` tokens of the context from its token `begin` on.
+    `offsets` are the characters of the context's tokens, int32 [tokens, 2].
     """
     if answer is None:
         return 0, 0
@@ -264,7 +355,7 @@ def _target(
     return int(prefix + tokens[0] - begin), int(prefix + tokens[-1] - begin)
 
 
-def answers(dev: EvaluationSet, spans: Spans) -> list[Answer]:
+def answers(dev: EvaluationSet, spans: Spans) -> list[metrics.Answered]:
     """Returns the best span of at most ANSWER_LENGTH tokens for each question.
 
     A span in several windows has the score of one of them (see `_window_of`). The null score of a
@@ -272,14 +363,17 @@ def answers(dev: EvaluationSet, spans: Spans) -> list[Answer]:
     """
     bounds = np.searchsorted(dev.layout.question, np.arange(len(dev.examples) + 1))
     return [
-        _best_answer(question.context, dev, spans, np.arange(first, last))
+        _best_answer(question, dev, spans, np.arange(first, last))
         for question, first, last in zip(dev.examples, bounds[:-1], bounds[1:], strict=True)
     ]
 
 
-def _best_answer(context: str, dev: EvaluationSet, spans: Spans, indices: np.ndarray) -> Answer:
+def _best_answer(
+    question: Question, dev: EvaluationSet, spans: Spans, indices: np.ndarray
+) -> metrics.Answered:
     """Returns the answer to one question. `indices` are those of its windows."""
     windows, features = dev.layout, dev.features
+    golds = tuple(gold.text for gold in question.answers)
     offsets = windows.offsets[windows.question[indices[0]]]
     begin, prefix = windows.start[indices], features.context[indices]
     end = begin + features.lengths[indices] - prefix - 1
@@ -299,9 +393,10 @@ def _best_answer(context: str, dev: EvaluationSet, spans: Spans, indices: np.nda
         if not np.isfinite(score[window, i, j]):
             break
         if window == _window_of(first[window, i], last[window, j], begin, end):
-            text = context[offsets[first[window, i], 0] : offsets[last[window, j], 1]].strip()
-            return Answer(text, null - float(score[window, i, j]))
-    return Answer("", 0.0)
+            characters = slice(offsets[first[window, i], 0], offsets[last[window, j], 1])
+            text = question.context[characters].strip()
+            return metrics.Answered(golds, text, null - float(score[window, i, j]))
+    return metrics.Answered(golds, "", 0.0)
 
 
 def _window_of(first: int, last: int, begin: np.ndarray, end: np.ndarray) -> int:

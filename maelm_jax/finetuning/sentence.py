@@ -1,7 +1,5 @@
 """Sentence tasks: one or two texts with a class, several labels, or a score."""
 
-import pathlib
-
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -24,13 +22,14 @@ class SentenceTask(Task):
     names = (*glue.SPECS, glue.OWN)
     module = "classifier"
     stock_class = "ForSequenceClassification"
+    ending = ".tsv"
 
     def __init__(self, name, settings, results=None):
         super().__init__(name, settings, results)
         self.spec = spec = glue.spec_of(name, settings.custom)
-        self.labels, self.selected_by = spec.labels, spec.selected_by
+        self.labels = spec.labels
+        self.selected_by = () if spec.labels else spec.metrics
         self.main_metric = spec.metrics[0]
-        self.endings = (".tsv", "_probabilities.tsv") if spec.labels else (".tsv",)
         # GLUE's columns are the paper's.
         shown = spec.metrics if name == glue.OWN else spec.metrics[:1]
         self.columns = tuple(
@@ -126,7 +125,7 @@ class SentenceTask(Task):
             losses = (scores[:, 0] - target) ** 2
             right = jnp.abs(scores[:, 0] - target) < 0.1
         else:
-            losses = heads.cross_entropy(scores, target)
+            losses = optax.softmax_cross_entropy_with_integer_labels(scores, target)
             right = jnp.argmax(scores, axis=1).astype(target.dtype) == target
         return heads.weighted_sums(losses, right, batch.weights)
 
@@ -147,7 +146,7 @@ class SentenceTask(Task):
     def write(self, dev, outputs, folder, stem):
         """Writes predictions, as GLUE's server takes them, and the probabilities of labels."""
         path = folder / f"{stem}.tsv"
-        write_predictions(self, dev, outputs, path)
+        storage.write(path, self.predictions_table(dev, outputs))
         if self.labels:
             logits = outputs.astype(np.float64)
             if self.spec.label_separator is None:
@@ -155,8 +154,13 @@ class SentenceTask(Task):
             else:
                 probabilities = scipy.special.expit(logits)
             rows = [[f"{value:.6f}" for value in row] for row in probabilities]
-            _write_rows(folder / f"{stem}_probabilities.tsv", dev, self.labels, rows)
+            table = _numbered_table(dev, self.labels, rows)
+            storage.write(folder / f"{stem}_probabilities.tsv", table)
         return path
+
+    def predictions_table(self, dev: EvaluationSet, outputs: np.ndarray) -> str:
+        """Returns a file of GLUE's submissions: columns `index` and `prediction`."""
+        return _numbered_table(dev, ["prediction"], [[text] for text in self.predictions(outputs)])
 
     def predictions(self, outputs: np.ndarray) -> list[str]:
         """Returns the predicted label, labels or score of each row of scores [n, C], as text."""
@@ -171,19 +175,12 @@ class SentenceTask(Task):
         return [f"{score:.7g}" for score in scores]
 
 
-def write_predictions(
-    task: SentenceTask, dev: EvaluationSet, outputs: np.ndarray, path: pathlib.Path
-):
-    """Writes predictions in the format of GLUE's submissions: columns `index` and `prediction`."""
-    _write_rows(path, dev, ["prediction"], [[text] for text in task.predictions(outputs)])
-
-
-def _write_rows(path: pathlib.Path, dev: EvaluationSet, columns, rows: list[list[str]]):
-    """Writes a tab-separated table. Its first column is the number of each example in its file."""
+def _numbered_table(dev: EvaluationSet, columns, rows: list[list[str]]) -> str:
+    """Returns a tab-separated table that begins with the number of each example in its file."""
     lines = ["\t".join(("index", *columns))]
     for example, row in zip(dev.examples, rows, strict=True):
         lines.append("\t".join((str(example.number), *row)))
-    storage.write(path, "\n".join(lines) + "\n")
+    return "\n".join(lines) + "\n"
 
 
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:

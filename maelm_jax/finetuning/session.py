@@ -1,6 +1,5 @@
 """Fine-tuning runs of one task: training on the loop of training/, evaluation, results."""
 
-import collections.abc
 import dataclasses
 import json
 import pathlib
@@ -23,8 +22,9 @@ from maelm_jax.finetuning.batches import Batch, Batches, choose_lengths, in_orde
 from maelm_jax.finetuning.initial_encoder import InitialEncoder
 from maelm_jax.finetuning.task import EvaluationSet, InputFormat, Task, TaskData
 from maelm_jax.model import keys
-from maelm_jax.training import checkpoint, loop, metrics, optimizers, sharding, step
+from maelm_jax.training import checkpoint, loop, metrics, optimizers, run_record, sharding, step
 
+INPUTS = "inputs.json"  # fingerprint of a run's data, and checkpoint step of its encoder
 RESULTS = "results.json"  # written last: a folder that holds it is finished
 UNFINISHED = "unfinished"  # folder of the checkpoints to resume from, removed at the end
 HYPERPARAMETERS = ("batch_size", "learning_rate", "epochs", "warmup")  # of a cell of the grid
@@ -72,13 +72,8 @@ class Model:
     def outputs(self, params: dict, dev: EvaluationSet, lengths: list[int]):
         """Computes the outputs of `Task.predict` for all examples, in their order.
 
-        Args:
-            params: Parameters of the model.
-            dev: The examples.
-            lengths: Lengths to pad to, in ascending order. The last one fits every example.
-
-        Returns:
-            NumPy arrays. Those of slots are as wide as the longest batch.
+        `lengths` are those of `batches.in_order`. Returns NumPy arrays. Those of slots are as wide
+        as the longest batch.
         """
         devices = sharding.row_shards(self.mesh)
         rows = -(-EVALUATION_ROWS // devices) * devices
@@ -144,10 +139,6 @@ class Session:
         shardings = sharding.shardings_of(shapes, model.mesh)
         self.create_state = jax.jit(create_state, out_shardings=shardings)
         self.draw_model = jax.jit(model.init, out_shardings=shardings.params)
-        self.draw_head = jax.jit(  # beside an encoder that is loaded
-            lambda key: model.init(key) | {"encoder": {}},
-            out_shardings=shardings.params | {"encoder": {}},
-        )
         # The step is compiled with seed 0. The seed of a run travels in its batches.
         self.train_step = step.make_train_step(
             heads.loss_function(model.graph, task),
@@ -157,7 +148,7 @@ class Session:
             experiment.run.accumulate,
             model.mesh,
         )
-        self.compiled: dict[tuple[int, int], collections.abc.Callable] = {}  # by rows and length
+        self.compiled: dict[tuple[int, int], jax.stages.Compiled] = {}  # by rows and length
         self._monitors: dict[config.Masking, monitor.RankMonitor] = {}
 
     def outputs(self, params: dict, lengths: list[int]) -> dict:
@@ -213,14 +204,7 @@ class Run:
         encoder: InitialEncoder,
         folder: pathlib.Path,
     ):
-        """Plans the run.
-
-        Args:
-            session: What the run shares with others.
-            experiment: Settings with one value of each hyper-parameter.
-            encoder: The encoder to start from.
-            folder: Folder of the run.
-        """
+        """Plans the run. `experiment` has one value of each hyper-parameter."""
         self.session, self.experiment = session, experiment
         self.encoder, self.folder = encoder, folder
         self._best_outputs: dict | None = None
@@ -241,12 +225,13 @@ class Run:
         )
         self.learning_rates = optimizers.learning_rates(schedule, self.total_steps)
 
-    def train(self, record: collections.abc.Callable[[], None]) -> dict:
-        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
+    @property
+    def inputs(self) -> dict:
+        """The content of INPUTS: what the run depends on beside its settings."""
+        return {"start_step": self.encoder.step, "data": self.session.fingerprint}
 
-        Args:
-            record: Writes the settings of the run. It is called after the checkpoint is read and
-                before anything in the folder changes.
+    def train(self) -> dict:
+        """Trains, from a checkpoint in UNFINISHED if there is one, and writes the results.
 
         Returns:
             The content of results.json.
@@ -260,7 +245,9 @@ class Run:
         resumed = checkpoint.restore_newest(unfinished, self.session.state_shapes)
         state = resumed.state if resumed else self.initial_state()
         first_step = int(state.step)
-        record()
+        # Nothing in the folder changes before the checkpoint is read.
+        run_record.write_start(self.folder, self.experiment, self.encoder.vocabulary)
+        write_json(self.folder / INPUTS, self.inputs)
         writer = metrics.Writer(str(self.folder), first_step)
         checkpoints = checkpoint.Checkpoints(unfinished, keep=1)
         with loop.closing(writer, checkpoints):
@@ -275,12 +262,11 @@ class Run:
 
     def initial_state(self) -> State:
         """Returns the state before the first step: the encoder, and a head drawn with the seed."""
-        session = self.session
         key = keys.make_stream_key(self.experiment.run.seed, keys.INIT_STREAM)
-        if self.encoder.is_random:
-            return session.create_state(session.draw_model(key))
-        params = self.encoder.load_into(session.draw_head(key), session.model.shapes)
-        return session.create_state(params)
+        params = self.session.draw_model(key)
+        if not self.encoder.is_random:
+            params = self.encoder.load_into(params)
+        return self.session.create_state(params)
 
     def _compile(self):
         """Compiles the training step for each length that is new, and says so."""

@@ -55,9 +55,7 @@ def missing(reports: Reports, tasks: typing.Iterable[str]) -> dict[str, list[str
 def markdown(reports: Reports, tasks: typing.Iterable[str] = ()) -> str:
     """Returns the table as Markdown: values, chosen cells, all cells of each grid, and notes.
 
-    Args:
-        reports: The results so far.
-        tasks: All planned tasks. The text names those without a result.
+    `tasks` are all planned tasks. The text names those without a result.
     """
     seeds = sorted({report["seeds"] for _, _, report in _entries(reports)})
     legend = (
@@ -155,13 +153,7 @@ def _cells_table(report: dict) -> str:
 
 
 def write(reports: Reports, folder: pathlib.Path, tasks: typing.Iterable[str] = ()):
-    """Writes table.md, table.json and, for two encoders or more, differences.png.
-
-    Args:
-        reports: The results so far.
-        folder: Folder to write to.
-        tasks: All planned tasks.
-    """
+    """Writes table.md, table.json and, for two encoders or more, differences.png."""
     storage.write(folder / MARKDOWN_FILE, markdown(reports, tasks))
     content = {"columns": values(reports), "missing": missing(reports, tasks), "reports": reports}
     session.write_json(folder / JSON_FILE, content)

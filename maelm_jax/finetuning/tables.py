@@ -174,14 +174,10 @@ def _check_header(path: str, header: list[str], needed: collections.abc.Sequence
 
 
 def find_file(data_dir: str, *names: str) -> pathlib.Path | None:
-    """Finds a file of a data set, packed or not.
-
-    Args:
-        data_dir: Folder to search, together with its folders glue/ and squad/.
-        *names: Paths relative to these folders.
+    """Finds the first of the files `names` in a folder, its glue/ or its squad/, packed or not.
 
     Returns:
-        The path of the first of `names` that exists; None when there is none.
+        Its path; None when there is none.
 
     Raises:
         ConfigError: There is no folder `data_dir`.
@@ -210,11 +206,7 @@ def existing_file(setting: str, path: str) -> pathlib.Path:
 
 
 def tfds_records(name: str, split: str) -> list[dict] | None:
-    """Reads all records of a split of a TFDS dataset, with text for byte strings.
-
-    Args:
-        name: Name of the dataset, for example "glue/rte".
-        split: Name of the split.
+    """Reads all records of a split of a TFDS dataset (as glue/rte), with text for byte strings.
 
     Returns:
         The records; None when the dataset has no such split.

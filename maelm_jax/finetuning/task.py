@@ -109,7 +109,7 @@ class Task(abc.ABC):
         module: The first name of the head's parameter paths.
         stock_class: The end of the name of the stock class of an export.
         unit: What an example is, in the plural.
-        endings: Endings of the files that `write` writes. The first is that of the predictions.
+        ending: The ending of a file of predictions.
         main_metric: The score.
         selected_by: The best evaluation has the highest mean of these metrics. Empty: of the score.
         columns: The columns of the table of results.
@@ -121,19 +121,13 @@ class Task(abc.ABC):
     module: typing.ClassVar[str]
     stock_class: typing.ClassVar[str]
     unit: typing.ClassVar[str] = "examples"
-    endings: tuple[str, ...]
+    ending: typing.ClassVar[str]
     main_metric: str
     selected_by: tuple[str, ...] = ()
     columns: tuple[Column, ...]
 
     def __init__(self, name: str, settings: config.Finetune, results: dict | None = None):
-        """Makes the task.
-
-        Args:
-            name: One of `names`.
-            settings: The settings of fine-tuning.
-            results: results.json of the finished run whose model is used. None: a new run.
-        """
+        """Makes a task. `results` are those of the finished run whose model is used, if any."""
         self.name, self.settings = name, settings
         self.labels: tuple[str, ...] = tuple((results or {}).get("labels", ()))
         self.notes: list[str] = []
@@ -215,7 +209,7 @@ class Task(abc.ABC):
     def write(
         self, dev: EvaluationSet, outputs: typing.Any, folder: pathlib.Path, stem: str
     ) -> pathlib.Path:
-        """Writes FOLDER/STEM + each of `endings`. Returns the path of the predictions."""
+        """Writes FOLDER/STEM + `ending`, perhaps files beside it, and returns the path."""
 
 
 def _sample(examples: list, count: int | None) -> list:

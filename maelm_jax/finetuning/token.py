@@ -1,25 +1,41 @@
 """Labels for words (task `conll`): named entities, parts of speech.
 
+Files have a line for each word, as those of CoNLL-2003. Columns stand between spaces or tabs, a
+blank line between sentences. A line whose first column is -DOCSTART- holds no word.
+
 A label belongs to the first token of its word. The other tokens of the word have none.
 """
 
-import collections.abc
-import unicodedata
+import itertools
+import pathlib
+import re
+import typing
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import families
-from maelm_jax.finetuning import conll, heads, metrics, tables
+from maelm_jax.finetuning import heads, metrics, tables
 from maelm_jax.finetuning.batches import NO_LABEL, Features
 from maelm_jax.finetuning.task import Column, Encoded, Splits, Task
 from maelm_jax.model import layers, ops
 
+DOCUMENT = "-DOCSTART-"
+COLUMNS = re.compile(r"[ \t]+")
 SPECIAL_TOKENS = 2  # `<s>` and `</s>` of a row
+WORD_BEFORE = "a"  # a word is encoded after it, for the first word of a text has other tokens
 UNPREDICTED = "_"  # stands for the label of a word without a prediction in a file
+
+
+class Sentence(typing.NamedTuple):
+    """The words of a sentence and their labels."""
+
+    words: list[str]
+    labels: list[str]  # [] if they are not read
 
 
 class TokenClassifier(nnx.Module):
@@ -45,7 +61,7 @@ class TokenTask(Task):
     module = "token"
     stock_class = "ForTokenClassification"
     unit = "sentences"
-    endings = (".txt",)
+    ending = ".txt"
 
     # Data.
 
@@ -61,7 +77,7 @@ class TokenTask(Task):
     def read(self) -> Splits:
         train_path, dev_path = self._paths()
         train, dev = (
-            conll.read(path, self.settings.conll, True) for path in (train_path, dev_path)
+            read_sentences(path, self.settings.conll, True) for path in (train_path, dev_path)
         )
         self.labels = tuple(sorted({label for sentence in train for label in sentence.labels}))
         if len(self.labels) < 2:
@@ -80,7 +96,7 @@ class TokenTask(Task):
         return Splits(train, {"": dev})
 
     def read_file(self, path, labelled):
-        sentences = conll.read(path, self.settings.conll, labelled)
+        sentences = read_sentences(path, self.settings.conll, labelled)
         if unknown := self._unknown_labels(sentences):
             others = [label for label in unknown if not metrics.is_of_entity(label)]
             if others and self.has_entities:
@@ -94,7 +110,7 @@ class TokenTask(Task):
             )
         return sentences
 
-    def _unknown_labels(self, sentences: list[conll.Sentence]) -> list[str]:
+    def _unknown_labels(self, sentences: list[Sentence]) -> list[str]:
         used = {label for sentence in sentences for label in sentence.labels}
         return sorted(used - set(self.labels))
 
@@ -118,17 +134,28 @@ class TokenTask(Task):
         """
         vocabulary, length = input_format.vocabulary, input_format.length
         class_of = {label: number for number, label in enumerate(self.labels)}
+        texts = [
+            f"{WORD_BEFORE} {word}" if number else word
+            for words, _ in examples
+            for number, word in enumerate(words)
+        ]
+        encoded, skipped = iter(input_format.encode(texts)), len(vocabulary.encode(WORD_BEFORE))
         ids, slots = [], []
         cut = lost = 0
         for words, _ in examples:
-            tokens, offsets = vocabulary.encode_with_offsets(" ".join(words))
+            tokens_of_words = [
+                tokens[skipped:] if number else tokens
+                for number, tokens in enumerate(itertools.islice(encoded, len(words)))
+            ]
+            tokens = list(itertools.chain(*tokens_of_words))
             kept = tokens[: length - SPECIAL_TOKENS]
-            first = first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
-            first[first >= len(kept)] = -1
+            sizes = np.asarray(list(map(len, tokens_of_words)))
+            first = np.cumsum(sizes) - sizes
+            has_token = (sizes > 0) & (first < len(kept))
             cut += len(kept) < len(tokens)
-            lost += int((first < 0).sum())
+            lost += int((~has_token).sum())
             ids.append(np.asarray([vocabulary.bos, *kept, vocabulary.eos], np.int32))
-            slots.append(np.where(first < 0, -1, first + 1))
+            slots.append(np.where(has_token, first + 1, -1))
         if cut:
             self.notes.append(f"{which}: {cut} of {len(ids)} sentences cut to {length} tokens")
         if lost:
@@ -156,7 +183,8 @@ class TokenTask(Task):
         target = batch.targets
         labelled = (target != NO_LABEL).astype(jnp.float32) * batch.weights[:, None]
         right = jnp.argmax(scores, axis=2).astype(target.dtype) == target
-        losses = heads.cross_entropy(scores, jnp.maximum(target, 0))
+        classes = jnp.maximum(target, 0)
+        losses = optax.softmax_cross_entropy_with_integer_labels(scores, classes)
         return heads.weighted_sums(losses, right, labelled)
 
     def predict(self, scores):
@@ -199,34 +227,52 @@ class TokenTask(Task):
         return path
 
 
-def first_tokens(words: collections.abc.Sequence[str], offsets: np.ndarray) -> np.ndarray:
-    """Returns the index of the first token of each word; -1 for a word that has none of its own.
+def read_sentences(
+    path: str | pathlib.Path, settings: config.Conll, labelled: bool
+) -> list[Sentence]:
+    """Reads a file of words. Without `labelled`, the label column can be missing.
 
-    It is the token that a stock tokenizer counts as the first one of the word
-    (`word_ids` of transformers): a token for the space before the word is one of the word.
-
-    Args:
-        words: The words of the text, which has one space between two of them.
-        offsets: First character of each token and the one after its last, int [tokens, 2].
+    Raises:
+        ConfigError: A line has other columns than the first one, the file has no word, or it cannot
+            be read. The message names file and line.
     """
-    sizes = np.asarray([len(word) for word in words])
-    starts = np.concatenate([[0], np.cumsum(sizes + 1)[:-1]])
-    # The first token that ends inside the word or after it.
-    tokens = np.searchsorted(offsets[:, 1], starts, side="right")
-    begins, ends = np.append(offsets, [[np.iinfo(np.int64).max] * 2], axis=0).T
-    # A vocabulary has no token for a word of zero-width characters. Such a word can lie inside the
-    # token of the next word.
-    has_token = (begins[tokens] < starts + sizes) & [_is_visible(word) for word in words]
-    is_space = (tokens > 0) & (begins[tokens - 1] >= starts - 1) & (ends[tokens - 1] == starts)
-    tokens = np.where(is_space, tokens - 1, tokens)
-    token_of_word = np.full(len(words), -1)
-    with_token = np.flatnonzero(has_token)
-    # A token of two words is that of the first one.
-    _, first = np.unique(tokens[with_token], return_index=True)
-    token_of_word[with_token[first]] = tokens[with_token[first]]
-    return token_of_word
+    sentences, current, expected = [], Sentence([], []), None
+    for number, line in enumerate(tables.read_lines(path), start=1):
+        cells = COLUMNS.split(line.strip(" \t"))
+        if cells[0] in ("", DOCUMENT):
+            if current.words:
+                sentences.append(current)
+                current = Sentence([], [])
+            continue
+        if expected is None:
+            expected = len(cells)
+            _check_columns(f"{path}:{number}: {line[:50]!r}", expected, settings, labelled)
+        if len(cells) != expected:
+            raise config.ConfigError(
+                f"{path}:{number}: {len(cells)} columns, the first line has {expected}: "
+                f"{line[:50]!r}. Columns stand between spaces or tabs, and a blank line between "
+                "sentences"
+            )
+        current.words.append(cells[settings.word_column])
+        if labelled:
+            current.labels.append(cells[settings.label_column])
+    if current.words:
+        sentences.append(current)
+    if not sentences:
+        raise config.ConfigError(
+            f"{path}: holds no word. Give a file with a line for each word of a sentence"
+        )
+    return sentences
 
 
-def _is_visible(word: str) -> bool:
-    """Returns whether a word has a character that is not a control, format or space character."""
-    return any(unicodedata.category(character)[0] not in "CZ" for character in word)
+def _check_columns(line: str, count: int, settings: config.Conll, labelled: bool):
+    """Raises ConfigError if a line of so many columns has no word, or no label of its own."""
+    word, label = settings.word_column, settings.label_column
+    is_wrong = not -count <= word < count
+    if labelled:
+        is_wrong |= not -count <= label < count or word % count == label % count
+    if is_wrong:
+        raise config.ConfigError(
+            f"{line} has {count} columns. Correct Conll.word_column={word} or "
+            f"Conll.label_column={label}; the first column is 0, -1 is the last"
+        )

@@ -9,27 +9,22 @@ import numpy as np
 import pytest
 from testing import fresh_model
 
-from maelm_jax import config, gin_files
+from maelm_jax import config
 from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
 
 SPAN = grid.create_task("squad1", config.Finetune())
 
 
-def loaded(encoder: initial_encoder.InitialEncoder, fresh: dict) -> dict:
-    """The parameters that a run starts with, if `fresh` are those that it draws."""
-    return encoder.load_into(fresh | {"encoder": {}}, fresh)
-
-
 def test_the_encoder_is_the_pretrained_one(pretrained):
     begin = initial_encoder.load(str(pretrained))
     vocabulary = begin.vocabulary
     special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    saved = maelm.create(gin_files.load([begin.gin_file]).model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    saved = maelm.create(begin.source.experiment.model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = fresh_model(pretrained, SPAN)[1]
     for _ in range(2):  # what is handed out is a copy each time
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), loaded(begin, fresh)["encoder"], saved)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-7), begin.load_into(fresh)["encoder"], saved)
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
@@ -38,7 +33,7 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = fresh_model(pretrained, SPAN)[1]
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
-    jax.tree.map(np.testing.assert_array_equal, *(loaded(one, fresh)["encoder"] for one in (here, there)))
+    jax.tree.map(np.testing.assert_array_equal, *(one.load_into(fresh)["encoder"] for one in (here, there)))
     settings = [grid.settings_of("rte", one, [], []).model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
 
@@ -58,7 +53,7 @@ def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
         saved = checkpoint.Checkpoints(str(folder))
         saved.save(1, {"params": {"encoder": params["encoder"], "classifier": {"dense": dense}}})
         saved.close()
-        pooler = loaded(initial_encoder.load(str(folder)), {"classifier": dict(fresh["classifier"]), "encoder": encoder})["classifier"]["dense"]
+        pooler = initial_encoder.load(str(folder)).load_into(fresh)["classifier"]["dense"]
         jax.tree.map(np.testing.assert_array_equal, pooler, dense if kept else fresh["classifier"]["dense"])
 
 
@@ -80,17 +75,18 @@ def test_a_workdir_without_an_encoder(pretrained, tmp_path):
     saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
     saved.close()
     with pytest.raises(config.ConfigError, match="decoder"):
-        loaded(initial_encoder.load(str(tmp_path / "other")), fresh)
+        initial_encoder.load(str(tmp_path / "other")).load_into(fresh)
     with pytest.raises(config.ConfigError, match="neither a workdir"):
         initial_encoder.load(str(tmp_path))
 
 
-def test_two_spellings_of_a_path_are_one_encoder(monkeypatch):
+def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
     """A slash at the end comes from the shell's completion."""
-    monkeypatch.setenv("HOME", "/home/me")
-    assert {initial_encoder.normalise_name(name) for name in ("runs/tiny", "./runs/tiny/", "runs//tiny")} == {"runs/tiny"}
-    assert {initial_encoder.normalise_name(name) for name in ("random:runs/tiny/", "random:./runs/tiny")} == {"random:runs/tiny"}
-    assert initial_encoder.normalise_name("~/x/") == "/home/me/x"
+    monkeypatch.chdir(pretrained.parent)
+    monkeypatch.setenv("HOME", str(pretrained.parent))
+    assert {initial_encoder.load(name).name for name in ("little", "./little/", ".//little")} == {"little"}
+    assert {initial_encoder.load(name).name for name in ("random:little/", "random:./little")} == {"random:little"}
+    assert initial_encoder.load("~/little/").name == str(pretrained)
 
 
 def test_a_step_is_of_a_workdir(pretrained, tmp_path):

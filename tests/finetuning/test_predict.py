@@ -1,4 +1,4 @@
-"""`--predict` and `--submission`: whose predictions a file holds, which files are replaced, which models are taken, and scores."""
+"""`--predict` and `--submission`: which files are replaced, which models are taken, and scores."""
 
 import json
 import pathlib
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import metrics, predict, squad
+from maelm_jax.finetuning import metrics, predict
+from maelm_jax.finetuning.question import read_questions
 
 
 @pytest.fixture
@@ -32,18 +33,12 @@ def labels_in(path: pathlib.Path) -> int:
     return len(path.read_text().splitlines()) - 1
 
 
-def test_predictions_of_another_file_of_the_same_name_are_kept(workdir, tmp_path):
-    first, second = pairs(tmp_path / "a" / "test.tsv", 3), pairs(tmp_path / "b" / "test.tsv", 5)
-    written = workdir / "predictions_test.tsv"
-    assert label(workdir, first) == 0
-    with pytest.raises(config.ConfigError, match="predictions_test.tsv is not the predictions of .*/b/test.tsv.*--output=FILE"):
-        label(workdir, second)
-    assert labels_in(written) == 3
-    assert label(workdir, second, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
-    assert labels_in(tmp_path / "new" / "b.tsv") == labels_in(tmp_path / "new" / "b_probabilities.tsv") == 5
-    assert labels_in(written) == 3
-    pairs(first, 4)  # the same file, edited: its predictions are made again
-    assert label(workdir, first) == 0 and labels_in(written) == 4
+def test_predictions_are_made_again_or_written_elsewhere(workdir, tmp_path):
+    path = pairs(tmp_path / "test.tsv", 3)
+    assert label(workdir, path) == 0 and labels_in(workdir / "predictions_test.tsv") == 3
+    assert label(workdir, pairs(path, 4)) == 0 and labels_in(workdir / "predictions_test.tsv") == 4
+    assert label(workdir, path, f"--output={tmp_path / 'new' / 'b.tsv'}") == 0
+    assert labels_in(tmp_path / "new" / "b.tsv") == labels_in(tmp_path / "new" / "b_probabilities.tsv") == 4
 
 
 def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
@@ -55,16 +50,11 @@ def test_predictions_are_kept_where_the_next_ones_fail(workdir, tmp_path):
     assert labels_in(workdir / "predictions_test.tsv") == 3
 
 
-def test_a_file_that_predict_did_not_write_is_kept(workdir, tmp_path):
+def test_the_file_to_predict_is_kept(workdir, tmp_path):
     path = pairs(tmp_path / "in.tsv", 3)
-    for name in ("predictions_in.tsv", "predictions_in_probabilities.tsv", "predictions_in_scores.json"):
-        (workdir / name).write_text("mine")
-        with pytest.raises(config.ConfigError, match=name):
-            label(workdir, path)
-        assert (workdir / name).read_text() == "mine"
-        (workdir / name).unlink()
-    with pytest.raises(config.ConfigError, match="in.tsv"):
-        label(workdir, path, f"--output={path}")
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(config.ConfigError, match="in.tsv is the file to predict"):
+        label(workdir, path, f"--output={tmp_path / 'link' / 'in.tsv'}")
     assert labels_in(path) == 3
 
 
@@ -99,7 +89,7 @@ def test_squad_is_scored_at_the_threshold_of_the_run(data_dir, pretrained, tmp_p
     written = json.loads((tmp_path / "run" / "predictions_dev-v2.0.json").read_text())
     f1 = [
         max((metrics.f1(gold.text, written[question.id]) for gold in question.answers), default=float(not written[question.id]))
-        for question in squad.read_file(dev)
+        for question in read_questions(dev)
     ]
     assert scores["f1"] == pytest.approx(100 * np.mean(f1)) and abs(scores["f1"] - best["f1"]) > 1
     assert set(scores) == {name for name in best if "best" not in name and name not in ("step", "epoch")}

@@ -13,7 +13,7 @@ from hypothesis import strategies
 from testing import input_format
 
 from maelm_jax import config, finetune
-from maelm_jax.finetuning import grid, question, squad
+from maelm_jax.finetuning import grid, question
 from maelm_jax.finetuning.task import EvaluationSet
 
 
@@ -35,26 +35,26 @@ def limits(**values):
     return unittest.mock.patch.multiple(question, **{name.upper(): value for name, value in values.items()})
 
 
-def questions_of(context_tokens: int, question_tokens: int, spans: list[tuple[int, int]]) -> list[squad.Question]:
+def questions_of(context_tokens: int, question_tokens: int, spans: list[tuple[int, int]]) -> list[question.Question]:
     """One context `w0 w1 ...` and a question for each span (first word, last word) of it."""
     words = [f"w{number}" for number in range(context_tokens)]
     answers = [" ".join(words[first : last + 1]) for first, last in spans]
     starts = [len(" ".join(words[:first])) + (first > 0) for first, _ in spans]
     asked = " ".join(["what"] * question_tokens)
     return [
-        squad.Question(str(number), asked, " ".join(words), (squad.GoldAnswer(*answer),), "A")
+        question.Question(str(number), asked, " ".join(words), (question.GoldAnswer(*answer),))
         for number, answer in enumerate(zip(answers, starts, strict=True))
     ]
 
 
-def make(questions: list[squad.Question], vocabulary, length: int, name="squad1", training=True) -> tuple[EvaluationSet, list[str]]:
+def make(questions: list[question.Question], vocabulary, length: int, name="squad1", training=True) -> tuple[EvaluationSet, list[str]]:
     """Windows with the targets of training, and the notes."""
     task = grid.create_task(name, config.Finetune())
     encoded = task._windows(questions, input_format(vocabulary, length), "training", training)
     return EvaluationSet(questions, *encoded, ""), task.notes
 
 
-def given_answers(questions: list[squad.Question], length: int) -> list[tuple[str, str]]:
+def given_answers(questions: list[question.Question], length: int) -> list[tuple[str, str]]:
     """(gold answer, answer given) of each question that has a window which holds its answer, by a certain model."""
     made, _ = make(questions, Words(), length)
     held = np.zeros(len(questions), bool)
@@ -140,8 +140,8 @@ LONG = "The river runs. " * 30 + "A small green bird sleeps near the old house a
 
 
 def one(context=LONG, text="green bird", answers=None, asked="What sleeps near the old house?"):
-    answers = (squad.GoldAnswer(text, context.find(text)),) if answers is None else answers
-    return [squad.Question("q", asked, context, answers, "A")]
+    answers = (question.GoldAnswer(text, context.find(text)),) if answers is None else answers
+    return [question.Question("q", asked, context, answers)]
 
 
 def test_windows_hold_the_question_and_all_of_the_context(vocabulary):
@@ -204,8 +204,8 @@ def test_the_null_margin_is_against_the_smallest_null_score(vocabulary):
 
 def test_answers_out_of_place_are_found_or_counted(vocabulary):
     for start, span in ((7, (8, 11)), (-1, (0, 3)), (10**400, (8, 11))):
-        assert squad.answer_span(one("one two one", answers=(squad.GoldAnswer("one", start),))[0]) == span
-    lost = one("one two one", answers=(squad.GoldAnswer("three", 0),))
+        assert question.answer_span(one("one two one", answers=(question.GoldAnswer("one", start),))[0]) == span
+    lost = one("one two one", answers=(question.GoldAnswer("three", 0),))
     cut, notes = make(lost, vocabulary, 48)
     assert len(cut.features.ids) == 0 and notes == ["training: 1 questions left out: the answer is not in the context"]
     assert len(make(lost, vocabulary, 48, training=False)[0].features.ids) == 1
@@ -214,7 +214,7 @@ def test_answers_out_of_place_are_found_or_counted(vocabulary):
 @pytest.mark.parametrize("text,start,span", [("Denmark", 8, (8, 15)), ("Denmark ", 8, (8, 15)), (" Denmark ", 7, (8, 15)), (" ", 7, None)])
 def test_an_answer_has_no_space_at_its_ends(text, start, span):
     """With SentencePiece, the space belongs to the token of the next word."""
-    assert squad.answer_span(one("ings of Denmark and Norway", answers=(squad.GoldAnswer(text, start),))[0]) == span
+    assert question.answer_span(one("ings of Denmark and Norway", answers=(question.GoldAnswer(text, start),))[0]) == span
 
 
 def test_a_long_question_is_cut_and_counted(vocabulary):
@@ -232,7 +232,7 @@ def test_the_baseline_answers_nothing(vocabulary):
 
 @pytest.mark.parametrize("name", ["dev-v1.1.json.xz", "dev-v2.0.json.xz"])
 def test_perfect_scores_give_the_gold_answers_of_the_real_dev_sets(name, shared_data, corpus_vocabulary):
-    questions = squad.read_file(shared_data / "squad" / name)
+    questions = question.read_questions(shared_data / "squad" / name)
     assert len(questions) == {"1": 10570, "2": 11873}[name[5]]
     assert sum(not one.answers for one in questions) == {"1": 0, "2": 5945}[name[5]]
     task = f"squad{name[5]}"
@@ -260,8 +260,12 @@ def test_perfect_scores_give_the_gold_answers_of_the_real_dev_sets(name, shared_
 def test_wrong_json(tmp_path, content, message):
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(config.ConfigError, match=message) as error:
-        squad.read_file(tmp_path / "x.json")
+        question.read_questions(tmp_path / "x.json")
     assert "\n" not in str(error.value)
+
+
+def squad2(**settings) -> question.QuestionTask:
+    return grid.create_task("squad2", config.Finetune(**settings))
 
 
 def squad_files(folder: pathlib.Path, data_dir: pathlib.Path, change, changed="train-v1.1.json") -> pathlib.Path:
@@ -302,27 +306,23 @@ def test_squad2_has_an_answer_to_every_question_or_says_that_there_is_none(tmp_p
     def change(entry):
         del entry["answers"], entry["is_impossible"]
 
-    settings = config.Finetune(data_dir=str(squad_files(tmp_path, data_dir, change, changed)))
+    task = squad2(data_dir=str(squad_files(tmp_path, data_dir, change, changed)))
     with pytest.raises(config.ConfigError, match=f"{changed}: the question 'q0' has no right answer"):
-        squad.read("squad2", settings, [])
+        task.read()
 
 
-def test_a_dev_file_alone_is_split_by_article(data_dir, tmp_path):
-    (tmp_path / "dev-v2.0.json").write_text((data_dir / "squad" / "dev-v2.0.json").read_text())
-    with pytest.raises(config.ConfigError, match="no train-v2.0.json in .*squad_dev_share"):
-        squad.read("squad2", config.Finetune(data_dir=str(tmp_path)), [])
-    notes = []
-    train, dev = squad.read("squad2", config.Finetune(data_dir=str(tmp_path), squad_dev_share=0.25), notes)
-    assert {q.article for q in train}.isdisjoint(q.article for q in dev[""])
-    assert (len(train), len(dev[""])) == (24, 8) and "not the official split" in notes[0]
+def test_a_missing_file_is_named(data_dir, tmp_path):
+    shutil.copy(data_dir / "squad" / "dev-v2.0.json", tmp_path)
+    with pytest.raises(config.ConfigError, match="no train-v2.0.json in .*DATA_DIR"):
+        squad2(data_dir=str(tmp_path)).check_files()
 
 
 def test_no_unanswerable_question_in_2_0_is_said(data_dir, tmp_path):
     for part in ("train", "dev"):
         shutil.copy(data_dir / "squad" / "dev-v1.1.json", tmp_path / f"{part}-v2.0.json")
-    notes = []
-    squad.read("squad2", config.Finetune(data_dir=str(tmp_path)), notes)
-    assert "no question is unanswerable" in notes[0]
+    task = squad2(data_dir=str(tmp_path))
+    task.read()
+    assert "no question is unanswerable" in task.notes[0]
 
 
 @pytest.mark.filterwarnings("ignore")  # of TensorFlow and TFDS
@@ -338,6 +338,6 @@ def test_tfds(tmp_path, tfds_folder):
             yield record | {"is_impossible": number == 0, "plausible_answers": {"text": [], "answer_start": []}}
 
     tfds_folder("squad/v2.0/3.0.0", features, lambda split: list(records(split)))
-    train, dev = squad.read("squad2", config.Finetune(), [])
-    assert dev[""][1] == squad.Question("validation1", "Q?", "un été of", (("été", 3), ("of", 7)), "T")
-    assert [one.is_impossible for one in train] == [True, False] and squad.answer_span(train[1]) == (3, 6)
+    train, dev = squad2().read()
+    assert dev[""][1] == question.Question("validation1", "Q?", "un été of", (("été", 3), ("of", 7)))
+    assert [one.is_impossible for one in train] == [True, False] and question.answer_span(train[1]) == (3, 6)

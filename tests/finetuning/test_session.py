@@ -19,10 +19,6 @@ SETTINGS = ["BATCH_SIZE=32", "Finetune.evaluations=1", "Model.dropout=0.0", "Mod
 FEW = ["Run.log_every=60", "Run.checkpoint_every=1000", "MAX_LENGTH=64"]
 
 
-def nothing():
-    """Records no settings."""
-
-
 def run_of(pretrained, task, data_dir, folder, *more) -> session.Run:
     """A run of a new session with the seed 1."""
     encoder = initial_encoder.load(str(pretrained))
@@ -44,7 +40,7 @@ def run_of(pretrained, task, data_dir, folder, *more) -> session.Run:
 def test_32_examples_are_learned_by_heart(task, best, epochs, devices, pretrained, data_dir, tmp_path, monkeypatch):
     only_devices(monkeypatch, devices)
     run = run_of(pretrained, task, data_dir, tmp_path, f"EPOCHS={epochs}", "LEARNING_RATE=5e-3")
-    results = run.train(nothing)
+    results = run.train()
     assert results["score"] == pytest.approx(best, abs=1e-3 * best), results["best"]
     # What is kept is the best evaluation's model: loaded again, it gives the same score.
     current, params = run.session, checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
@@ -64,7 +60,7 @@ def test_what_is_kept_is_the_best_evaluation_not_the_last(one_device, pretrained
 
     monkeypatch.setattr(run.session, "outputs", recorded)
     monkeypatch.setattr(run.session, "score", lambda outputs: {"accuracy": script[len(seen) - 1]})
-    results = run.train(nothing)
+    results = run.train()
     assert (results["best"]["epoch"], results["last"]["epoch"], results["score"]) == (2, 4, 0.9)
     kept = checkpoint.restore_params(str(tmp_path), run.session.model.shapes)
     equal = [all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(params))) for params, _ in seen]

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from testing import input_format, write_conll
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from maelm_jax import config, finetune
 from maelm_jax.data import vocabularies
-from maelm_jax.finetuning import batches, conll, grid, heads, token
+from maelm_jax.finetuning import batches, grid, heads, token
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import EvaluationSet
 
@@ -56,19 +58,23 @@ class Halves:
 
     bos, eos = 0, 2
 
-    def encode_with_offsets(self, text):
-        offsets, start = [], 0
-        for word in text.split(" "):
-            end = start + len(word)
-            offsets += [(piece, min(piece + 2, end)) for piece in range(start, end, 2)]
-            start = end + 1
-        return [5] * len(offsets), offsets
+    def encode_batch(self, texts):
+        return [self.encode(text) for text in texts]
+
+    def encode(self, text):
+        return [5] * sum((len(word) + 1) // 2 for word in text.split(" "))
 
 
 def evaluation_set(one: token.TokenTask, sentences: list[tuple[str, str]], length: int) -> EvaluationSet:
     """Sentences of (words, labels), each a text, for a vocabulary that cuts words into halves."""
-    examples = [conll.Sentence(words.split(), labels.split()) for words, labels in sentences]
+    examples = [token.Sentence(words.split(), labels.split()) for words, labels in sentences]
     return EvaluationSet(examples, *one.encode(examples, input_format(Halves(), length), "dev"), "")
+
+
+def encoded_words(words: list[str], vocabulary) -> tuple[list[int], list[int]]:
+    """The row of a sentence with these words, and the slot of each word's first token."""
+    encoded = task("A").encode([token.Sentence(words, [])], input_format(vocabulary, 100_000), "dev")
+    return encoded.features.ids[0].tolist(), encoded.layout[0].tolist()
 
 
 def test_a_label_stands_at_the_first_token_of_its_word():
@@ -110,25 +116,8 @@ def test_the_baseline_is_the_commonest_label():
     assert one.score(dev, one.constant_outputs(dev.features, dev)) == {"accuracy": 0.75, "precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
-def test_the_first_token_of_a_word_may_begin_before_it_or_be_another_word_s():
-    # "ab c d e": a space belongs to the token after it, "c d" is one token, and "e" has none.
-    offsets = np.asarray([[0, 1], [1, 2], [2, 6]])
-    found = token.first_tokens(["ab", "c", "d", "e"], offsets)
-    assert found.tolist() == [0, 2, -1, -1]
-    assert token.first_tokens(["ab"], np.zeros((0, 2), int)).tolist() == [-1]
-    # "ab , c": the space before the comma is a token of its own, which is the comma's first.
-    assert token.first_tokens(["ab", ",", "c"], np.asarray([[0, 2], [2, 3], [3, 4], [4, 6]])).tolist() == [0, 1, 3]
-
-
-def test_a_word_that_is_nothing_to_the_vocabulary_takes_no_token_of_its_neighbours():
-    """Its place lies in the token of the next word."""
-    assert token.first_tokens(["a", "\u200b", "London", "is"], np.asarray([[0, 1], [1, 10], [10, 13]])).tolist() == [0, -1, 1, 2]
-    assert token.first_tokens(["\u200b", "c"], np.asarray([[0, 3]])).tolist() == [-1, 0]
-
-
 def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
     """By which users of an export align words and predictions."""
-    tokenizers = pytest.importorskip("tokenizers")
     from pydoc_data import topics
 
     folder = pathlib.Path(__file__).parents[2] / "pretrained"
@@ -138,32 +127,41 @@ def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
     for name in sorted(topics.topics)[:40]:
         words = re.findall(r"[a-z]+|[^\sa-zA-Z0-9]", topics.topics[name])
         encoded = stock.encode(words, is_pretokenized=True, add_special_tokens=False)
-        tokens, offsets = ours.encode_with_offsets(" ".join(words))
-        assert encoded.ids == list(tokens)
-        first = token.first_tokens(words, np.asarray(offsets, np.int64).reshape(-1, 2))
+        row, slots = encoded_words(words, ours)
         numbers, pieces = encoded.word_ids, encoded.tokens  # each access makes the list anew
-        assert first.tolist() == [numbers.index(number) for number in range(len(words))]
+        first = [numbers.index(number) for number in range(len(words))]
+        assert row[1:-1] == encoded.ids and slots == [index + 1 for index in first]
         spaces += sum(pieces[index] == "▁" for index in first)
     assert spaces > 100
 
 
-def test_the_tokens_of_words_are_those_of_the_sentence(vocabulary, corpus_words):
-    text = " ".join(corpus_words)
-    tokens, offsets = vocabulary.encode_with_offsets(text)
-    first = token.first_tokens(corpus_words, np.asarray(offsets))
-    ends = np.append(first[1:], len(tokens))
-    starts = np.cumsum([0, *(len(word) + 1 for word in corpus_words)])[:-1]
-    for word, start, begin, end in zip(corpus_words, starts, first, ends, strict=True):
-        covered = text[offsets[begin][0] : offsets[end - 1][1]].strip()
-        assert covered == word and offsets[begin][0] in (start - 1, start)
+def prefixing_vocabulary(words: list[str], folder: pathlib.Path) -> vocabularies.Vocabulary:
+    """One whose normalizer puts a space before each text, also where the text has one."""
+    model = tokenizers.Tokenizer(models.BPE(unk_token="<unk>"))
+    model.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    model.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    model.train_from_iterator(words, trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False))
+    model.save(str(folder / "tokenizer.json"))
+    return vocabularies.load(folder)
 
 
-@pytest.fixture
-def corpus_words() -> list[str]:
+def test_the_tokens_of_words_are_those_of_the_sentence(vocabulary, tmp_path):
     from pydoc_data import topics
 
-    words = " ".join(topics.topics.values()).split()
-    return [word for word in words if word.isascii()][:500]
+    words = [word for word in " ".join(topics.topics.values()).split() if word.isascii()][:500]
+    text = " ".join(words)
+    for one in (vocabulary, prefixing_vocabulary(words, tmp_path)):
+        tokens, offsets = one.encode_with_offsets(text)
+        row, slots = encoded_words(words, one)
+        assert row[1:-1] == tokens
+        for word, begin, end in zip(words, slots, [*slots[1:], len(row) - 1], strict=True):
+            assert text[offsets[begin - 1][0] : offsets[end - 2][1]].strip() == word
+
+
+def test_a_word_that_is_nothing_to_the_vocabulary_takes_no_token_of_its_neighbours(vocabulary):
+    _, slots = encoded_words(["a", "\u200b", "London"], vocabulary)
+    assert slots == [1, -1, 2]
 
 
 def test_the_loss_is_the_mean_over_labelled_words(pretrained, vocabulary):
@@ -289,9 +287,9 @@ def test_other_answers_are_other_data(vocabulary, tmp_path):
 TEXT = "-DOCSTART- -X- O O\n\nEU B-ORG\nrejects O\n\n\n \ncalls O\n-DOCSTART- -X-\nPeter B-PER"
 
 
-def read(folder, text, name="x.txt", labelled=True, **columns) -> list[conll.Sentence]:
+def read(folder, text, name="x.txt", labelled=True, **columns) -> list[token.Sentence]:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return conll.read(folder / name, config.Conll(**columns), labelled)
+    return token.read_sentences(folder / name, config.Conll(**columns), labelled)
 
 
 def test_sentences_stand_between_blank_lines_and_documents(tmp_path):
