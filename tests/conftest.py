@@ -1,6 +1,5 @@
 """Strictness for every test: 8 CPU devices, no silent promotion of dtype or rank, shapes in signatures checked, warnings are errors."""
 
-import functools
 import lzma
 import os
 import pathlib
@@ -22,8 +21,6 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
 from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
-
-from maelm_jax.training import flops  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -53,14 +50,6 @@ def _without_skips(report, options):
         report.outcome = "failed"
         report.longrepr = f"--no-skips was given, and this skips: {report.longrepr}"
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quickly_measured_peak():
-    """The matrix product that stands for the peak of a CPU: a small one, for a moment."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flops, "measured_peak", functools.partial(flops.measured_peak, size=256, seconds=0.01))
-        yield
 
 
 @pytest.fixture(scope="module")

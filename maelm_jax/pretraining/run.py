@@ -94,7 +94,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         objective.evaluated(), heldout, baseline, shapes.params, experiment, mesh, special.pad
     )
     ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
-    peak = flops.peak_flops(experiment.model.dtype)
+    peak = flops.peak_flops()
     terms = flops.flops_terms(experiment, vocabulary.size)
     tokens = float(experiment.run.batch_size * experiment.corpus.sequence_length)
     job = loop.Job(
@@ -106,7 +106,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        work=loop.StepWork(tokens, sum(terms.values()), peak.flops_per_second),
+        work=loop.StepWork(tokens, sum(terms.values()), peak),
         evaluate=evaluate,
         ranks=ranks,
     )

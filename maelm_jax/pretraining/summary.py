@@ -75,11 +75,15 @@ def describe_mask_rate(
     )
 
 
-def print_cost(terms: dict[str, float], peak: flops.Peak):
-    """Prints the model FLOPs of a step, and the peak that they are compared with."""
+def print_cost(terms: dict[str, float], peak: float | None):
+    """Prints the model FLOPs of a step, and the peak FLOP/s that MFU is a share of."""
     listed = " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value)
     print(f"model FLOPs a step: {sum(terms.values()):.3g} = {listed}")
-    print(flops.describe_peak(peak))
+    if peak is not None:
+        print(f"MFU is against {peak / 1e12:.3g} TFLOP/s (data sheet, bf16)")
+    elif jax.default_backend() != "cpu":
+        kind = jax.devices()[0].device_kind
+        print(f"MFU is left out: PEAK_FLOPS of maelm_jax/training/flops.py does not list {kind}")
 
 
 def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
