@@ -110,10 +110,9 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         evaluate=evaluate,
         ranks=ranks,
     )
-    summary.print_start(experiment, shapes.params, mesh, heldout, special, attention)
+    summary.print_start(experiment, shapes.params, mesh, special, attention)
     summary.print_cost(terms, peak)
     summary.print_baseline(baseline, heldout)
-    summary.print_without_effect(experiment, initial.has_head and not initial.step)
     if not jax.process_index():
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)

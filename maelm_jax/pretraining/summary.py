@@ -25,7 +25,6 @@ def print_start(
     experiment: config.Experiment,
     params: dict,
     mesh: jax.sharding.Mesh,
-    heldout: np.ndarray,
     special: config.SpecialIds,
     attention: list[str],
 ):
@@ -35,11 +34,9 @@ def print_start(
         experiment: The settings.
         params: The parameters, or their shapes.
         mesh: The devices.
-        heldout: Held-out rows, int32 [R, L]. The share of text tokens is theirs.
         special: Ids of special tokens.
         attention: Lines on the attention backends.
     """
-    print(describe_mask_rate(experiment.masking, heldout, special))
     if experiment.evaluated.masking.rate != experiment.masking.rate:
         print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
     try:
@@ -53,25 +50,6 @@ def print_start(
     print(
         f"{count:,} parameters; {experiment.run.train_steps:,} steps of {tokens:,} tokens; "
         f"mesh {dict(mesh.shape)}"
-    )
-
-
-def describe_mask_rate(
-    settings: config.Masking, rows: np.ndarray, special: config.SpecialIds
-) -> str:
-    """Describes the mask rate as a share of all tokens and of text tokens, in one line.
-
-    The rate is a share of all tokens, but only text tokens are masked: all but padding, `<s>` and
-    `</s>`. As a share of text tokens it is therefore higher.
-    """
-    if settings.mask_special_tokens:
-        return f"mask rate {settings.rate:g} of all tokens, <s> and </s> among them"
-    tokens = int((rows != special.pad).sum())
-    text_tokens = int((~np.isin(rows, special.never_masked)).sum())
-    share = min(settings.rate * tokens / max(text_tokens, 1), 1.0)
-    return (
-        f"mask rate {settings.rate:g} of all tokens = {share:.4f} of text tokens "
-        "(<s> and </s> count, but are not masked)"
     )
 
 
@@ -93,23 +71,6 @@ def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
         "an encoder that has learned something is below it",
         flush=True,
     )
-
-
-def print_without_effect(experiment: config.Experiment, has_head: bool):
-    """Prints a line for each setting that has no effect in this run.
-
-    Args:
-        experiment: The settings.
-        has_head: Whether the run starts with a trained prediction head.
-    """
-    warmup, steps = experiment.optimizer.warmup_steps, experiment.run.train_steps
-    if warmup >= steps and not experiment.run.continue_from:
-        print(
-            f"Optimizer.warmup_steps={warmup} is all of the {steps} steps or more: the learning "
-            "rate rises to the end and does not fall"
-        )
-    if experiment.model.unigram_bias and has_head:
-        print("Model.unigram_bias has no effect: the prediction head is trained already")
 
 
 def report_result(
@@ -201,7 +162,7 @@ def _print_parameters(params: dict):
 
 
 def _print_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the mesh, the rows and slots of a step, and the mask rate."""
+    """Prints the mesh, the rows and the slots of a step."""
     run, length = experiment.run, experiment.corpus.sequence_length
     sizes = masking.budget(experiment.masking, length)
     print(
@@ -209,10 +170,6 @@ def _print_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
         f"{run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
     )
     print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
-    special = config.SpecialIds.of_size(experiment.vocabulary.size)
-    line = np.full((1, length), special.unk)  # a row of one segment of one line
-    line[0, [0, -1]] = special.bos, special.eos
-    print(describe_mask_rate(experiment.masking, line, special))
 
 
 def _print_flops(experiment: config.Experiment):
