@@ -427,12 +427,6 @@ class Model(Settings):
         "True compiles one layer and loops over it, False each layer. None: True except on GPUs.",
         free=True,
     )
-    logit_tile: Positive | None = setting(
-        None,
-        "Masked tokens whose logits exist at a time. None is all of them.",
-        "tokens",
-        free=True,
-    )
 
     def check(self):
         wrong = f"width {self.width} is not divisible by heads {self.heads}"
