@@ -22,8 +22,6 @@ FAILING_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
-# Settings that name Python code, which a command runs.
-CODE = ("Corpus.document_filter", "Corpus.task_modules")
 
 Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status
 
@@ -163,14 +161,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
 
 def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list[str]):
     """Raises ConfigError if only the record of a run, perhaps a stranger's, names code to run."""
-    given = [binding.partition("=")[0] for binding in bindings]
-    values = config.values(experiment)
-    for name in CODE:
-        if values[name] and name not in given:
-            raise ConfigError(
-                f"{run} was made with {name}={values[name]!r}, which runs Python code. "
-                f"To run it, give --gin.{name}='{values[name]}'"
-            )
+    modules, name = experiment.corpus.task_modules, "Corpus.task_modules"
+    if modules and name not in [binding.partition("=")[0] for binding in bindings]:
+        raise ConfigError(
+            f"{run} was made with {name}={modules}, which runs Python code. "
+            f'To run it, give --gin.{name}="{modules}"'
+        )
 
 
 def parse_encoder(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:

@@ -191,11 +191,6 @@ class Corpus(Settings):
     heldout_fraction: float = setting(
         0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
     )
-    document_filter: Text | None = setting(
-        None,
-        "Python function `module:function` that prepare calls. Leaves out documents for which it "
-        "is False.",
-    )
     skip_bad_files: bool = setting(
         False, "True leaves out files that cannot be read. False ends the command.", free=True
     )
@@ -213,11 +208,6 @@ class Corpus(Settings):
             known = source == "installed_docs" or named
             kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
             self.require(known, f"sources: {source!r} is none of {kinds}")
-        module, _, function = (self.document_filter or "module:function").partition(":")
-        self.require(
-            all(part.isidentifier() for part in (*module.split("."), function)),
-            f"document_filter must be module:function, got {self.document_filter!r}",
-        )
 
     @property
     def rates(self) -> dict[str, float]:

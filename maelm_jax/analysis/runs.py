@@ -146,12 +146,11 @@ def read_heldout_rows(run: MeasuredRun, tokens: int) -> np.ndarray:
             f"{run.path} was fine-tuned from {pretrained}, which has no rows of text to measure "
             "on: give --gin.Corpus.text_files='books/*.txt'"
         )
-    if not recorded and (corpus.document_filter or corpus.task_modules):
+    if not recorded and corpus.task_modules:
         # The record of a run may be a stranger's, so the code that it names is not run here.
         raise config.ConfigError(
-            "to prepare text here would run Corpus.document_filter or Corpus.task_modules of "
-            f"{pretrained}: prepare its rows with python -m maelm_jax.prepare, or leave them "
-            "out by --gin.Corpus.document_filter=None --gin.Corpus.task_modules='()'"
+            f"to prepare text here would run Corpus.task_modules of {pretrained}: prepare its rows "
+            "with python -m maelm_jax.prepare, or leave them out by --gin.Corpus.task_modules='()'"
         )
     prepared = recorded or prepare.prepare(corpus, run.vocabulary)
     heldout = prepared.split("heldout")
