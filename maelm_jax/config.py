@@ -588,7 +588,6 @@ class Run(Settings):
     init_from: Text | None = setting(
         None,
         "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
-        free=True,
     )
     continue_from: Text | None = setting(
         None,

@@ -8,7 +8,6 @@
 
 import collections.abc
 import dataclasses
-import os
 import typing
 
 import jax
@@ -60,7 +59,6 @@ def find_starting_point(experiment: config.Experiment, workdir: str) -> Starting
     run = experiment.run
     if checkpoint.complete_steps(workdir):
         if run.init_from:
-            _check_origin(run.init_from, workdir)
             experiment = _with_recorded_encoder(experiment, workdir)
         return StartingPoint(experiment)
     if run.continue_from:
@@ -83,19 +81,6 @@ def _adopt_encoder(experiment: config.Experiment) -> StartingPoint:
     if adopted.changes:
         print(f"taken over from {path}: {'; '.join(adopted.changes)}")
     return StartingPoint(adopted.experiment, encoder=encoder)
-
-
-def _check_origin(path: str, workdir: str):
-    """Raises ConfigError if the run in the workdir began from another source that still exists.
-
-    A source that is gone may have been moved to `path`.
-    """
-    began = run_record.read_settings(workdir).run.init_from
-    if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
-        raise config.ConfigError(
-            f"{workdir} holds a run that began from {began}, not from {path}: give another "
-            f"--workdir, or --gin.Run.init_from={began}"
-        )
 
 
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
