@@ -58,11 +58,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     vocabulary = load_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
-    # Model. Its shapes come before the rows, which can take hours: it may not fit the machine.
+    # Model.
     objective = objectives.create(experiment, vocabulary.size, special)
     optimizer = optimizers.create(experiment.optimizer)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
-    sharding.check_memory(experiment, shapes, mesh)
 
     # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
     rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)

@@ -1,7 +1,6 @@
 """The device mesh (data, fsdp, tensor), and one table of how each parameter is sharded on it."""
 
 import math
-import os
 import re
 import typing
 
@@ -176,45 +175,6 @@ def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
             f"divisible by {devices} devices (Mesh.data x Mesh.fsdp). "
             f"Use {smaller} or {smaller + step}"
         )
-
-
-def check_memory(experiment: config.Experiment, state, mesh: jax.sharding.Mesh):
-    """Checks, before a step is compiled, that it can fit at all: a lower bound of what it needs.
-
-    Args:
-        experiment: The settings.
-        state: Shapes and shardings of the state.
-        mesh: The devices.
-
-    Raises:
-        ConfigError: The state with a gradient, or one hidden state for each token of a microbatch,
-            takes more than the memory of a device.
-    """
-    run, memory = experiment.run, _memory_of_device()
-    shards = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves((state, state.params))]
-    needed = 4 * sum(map(math.prod, shards))
-    if needed > memory:
-        raise config.ConfigError(
-            f"Model: parameters, gradient and optimiser take {needed / 2**30:,.1f} GiB of a "
-            f"device's {memory / 2**30:,.1f} GiB. Use a smaller Model, or a larger Mesh.fsdp"
-        )
-    rows = run.batch_size // run.accumulate / row_shards(mesh)
-    needed = 4 * rows * experiment.corpus.sequence_length * experiment.model.width
-    if needed > memory:
-        raise config.ConfigError(
-            f"Run.batch_size={run.batch_size}: the hidden states of a layer alone take "
-            f"{needed / 2**30:,.1f} GiB of a device's {memory / 2**30:,.1f} GiB. Use a smaller "
-            "Run.batch_size or a larger Run.accumulate"
-        )
-
-
-def _memory_of_device() -> float:
-    """Returns the memory of a device in bytes. CPU devices share that of the machine."""
-    device = jax.local_devices()[0]
-    statistics = device.memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return statistics["bytes_limit"]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
 
 
 def row_shards(mesh: jax.sharding.Mesh) -> int:

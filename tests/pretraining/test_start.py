@@ -94,7 +94,6 @@ def test_a_resumed_run_draws_no_fresh_state(tmp_path):
         ("Mesh.data=5", "does not equal the 3 devices"),
         ("BATCH_SIZE=8", "Run.batch_size=8 .* is not divisible by 3 devices"),
         ("Model.attention_backend='cudnn'", "Model.attention_backend='cudnn' cannot compute this attention"),
-        ("Model.width=4000000", "Model: parameters, gradient and optimiser take"),
         ("Run.init_from='nowhere'", "nowhere: no such file or folder"),
         ("Run.continue_from='nowhere@4'", "there is no run nowhere"),
     ],
