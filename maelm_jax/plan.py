@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import typing
 
-from maelm_jax import cli, config, tables
+from maelm_jax import cli, config, storage, tables
 from maelm_jax.planning import targets
 from maelm_jax.planning.targets import GIB
 
@@ -82,6 +82,33 @@ def main(argv: list[str]) -> int:
             f"(compiled: {', '.join(map(str, sorted(compiled)))})"
         )
     return 0 if plan.fits is not False else 1
+
+
+def dry_run(experiment: config.Experiment, workdir: str):
+    """Prints parameters, FLOPs, memory and collectives of a run on the devices of this process.
+
+    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
+    the workdir or in the settings, if there is one.
+    """
+    import jax
+
+    from maelm_jax.data import vocabularies
+    from maelm_jax.planning import estimate
+    from maelm_jax.pretraining import objective, summary
+    from maelm_jax.training import run_record, sharding
+
+    vocabulary, folder = experiment.vocabulary, storage.local_path(workdir) / run_record.VOCABULARY
+    if vocabularies.files_in(folder):
+        vocabulary = dataclasses.replace(vocabulary, file=str(folder))
+    sized = vocabularies.with_size_of_file(vocabulary)
+    experiment = dataclasses.replace(experiment, vocabulary=sized)
+    mesh = sharding.make_mesh(experiment.mesh)
+    summary.print_parameters(objective.abstract_step(experiment, mesh).state.params)
+    summary.print_flops(experiment)
+    count, statistics = jax.device_count(), jax.local_devices()[0].memory_stats() or {}
+    memory = statistics.get("bytes_limit")
+    target = targets.Target("this machine", "this machine", count, count, memory=memory)
+    print(describe(estimate.compile_step(experiment, target, jax.devices()), target))
 
 
 def _flags() -> argparse.ArgumentParser:

@@ -1,9 +1,5 @@
-"""What a pretraining run prints: its sizes and cost at the start, its result at the end.
+"""What a pretraining run prints: its sizes and cost at the start, its result at the end."""
 
-`describe` prints sizes, cost and memory without training (`train --dry_run`).
-"""
-
-import dataclasses
 import time
 
 import jax
@@ -11,14 +7,9 @@ import numpy as np
 
 from maelm_jax import config, storage, tables
 from maelm_jax.analysis import monitor
-from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
-from maelm_jax.model import masking
-from maelm_jax.pretraining import objective as objectives
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import attention_report, flops, metrics, run_record, sharding
-
-GIB = 2**30
+from maelm_jax.training import flops, metrics, run_record, sharding
 
 
 def print_start(
@@ -111,46 +102,7 @@ def report_result(
     )
 
 
-def describe(experiment: config.Experiment, workdir: str):
-    """Prints parameters, rows, FLOPs and memory of a run, for which the training step is compiled.
-
-    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
-    the workdir or in the settings, if there is one.
-    """
-    mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check_mesh(experiment, mesh)
-    file = experiment.vocabulary.file
-    if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
-        file = str(storage.local_path(workdir) / run_record.VOCABULARY)
-    sized = dataclasses.replace(experiment.vocabulary, file=file)
-    sized = vocabularies.with_size_of_file(sized)
-    experiment = dataclasses.replace(experiment, vocabulary=sized)
-    abstract = objectives.abstract_step(experiment, mesh)
-    _print_parameters(abstract.state.params)
-    _print_rows(experiment, mesh)
-    _print_flops(experiment)
-    for line in attention_report.describe_run(experiment, mesh):
-        print(line)
-    memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
-    moments = sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state.opt_state)
-    )
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.state.params))
-    lines = [
-        ("parameters", 4 * count, "in all"),
-        ("optimiser's state", moments, "in all"),
-        ("state and batch", memory.argument_size_in_bytes, "per device"),
-        (
-            "activations, gradients, temporaries",
-            memory.temp_size_in_bytes,
-            "per device (this backend's compiler)",
-        ),
-    ]
-    cells = [(name, f"{size / GIB:.3f} GiB", scope) for name, size, scope in lines]
-    print(tables.plain(("memory", "", ""), cells))
-
-
-def _print_parameters(params: dict):
+def print_parameters(params: dict):
     """Prints a line for each array of parameters."""
     lines = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -161,18 +113,7 @@ def _print_parameters(params: dict):
     print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")
 
 
-def _print_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the mesh, the rows and the slots of a step."""
-    run, length = experiment.run, experiment.corpus.sequence_length
-    sizes = masking.budget(experiment.masking, length)
-    print(
-        f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; "
-        f"{run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
-    )
-    print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
-
-
-def _print_flops(experiment: config.Experiment):
+def print_flops(experiment: config.Experiment):
     """Prints the FLOPs of a step by term, and those of all steps."""
     terms = flops.flops_terms(experiment, experiment.vocabulary.size)
     total, steps = sum(terms.values()), experiment.run.train_steps
