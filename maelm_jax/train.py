@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--accept_new_data",
         action="store_true",
-        help="go on with other rows than the run began with, and record that (rows.json)",
+        help="go on with other rows than the run began with",
     )
     cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)

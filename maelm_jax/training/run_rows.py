@@ -162,20 +162,12 @@ def _in_order(chosen: Prepared, recorded: dict) -> Prepared:
 
 
 def write(workdir: str, chosen: Prepared, step: int):
-    """Writes `rows.json` of a run that is at `step`. Process 0 calls this function.
-
-    When new rows replace others, the list `replaced` gets the former record and `step`, the last
-    step that used it.
-    """
-    before = read(workdir) or {}
-    replaced = before.pop("replaced", [])
+    """Writes `rows.json` of a run that is at `step`. Process 0 calls this function."""
+    before = read(workdir)
     if before and fingerprints(before) != fingerprints(chosen.record):
-        replaced = [*replaced, {"step": step, **before}]
-        print(f"{workdir}: new data after step {step}, recorded in {FILE}")
-    record = {key: value for key, value in chosen.record.items() if key != "replaced"}
-    if replaced:
-        record["replaced"] = replaced
-    storage.write(storage.local_path(workdir) / FILE, json.dumps(record, indent=1) + "\n")
+        print(f"{workdir}: new data after step {step}")
+    record = json.dumps(chosen.record, indent=1)
+    storage.write(storage.local_path(workdir) / FILE, f"{record}\n")
 
 
 def read(workdir: str) -> dict | None:
