@@ -359,11 +359,6 @@ class Model(Settings):
         le=2**20,
         part="encoder",
     )
-    extend_positions: typing.Literal["repeat", "interpolate"] | None = setting(
-        None,
-        "What Run.init_from fills a learned table with, if the encoder has fewer than "
-        "`max_positions` rows: its rows again, or its rows stretched. None: the run has as many.",
-    )
     token_types: int = setting(
         0,
         "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
@@ -533,13 +528,10 @@ class Optimizer(Settings):
         "linear",
         "After the warm-up, the rate falls to 0 over all other steps (`linear`) or over the last "
         "ones (`wsd`). `decay` is for Run.continue_from: the rate falls over the whole run, from "
-        "where that of the other run stood.",
+        "where that of the other run stood, as 1 - sqrt.",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
-    )
-    decay_shape: typing.Literal["linear", "1-sqrt", "cosine"] = setting(
-        "linear", "How the rate falls with wsd and decay."
     )
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
@@ -601,11 +593,11 @@ class Run(Settings):
         5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
     )
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
-    keep_checkpoints: Positive = setting(
-        3, "Newest checkpoints that are kept.", "checkpoints", free=True
-    )
     keep_every: Positive | None = setting(
-        None, "Checkpoints at multiples of this step are kept too.", "steps", free=True
+        None,
+        "Checkpoints at multiples of this step are kept, besides the newest 3.",
+        "steps",
+        free=True,
     )
 
     def check(self):

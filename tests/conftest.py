@@ -20,7 +20,7 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
+from testing import call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -123,7 +123,7 @@ def uninterrupted(text, tmp_path_factory) -> pathlib.Path:
     """The workdir of the small run of tests/testing.py, trained by a process with one device that nothing stopped. Tests only read it."""
 
     def make(folder: pathlib.Path):
-        done = finish(start("train", *training(text, folder / "whole", f"--gin.Run.keep_checkpoints={STEPS}")))
+        done = finish(start("train", *training(text, folder / "whole", "--gin.Run.keep_every=5")))
         assert done.status == 0, done.stderr
 
     return once(tmp_path_factory, "uninterrupted", make) / "whole"

@@ -115,9 +115,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     if not jax.process_index():
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)
-    checkpoints = checkpoint.Checkpoints(
-        workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
-    )
+    checkpoints = checkpoint.Checkpoints(workdir, keep_every=experiment.run.keep_every)
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():

@@ -234,7 +234,7 @@ def load_state(
     if not encoder:
         return StartingState(state)
     values = encoder.read_params(experiment.model)
-    values = adoption.extend_positions(values, experiment.model)
+    values = adoption.repeat_positions(values, experiment.model.max_positions)
     loaded = adoption.load_params(values, state.params, vocabulary_size, encoder.path)
     print(
         f"starting from {encoder.path} ({encoder.kind}); "

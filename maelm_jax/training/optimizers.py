@@ -130,8 +130,9 @@ def learning_rates(
     """Returns the learning rate of every step.
 
     With the schedules "linear" and "wsd" (warm-up, stable, decay), it goes linearly to the peak in
-    `warmup_steps`. Then it falls to 0 over all other steps (linear), or it stays and falls over the
-    last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all steps.
+    `warmup_steps`. Then it falls linearly to 0 over all other steps (linear), or it stays and falls
+    linearly over the last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all
+    steps, as 1 - sqrt(share of the steps).
 
     Args:
         settings: Peak, warm-up and schedule.
@@ -154,23 +155,15 @@ def learning_rate_after(
 def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: float) -> np.ndarray:
     """Returns the learning rate of the step that follows on `done` steps."""
     if settings.schedule == "decay":
-        return (start * _remaining(done / steps, settings.decay_shape)).astype(np.float32)
+        return (start * (1 - np.sqrt(done / steps))).astype(np.float32)
     warmup, peak = min(settings.warmup_steps, steps), settings.learning_rate
     rising = start + (peak - start) * done / max(warmup, 1)
-    falling, shape = steps - warmup, "linear"
+    falling = steps - warmup
     if settings.schedule == "wsd":
         falling = min(round(settings.decay_share * steps), falling)
-        shape = settings.decay_shape
     fallen = np.clip((done - (steps - falling)) / max(falling, 1), 0, 1)
-    rates = np.where(done < warmup, rising, peak * _remaining(fallen, shape))
+    rates = np.where(done < warmup, rising, peak * (1 - fallen))
     return rates.astype(np.float32)
-
-
-def _remaining(fallen: np.ndarray, shape: str) -> np.ndarray:
-    """Returns the share of the rate that is left after the share `fallen` of a decay."""
-    if shape == "1-sqrt":
-        return 1 - np.sqrt(fallen)
-    return (1 + np.cos(np.pi * fallen)) / 2 if shape == "cosine" else 1 - fallen
 
 
 def _is_decayed(params: dict) -> dict:
