@@ -138,9 +138,7 @@ def _without_lists(value):
 def field_names(cls: type, part: str = "") -> list[str]:
     """Returns the names of a section's settings, without fields that hold other sections.
 
-    Args:
-        cls: The section.
-        part: Return the settings of this part of the model only (see `setting`).
+    With `part`, these are the settings of that part of the model only (see `setting`).
     """
     return [
         name
@@ -846,10 +844,7 @@ def values(experiment: Experiment) -> dict[str, typing.Any]:
 def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = ()) -> list[str]:
     """Returns the settings that differ and may not, as lines `Section.field: old -> new`.
 
-    Args:
-        old: The recorded settings.
-        new: The current settings.
-        also_free: Names ("Section.field") that may differ too, beside the free settings.
+    Free settings may differ, and those named in `also_free` ("Section.field").
     """
     if (old.finetune is None) != (new.finetune is None):
         return ["one pretrains, the other fine-tunes"]

@@ -189,15 +189,10 @@ def _describe_time(plan: "Plan", target: targets.Target) -> str:
 def largest_microbatch(
     plan: "Plan", limit: float, compile_step: collections.abc.Callable[..., "Plan"]
 ) -> tuple[int, list[int]]:
-    """Finds the largest microbatch that fits. The number of microbatches stays.
+    """Finds the largest microbatch that fits into `limit` bytes. The number of microbatches stays.
 
     Memory grows almost linearly with the rows. Interpolation between the compiled microbatches
     therefore needs few compilations.
-
-    Args:
-        plan: The first attempt.
-        limit: Bytes of a device.
-        compile_step: Compiles an experiment.
 
     Returns:
         Rows on one device (0: none fits), and the rows of all microbatches that were compiled.
@@ -229,11 +224,8 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     """Meshes, rematerialisation and microbatches to try, all with the same batch size.
 
     `Mesh.tensor` stays as it is set. On each mesh, the choices without rematerialisation and with
-    many rows come first.
-
-    Raises:
-        ConfigError: There are none: `Mesh.tensor` does not divide the devices, or the batch is no
-            multiple of any of the microbatches.
+    many rows come first. Raises ConfigError if there are none: `Mesh.tensor` does not divide the
+    devices, or the batch is no multiple of any of the microbatches.
     """
     result: list[config.Experiment] = []
     tensor, batch_size = experiment.mesh.tensor, experiment.run.batch_size

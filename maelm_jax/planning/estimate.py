@@ -74,16 +74,10 @@ def lower_step(experiment: config.Experiment, devices: list) -> LoweredStep:
 
 
 def compile_step(experiment: config.Experiment, target: Target, devices: list) -> Plan:
-    """Compiles the training step of an experiment.
+    """Compiles the training step of an experiment for the devices of a target.
 
-    Args:
-        experiment: The settings.
-        target: What to compile for.
-        devices: Its devices, from `targets.start_compiler`.
-
-    Returns:
-        The plan. If the compiler refuses the step because it does not fit, `fits` is False and
-        `needed` is what the compiler says that it needs.
+    If the compiler refuses the step because it does not fit, `fits` is False and `needed` is what
+    the compiler says that it needs.
     """
     lowered = lower_step(experiment, devices)
     sizes, run = sharding.MeshSizes(**lowered.mesh.shape), experiment.run
@@ -125,12 +119,8 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
 def needed_bytes(message: str, arguments: float) -> float | None:
     """Reads from a compiler's error message how many bytes a program needs on a device.
 
-    Args:
-        message: The message.
-        arguments: Bytes of the program's arguments. Some messages name the temporaries only.
-
-    Returns:
-        The bytes, or None if the error is another one.
+    `arguments` are the bytes of its arguments: some messages name the temporaries only. Returns
+    None if the error is another one.
     """
     match = re.search(r"(Used |HLO temporaries \()([\d.]+)([MGT])", message)
     if "RESOURCE_EXHAUSTED" not in message or match is None:
@@ -142,16 +132,9 @@ def needed_bytes(message: str, arguments: float) -> float | None:
 def step_time(
     text: str, collectives: list[hlo.Collective], model_flops: float, target: Target
 ) -> StepTime | None:
-    """Estimates the time of a step.
+    """Estimates the time of a step from its optimised HLO text. None for simulated devices.
 
-    Args:
-        text: Optimised HLO text of the step.
-        collectives: Its collectives.
-        model_flops: Its model FLOPs on all devices.
-        target: What it was compiled for.
-
-    Returns:
-        The time, or None for simulated devices.
+    `model_flops` are those of all devices.
     """
     if target.kind is None:
         return None

@@ -22,13 +22,7 @@ from maelm_jax.training import optimizers, sharding, step
 def create(
     experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
 ) -> "MaskedTokens":
-    """Returns the objective of an experiment.
-
-    Args:
-        experiment: The settings.
-        vocabulary_size: Number of ids.
-        special: Ids of special tokens.
-    """
+    """Returns the objective of an experiment."""
     definition = maelm.create(experiment.model, vocabulary_size, special)
     return MaskedTokens(experiment, vocabulary_size, special, definition)
 

@@ -29,14 +29,9 @@ from maelm_jax.training import (
 def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
-    The caller holds the lock of the workdir. Nothing in the workdir changes before everything that
-    can be wrong input is checked.
-
-    Args:
-        workdir: The folder of the run, on this machine or in a bucket.
-        experiment: The settings.
-        accept_new_data: Whether rows other than the recorded ones are allowed.
-        began: time.perf_counter() at the start of the command.
+    The caller holds the lock of the workdir, which may be in a bucket. Nothing in the workdir
+    changes before everything that can be wrong input is checked. `began` is time.perf_counter() at
+    the start of the command.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
@@ -149,11 +144,7 @@ def make_batches(
 ) -> typing.Callable[[int], jax.Array]:
     """Returns the function that reads the batch of a step, counted from 0, onto the devices.
 
-    Args:
-        experiment: The settings.
-        rows: Rows and mixing rates of the sources.
-        mesh: Devices.
-        first_example: Number of the first example of step 0.
+    Step 0 begins with the example of number `first_example`.
     """
     run = experiment.run
     reader = batches.Batches(
@@ -183,14 +174,7 @@ def record_start(
 ):
     """Writes the records of this start into the workdir, on process 0.
 
-    Args:
-        workdir: The folder of the run.
-        experiment: The settings of the run.
-        vocabulary: The vocabulary of the run.
-        rows: The rows that it trains on.
-        done: Steps of the run before this start.
-        starting_point: What the run starts from if `done` is 0.
-        parent: The run that it goes on from, or None.
+    Before this start the run has `done` steps. If there are none, it begins from `starting_point`.
     """
     folder = storage.local_path(workdir)
     changes = run_record.changes_since_last_start(workdir, experiment)

@@ -47,14 +47,8 @@ def find_starting_point(experiment: config.Experiment, workdir: str) -> Starting
     """Finds what a run starts from, and takes over the settings of the encoder of `Run.init_from`.
 
     A run that has a checkpoint does not need its source any more: what it took over stands in the
-    config.gin of the workdir. The source may be gone, or be another encoder by now.
-
-    Args:
-        experiment: Settings of the run.
-        workdir: Workdir of the run.
-
-    Raises:
-        ConfigError: There is no such source, or it does not fit the settings.
+    config.gin of the workdir. The source may be gone, or be another encoder by now. Raises
+    ConfigError if there is no such source, or if it does not fit the settings.
     """
     run = experiment.run
     if checkpoint.complete_steps(workdir):
@@ -108,8 +102,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
 def find_parent(experiment: config.Experiment) -> run_record.Parent:
     """Finds the checkpoint of `Run.continue_from`, and checks that this run can go on from it.
 
-    Raises:
-        ConfigError: There is no such checkpoint, it is damaged, or another model was trained.
+    Raises ConfigError if there is no such checkpoint, it is damaged, or another model was trained.
     """
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
@@ -147,8 +140,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
 def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: str) -> list[str]:
     """Returns the settings in which this run differs from the one that it goes on from.
 
-    Raises:
-        ConfigError: The weights, the state of the optimiser or the vocabulary would not fit.
+    Raises ConfigError if the weights, the state of the optimiser or the vocabulary would not fit.
     """
     if theirs.finetune:
         raise config.ConfigError(f"{parent} is a fine-tuned run: continue a run of pretraining")
@@ -205,16 +197,9 @@ def load_state(
 ) -> StartingState:
     """Loads or makes the state that the loop starts with.
 
-    Args:
-        starting_point: What the run starts from if its workdir has no checkpoint.
-        workdir: Workdir of the run.
-        shapes: Shapes and shardings of the state.
-        create_fresh: Returns a state with fresh weights. It is not called if they are not needed,
-            so that at most one state is on the devices.
-        vocabulary_size: Number of ids.
-
-    Raises:
-        ConfigError: A checkpoint has more steps than the run, or weights do not fit.
+    `shapes` has the shapes and shardings of the state. `create_fresh` returns one with fresh
+    weights. It is not called if they are not needed, so that at most one state is on the devices.
+    Raises ConfigError if a checkpoint has more steps than the run, or if weights do not fit.
     """
     experiment, encoder, parent = starting_point
     if restored := checkpoint.restore_newest(workdir, shapes):

@@ -21,12 +21,7 @@ def print_start(
 ):
     """Prints the sizes of a run.
 
-    Args:
-        experiment: The settings.
-        params: The parameters, or their shapes.
-        mesh: The devices.
-        special: Ids of special tokens.
-        attention: Lines on the attention backends.
+    `params` are the parameters or their shapes, `attention` the lines on the attention backends.
     """
     if experiment.evaluated.masking.rate != experiment.masking.rate:
         print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
@@ -73,12 +68,8 @@ def report_result(
 ):
     """Prints the result of a finished run and draws its loss curve.
 
-    Args:
-        workdir: The folder of the run.
-        experiment: The settings of the run.
-        began: time.perf_counter() at the start of the command.
-        ranks: Tells what the measurement of ranks cost.
-        baseline: The loss that a useful encoder is below.
+    `began` is time.perf_counter() at the start of the command. `ranks` tells what the measurement
+    of ranks cost. A useful encoder is below the loss of `baseline`.
     """
     seconds = time.perf_counter() - began
     print(ranks.cost(seconds))

@@ -39,20 +39,13 @@ class StackFlops(typing.NamedTuple):
 
 
 def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
-    """Counts the model FLOPs of one training step, by term.
+    """Counts the model FLOPs of one training step over all its rows, by term.
 
     A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
     Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
     layer; a layer with local attention has the keys of its window. Causal attention counts as full
     attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
     masked slots only. The head counts M slots.
-
-    Args:
-        experiment: The settings.
-        vocabulary_size: Ids of the vocabulary.
-
-    Returns:
-        FLOPs of each term, over all rows of a step.
     """
     model, rows = experiment.model, experiment.run.batch_size
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)

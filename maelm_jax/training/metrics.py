@@ -23,12 +23,7 @@ class Writer:
     """
 
     def __init__(self, workdir: str, step: int):
-        """Removes lines after `step`, so that the file reads as one run.
-
-        Args:
-            workdir: Folder of the run. `send` copies the files to a workdir in a bucket.
-            step: Step from which the run continues.
-        """
+        """Removes lines after `step`, from which the run continues. The file reads as one run."""
         self._workdir, self._path, self._step = workdir, path_of(workdir), step
         self._board = None
         if self._path.exists() and not jax.process_index():
@@ -69,8 +64,7 @@ class Writer:
 def read(workdir: str) -> list[dict]:
     """Returns the lines of metrics.jsonl, without an incomplete last line.
 
-    Raises:
-        ConfigError: The file is damaged.
+    Raises ConfigError if the file is damaged.
     """
     path, lines = path_of(workdir), []
     if not path.exists():
@@ -112,16 +106,10 @@ def plot(
     trained_label: str = "training (one batch)",
     heldout_label: str = "held-out",
 ):
-    """Writes a picture of the losses by tokens.
+    """Writes a .png of the losses by tokens.
 
-    Args:
-        path: The .png file to write.
-        curves: The run, after the runs that it goes on from.
-        baseline_name: Name of the baseline.
-        baseline: Loss in nats, drawn as a horizontal line. A model that has learned something is
-            below it.
-        trained_label: Name of the losses in training.
-        heldout_label: Name of the losses in evaluations.
+    The last of `curves` is the run, after the runs that it goes on from. `baseline` is a loss in
+    nats, drawn as a horizontal line. A model that has learned something is below it.
     """
     pyplot = plotting.pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")

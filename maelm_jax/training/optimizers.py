@@ -127,20 +127,13 @@ def _orthogonalise(x: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
 def learning_rates(
     settings: config.Optimizer, steps: int, start: float | None = None
 ) -> np.ndarray:
-    """Returns the learning rate of every step.
+    """Returns the learning rate of every step, float32 [steps].
 
     With the schedules "linear" and "wsd" (warm-up, stable, decay), it goes linearly to the peak in
     `warmup_steps`. Then it falls linearly to 0 over all other steps (linear), or it stays and falls
     linearly over the last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all
-    steps, as 1 - sqrt(share of the steps).
-
-    Args:
-        settings: Peak, warm-up and schedule.
-        steps: Length of the run.
-        start: Where the rate begins: that of the run that this one goes on from. None: 0.
-
-    Returns:
-        float32 [steps].
+    steps, as 1 - sqrt(share of the steps). It begins at `start`, the rate of the run that this one
+    goes on from. None is 0.
     """
     return _rates(np.arange(steps), settings, steps, start or 0.0)
 
