@@ -224,7 +224,7 @@ def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[2:])
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
-    peak = flops.peak_flops(experiment.model.dtype).flops_per_second
+    peak = flops.peak_flops()
     tokens = experiment.run.batch_size * experiment.corpus.sequence_length
     return Measurement(
         name,

@@ -21,6 +21,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax import cli, config
 
+MATMUL_SIZE = 2048  # rows and columns of the matrices whose product is the machine's matmul rate
+
 
 class Timing(typing.NamedTuple):
     """What was measured."""
@@ -45,17 +47,31 @@ def measure(experiment: config.Experiment, steps: int) -> Timing:
     import jax
     import training_setup
 
-    from maelm_jax.training import flops
-
     setup = training_setup.set_up(experiment)
     state, seconds = setup.state, []
-    before = flops.measured_peak(experiment.model.dtype)
+    before = measure_matmul_rate(experiment.model.dtype)
     for _ in range(steps + 2):
         start = time.perf_counter()
         state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
         seconds.append(time.perf_counter() - start)
-    after = flops.measured_peak(experiment.model.dtype)
+    after = measure_matmul_rate(experiment.model.dtype)
     return Timing(seconds[0], seconds[2:], max(before, after))
+
+
+def measure_matmul_rate(dtype: str, seconds: float = 0.5) -> float:
+    """Measures the best FLOP/s of a MATMUL_SIZE^3 matrix product on the first device."""
+    import jax
+    import jax.numpy as jnp
+
+    matrix = jnp.ones((MATMUL_SIZE, MATMUL_SIZE), dtype)
+    product = jax.jit(lambda matrix: matrix @ matrix)
+    product(matrix).block_until_ready()
+    best, end = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        product(matrix).block_until_ready()
+        best = max(best, 2 * MATMUL_SIZE**3 / (time.perf_counter() - start))
+    return best
 
 
 def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
@@ -69,9 +85,9 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
     seconds = statistics.median(timing.steps)
     tokens = run.batch_size * experiment.corpus.sequence_length
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
-    peak, devices = None, 1  # on CPU, one product takes all cores, which simulated devices share
-    if jax.default_backend() != "cpu":
-        peak, devices = flops.peak_flops(model.dtype).flops_per_second, jax.device_count()
+    peak = flops.peak_flops()
+    # On CPU, one product takes all cores, which simulated devices share.
+    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
     matmul_rate = timing.matmul_rate * devices
     return {
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {model.dtype}",

@@ -22,8 +22,6 @@ FAILING_MACHINE = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO),
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
 )
-# Settings that name Python code, which a command runs.
-CODE = ("Corpus.document_filter", "Corpus.task_modules")
 
 Main = collections.abc.Callable[[list[str]], int | None]  # a command: arguments -> exit status
 
@@ -36,11 +34,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Returns an argument parser with the flags of every command.
-
-    Args:
-        description: The docstring of the command's module, which --help prints.
-    """
+    """Returns a parser with the flags of every command. --help prints `description`."""
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
     result.add_argument(
@@ -112,11 +106,7 @@ class Command(typing.NamedTuple):
 
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
-    """Parses the command line.
-
-    Raises:
-        ConfigError: A flag or value is wrong.
-    """
+    """Parses the command line. Raises ConfigError if a flag or value is wrong."""
     bindings = [item.removeprefix("--gin.") for item in argv if item.startswith("--gin.")]
     args = flags.parse_args([item for item in argv if not item.startswith("--gin.")])
     for name, value in vars(args).items():
@@ -135,8 +125,7 @@ def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arg
 def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command:
     """Parses `argv` and builds the settings. Without --gin_file, reads config.gin of the workdir.
 
-    Raises:
-        ConfigError: A flag, a gin file or a setting is wrong.
+    Raises ConfigError if a flag, a gin file or a setting is wrong.
     """
     args, bindings = arguments(flags, argv)
     args.run = None
@@ -163,14 +152,12 @@ def parse(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Command
 
 def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list[str]):
     """Raises ConfigError if only the record of a run, perhaps a stranger's, names code to run."""
-    given = [binding.partition("=")[0] for binding in bindings]
-    values = config.values(experiment)
-    for name in CODE:
-        if values[name] and name not in given:
-            raise ConfigError(
-                f"{run} was made with {name}={values[name]!r}, which runs Python code. "
-                f"To run it, give --gin.{name}='{values[name]}'"
-            )
+    modules, name = experiment.corpus.task_modules, "Corpus.task_modules"
+    if modules and name not in [binding.partition("=")[0] for binding in bindings]:
+        raise ConfigError(
+            f"{run} was made with {name}={modules}, which runs Python code. "
+            f'To run it, give --gin.{name}="{modules}"'
+        )
 
 
 def encoder_arguments(
@@ -237,9 +224,7 @@ class Ending(typing.NamedTuple):
 def ending(error: Exception, advice: str = "") -> Ending:
     """Returns the line and the exit status for an error.
 
-    Args:
-        error: What the command raised.
-        advice: What helps when the command runs out of memory.
+    `advice` is what helps when the command runs out of memory.
     """
     message = " ".join(str(error).split())
     if isinstance(error, (ConfigError, config.RunError)):
@@ -281,12 +266,8 @@ def run(main: Main, trains: bool = False, advice: str = "") -> typing.NoReturn:
     """Runs a command and ends the process with its exit status.
 
     The status is that of `main` (0: success), that of `ending` for an error (2: wrong input, 3:
-    diverged, 1: other failures), and 130 after Ctrl-C.
-
-    Args:
-        main: The command. It takes the list of arguments.
-        trains: Whether the process may start again to get huge pages (huge_pages.py).
-        advice: What helps when the command runs out of memory, for the message.
+    diverged, 1: other failures), and 130 after Ctrl-C. If the command `trains`, the process may
+    start again to get huge pages (huge_pages.py). `advice` is for `ending`.
     """
     if trains:
         huge_pages.use_huge_pages(sys.argv[1:])

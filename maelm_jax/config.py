@@ -1,15 +1,14 @@
 """All settings: one frozen dataclass for each concern. gin binds nothing else.
 
 Each field is declared once, with its type, range, default, unit and meaning. pydantic checks every
-new instance. gin_files.py reads gin files into an `Experiment`. `python -m maelm_jax.config` prints
-docs/configuration.md. This module imports neither JAX nor TensorFlow, so that a wrong setting is
+new instance. gin_files.py reads gin files into an `Experiment`. docs/configuration.py prints the
+settings as a page. This module imports neither JAX nor TensorFlow, so that a wrong setting is
 reported within a second.
 """
 
 import dataclasses
 import difflib
 import functools
-import sys
 import typing
 
 import pydantic
@@ -167,9 +166,7 @@ def _without_lists(value):
 def field_names(cls: type, part: str = "") -> list[str]:
     """Returns the names of a section's settings, without fields that hold other sections.
 
-    Args:
-        cls: The section.
-        part: Return the settings of this part of the model only (see `setting`).
+    With `part`, these are the settings of that part of the model only (see `setting`).
     """
     return [
         name
@@ -219,11 +216,6 @@ class Corpus(Settings):
     heldout_fraction: float = setting(
         0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
     )
-    document_filter: Text | None = setting(
-        None,
-        "Python function `module:function` that prepare calls. Leaves out documents for which it "
-        "is False.",
-    )
     skip_bad_files: bool = setting(
         False, "True leaves out files that cannot be read. False ends the command.", free=True
     )
@@ -241,11 +233,6 @@ class Corpus(Settings):
             known = source == "installed_docs" or named
             kinds = "installed_docs, files:GLOB, tfds:NAME, seqio:NAME"
             self.require(known, f"sources: {source!r} is none of {kinds}")
-        module, _, function = (self.document_filter or "module:function").partition(":")
-        self.require(
-            all(part.isidentifier() for part in (*module.split("."), function)),
-            f"document_filter must be module:function, got {self.document_filter!r}",
-        )
 
     @property
     def rates(self) -> dict[str, float]:
@@ -397,11 +384,6 @@ class Model(Settings):
         le=2**20,
         part="encoder",
     )
-    extend_positions: typing.Literal["repeat", "interpolate"] | None = setting(
-        None,
-        "What Run.init_from fills a learned table with, if the encoder has fewer than "
-        "`max_positions` rows: its rows again, or its rows stretched. None: the run has as many.",
-    )
     token_types: int = setting(
         0,
         "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
@@ -453,12 +435,6 @@ class Model(Settings):
     scan_layers: bool | None = setting(
         None,
         "True compiles one layer and loops over it, False each layer. None: True except on GPUs.",
-        free=True,
-    )
-    logit_tile: Positive | None = setting(
-        None,
-        "Masked tokens whose logits exist at a time. None is all of them.",
-        "tokens",
         free=True,
     )
 
@@ -564,13 +540,10 @@ class Optimizer(Settings):
         "linear",
         "After the warm-up, the rate falls to 0 over all other steps (`linear`) or over the last "
         "ones (`wsd`). `decay` is for Run.continue_from: the rate falls over the whole run, from "
-        "where that of the other run stood.",
+        "where that of the other run stood, as 1 - sqrt.",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
-    )
-    decay_shape: typing.Literal["linear", "1-sqrt", "cosine"] = setting(
-        "linear", "How the rate falls with wsd and decay."
     )
     b1: ShareBelowOne = setting(0.9, "Decay of Adam's first moment.")
     b2: ShareBelowOne = setting(0.98, "Decay of Adam's second moment.")
@@ -619,7 +592,6 @@ class Run(Settings):
     init_from: Text | None = setting(
         None,
         "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
-        free=True,
     )
     continue_from: Text | None = setting(
         None,
@@ -633,11 +605,11 @@ class Run(Settings):
         5_000, "Steps between effective ranks. 0 is never.", "steps", free=True
     )
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
-    keep_checkpoints: Positive = setting(
-        3, "Newest checkpoints that are kept.", "checkpoints", free=True
-    )
     keep_every: Positive | None = setting(
-        None, "Checkpoints at multiples of this step are kept too.", "steps", free=True
+        None,
+        "Checkpoints at multiples of this step are kept, besides the newest 3.",
+        "steps",
+        free=True,
     )
 
     def check(self):
@@ -883,10 +855,7 @@ def values(experiment: Experiment) -> dict[str, typing.Any]:
 def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = ()) -> list[str]:
     """Returns the settings that differ and may not, as lines `Section.field: old -> new`.
 
-    Args:
-        old: The recorded settings.
-        new: The current settings.
-        also_free: Names ("Section.field") that may differ too, beside the free settings.
+    Free settings may differ, and those named in `also_free` ("Section.field").
     """
     if (old.finetune is None) != (new.finetune is None):
         return ["one pretrains, the other fine-tunes"]
@@ -902,60 +871,3 @@ def differences(old: Experiment, new: Experiment, also_free: tuple[str, ...] = (
         for name, value in values(old).items()
         if value != after[name] and name not in (*free, *also_free)
     ]
-
-
-PAGE = """# Configuration
-
-`python -m maelm_jax.config > docs/configuration.md` prints this page from the declarations in
-`maelm_jax/config.py`.
-
-Bind a setting in a gin file (`Model.layers = 6`) or on the command line
-(`--gin.Model.layers=6`). The command line replaces what a file says. Macros are short names for
-the settings that change most often. `configs/base.gin` defines `TRAIN_STEPS`, `BATCH_SIZE`,
-`SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES`. `configs/finetune/base.gin` defines those of
-fine-tuning. Give a macro or the setting that it stands for, not both.
-
-A wrong value or name ends the command with exit status 2 and one line that names the setting. A
-resumed run keeps its settings, except those marked *free*, which change no past step.
-"""
-
-
-def render_page() -> str:
-    """Returns docs/configuration.md: for each section, a table of its fields."""
-    lines = [PAGE]
-    for cls in ALL_SECTIONS:
-        schema = pydantic.TypeAdapter(cls).json_schema()["properties"]
-        lines += [f"## {cls.__name__}", "", " ".join(cls.__doc__.split()), ""]
-        lines += ["| setting | values | default | unit | meaning |", "|---|---|---|---|---|"]
-        for name in field_names(cls):
-            field = cls.__pydantic_fields__[name]
-            extra = field.json_schema_extra
-            default = f"`{field.get_default(call_default_factory=True)!r}`"
-            label = f"`{name}`" + (" (free)" if extra["free"] else "")
-            cells = (label, _values(schema[name]), default, extra["unit"], field.description)
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _values(schema: dict) -> str:
-    """Returns the values that a JSON schema accepts, in words."""
-    if choices := schema.get("anyOf"):
-        return " or ".join(map(_values, choices))
-    if choices := schema.get("enum", [schema["const"]] if "const" in schema else None):
-        return ", ".join(f"`{choice!r}`" for choice in choices)
-    words = {"null": "None", "string": "text", "object": "a dict", "array": "a list"}
-    bounds = {
-        "minimum": "at least",
-        "exclusiveMinimum": "above",
-        "maximum": "at most",
-        "exclusiveMaximum": "below",
-        "multipleOf": "a multiple of",
-    }
-    limits = [f"{word} {schema[key]:g}" for key, word in bounds.items() if key in schema]
-    kind = schema["type"]
-    return " ".join([words.get(kind, kind), " and ".join(limits)]).strip()
-
-
-if __name__ == "__main__":
-    sys.stdout.write(render_page())

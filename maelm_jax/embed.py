@@ -86,8 +86,7 @@ def main(argv: list[str]) -> int:
 def read_lines(path: str) -> list[str]:
     """Reads the lines of a UTF-8 file, without their line ends.
 
-    Raises:
-        ConfigError: The file is empty or not UTF-8.
+    Raises ConfigError if the file is empty or not UTF-8.
     """
     with storage.reading(path, "convert it to UTF-8, e.g. with iconv -t UTF-8"):
         lines = pathlib.Path(path).read_bytes().decode("utf-8-sig").split("\n")

@@ -81,8 +81,7 @@ def _flags() -> argparse.ArgumentParser:
 def _why_unverified(verify_flag: bool | None, format: str) -> str:
     """Returns why the export is not compared with JAX, or "" if it is.
 
-    Raises:
-        ConfigError: --verify is given, and a library is not installed.
+    Raises ConfigError if --verify is given and a library is not installed.
     """
     from maelm_jax.encoders import verify, weight_files
 

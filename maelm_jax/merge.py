@@ -75,8 +75,7 @@ def main(argv: list[str]) -> int:
 def read_weights(text: str | None, count: int) -> list[float]:
     """Returns the weights of `count` checkpoints, which sum to 1.
 
-    Raises:
-        ConfigError: The flag does not name a positive number for each checkpoint.
+    Raises ConfigError if the flag does not name a positive number for each checkpoint.
     """
     try:
         weights = [float(value) for value in text.split(",")] if text else [1.0] * count

@@ -27,7 +27,7 @@ import dataclasses
 import functools
 import typing
 
-from maelm_jax import cli, config, tables
+from maelm_jax import cli, config, storage, tables
 from maelm_jax.planning import targets
 from maelm_jax.planning.targets import GIB
 
@@ -82,6 +82,33 @@ def main(argv: list[str]) -> int:
             f"(compiled: {', '.join(map(str, sorted(compiled)))})"
         )
     return 0 if plan.fits is not False else 1
+
+
+def dry_run(experiment: config.Experiment, workdir: str):
+    """Prints parameters, FLOPs, memory and collectives of a run on the devices of this process.
+
+    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
+    the workdir or in the settings, if there is one.
+    """
+    import jax
+
+    from maelm_jax.data import vocabularies
+    from maelm_jax.planning import estimate
+    from maelm_jax.pretraining import objective, summary
+    from maelm_jax.training import run_record, sharding
+
+    vocabulary, folder = experiment.vocabulary, storage.local_path(workdir) / run_record.VOCABULARY
+    if vocabularies.files_in(folder):
+        vocabulary = dataclasses.replace(vocabulary, file=str(folder))
+    sized = vocabularies.with_size_of_file(vocabulary)
+    experiment = dataclasses.replace(experiment, vocabulary=sized)
+    mesh = sharding.make_mesh(experiment.mesh)
+    summary.print_parameters(objective.abstract_step(experiment, mesh).state.params)
+    summary.print_flops(experiment)
+    count, statistics = jax.device_count(), jax.local_devices()[0].memory_stats() or {}
+    memory = statistics.get("bytes_limit")
+    target = targets.Target("this machine", "this machine", count, count, memory=memory)
+    print(describe(estimate.compile_step(experiment, target, jax.devices()), target))
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -162,15 +189,10 @@ def _describe_time(plan: "Plan", target: targets.Target) -> str:
 def largest_microbatch(
     plan: "Plan", limit: float, compile_step: collections.abc.Callable[..., "Plan"]
 ) -> tuple[int, list[int]]:
-    """Finds the largest microbatch that fits. The number of microbatches stays.
+    """Finds the largest microbatch that fits into `limit` bytes. The number of microbatches stays.
 
     Memory grows almost linearly with the rows. Interpolation between the compiled microbatches
     therefore needs few compilations.
-
-    Args:
-        plan: The first attempt.
-        limit: Bytes of a device.
-        compile_step: Compiles an experiment.
 
     Returns:
         Rows on one device (0: none fits), and the rows of all microbatches that were compiled.
@@ -202,11 +224,8 @@ def choices(experiment: config.Experiment, devices: int) -> list[config.Experime
     """Meshes, rematerialisation and microbatches to try, all with the same batch size.
 
     `Mesh.tensor` stays as it is set. On each mesh, the choices without rematerialisation and with
-    many rows come first.
-
-    Raises:
-        ConfigError: There are none: `Mesh.tensor` does not divide the devices, or the batch is no
-            multiple of any of the microbatches.
+    many rows come first. Raises ConfigError if there are none: `Mesh.tensor` does not divide the
+    devices, or the batch is no multiple of any of the microbatches.
     """
     result: list[config.Experiment] = []
     tensor, batch_size = experiment.mesh.tensor, experiment.run.batch_size

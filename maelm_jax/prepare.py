@@ -60,12 +60,8 @@ def main(argv: list[str]) -> int:
     print(table(prepared.stores))
     for source, entry in prepared.record["sources"].items():
         left_out = rows.read_manifest(rows.path_of(corpus, entry["store"]))["left_out"]
-        if left_out["documents"] or left_out["files"]:
-            print(
-                f"left out of {source}: {left_out['documents']:,} documents by "
-                f"Corpus.document_filter, {len(left_out['files'])} files "
-                f"({'; '.join(left_out['files'].values())})"
-            )
+        if left_out:
+            print(f"left out of {source}: {len(left_out)} files ({'; '.join(left_out.values())})")
     return 0
 
 

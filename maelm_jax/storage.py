@@ -32,11 +32,8 @@ def atomic_file(path: str | os.PathLike) -> typing.Iterator[typing.BinaryIO]:
 
     A reader never sees a partly written file, even if the writer is killed or the machine loses
     power: the file is flushed before it is renamed, and its folder afterwards. If the block raises,
-    `path` is unchanged.
-
-    Raises:
-        FileNotFoundError: The folder does not exist. It is not created, because somebody may have
-            removed it on purpose.
+    `path` is unchanged. Raises FileNotFoundError if the folder does not exist: somebody may have
+    removed it on purpose.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
@@ -73,7 +70,8 @@ def write(path: str | os.PathLike, content: bytes | str):
 def reading(path: str | os.PathLike, remedy: str = "put a whole copy of it there"):
     """Context manager that turns any error about the content of a file into one line.
 
-    Raises ConfigError, with the `remedy`, for errors other than OSError, RunError and ConfigError.
+    It raises ConfigError, with `remedy`, if the block raises another error than OSError, RunError
+    or ConfigError.
     """
     try:
         yield
@@ -94,10 +92,8 @@ def try_lock(file: typing.BinaryIO | int) -> bool:
     """Locks an open file with flock(2), until it is closed or the process ends.
 
     The lock works between hosts on NFS version 4, and on Lustre and FUSE if they are mounted with
-    locks. On a file system without locks, a warning says so and the result is True.
-
-    Returns:
-        False if another process holds the lock.
+    locks. On a file system without locks, a warning says so and the result is True. It is False if
+    another process holds the lock.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,8 +113,8 @@ def try_lock(file: typing.BinaryIO | int) -> bool:
 def locked(path: str | os.PathLike, what: str) -> typing.Iterator[None]:
     """Context manager that holds the lock of a file, and waits while another process holds it.
 
-    A process that is killed frees its lock. The file is created with its folder, and it stays.
-    `what` says what the other process does, for the message.
+    The file is created with its folder, and it stays. A process that is killed frees its lock.
+    `what` says in the message of the waiting process what the other one does.
     """
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:

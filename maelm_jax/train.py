@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--accept_new_data",
         action="store_true",
-        help="go on with other rows than the run began with, and record that (rows.json)",
+        help="go on with other rows than the run began with",
     )
     cli.add_process_flags(flags)
     args, experiment = cli.parse(flags, argv)
@@ -54,14 +54,15 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("maelm_jax").setLevel(logging.INFO)
 
-    from maelm_jax.pretraining import run, start, summary
+    from maelm_jax import plan
+    from maelm_jax.pretraining import run, start
     from maelm_jax.training import distributed, run_record
 
     with distributed.joined(args.coordinator, args.processes, args.process, args.peer_timeout):
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
             experiment = start.find_starting_point(experiment, args.workdir).experiment
-            summary.describe(experiment, args.workdir)
+            plan.dry_run(experiment, args.workdir)
             return 0
         with run_record.locked(args.workdir):
             run.pretrain(args.workdir, experiment, args.accept_new_data, began)

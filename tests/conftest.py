@@ -1,6 +1,5 @@
 """Strictness for every test: 8 CPU devices, no silent promotion of dtype or rank, shapes in signatures checked, warnings are errors."""
 
-import functools
 import lzma
 import os
 import pathlib
@@ -21,9 +20,7 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
-
-from maelm_jax.training import flops  # noqa: E402
+from testing import call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -53,14 +50,6 @@ def _without_skips(report, options):
         report.outcome = "failed"
         report.longrepr = f"--no-skips was given, and this skips: {report.longrepr}"
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quickly_measured_peak():
-    """The matrix product that stands for the peak of a CPU: a small one, for a moment."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flops, "measured_peak", functools.partial(flops.measured_peak, size=256, seconds=0.01))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +123,7 @@ def uninterrupted(text, tmp_path_factory) -> pathlib.Path:
     """The workdir of the small run of tests/testing.py, trained by a process with one device that nothing stopped. Tests only read it."""
 
     def make(folder: pathlib.Path):
-        done = finish(start("train", *training(text, folder / "whole", f"--gin.Run.keep_checkpoints={STEPS}")))
+        done = finish(start("train", *training(text, folder / "whole", "--gin.Run.keep_every=5")))
         assert done.status == 0, done.stderr
 
     return once(tmp_path_factory, "uninterrupted", make) / "whole"

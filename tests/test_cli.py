@@ -62,12 +62,13 @@ def test_every_error_is_one_line_and_verbose_shows_where(error, status, named, c
 
 
 def test_only_the_command_line_lets_a_run_s_record_name_code(tmp_path):
-    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"], ["Corpus.document_filter=os:system"])))
+    binding = "Corpus.task_modules=('antigravity',)"
+    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"], [binding])))
     flags = [f"--workdir={tmp_path}"]
-    with pytest.raises(config.ConfigError, match="os:system"):
+    with pytest.raises(config.ConfigError, match="antigravity"):
         cli.parse(cli.parser(""), flags)
-    experiment = cli.parse(cli.parser(""), [*flags, "--gin.Corpus.document_filter=os:system"]).experiment
-    assert experiment.corpus.document_filter == "os:system"
+    experiment = cli.parse(cli.parser(""), [*flags, f"--gin.{binding}"]).experiment
+    assert experiment.corpus.task_modules == ("antigravity",)
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):

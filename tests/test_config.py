@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pathlib
 import pickle
+import runpy
 import subprocess
 import sys
 
@@ -164,7 +165,8 @@ def test_a_section_is_a_frozen_dataclass_of_strict_types():
 
 def test_the_page_of_settings_is_current():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == config.render_page(), "run: python -m maelm_jax.config > docs/configuration.md"
+    render_page = runpy.run_path(str(ROOT / "docs" / "configuration.py"))["render_page"]
+    assert page == render_page(), "run: python docs/configuration.py > docs/configuration.md"
 
 
 def test_the_tasks_are_those_that_can_be_fine_tuned():

@@ -43,5 +43,4 @@ run_phase extend "${EXTEND_STEPS:-75}" "$long" "${TEXT:-}" "${long_rows[@]}" \
   --gin.Optimizer.schedule=wsd --gin.Optimizer.decay_share=0.0 \
   --gin.Run.continue_from="$out/stable" "$@"
 run_phase decay "${DECAY_STEPS:-75}" "$long" "${DECAY_TEXT:-${TEXT:-}}" "${long_rows[@]}" \
-  --gin.Optimizer.schedule=decay --gin.Optimizer.decay_shape=1-sqrt \
-  --gin.Run.continue_from="$out/extend" "$@"
+  --gin.Optimizer.schedule=decay --gin.Run.continue_from="$out/extend" "$@"

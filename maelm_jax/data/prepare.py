@@ -148,7 +148,7 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
                 f"{folders[source]}: these are not the recorded rows of {source}. Put those back, "
                 "or remove the folder to make them again"
             )
-        files = manifest["left_out"]["files"]
+        files = manifest["left_out"]
         if files:
             log.warning("%s: %d files were left out: %s", source, len(files), "; ".join(files))
         if not manifest["splits"]["train"]["rows"]:
@@ -169,7 +169,6 @@ def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
         corpus.sequence_length,
         corpus.heldout_fraction,
         corpus.text_field,
-        corpus.document_filter,
     ]
 
 
@@ -299,7 +298,6 @@ def _write_part(
         split: packing.Packer(plan.vocabulary, corpus.sequence_length) for split in rows.SPLITS
     }
     counts = {split: dict.fromkeys(rows.COUNTS, 0) for split in rows.SPLITS}
-    dropped: collections.Counter[str] = collections.Counter()
     with zipfile.ZipFile(file, "w") as archive:
 
         def write(name: str, content: bytes):  # without the time, so that equal parts are equal
@@ -310,7 +308,7 @@ def _write_part(
             counts[split]["tokens"] += int((array != plan.vocabulary.pad).sum())
             write(f"{split}/{len(archive.filelist)}", array.astype(plan.dtype).tobytes())
 
-        documents = sources.documents_of_part(pieces, corpus, dropped)
+        documents = sources.documents_of_part(pieces, corpus)
         for texts in _in_batches(documents):
             chosen: dict[str, list[str]] = {split: [] for split in rows.SPLITS}
             for text in texts:
@@ -327,7 +325,7 @@ def _write_part(
             counts[split]["segments"] = packer.segments
         content = {
             "counts": counts,
-            "left_out": {"documents": dropped["documents"], "files": bad_files},
+            "left_out": bad_files,
         }
         write("counts.json", json.dumps(content).encode())
 
@@ -380,14 +378,13 @@ def _join(folder: pathlib.Path, store: pathlib.Path):
         )
     paths = [_part_path(folder, number) for number in range(len(plan.parts))]
     counts = {split: collections.Counter(dict.fromkeys(rows.COUNTS, 0)) for split in rows.SPLITS}
-    left_out: dict[str, typing.Any] = {"documents": 0, "files": {}}
+    left_out: dict[str, str] = {}
     for path in paths:
         with _opened_part(path) as archive:
             content = json.loads(archive.read("counts.json"))
         for split in rows.SPLITS:
             counts[split].update(content["counts"][split])
-        left_out["documents"] += content["left_out"]["documents"]
-        left_out["files"] |= content["left_out"]["files"]
+        left_out |= content["left_out"]
 
     def blocks(split: str) -> typing.Iterator[np.ndarray]:
         for path in paths:

@@ -4,12 +4,8 @@ The text of a source is divided into parts, which can be read alone. A part is s
 large file, or a range of one. How it is divided depends on the text alone.
 """
 
-import collections
 import contextlib
-import functools
 import hashlib
-import importlib
-import inspect
 import itertools
 import logging
 import os
@@ -84,21 +80,17 @@ def _cut(file: readers.File) -> list[Piece]:
     return [Piece(file.path, start, end) for start, end in itertools.pairwise(bounds)]
 
 
-def documents_of_part(
-    part: typing.Iterable[Piece], corpus: Corpus, dropped: collections.Counter[str] | None = None
-) -> typing.Iterator[str]:
-    """Reads the documents of a part in order, without those that `Corpus.document_filter` refuses.
+def documents_of_part(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
+    """Reads the documents of a part in order.
 
     Args:
         part: The part.
         corpus: Says how it is read.
-        dropped: Its entry "documents" counts the refused documents.
 
     Raises:
         BadFile: A file cannot be read.
-        ConfigError: Other data cannot be read, or the filter fails.
+        ConfigError: Other data cannot be read.
     """
-    accepts = load_filter(corpus.document_filter) if corpus.document_filter else None
     for name, start, end in part:
         if seqio_tasks.is_dataset(name):
             texts = seqio_tasks.texts(name, corpus, start, end)
@@ -106,12 +98,8 @@ def documents_of_part(
             texts = readers.documents(name, corpus.text_field, start, end)
         for text in texts:
             document = "\n".join(line for line in map(str.strip, text.split("\n")) if line)
-            if not document:
-                continue
-            if accepts is None or _is_accepted(accepts, document, corpus):
+            if document:
                 yield document
-            elif dropped is not None:
-                dropped["documents"] += 1
 
 
 def readable_documents(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
@@ -155,8 +143,7 @@ def identity(source: str, corpus: Corpus) -> str:
     """Returns a hash of what identifies the text of a source. It reads no text.
 
     It covers the names, sizes and times of files (in buckets their checksums), the versions of the
-    packages of `installed_docs`, or the version and sizes of a dataset, and the code of the module
-    of `Corpus.document_filter`.
+    packages of `installed_docs`, or the version and sizes of a dataset.
 
     Raises:
         Unavailable: The source is not on this machine.
@@ -170,44 +157,7 @@ def identity(source: str, corpus: Corpus) -> str:
         content = "\n".join(
             f"{os.path.basename(path)} {size} {version}" for path, size, version in files
         )
-    if corpus.document_filter:
-        content += _code_of(load_filter(corpus.document_filter))
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-
-
-@functools.cache
-def load_filter(name: str) -> typing.Callable[[str], bool]:
-    """Imports the function `module:function` of `Corpus.document_filter`.
-
-    Raises:
-        Unavailable: The function cannot be imported.
-    """
-    module, _, function = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise readers.Unavailable(
-            f"Corpus.document_filter: {name!r} cannot be imported ({type(error).__name__}: "
-            f"{error}); correct or install its module, or set PYTHONPATH"
-        ) from error
-
-
-def _code_of(function: typing.Callable) -> str:
-    """Returns the source code of a function's module, or its name if it is not Python."""
-    try:
-        return inspect.getsource(inspect.getmodule(function))
-    except (OSError, TypeError):
-        return repr(function)
-
-
-def _is_accepted(accepts: typing.Callable[[str], bool], document: str, corpus: Corpus) -> bool:
-    try:
-        return bool(accepts(document))
-    except Exception as error:
-        raise ConfigError(
-            f"Corpus.document_filter: {corpus.document_filter} raised {type(error).__name__}: "
-            f"{error} on the document {document[:60]!r}; correct it"
-        ) from error
 
 
 def text_hash(text: str) -> int:

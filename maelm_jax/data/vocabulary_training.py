@@ -42,7 +42,7 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
             (VERSION, sentencepiece.__version__),
             (settings.size, settings.cased, settings.sample_megabytes),
             sorted(corpus.rates.items()),
-            (corpus.text_field, corpus.heldout_fraction, corpus.document_filter),
+            (corpus.text_field, corpus.heldout_fraction),
         ]
     )
     pointer = f"vocabulary-{request}"

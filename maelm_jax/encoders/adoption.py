@@ -12,8 +12,7 @@ from maelm_jax.data import vocabularies
 from maelm_jax.encoders import layouts
 from maelm_jax.encoders.source import EncoderSource
 
-# Settings of a rotary encoder without weights that a run may raise, to read longer rows. The first
-# may also be raised beside learned positions, with Model.extend_positions.
+# Settings of a rotary encoder without weights that a run may raise, to read longer rows.
 RAISED = ("max_positions", "rotary_theta")
 TABLES = ("encoder/position_embedding", "decoder/position_embedding")
 
@@ -38,7 +37,8 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
 
     The run takes the vocabulary of the source unless Vocabulary.file is set, the settings of the
     encoder, and those of the decoder if both have one, unless the run's is an ablation. Settings of
-    RAISED that are larger in the run may stay (`keep_raised`).
+    RAISED that are larger in the run may stay (`keep_raised`). Learned positions are as many as the
+    run's rows are long, if the encoder has fewer.
 
     Raises:
         ConfigError: The decoder's width does not fit the encoder's heads, or the encoder cannot
@@ -52,6 +52,9 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     if adopted.get("positions") == "rotary":
         adopted["decoder_relative_bias"] = False
     adopted = keep_raised(adopted, model)
+    length, is_rotary = experiment.corpus.sequence_length, adopted.get("positions") == "rotary"
+    if not is_rotary:
+        adopted["max_positions"] = max(adopted["max_positions"], length)
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
         for name, value in adopted.items()
@@ -60,8 +63,10 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     changes += [
         f"Model.{name} stays {adopted[name]!r}, instead of {settings[name]!r}"
         for name in RAISED
-        if adopted.get(name) != settings.get(name)
+        if is_rotary and adopted[name] != settings[name]
     ]
+    if not is_rotary and length > settings["max_positions"]:
+        changes.append(f"its {settings['max_positions']} learned positions repeat up to {length}")
     vocabulary = experiment.vocabulary
     if encoder_source.vocabulary and vocabulary.file is None:
         vocabulary = dataclasses.replace(vocabulary, file=encoder_source.vocabulary)
@@ -70,12 +75,10 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
         encoder_source.check_vocabulary(vocabularies.load(vocabulary.file))
     model = dataclasses.replace(model, **adopted)
     model.check_decoder_width()
-    length = experiment.corpus.sequence_length
     if length > model.max_positions:
-        learned = "" if model.positions == "rotary" else " and Model.extend_positions"
         raise config.ConfigError(
             f"Corpus.sequence_length {length} is longer than the {model.max_positions} positions "
-            f"of {encoder_source.path}: lower it, or set Model.max_positions={length}{learned}"
+            f"of {encoder_source.path}: lower it, or set Model.max_positions={length}"
         )
     return Adopted(dataclasses.replace(experiment, model=model, vocabulary=vocabulary), changes)
 
@@ -85,36 +88,23 @@ def keep_raised(encoder: dict[str, typing.Any], model: config.Model) -> dict[str
 
     Args:
         encoder: {field of config.Model: value} that a run takes over.
-        model: The run's own settings. RAISED of them count if the encoder has rotary positions, and
-            max_positions if `model.extend_positions` is set.
+        model: The run's own settings. RAISED of them count if the encoder has rotary positions.
     """
-    if encoder.get("positions") == "rotary":
-        names = RAISED
-    else:
-        names = RAISED[:1] if model.extend_positions else ()
+    names = RAISED if encoder.get("positions") == "rotary" else ()
     return encoder | {name: max(encoder[name], getattr(model, name)) for name in names}
 
 
-def extend_positions(values: dict[str, np.ndarray], model: config.Model) -> dict[str, np.ndarray]:
-    """Returns the weights of a source with as many learned positions as a run has.
+def repeat_positions(values: dict[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    """Returns the weights of a source with `count` learned positions, if it has fewer.
 
-    Args:
-        values: {parameter path: array} of the source. Tables of positions are [positions, width].
-        model: The settings of the run: max_positions, and extend_positions, "repeat" (Longformer,
-            arXiv 2004.05150, section 5), "interpolate", or None, which changes nothing.
+    They are its positions again and again (Longformer, arXiv 2004.05150, section 5). `values` are
+    {parameter path: array}. Tables of positions are [positions, width].
     """
-    extended = dict(values)
-    for path in TABLES if model.extend_positions else ():
-        if path not in values or len(values[path]) >= model.max_positions:
-            continue
-        table, rows = values[path], np.arange(model.max_positions)
-        if model.extend_positions == "repeat":
-            extended[path] = table[rows % len(table)]
-        else:
-            positions = np.linspace(0, len(table) - 1, len(rows))
-            columns = [np.interp(positions, np.arange(len(table)), column) for column in table.T]
-            extended[path] = np.stack(columns, 1).astype(table.dtype)
-    return extended
+    repeated = dict(values)
+    for path in TABLES:
+        if path in values and len(values[path]) < count:
+            repeated[path] = values[path][np.arange(count) % len(values[path])]
+    return repeated
 
 
 def load_params(

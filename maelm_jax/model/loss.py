@@ -6,8 +6,6 @@ Axis letters: B rows, M masked slots of a row, P masked slots of all rows, D wid
 token table.
 """
 
-import collections.abc
-import functools
 import typing
 
 import jax
@@ -54,17 +52,11 @@ def gather_targets(inputs: Inputs) -> Targets:
     return Targets(take_at_slots(inputs.ids, inputs.masked_slots), weights)
 
 
-def masked_cross_entropy(prediction: Prediction, inputs: Inputs, tile: int | None = None) -> Sums:
-    """Sums -log softmax(logits)[target], in float32, over the masked slots but the empty ones.
-
-    The logits of `tile` slots exist at a time. None: those of all slots. A smaller tile needs less
-    memory.
-    """
+def masked_cross_entropy(prediction: Prediction, inputs: Inputs) -> Sums:
+    """Sums -log softmax(logits)[target], in float32, over the masked slots but the empty ones."""
     targets, weights = (x.reshape(-1) for x in gather_targets(inputs))
     states = prediction.states.reshape(-1, prediction.states.shape[2])
-    return _cross_entropy(
-        states, prediction.table, prediction.bias, targets, weights, tile or len(states)
-    )
+    return _cross_entropy(states, prediction.table, prediction.bias, targets, weights)
 
 
 def _compute_logits(
@@ -74,83 +66,47 @@ def _compute_logits(
     return jnp.einsum("pd,wd->pw", x, table, preferred_element_type=jnp.float32) + bias[None]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+@jax.custom_vjp
 def _cross_entropy(
     x: Float[Array, "P D"],
     table: Float[Array, "W D"],
     bias: Float[Array, " W"],
     targets: Int[Array, " P"],
     weights: Float[Array, " P"],
-    tile: int,
 ) -> Sums:
     """Sums -log softmax(x table^T + bias)[target] over slots, in float32.
 
     The forward pass also computes the gradients and saves them. The loss is a sum, so its gradients
-    are known up to the factor that the backward pass receives. Each tile's logits are computed once
+    are known up to the factor that the backward pass receives. The logits are computed once
     and then freed. Without differentiation, the compiler leaves the gradients out. Source: the
     fused linear cross-entropy of github.com/linkedin/Liger-Kernel.
 
     The weight of an empty slot is 0. Only the loss has a gradient, and only with respect to x,
     table and bias.
     """
-    return _cross_entropy_forward(x, table, bias, targets, weights, tile)[0]
+    return _cross_entropy_forward(x, table, bias, targets, weights)[0]
 
 
-def _cross_entropy_forward(x, table, bias, targets, weights, tile):
+def _cross_entropy_forward(x, table, bias, targets, weights):
     narrow = table.astype(x.dtype)
-
-    def compute_tile(x, targets, weights):
-        logits = _compute_logits(x, narrow, bias)
-        log_normalizer = jax.nn.logsumexp(logits, axis=1)
-        logit = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
-        # The maximum is computed for `log_normalizer` too. An argmax is slow on a CPU.
-        correct = (logit >= logits.max(axis=1)).astype(jnp.float32)
-        loss = ((log_normalizer - logit) * weights).sum()
-        sums = Sums(loss, (correct * weights).sum(), weights.sum())
-        columns = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
-        is_target = (columns == targets[:, None]).astype(jnp.float32)
-        d_logits = (jnp.exp(logits - log_normalizer[:, None]) - is_target) * weights[:, None]
-        d_narrow = d_logits.astype(x.dtype)
-        d_table = kernel_gradient(d_narrow, x, jnp.dtype(jnp.float32))
-        return _Tile((sums, d_table, d_logits.sum(axis=0)), d_narrow @ narrow)
-
-    (sums, d_table, d_bias), d_x = _map_tiles(compute_tile, tile, x, targets, weights)
-    return sums, (d_x, d_table, d_bias)
+    logits = _compute_logits(x, narrow, bias)
+    log_normalizer = jax.nn.logsumexp(logits, axis=1)
+    logit = jnp.take_along_axis(logits, targets[:, None], axis=1)[:, 0]
+    # The maximum is computed for `log_normalizer` too. An argmax is slow on a CPU.
+    correct = (logit >= logits.max(axis=1)).astype(jnp.float32)
+    loss = ((log_normalizer - logit) * weights).sum()
+    sums = Sums(loss, (correct * weights).sum(), weights.sum())
+    columns = jax.lax.broadcasted_iota(targets.dtype, logits.shape, 1)
+    is_target = (columns == targets[:, None]).astype(jnp.float32)
+    d_logits = (jnp.exp(logits - log_normalizer[:, None]) - is_target) * weights[:, None]
+    d_narrow = d_logits.astype(x.dtype)
+    d_table = kernel_gradient(d_narrow, x, jnp.dtype(jnp.float32))
+    return sums, (d_narrow @ narrow, d_table, d_logits.sum(axis=0))
 
 
-def _cross_entropy_backward(tile, gradients, d_sums):
+def _cross_entropy_backward(gradients, d_sums):
     factor = d_sums.loss_nats
     return *(gradient * factor.astype(gradient.dtype) for gradient in gradients), None, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
-
-
-class _Tile(typing.NamedTuple):
-    """What a tile of slots contributes: `sums` are added over the tiles, `slots` concatenated."""
-
-    sums: typing.Any
-    slots: Array
-
-
-def _map_tiles(function: collections.abc.Callable[..., _Tile], tile: int, *arrays: Array) -> _Tile:
-    """Applies `function` to tiles of the arrays' first axis.
-
-    Zeros fill the last tile. Their weight is 0, so they add no loss and no gradient.
-    """
-    size = arrays[0].shape[0]
-    if tile >= size:
-        return function(*arrays)
-    tiles = [
-        jnp.pad(x, ((0, -size % tile), *((0, 0),) * (x.ndim - 1))).reshape(-1, tile, *x.shape[1:])
-        for x in arrays
-    ]
-
-    def add(sums, inputs):
-        result = function(*inputs)
-        return jax.tree.map(jnp.add, sums, result.sums), result.slots
-
-    shapes = jax.eval_shape(function, *(x[0] for x in tiles)).sums
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    sums, slots = jax.lax.scan(add, zeros, tiles)
-    return _Tile(sums, slots.reshape(-1, slots.shape[2])[:size])

@@ -177,7 +177,7 @@ class MaeLm(nnx.Module):
         return self.predict(inputs, keys).logits
 
     def predict(self, inputs: Inputs, keys: Key[Array, " B"] | None = None) -> Prediction:
-        """Returns the factors of the logits, from which loss.py computes the loss in tiles."""
+        """Returns the factors of the logits, from which loss.py computes the loss."""
         encoded = self.encode(inputs, keys)
         x = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
         if self.settings.decoder_layers:

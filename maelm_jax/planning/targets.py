@@ -91,8 +91,7 @@ class Target(typing.NamedTuple):
 def parse(name: str) -> Target:
     """Returns the devices that a name stands for, as "v5e:16x16", "h100:4x8" or "cpu:8".
 
-    Raises:
-        ConfigError: There are no such devices. The message lists those there are.
+    Raises ConfigError if there are no such devices. The message lists those there are.
     """
     kind, _, shape = name.partition(":")
     if kind in TPUS and shape in TPUS[kind].slices.split():
@@ -157,10 +156,8 @@ def gpu_description(model: str) -> str:
 def start_compiler(target: Target) -> list:
     """Configures JAX for a target and returns the devices to compile for.
 
-    JAX must not have been imported in this process before.
-
-    Raises:
-        RunError: The compiler does not start.
+    JAX must not have been imported in this process before. Raises RunError if the compiler does not
+    start.
     """
     model = target.name.partition(":")[0]
     simulated = f"--xla_force_host_platform_device_count={target.count}"

@@ -22,14 +22,8 @@ def make_evaluation(
 ) -> collections.abc.Callable[[step.State], loop.Evaluation]:
     """Returns a function that measures a state: eval_loss, eval_accuracy and the baseline's loss.
 
-    Args:
-        objective: The objective of evaluations.
-        rows: The held-out rows, int32 [R, L].
-        baseline: Its loss and name are among the values.
-        params: Gives structure and shapes of the parameters.
-        experiment: Settings of the run.
-        mesh: Devices.
-        pad: Id of padding.
+    The held-out `rows` are int32 [R, L]. `params` gives structure and shapes of the parameters.
+    `pad` is the id of padding.
     """
     run = experiment.run
     batches = in_batches(rows, run.batch_size // run.accumulate, sharding.row_shards(mesh), pad)
@@ -54,16 +48,10 @@ def make_evaluation(
 
 
 def in_batches(rows: np.ndarray, microbatch: int, row_shards: int, pad: int) -> np.ndarray:
-    """Divides rows into batches of the size of a training microbatch, or into one batch.
+    """Divides rows [R, L] into batches [batches, rows, L].
 
-    Args:
-        rows: The rows, [R, L].
-        microbatch: Rows of a training microbatch.
-        row_shards: A batch is divided into so many parts.
-        pad: Rows of padding fill the last batch. They have no targets, so the loss is the same.
-
-    Returns:
-        [batches, rows, L].
+    A batch has the size of a training microbatch, and is divided into `row_shards` parts. Few rows
+    are one batch. Rows of padding fill the last one. They have no targets, so the loss is the same.
     """
     size = min(microbatch, -(-len(rows) // row_shards) * row_shards)
     padding = np.full((-len(rows) % size, rows.shape[1]), pad, rows.dtype)

@@ -22,13 +22,7 @@ from maelm_jax.training import optimizers, sharding, step
 def create(
     experiment: config.Experiment, vocabulary_size: int, special: config.SpecialIds
 ) -> "MaskedTokens":
-    """Returns the objective of an experiment.
-
-    Args:
-        experiment: The settings.
-        vocabulary_size: Number of ids.
-        special: Ids of special tokens.
-    """
+    """Returns the objective of an experiment."""
     definition = maelm.create(experiment.model, vocabulary_size, special)
     return MaskedTokens(experiment, vocabulary_size, special, definition)
 
@@ -69,7 +63,7 @@ class MaskedTokens:
 
         It is a `step.LossFn`.
         """
-        settings, model = self.experiment.masking, self.experiment.model
+        settings = self.experiment.masking
         sizes = masking.budget(settings, rows.shape[1])
         mask_key, dropout_key = jax.random.split(key)
         mask_keys = keys.make_row_keys(mask_key, row_numbers)
@@ -77,7 +71,7 @@ class MaskedTokens:
         inputs = masking.draw(mask_keys, rows, settings, sizes, self.special)
         network = maelm.apply(self.definition.graph, params)
         prediction = network.predict(inputs, dropout_keys)
-        return loss.masked_cross_entropy(prediction, inputs, model.logit_tile)
+        return loss.masked_cross_entropy(prediction, inputs)
 
     def evaluated(self) -> "MaskedTokens":
         """Returns the objective of evaluations: its mask rate is the held-out one."""

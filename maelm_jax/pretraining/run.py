@@ -29,14 +29,9 @@ from maelm_jax.training import (
 def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool, began: float):
     """Trains until `Run.train_steps`, on one process or as one of several.
 
-    The caller holds the lock of the workdir. Nothing in the workdir changes before everything that
-    can be wrong input is checked.
-
-    Args:
-        workdir: The folder of the run, on this machine or in a bucket.
-        experiment: The settings.
-        accept_new_data: Whether rows other than the recorded ones are allowed.
-        began: time.perf_counter() at the start of the command.
+    The caller holds the lock of the workdir, which may be in a bucket. Nothing in the workdir
+    changes before everything that can be wrong input is checked. `began` is time.perf_counter() at
+    the start of the command.
 
     Raises:
         ConfigError: Settings, data or a checkpoint do not fit.
@@ -58,11 +53,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     vocabulary = load_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
-    # Model. Its shapes come before the rows, which can take hours: it may not fit the machine.
+    # Model.
     objective = objectives.create(experiment, vocabulary.size, special)
     optimizer = optimizers.create(experiment.optimizer)
     shapes = step.state_shapes(objective.init, optimizer, mesh)
-    sharding.check_memory(experiment, shapes, mesh)
 
     # Data. Rows are made from text once: a run with prepared rows needs no TensorFlow.
     rows = run_rows.choose_rows(workdir, experiment.corpus, vocabulary, accept_new_data)
@@ -94,7 +88,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         objective.evaluated(), heldout, baseline, shapes.params, experiment, mesh, special.pad
     )
     ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
-    peak = flops.peak_flops(experiment.model.dtype)
+    peak = flops.peak_flops()
     terms = flops.flops_terms(experiment, vocabulary.size)
     tokens = float(experiment.run.batch_size * experiment.corpus.sequence_length)
     job = loop.Job(
@@ -106,20 +100,17 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        work=loop.StepWork(tokens, sum(terms.values()), peak.flops_per_second),
+        work=loop.StepWork(tokens, sum(terms.values()), peak),
         evaluate=evaluate,
         ranks=ranks,
     )
-    summary.print_start(experiment, shapes.params, mesh, heldout, special, attention)
+    summary.print_start(experiment, shapes.params, mesh, special, attention)
     summary.print_cost(terms, peak)
     summary.print_baseline(baseline, heldout)
-    summary.print_without_effect(experiment, initial.has_head and not initial.step)
     if not jax.process_index():
         record_start(workdir, experiment, vocabulary, rows, initial.step, starting_point, parent)
     writer = metrics.Writer(workdir, initial.step)
-    checkpoints = checkpoint.Checkpoints(
-        workdir, experiment.run.keep_checkpoints, experiment.run.keep_every
-    )
+    checkpoints = checkpoint.Checkpoints(workdir, keep_every=experiment.run.keep_every)
     with loop.closing(writer, checkpoints):
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
@@ -142,11 +133,7 @@ def make_batches(
 ) -> typing.Callable[[int], jax.Array]:
     """Returns the function that reads the batch of a step, counted from 0, onto the devices.
 
-    Args:
-        experiment: The settings.
-        rows: Rows and mixing rates of the sources.
-        mesh: Devices.
-        first_example: Number of the first example of step 0.
+    Step 0 begins with the example of number `first_example`.
     """
     run = experiment.run
     reader = batches.Batches(
@@ -176,14 +163,7 @@ def record_start(
 ):
     """Writes the records of this start into the workdir, on process 0.
 
-    Args:
-        workdir: The folder of the run.
-        experiment: The settings of the run.
-        vocabulary: The vocabulary of the run.
-        rows: The rows that it trains on.
-        done: Steps of the run before this start.
-        starting_point: What the run starts from if `done` is 0.
-        parent: The run that it goes on from, or None.
+    Before this start the run has `done` steps. If there are none, it begins from `starting_point`.
     """
     folder = storage.local_path(workdir)
     changes = run_record.changes_since_last_start(workdir, experiment)

@@ -8,7 +8,6 @@
 
 import collections.abc
 import dataclasses
-import os
 import typing
 
 import jax
@@ -48,19 +47,12 @@ def find_starting_point(experiment: config.Experiment, workdir: str) -> Starting
     """Finds what a run starts from, and takes over the settings of the encoder of `Run.init_from`.
 
     A run that has a checkpoint does not need its source any more: what it took over stands in the
-    config.gin of the workdir. The source may be gone, or be another encoder by now.
-
-    Args:
-        experiment: Settings of the run.
-        workdir: Workdir of the run.
-
-    Raises:
-        ConfigError: There is no such source, or it does not fit the settings.
+    config.gin of the workdir. The source may be gone, or be another encoder by now. Raises
+    ConfigError if there is no such source, or if it does not fit the settings.
     """
     run = experiment.run
     if checkpoint.complete_steps(workdir):
         if run.init_from:
-            _check_origin(run.init_from, workdir)
             experiment = _with_recorded_encoder(experiment, workdir)
         return StartingPoint(experiment)
     if run.continue_from:
@@ -103,19 +95,6 @@ def choose_vocabulary(workdir: str, starting_point: StartingPoint) -> vocabulari
     return vocabulary
 
 
-def _check_origin(path: str, workdir: str):
-    """Raises ConfigError if the run in the workdir began from another source that still exists.
-
-    A source that is gone may have been moved to `path`.
-    """
-    began = run_record.read_settings(workdir).run.init_from
-    if began and os.path.exists(began) and os.path.realpath(began) != os.path.realpath(path):
-        raise config.ConfigError(
-            f"{workdir} holds a run that began from {began}, not from {path}: give another "
-            f"--workdir, or --gin.Run.init_from={began}"
-        )
-
-
 def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> config.Experiment:
     """Returns the settings with what the workdir records of the encoder that the run began from.
 
@@ -141,8 +120,7 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
 def find_parent(experiment: config.Experiment) -> run_record.Parent:
     """Finds the checkpoint of `Run.continue_from`, and checks that this run can go on from it.
 
-    Raises:
-        ConfigError: There is no such checkpoint, it is damaged, or another model was trained.
+    Raises ConfigError if there is no such checkpoint, it is damaged, or another model was trained.
     """
     name = experiment.run.continue_from
     workdir, wanted = checkpoint.split_name(name)
@@ -180,8 +158,7 @@ def find_parent(experiment: config.Experiment) -> run_record.Parent:
 def _changes_from(theirs: config.Experiment, ours: config.Experiment, parent: str) -> list[str]:
     """Returns the settings in which this run differs from the one that it goes on from.
 
-    Raises:
-        ConfigError: The weights, the state of the optimiser or the vocabulary would not fit.
+    Raises ConfigError if the weights, the state of the optimiser or the vocabulary would not fit.
     """
     if theirs.finetune:
         raise config.ConfigError(f"{parent} is a fine-tuned run: continue a run of pretraining")
@@ -238,16 +215,9 @@ def load_state(
 ) -> StartingState:
     """Loads or makes the state that the loop starts with.
 
-    Args:
-        starting_point: What the run starts from if its workdir has no checkpoint.
-        workdir: Workdir of the run.
-        shapes: Shapes and shardings of the state.
-        create_fresh: Returns a state with fresh weights. It is not called if they are not needed,
-            so that at most one state is on the devices.
-        vocabulary_size: Number of ids.
-
-    Raises:
-        ConfigError: A checkpoint has more steps than the run, or weights do not fit.
+    `shapes` has the shapes and shardings of the state. `create_fresh` returns one with fresh
+    weights. It is not called if they are not needed, so that at most one state is on the devices.
+    Raises ConfigError if a checkpoint has more steps than the run, or if weights do not fit.
     """
     experiment, encoder, parent = starting_point
     if restored := checkpoint.restore_newest(workdir, shapes):
@@ -267,7 +237,7 @@ def load_state(
     if not encoder:
         return StartingState(state)
     values = encoder.read_params(experiment.model)
-    values = adoption.extend_positions(values, experiment.model)
+    values = adoption.repeat_positions(values, experiment.model.max_positions)
     loaded = adoption.load_params(values, state.params, vocabulary_size, encoder.path)
     print(
         f"starting from {encoder.path} ({encoder.kind}); "

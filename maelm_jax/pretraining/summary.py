@@ -1,44 +1,27 @@
-"""What a pretraining run prints: its sizes and cost at the start, its result at the end.
+"""What a pretraining run prints: its sizes and cost at the start, its result at the end."""
 
-`describe` prints sizes, cost and memory without training (`train --dry_run`).
-"""
-
-import dataclasses
 import time
 
 import jax
 import numpy as np
 
 from maelm_jax import config, storage, tables
-from maelm_jax.data import vocabularies
 from maelm_jax.encoders import families
-from maelm_jax.model import masking
-from maelm_jax.pretraining import objective as objectives
 from maelm_jax.pretraining import unigram
-from maelm_jax.training import attention_report, flops, metrics, run_record, sharding
-
-GIB = 2**30
+from maelm_jax.training import flops, metrics, run_record, sharding
 
 
 def print_start(
     experiment: config.Experiment,
     params: dict,
     mesh: jax.sharding.Mesh,
-    heldout: np.ndarray,
     special: config.SpecialIds,
     attention: list[str],
 ):
     """Prints the sizes of a run.
 
-    Args:
-        experiment: The settings.
-        params: The parameters, or their shapes.
-        mesh: The devices.
-        heldout: Held-out rows, int32 [R, L]. The share of text tokens is theirs.
-        special: Ids of special tokens.
-        attention: Lines on the attention backends.
+    `params` are the parameters or their shapes, `attention` the lines on the attention backends.
     """
-    print(describe_mask_rate(experiment.masking, heldout, special))
     if experiment.evaluated.masking.rate != experiment.masking.rate:
         print(f"held-out losses and ranks: mask rate {experiment.evaluated.masking.rate:g}")
     try:
@@ -55,30 +38,15 @@ def print_start(
     )
 
 
-def describe_mask_rate(
-    settings: config.Masking, rows: np.ndarray, special: config.SpecialIds
-) -> str:
-    """Describes the mask rate as a share of all tokens and of text tokens, in one line.
-
-    The rate is a share of all tokens, but only text tokens are masked: all but padding, `<s>` and
-    `</s>`. As a share of text tokens it is therefore higher.
-    """
-    if settings.mask_special_tokens:
-        return f"mask rate {settings.rate:g} of all tokens, <s> and </s> among them"
-    tokens = int((rows != special.pad).sum())
-    text_tokens = int((~np.isin(rows, special.never_masked)).sum())
-    share = min(settings.rate * tokens / max(text_tokens, 1), 1.0)
-    return (
-        f"mask rate {settings.rate:g} of all tokens = {share:.4f} of text tokens "
-        "(<s> and </s> count, but are not masked)"
-    )
-
-
-def print_cost(terms: dict[str, float], peak: flops.Peak):
-    """Prints the model FLOPs of a step, and the peak that they are compared with."""
+def print_cost(terms: dict[str, float], peak: float | None):
+    """Prints the model FLOPs of a step, and the peak FLOP/s that MFU is a share of."""
     listed = " + ".join(f"{value:.3g} {name}" for name, value in terms.items() if value)
     print(f"model FLOPs a step: {sum(terms.values()):.3g} = {listed}")
-    print(flops.describe_peak(peak))
+    if peak is not None:
+        print(f"MFU is against {peak / 1e12:.3g} TFLOP/s (data sheet, bf16)")
+    elif jax.default_backend() != "cpu":
+        kind = jax.devices()[0].device_kind
+        print(f"MFU is left out: PEAK_FLOPS of maelm_jax/training/flops.py does not list {kind}")
 
 
 def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
@@ -90,23 +58,6 @@ def print_baseline(baseline: unigram.Unigram, heldout: np.ndarray):
     )
 
 
-def print_without_effect(experiment: config.Experiment, has_head: bool):
-    """Prints a line for each setting that has no effect in this run.
-
-    Args:
-        experiment: The settings.
-        has_head: Whether the run starts with a trained prediction head.
-    """
-    warmup, steps = experiment.optimizer.warmup_steps, experiment.run.train_steps
-    if warmup >= steps and not experiment.run.continue_from:
-        print(
-            f"Optimizer.warmup_steps={warmup} is all of the {steps} steps or more: the learning "
-            "rate rises to the end and does not fall"
-        )
-    if experiment.model.unigram_bias and has_head:
-        print("Model.unigram_bias has no effect: the prediction head is trained already")
-
-
 def report_result(
     workdir: str,
     experiment: config.Experiment,
@@ -115,11 +66,8 @@ def report_result(
 ):
     """Prints the result of a finished run and draws its loss curve.
 
-    Args:
-        workdir: The folder of the run.
-        experiment: The settings of the run.
-        began: time.perf_counter() at the start of the command.
-        baseline: The loss that a useful encoder is below.
+    `began` is time.perf_counter() at the start of the command. A useful encoder is below the loss
+    of `baseline`.
     """
     seconds = time.perf_counter() - began
     last = [line for line in metrics.read(workdir) if "eval_loss" in line][-1]
@@ -142,46 +90,7 @@ def report_result(
     )
 
 
-def describe(experiment: config.Experiment, workdir: str):
-    """Prints parameters, rows, FLOPs and memory of a run, for which the training step is compiled.
-
-    No array is allocated, and no data is read. The size of the vocabulary is that of the file in
-    the workdir or in the settings, if there is one.
-    """
-    mesh = sharding.make_mesh(experiment.mesh)
-    sharding.check_mesh(experiment, mesh)
-    file = experiment.vocabulary.file
-    if vocabularies.files_in(storage.local_path(workdir) / run_record.VOCABULARY):
-        file = str(storage.local_path(workdir) / run_record.VOCABULARY)
-    sized = dataclasses.replace(experiment.vocabulary, file=file)
-    sized = vocabularies.with_size_of_file(sized)
-    experiment = dataclasses.replace(experiment, vocabulary=sized)
-    abstract = objectives.abstract_step(experiment, mesh)
-    _print_parameters(abstract.state.params)
-    _print_rows(experiment, mesh)
-    _print_flops(experiment)
-    for line in attention_report.describe_run(experiment, mesh):
-        print(line)
-    memory = abstract.train_step.lower(*abstract.arguments).compile().memory_analysis()
-    moments = sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.state.opt_state)
-    )
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract.state.params))
-    lines = [
-        ("parameters", 4 * count, "in all"),
-        ("optimiser's state", moments, "in all"),
-        ("state and batch", memory.argument_size_in_bytes, "per device"),
-        (
-            "activations, gradients, temporaries",
-            memory.temp_size_in_bytes,
-            "per device (this backend's compiler)",
-        ),
-    ]
-    cells = [(name, f"{size / GIB:.3f} GiB", scope) for name, size, scope in lines]
-    print(tables.plain(("memory", "", ""), cells))
-
-
-def _print_parameters(params: dict):
+def print_parameters(params: dict):
     """Prints a line for each array of parameters."""
     lines = []
     for keys, leaf in jax.tree_util.tree_leaves_with_path(params):
@@ -192,22 +101,7 @@ def _print_parameters(params: dict):
     print(f"{tables.plain(('parameter', 'shape', 'values', 'sharding'), lines)}\n")
 
 
-def _print_rows(experiment: config.Experiment, mesh: jax.sharding.Mesh):
-    """Prints the mesh, the rows and slots of a step, and the mask rate."""
-    run, length = experiment.run, experiment.corpus.sequence_length
-    sizes = masking.budget(experiment.masking, length)
-    print(
-        f"mesh {dict(mesh.shape)} of {mesh.devices.flat[0].device_kind}; "
-        f"{run.batch_size} rows of {length} tokens a step in {run.accumulate} part(s)"
-    )
-    print(f"encoder slots {sizes.visible}, masked slots {sizes.masked} a row")
-    special = config.SpecialIds.of_size(experiment.vocabulary.size)
-    line = np.full((1, length), special.unk)  # a row of one segment of one line
-    line[0, [0, -1]] = special.bos, special.eos
-    print(describe_mask_rate(experiment.masking, line, special))
-
-
-def _print_flops(experiment: config.Experiment):
+def print_flops(experiment: config.Experiment):
     """Prints the FLOPs of a step by term, and those of all steps."""
     terms = flops.flops_terms(experiment, experiment.vocabulary.size)
     total, steps = sum(terms.values()), experiment.run.train_steps

@@ -32,12 +32,7 @@ class Unigram(typing.NamedTuple):
         """Counts the tokens in a sample of training rows, with add-one smoothing.
 
         The sample reads at most `SAMPLED_SHARDS` files of a store, so a large store is not read as
-        a whole at the start.
-
-        Args:
-            rows: Rows and mixing rates of the sources.
-            vocabulary_size: Number of tokens in the vocabulary.
-            excluded: Ids that are never predicted. They are not counted.
+        a whole at the start. The ids in `excluded` are never predicted, and not counted.
         """
         ids, counts = list(excluded), np.ones(vocabulary_size)
         for name, rate in rows.rates.items():
@@ -52,8 +47,7 @@ class Unigram(typing.NamedTuple):
     def loss(self, rows: np.ndarray) -> float:
         """Returns its cross-entropy on the tokens of rows [R, L] that may be masked, in nats.
 
-        Raises:
-            ConfigError: There is no such token.
+        Raises ConfigError if there is no such token.
         """
         tokens = rows[~np.isin(rows, self.excluded)]
         if not len(tokens):
@@ -78,12 +72,8 @@ class Unigram(typing.NamedTuple):
 def sampled_rows(count: int, shard_rows: int) -> np.ndarray:
     """Returns the numbers of the sampled rows of a store: evenly spaced, the same in every run.
 
-    Args:
-        count: Rows of the store.
-        shard_rows: Rows of one of its files.
-
-    Returns:
-        int64 [n], ascending. n is at most `SAMPLED_ROWS`.
+    They are int64 [n], ascending, and at most `SAMPLED_ROWS`. The store has `count` rows, a file of
+    it `shard_rows`.
     """
     shards = -(-count // shard_rows)
     if shards <= SAMPLED_SHARDS:

@@ -83,8 +83,7 @@ def all_steps(workdir: str) -> list[int]:
 def pick_step(workdir: str, step: int | None = None) -> int:
     """Returns `step`, or the newest step of a workdir if `step` is None.
 
-    Raises:
-        ConfigError: There is no checkpoint, or none of `step`. The message lists the steps.
+    Raises ConfigError if there is no such checkpoint. The message lists the steps.
     """
     steps = all_steps(workdir)
     if step is not None and step not in steps:
@@ -102,17 +101,9 @@ def has_optimizer_state(workdir: str, step: int) -> bool:
 
 
 def read_params(workdir: str, step: int | None = None) -> dict:
-    """Reads the parameters of a checkpoint, without the state of the optimiser.
+    """Reads the parameters of a checkpoint as numpy arrays, without the state of the optimiser.
 
-    Args:
-        workdir: The folder of the run.
-        step: Step of the checkpoint. None: the newest.
-
-    Returns:
-        The tree of the parameters, as numpy arrays.
-
-    Raises:
-        ConfigError: There is no such checkpoint, or it is damaged.
+    `step` None is the newest. Raises ConfigError if there is no such checkpoint, or it is damaged.
     """
     folder = folder_of(workdir) / str(pick_step(workdir, step))
     verify(folder)
@@ -127,16 +118,10 @@ def read_params(workdir: str, step: int | None = None) -> dict:
 
 
 def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
-    """Restores parameters of a checkpoint onto devices.
+    """Restores parameters of a checkpoint onto devices, in the layout of `like`.
 
-    Args:
-        workdir: The folder of the run.
-        like: Tree of arrays or ShapeDtypeStructs with shardings: the parameters to restore. The
-            result has its layout.
-        step: Step of the checkpoint. None: the newest.
-
-    Raises:
-        ConfigError: There is no such checkpoint, it is damaged, or it does not fit `like`.
+    `like` is a tree of arrays or ShapeDtypeStructs with shardings. `step` None is the newest.
+    Raises ConfigError if there is no such checkpoint, it is damaged, or it does not fit `like`.
     """
     saved = read_params(workdir, step)
     _check_shapes(saved, like, f"{workdir} does not fit this model")
@@ -147,15 +132,10 @@ def restore_params(workdir: str, like: dict, step: int | None = None) -> dict:
 
 
 def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
-    """Restores the state of a checkpoint. All processes of the run call this function.
+    """Restores a state from a verified checkpoint. All processes of the run call this function.
 
-    Args:
-        workdir: The folder of the run.
-        step: A step whose checkpoint is verified.
-        like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
-
-    Raises:
-        ConfigError: The checkpoint does not fit `like`.
+    `like` is a tree of arrays or ShapeDtypeStructs with shardings, whose layout the result has.
+    Raises ConfigError if the checkpoint does not fit it.
     """
     folder, handler = folder_of(workdir) / str(step) / ITEM, ocp.StandardCheckpointHandler()
     # Orbax itself would print a traceback for each array that does not fit.
@@ -169,17 +149,9 @@ def restore(workdir: str, step: int, like: typing.Any) -> typing.Any:
 def restore_newest(workdir: str, like: typing.Any) -> Restored | None:
     """Restores the newest checkpoint that is not damaged. All processes call this function.
 
-    Damaged checkpoints are renamed `damaged-STEP`, if an older one is whole.
-
-    Args:
-        workdir: The folder of the run.
-        like: Tree of arrays or ShapeDtypeStructs with shardings. The result has its layout.
-
-    Returns:
-        The step and its state. None if there is no checkpoint.
-
-    Raises:
-        ConfigError: The checkpoint does not fit `like`, or all are damaged.
+    Damaged checkpoints are renamed `damaged-STEP`, if an older one is whole. `like` is that of
+    `restore`. Returns None if there is no checkpoint. Raises ConfigError if the checkpoint does not
+    fit `like`, or if all are damaged.
     """
     # JAX does not know a missing number, and no checkpoint has step -1.
     chosen = -1 if jax.process_index() else _choose_step(workdir)
@@ -230,10 +202,8 @@ def _check_shapes(saved: typing.Any, like: typing.Any, problem: str):
 class Checkpoints:
     """Writes the checkpoints of a run, in the background.
 
-    Args:
-        workdir: The folder of the run, on this machine or in a bucket.
-        keep: Number of newest checkpoints to keep.
-        keep_every: Checkpoints whose step is a multiple of this are always kept.
+    The newest `keep` are kept, and all whose step is a multiple of `keep_every`. The workdir is a
+    folder of this machine or in a bucket.
     """
 
     def __init__(self, workdir: str, keep: int = 3, keep_every: int | None = None):

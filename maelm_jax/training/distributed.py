@@ -126,14 +126,9 @@ def from_process_zero(number: int) -> int:
 
 
 def check_equal(what: str, values: dict[str, str]):
-    """Checks that `values` are the same on all processes.
+    """Checks that `values` are the same on all processes. `what` names them in the message.
 
-    Args:
-        what: Name of the comparison, for the message.
-        values: The values of this process.
-
-    Raises:
-        ConfigError: This process differs from process 0. The message has the values that differ.
+    Raises ConfigError on a process that differs from process 0, with the values that differ.
     """
     lines = "\n".join(f"{name}: {value}" for name, value in values.items())
     theirs = _text_from_process_zero(lines).splitlines()
@@ -158,12 +153,8 @@ def _text_from_process_zero(text: str) -> str:
 def check_shared_folder(path: str, what: str):
     """Checks that all processes see the same folder: process 0 writes a file, the others look.
 
-    Args:
-        path: The folder. Process 0 creates it if it does not exist.
-        what: Name of the folder, for the message.
-
-    Raises:
-        ConfigError: This process does not see the file.
+    Process 0 creates the folder if it does not exist. `what` names it in the message. Raises
+    ConfigError if this process does not see the file.
     """
     if jax.process_count() == 1:
         return

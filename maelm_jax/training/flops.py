@@ -4,11 +4,9 @@ MFU (model FLOPs utilisation) is the share of the hardware's peak FLOP/s that th
 """
 
 import re
-import time
 import typing
 
 import jax
-import jax.numpy as jnp
 
 from maelm_jax import config
 from maelm_jax.model import maelm, masking
@@ -41,20 +39,13 @@ class StackFlops(typing.NamedTuple):
 
 
 def flops_terms(experiment: config.Experiment, vocabulary_size: int) -> dict[str, float]:
-    """Counts the model FLOPs of one training step, by term.
+    """Counts the model FLOPs of one training step over all its rows, by term.
 
     A step is forward and backward: 3 x forward. Recomputation in the backward pass does not count.
     Matrices take 6 x parameters x tokens. Attention takes 12 x width x queries x keys per row and
     layer; a layer with local attention has the keys of its window. Causal attention counts as full
     attention. The encoder counts its V slots. The decoder counts L slots, or M if it computes the
     masked slots only. The head counts M slots.
-
-    Args:
-        experiment: The settings.
-        vocabulary_size: Ids of the vocabulary.
-
-    Returns:
-        FLOPs of each term, over all rows of a step.
     """
     model, rows = experiment.model, experiment.run.batch_size
     sizes = masking.budget(experiment.masking, experiment.corpus.sequence_length)
@@ -95,60 +86,10 @@ def _stack_flops(
     return StackFlops(layers * 6.0 * rows * matrices, layers * 12.0 * rows * attention)
 
 
-def measured_peak(dtype: str, size: int = 2048, seconds: float = 0.5) -> float:
-    """Measures the FLOP/s of a size^3 matrix product on the first device.
-
-    It takes the place of the data sheet's figure on CPU.
-
-    Args:
-        dtype: Type of the matrices.
-        size: Rows and columns of the matrices.
-        seconds: Time to measure for.
-
-    Returns:
-        The best rate, in FLOP/s.
-    """
-    a = jnp.ones((size, size), dtype)
-    product = jax.jit(lambda a: a @ a)
-    product(a).block_until_ready()
-    best, end = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        product(a).block_until_ready()
-        best = max(best, 2 * size**3 / (time.perf_counter() - start))
-    return best
-
-
-class Peak(typing.NamedTuple):
-    """The peak FLOP/s of all devices, of which MFU is a share."""
-
-    flops_per_second: float | None  # of all devices together. None: unknown
-    source: str  # where the figure comes from, or why it is unknown
-
-
-def peak_flops(dtype: str) -> Peak:
-    """Returns the peak rate of all devices.
-
-    For an accelerator in `PEAK_FLOPS` it is the data sheet's figure. On CPU it is measured with a
-    matrix product. For other accelerators it is unknown.
-    """
-    device, count = jax.devices()[0], jax.device_count()
+def peak_flops() -> float | None:
+    """Returns the peak FLOP/s of all devices, from `PEAK_FLOPS`. None: it is unknown, as on CPU."""
+    kind = jax.devices()[0].device_kind
     for name, peak in PEAK_FLOPS.items():
-        if re.search(rf"\b{re.escape(name)}\b", device.device_kind):
-            return Peak(peak * count, f"{count} x {device.device_kind}, data sheet, bf16")
-    # Emulated CPU devices share the same cores, so the measured rate is that of all of them.
-    if device.platform == "cpu":
-        return Peak(
-            measured_peak(dtype), f"a {dtype} matrix product measured on this {device.device_kind}"
-        )
-    return Peak(
-        None,
-        f"the peak of {device.device_kind} is not in PEAK_FLOPS of maelm_jax/training/flops.py",
-    )
-
-
-def describe_peak(peak: Peak) -> str:
-    """Returns a sentence about the peak, for the start of a run."""
-    if peak.flops_per_second is None:
-        return f"MFU is left out: {peak.source}"
-    return f"MFU is against {peak.flops_per_second / 1e12:.3g} TFLOP/s ({peak.source})"
+        if re.search(rf"\b{re.escape(name)}\b", kind):
+            return peak * jax.device_count()
+    return None

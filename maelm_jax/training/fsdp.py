@@ -31,14 +31,9 @@ def each_device(
 ) -> collections.abc.Callable:
     """Applies a function to each device's shards: its parts of the parameters and its own rows.
 
-    Args:
-        function: `function(params, key, batch, row_numbers)`.
-        mesh: Devices.
-        params_specs: Result of `specs`.
-        out_specs: Shardings of the results.
-
-    Returns:
-        The function of the global arrays.
+    `function` is called as `function(params, key, batch, row_numbers)`. `params_specs` is the
+    result of `specs`. Returns the function of the global arrays, whose results are sharded as
+    `out_specs`.
     """
     in_specs = (params_specs, PartitionSpec(), sharding.BATCH, sharding.BATCH)
 
@@ -108,8 +103,7 @@ def weights_of(variables: dict, params: dict) -> dict:
 def sum_gradient(gradient: dict) -> dict:
     """Sums the gradient with respect to the variables over all devices.
 
-    Returns:
-        Of each parameter the shard that this device holds.
+    Returns of each parameter the shard that this device holds.
     """
 
     def leaf(keys, g):

@@ -83,14 +83,8 @@ def run(
 
     The loop reads the metrics of step n while step n + 1 runs, so the device never waits for the
     host. Before an evaluation, a measurement or a checkpoint, the loop waits for the running step.
-    Otherwise the step's time would be lost in the pause.
-
-    Args:
-        job: What to run.
-        state: The state after `start` steps. The device may still be computing it.
-        start: Steps already done.
-        writer: Writes the metrics.
-        checkpoints: Where states are saved.
+    Otherwise the step's time would be lost in the pause. `state` is that after `start` steps. The
+    device may still be computing it.
 
     Raises:
         Diverged: The loss or the gradient is not finite. The state is not saved.
@@ -244,11 +238,7 @@ class StepTimer:
 class StepLog:
     """Context manager that writes a run's log lines and shows its progress bar.
 
-    Args:
-        job: Length and cadence of the run, its learning rates and the work of a step.
-        start: Steps already done.
-        writer: Writes metrics.jsonl.
-        checkpoints: Its newest checkpoint is logged.
+    Before it, `start` steps are done. It logs the newest of `checkpoints`.
     """
 
     def __init__(
@@ -296,11 +286,7 @@ class StepLog:
         """Writes a line if one is due.
 
         A line is due every `log_every` steps, after the last step, and if `evaluation` has values.
-
-        Args:
-            step: Number of the step.
-            numbers: Its metrics, from `finish`.
-            evaluation: Values of evaluations and measurements after the step.
+        `numbers` are the metrics of the step, from `finish`.
         """
         run = self._job.run
         if step % run.log_every and not evaluation and step != run.train_steps:

@@ -8,7 +8,7 @@ import typing
 import jax
 import numpy as np
 
-from maelm_jax import config, plotting, storage
+from maelm_jax import plotting, storage
 
 
 def path_of(workdir: str) -> pathlib.Path:
@@ -23,17 +23,12 @@ class Writer:
     """
 
     def __init__(self, workdir: str, step: int):
-        """Removes lines after `step`, so that the file reads as one run.
-
-        Args:
-            workdir: Folder of the run. `send` copies the files to a workdir in a bucket.
-            step: Step from which the run continues.
-        """
+        """Removes lines after `step`, from which the run continues. The file reads as one run."""
         self._workdir, self._path, self._step = workdir, path_of(workdir), step
         self._board = None
         if self._path.exists() and not jax.process_index():
-            earlier = [line for line, values in _lines(self._path) if values["step"] <= step]
-            storage.write(self._path, "".join(f"{line}\n" for line in earlier))
+            earlier = [values for values in read(workdir) if values["step"] <= step]
+            storage.write(self._path, "".join(f"{json.dumps(values)}\n" for values in earlier))
 
     def write(self, step: int, values: dict[str, float | int | None]):
         """Writes the values of a step. None means not known yet; TensorBoard omits it."""
@@ -69,29 +64,18 @@ class Writer:
 def read(workdir: str) -> list[dict]:
     """Returns the lines of metrics.jsonl, without an incomplete last line.
 
-    Raises:
-        ConfigError: The file is damaged.
+    Raises ConfigError if the file is damaged.
     """
-    path = path_of(workdir)
-    return [values for _, values in _lines(path)] if path.exists() else []
-
-
-def _lines(path: pathlib.Path) -> list[tuple[str, dict]]:
-    """(text, values) of each complete line. A kill may leave the last line incomplete.
-
-    Raises ConfigError, with the number of the line, for a line that is no metrics line.
-    """
-    lines = []
+    path, lines = path_of(workdir), []
+    if not path.exists():
+        return []
     for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-        try:
+        with storage.reading(
+            f"{path}: line {number}", "remove it, or copy the file from elsewhere"
+        ):
             values = json.loads(text)
             int(values["step"])
-        except (ValueError, TypeError, KeyError) as error:
-            raise config.ConfigError(
-                f"{path}: line {number} is damaged ({' '.join(str(error).split())[:100]}). "
-                "Remove the line, or copy the file from elsewhere"
-            ) from error
-        lines.append((text.decode(), values))
+        lines.append(values)
     return lines
 
 
@@ -122,16 +106,10 @@ def plot(
     trained_label: str = "training (one batch)",
     heldout_label: str = "held-out",
 ):
-    """Writes a picture of the losses by tokens.
+    """Writes a .png of the losses by tokens.
 
-    Args:
-        path: The .png file to write.
-        curves: The run, after the runs that it goes on from.
-        baseline_name: Name of the baseline.
-        baseline: Loss in nats, drawn as a horizontal line. A model that has learned something is
-            below it.
-        trained_label: Name of the losses in training.
-        heldout_label: Name of the losses in evaluations.
+    The last of `curves` is the run, after the runs that it goes on from. `baseline` is a loss in
+    nats, drawn as a horizontal line. A model that has learned something is below it.
     """
     pyplot = plotting.pyplot()
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")

@@ -127,19 +127,13 @@ def _orthogonalise(x: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:
 def learning_rates(
     settings: config.Optimizer, steps: int, start: float | None = None
 ) -> np.ndarray:
-    """Returns the learning rate of every step.
+    """Returns the learning rate of every step, float32 [steps].
 
     With the schedules "linear" and "wsd" (warm-up, stable, decay), it goes linearly to the peak in
-    `warmup_steps`. Then it falls to 0 over all other steps (linear), or it stays and falls over the
-    last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all steps.
-
-    Args:
-        settings: Peak, warm-up and schedule.
-        steps: Length of the run.
-        start: Where the rate begins: that of the run that this one goes on from. None: 0.
-
-    Returns:
-        float32 [steps].
+    `warmup_steps`. Then it falls linearly to 0 over all other steps (linear), or it stays and falls
+    linearly over the last `decay_share` of all steps (wsd). With "decay" it falls to 0 over all
+    steps, as 1 - sqrt(share of the steps). It begins at `start`, the rate of the run that this one
+    goes on from. None is 0.
     """
     return _rates(np.arange(steps), settings, steps, start or 0.0)
 
@@ -154,23 +148,15 @@ def learning_rate_after(
 def _rates(done: np.ndarray, settings: config.Optimizer, steps: int, start: float) -> np.ndarray:
     """Returns the learning rate of the step that follows on `done` steps."""
     if settings.schedule == "decay":
-        return (start * _remaining(done / steps, settings.decay_shape)).astype(np.float32)
+        return (start * (1 - np.sqrt(done / steps))).astype(np.float32)
     warmup, peak = min(settings.warmup_steps, steps), settings.learning_rate
     rising = start + (peak - start) * done / max(warmup, 1)
-    falling, shape = steps - warmup, "linear"
+    falling = steps - warmup
     if settings.schedule == "wsd":
         falling = min(round(settings.decay_share * steps), falling)
-        shape = settings.decay_shape
     fallen = np.clip((done - (steps - falling)) / max(falling, 1), 0, 1)
-    rates = np.where(done < warmup, rising, peak * _remaining(fallen, shape))
+    rates = np.where(done < warmup, rising, peak * (1 - fallen))
     return rates.astype(np.float32)
-
-
-def _remaining(fallen: np.ndarray, shape: str) -> np.ndarray:
-    """Returns the share of the rate that is left after the share `fallen` of a decay."""
-    if shape == "1-sqrt":
-        return 1 - np.sqrt(fallen)
-    return (1 + np.cos(np.pi * fallen)) / 2 if shape == "cosine" else 1 - fallen
 
 
 def _is_decayed(params: dict) -> dict:

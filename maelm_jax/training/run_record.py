@@ -163,11 +163,9 @@ def read_settings(workdir: str) -> config.Experiment | None:
 
 
 def check_settings(workdir: str, experiment: config.Experiment):
-    """Checks that a run in the workdir has the settings `experiment`.
+    """Raises ConfigError if a run in the workdir has other settings than `experiment`.
 
-    Raises:
-        ConfigError: They differ. The message has the differences, apart from those of free
-            settings (see `config.differences`).
+    The message has the differences, apart from those of free settings (see `config.differences`).
     """
     recorded = read_settings(workdir)
     if changes := recorded and config.differences(recorded, experiment):
@@ -192,8 +190,7 @@ def check_checkpoints(workdir: str):
 def load_vocabulary(workdir: str | os.PathLike) -> vocabularies.Vocabulary:
     """Loads the vocabulary of a run.
 
-    Raises:
-        ConfigError: It is damaged, or it is not the vocabulary that the run began with.
+    Raises ConfigError if it is damaged, or not the vocabulary that the run began with.
     """
     vocabulary = vocabularies.load(storage.local_path(str(workdir)) / VOCABULARY)
     run_rows.check_vocabulary(str(workdir), vocabulary)
@@ -232,12 +229,8 @@ def write_start(
 ):
     """Writes config.gin and vocabulary/, and appends a block for this start to environment.txt.
 
-    Args:
-        folder: The workdir, or its local copy if the workdir is in a bucket.
-        experiment: The settings of the run.
-        vocabulary: The vocabulary of the run.
-        step: Steps done before this start.
-        changes: Result of `changes_since_last_start`.
+    `folder` is the workdir, or its local copy if it is in a bucket. `step` steps were done before.
+    `changes` is the result of `changes_since_last_start`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ENVIRONMENT

@@ -29,17 +29,9 @@ def choose_rows(
     """Opens the rows that the run trains on, and prepares those that do not exist.
 
     Every process of the run calls this function with the same arguments. Process 0 prepares rows
-    while the others wait, and they open what it prepared.
-
-    Args:
-        workdir: The folder of the run, on this machine or in a bucket.
-        corpus: The sources, and the folder of the stores.
-        vocabulary: The vocabulary of the run.
-        accept_new_data: Whether rows other than the recorded ones are allowed.
-
-    Raises:
-        ConfigError: The run began with other rows, and their stores do not exist any more. Also
-            the errors of `prepare.prepare`.
+    while the others wait, and they open what it prepared. Raises ConfigError if the run began with
+    other rows whose stores do not exist any more, unless new data is accepted, and the errors of
+    `prepare.prepare`.
     """
     check_vocabulary(workdir, vocabulary)
     recorded = read(workdir)
@@ -65,12 +57,8 @@ def check_vocabulary(workdir: str, vocabulary: Vocabulary):
 def open_recorded(workdir: str, corpus: config.Corpus, vocabulary: Vocabulary) -> Prepared | None:
     """Opens the recorded rows of a run.
 
-    Returns:
-        None if there is no record, if the stores do not exist any more, or if `corpus` and
-        `vocabulary` ask for other rows.
-
-    Raises:
-        ConfigError: A store is damaged, or holds other rows.
+    Returns None if there is no record, if the stores do not exist any more, or if `corpus` and
+    `vocabulary` ask for other rows. Raises ConfigError if a store is damaged, or holds other rows.
     """
     recorded = read(workdir)
     if recorded is None or recorded["request"] != prepare.hash_settings(corpus, vocabulary):
@@ -147,20 +135,12 @@ def fingerprints(record: dict) -> dict[str, str]:
 
 
 def write(workdir: str, chosen: Prepared, step: int):
-    """Writes `rows.json` of a run that is at `step`. Process 0 calls this function.
-
-    When new rows replace others, the list `replaced` gets the former record and `step`, the last
-    step that used it.
-    """
-    before = read(workdir) or {}
-    replaced = before.pop("replaced", [])
+    """Writes `rows.json` of a run that is at `step`. Process 0 calls this function."""
+    before = read(workdir)
     if before and fingerprints(before) != fingerprints(chosen.record):
-        replaced = [*replaced, {"step": step, **before}]
-        print(f"{workdir}: new data after step {step}, recorded in {FILE}")
-    record = {key: value for key, value in chosen.record.items() if key != "replaced"}
-    if replaced:
-        record["replaced"] = replaced
-    storage.write(storage.local_path(workdir) / FILE, json.dumps(record, indent=1) + "\n")
+        print(f"{workdir}: new data after step {step}")
+    record = json.dumps(chosen.record, indent=1)
+    storage.write(storage.local_path(workdir) / FILE, f"{record}\n")
 
 
 def read(workdir: str) -> dict | None:

@@ -1,7 +1,6 @@
 """The device mesh (data, fsdp, tensor), and one table of how each parameter is sharded on it."""
 
 import math
-import os
 import re
 import typing
 
@@ -40,13 +39,9 @@ BATCH = PartitionSpec(BATCH_AXES)
 
 
 def partition_spec(path: str) -> PartitionSpec:
-    """Returns the sharding rule of a parameter.
+    """Returns the sharding rule of a parameter, by its path, as encoder/token_embedding.
 
-    Args:
-        path: Path of the parameter, such as encoder/blocks/attention/query/kernel.
-
-    Raises:
-        RunError: No rule matches the path, or several do.
+    Raises RunError if no rule matches the path, or several do.
     """
     matches = [spec for pattern, spec in RULES if re.fullmatch(pattern, path)]
     if len(matches) != 1:
@@ -80,13 +75,9 @@ def sharded_shapes(shapes, mesh: jax.sharding.Mesh):
 
 
 def shardings_of(state, mesh: jax.sharding.Mesh):
-    """Returns a sharding for every leaf of a state.
+    """Returns a sharding for every leaf of a state, or of parameters alone: arrays or shapes.
 
     Parameters and their moments follow `RULES`. Scalars (step, counts) are on every device.
-
-    Args:
-        state: Tree of arrays or shapes: a state, or parameters alone.
-        mesh: Devices.
 
     Raises:
         ConfigError: The mesh does not divide a parameter.
@@ -127,8 +118,7 @@ class MeshSizes(typing.NamedTuple):
 def mesh_sizes(settings: config.Mesh, devices: int) -> MeshSizes:
     """Returns the sizes of the mesh, with -1 replaced by the devices that are left.
 
-    Raises:
-        ConfigError: The product is not `devices`.
+    Raises ConfigError if their product is not `devices`.
     """
     sizes = [settings.data, settings.fsdp, settings.tensor]
     # Python's integers do not overflow.
@@ -178,45 +168,6 @@ def _check_batch_divides(run: config.Run, mesh: jax.sharding.Mesh):
         )
 
 
-def check_memory(experiment: config.Experiment, state, mesh: jax.sharding.Mesh):
-    """Checks, before a step is compiled, that it can fit at all: a lower bound of what it needs.
-
-    Args:
-        experiment: The settings.
-        state: Shapes and shardings of the state.
-        mesh: The devices.
-
-    Raises:
-        ConfigError: The state with a gradient, or one hidden state for each token of a microbatch,
-            takes more than the memory of a device.
-    """
-    run, memory = experiment.run, _memory_of_device()
-    shards = [x.sharding.shard_shape(x.shape) for x in jax.tree.leaves((state, state.params))]
-    needed = 4 * sum(map(math.prod, shards))
-    if needed > memory:
-        raise config.ConfigError(
-            f"Model: parameters, gradient and optimiser take {needed / 2**30:,.1f} GiB of a "
-            f"device's {memory / 2**30:,.1f} GiB. Use a smaller Model, or a larger Mesh.fsdp"
-        )
-    rows = run.batch_size // run.accumulate / row_shards(mesh)
-    needed = 4 * rows * experiment.corpus.sequence_length * experiment.model.width
-    if needed > memory:
-        raise config.ConfigError(
-            f"Run.batch_size={run.batch_size}: the hidden states of a layer alone take "
-            f"{needed / 2**30:,.1f} GiB of a device's {memory / 2**30:,.1f} GiB. Use a smaller "
-            "Run.batch_size or a larger Run.accumulate"
-        )
-
-
-def _memory_of_device() -> float:
-    """Returns the memory of a device in bytes. CPU devices share that of the machine."""
-    device = jax.local_devices()[0]
-    statistics = device.memory_stats() or {}
-    if "bytes_limit" in statistics:
-        return statistics["bytes_limit"]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / jax.local_device_count()
-
-
 def row_shards(mesh: jax.sharding.Mesh) -> int:
     """Returns the number of parts that the rows of a batch are divided into."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
@@ -225,26 +176,17 @@ def row_shards(mesh: jax.sharding.Mesh) -> int:
 def local_row_indices(size: int, mesh: jax.sharding.Mesh) -> np.ndarray:
     """Returns the indices of the rows in a batch that this process's devices hold, ascending.
 
-    These are all rows where `tensor` spans the hosts.
-
-    Args:
-        size: Rows of the global batch.
-        mesh: Devices.
+    The global batch has `size` rows. These are all of them where `tensor` spans the hosts.
     """
     slices = NamedSharding(mesh, BATCH).addressable_devices_indices_map((size,)).values()
     return np.unique(np.concatenate([np.arange(size)[index] for (index,) in slices]))
 
 
 def shard_batch(rows: np.ndarray, mesh: jax.sharding.Mesh, size: int | None = None) -> jax.Array:
-    """Puts this process's rows on its devices, as its part of the global batch.
+    """Puts this process's rows on its devices, as its part of the global batch [size, L].
 
-    Args:
-        rows: The rows at this process's `local_row_indices`, in that order.
-        mesh: Devices.
-        size: Rows of the global batch. None: `rows` are all of them.
-
-    Returns:
-        The global batch [size, L].
+    `rows` are those at this process's `local_row_indices`, in that order. `size` None: they are
+    all.
     """
     size = len(rows) if size is None else size
     local_indices = local_row_indices(size, mesh)

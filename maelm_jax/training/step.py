@@ -41,11 +41,7 @@ def create_state(
 ) -> State:
     """Creates a fresh state. It is created sharded: no device ever holds more than its part.
 
-    Args:
-        init: key -> parameters.
-        optimizer: Gives the state of the optimiser.
-        seed: Seed of the initial weights.
-        mesh: Devices of the state.
+    `init` maps a key to parameters.
     """
 
     def fresh():
@@ -64,8 +60,7 @@ def state_shapes(
 ) -> State:
     """Returns the shapes and shardings of a state of `create_state`. Allocates nothing.
 
-    Raises:
-        ConfigError: The mesh does not divide a parameter.
+    Raises ConfigError if the mesh does not divide a parameter.
     """
     params = jax.eval_shape(init, keys.make_key(0))
     shapes = jax.eval_shape(lambda params: _initial_state(params, optimizer), params)
@@ -139,21 +134,12 @@ def make_train_step(
     """Returns the training step: (state, batch, learning rate) -> (state, metrics).
 
     The gradient is that of the loss summed over the whole batch, all devices and microbatches
-    included. It is divided once by the count of the sums.
+    included. It is divided once by the count of the sums. `state` gives structure and shapes: a
+    named tuple with the fields step, params and opt_state. Other fields are passed through.
 
-    Args:
-        loss_fn: Sums of the loss over a batch.
-        optimizer: The optimiser, as `optimizers.create` returns it.
-        state: Gives structure and shapes of the state. A named tuple with the fields step, params
-            and opt_state. Other fields are passed through.
-        seed: Seed of masks and dropout.
-        accumulate: Number of microbatches.
-        mesh: Devices.
-
-    Returns:
-        The step. It is compiled at its first call. It donates the buffers of the state. Metrics are
-        scalars: loss (mean, in nats), accuracy, grad_norm (before clipping), and count, by which
-        the sums are divided.
+    The step is compiled at its first call. It donates the buffers of the state. Metrics are
+    scalars: loss (mean, in nats), accuracy, grad_norm (before clipping), and count, by which the
+    sums are divided.
     """
     specs = fsdp.specs(state.params)
     gradient_of_batch = fsdp.each_device(

@@ -79,7 +79,6 @@ def test_code_that_a_run_names_is_not_run_by_an_analysis(tmp_path, monkeypatch):
     """The record of a run may be a stranger's."""
     (tmp_path / "a.txt").write_text("One text.")
     monkeypatch.setattr(run_rows, "open_recorded", lambda *_: None)
-    for binding in ("Corpus.document_filter='os:system'", "Corpus.task_modules=('antigravity',)"):
-        run = opened("a", f"TEXT_FILES='{tmp_path}/a.txt'", f"Corpus.rows_dir='{tmp_path}/rows'", binding)
-        with pytest.raises(config.ConfigError, match="Corpus.document_filter or Corpus.task_modules"):
-            runs.read_heldout_rows(run, 10)
+    run = opened("a", f"TEXT_FILES='{tmp_path}/a.txt'", f"Corpus.rows_dir='{tmp_path}/rows'", "Corpus.task_modules=('antigravity',)")
+    with pytest.raises(config.ConfigError, match="Corpus.task_modules"):
+        runs.read_heldout_rows(run, 10)

@@ -351,7 +351,7 @@ def test_bad_files_end_the_command_or_are_left_out_as_a_whole(corpus, vocabulary
     prepared = prepare.prepare(dataclasses.replace(more, skip_bad_files=True), vocabulary)
     (entry,) = prepared.record["sources"].values()
     manifest = rows.read_manifest(rows.path_of(more, entry["store"]))
-    assert list(manifest["left_out"]["files"]) == [f"{tmp_path}/c.jsonl", f"{tmp_path}/d.txt"]
+    assert list(manifest["left_out"]) == [f"{tmp_path}/c.jsonl", f"{tmp_path}/d.txt"]
     (good,) = (json.loads(content) for name, content in expected.items() if "store.json" in name)
     assert manifest["fingerprint"] == good["fingerprint"]
 

@@ -1,9 +1,7 @@
 """Sources: how text is divided into parts, what identifies it, which documents are left out."""
 
-import collections
 import dataclasses
 import os
-import sys
 
 import pytest
 
@@ -62,57 +60,6 @@ def test_the_first_texts_are_cut_at_so_many_characters(tmp_path):
     (tmp_path / "b.txt").write_text(" \n")
     with pytest.raises(config.ConfigError, match="b.txt"):
         sources.first_texts(dataclasses.replace(corpus, text_files=f"{tmp_path}/b.txt"), 20)
-
-
-FILTER = """
-def keep(text):
-    return "7" not in text
-def fail(text):
-    raise KeyError("no such\\nword")
-"""
-
-
-@pytest.fixture
-def filtered(tmp_path, monkeypatch):
-    """A corpus with a filter."""
-    (tmp_path / "my_filters.py").write_text(FILTER)
-    (tmp_path / "my_broken_filters.py").write_text("def keep(text)")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield dataclasses.replace(write(tmp_path, [100]), document_filter="my_filters:keep")
-    sources.load_filter.cache_clear()
-    sys.modules.pop("my_filters", None)
-
-
-def test_refused_documents_are_left_out_and_counted(filtered):
-    dropped = collections.Counter()
-    (part,) = sources.parts(f"files:{filtered.text_files}", filtered)
-    texts = list(sources.documents_of_part(part, filtered, dropped))
-    assert texts == [text for text in TEXTS[:100] if "7" not in text]
-    assert dropped["documents"] == 100 - len(texts) > 10
-
-
-def test_another_filter_of_the_same_name_is_another_text(filtered, tmp_path):
-    source = f"files:{filtered.text_files}"
-    before = sources.identity(source, filtered)
-    assert before != sources.identity(source, dataclasses.replace(filtered, document_filter=None))
-    (tmp_path / "my_filters.py").write_text(FILTER.replace("7", "8"))
-    sources.load_filter.cache_clear()
-    del sys.modules["my_filters"]
-    __import__("linecache").checkcache()
-    assert sources.identity(source, filtered) != before
-
-
-@pytest.mark.parametrize("name", ["my_filters:fail", "my_broken_filters:keep", "my_filters:none", "no_such_module:keep"])
-def test_a_filter_that_does_not_work_is_named(filtered, name):
-    changed = dataclasses.replace(filtered, document_filter=name)
-    with pytest.raises(config.ConfigError, match=f"Corpus.document_filter: .*{name}"):
-        list(sources.documents_of(f"files:{filtered.text_files}", changed))
-
-
-@pytest.mark.parametrize("name", ["keep", "a:", ":keep", "a:b:c", "a b:c"])
-def test_a_filter_is_named_by_module_and_function(name):
-    with pytest.raises(config.ConfigError, match="document_filter"):
-        config.Corpus(document_filter=name)
 
 
 def test_a_bad_file_is_read_to_its_bad_place_if_asked(tmp_path):

@@ -392,11 +392,9 @@ def test_a_workdir_gives_its_shape_and_its_decoder_unless_the_run_has_an_ablatio
     assert any(path.startswith("decoder/") for path in found.read_params(model)) == is_kept
 
 
-def test_rows_that_the_encoder_cannot_read_are_refused_before_they_are_made(other_vocabulary, tmp_path):
+def test_another_vocabulary_than_that_of_the_encoder_is_refused(other_vocabulary, tmp_path):
     found = source.find_encoder(ROOT / "pretrained")
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
-    with pytest.raises(config.ConfigError, match=r"sequence_length 600 is longer than the 128 positions of .*pretrained"):
-        adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, "SEQUENCE_LENGTH=600"]), found)
     other_vocabulary.save(tmp_path)
     with pytest.raises(config.ConfigError, match=r"Vocabulary\.file"):
         adoption.adopt_settings(gin_files.load(["continue.gin"], [*settings, f"Vocabulary.file='{tmp_path}'"]), found)
@@ -416,24 +414,18 @@ def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_
         adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
 
 
-@pytest.mark.parametrize("how", ["repeat", "interpolate"])
-def test_a_table_of_learned_positions_is_extended(workdirs, how):
-    """Without Model.extend_positions, its rows are the most that a run can read."""
+def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs):
     found = source.find_encoder(workdirs["mpnet"])
-    settings = ["SEQUENCE_LENGTH=319", "Model.max_positions=319", f"Run.init_from='{found.path}'"]
-    with pytest.raises(config.ConfigError, match="160 positions .* Model.extend_positions"):
-        adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
-    model = adoption.adopt_settings(gin_files.load(["tiny.gin"], [*settings, f"Model.extend_positions='{how}'"]), found).experiment.model
+    settings = ["SEQUENCE_LENGTH=319", f"Run.init_from='{found.path}'"]
+    adopted, changes = adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
+    model = adopted.model
+    assert model.max_positions == 319 and "160 learned positions" in " ".join(changes)
     values = found.read_params(model)
-    before, after = values["encoder/position_embedding"], adoption.extend_positions(values, model)["encoder/position_embedding"]
+    before, after = values["encoder/position_embedding"], adoption.repeat_positions(values, 319)["encoder/position_embedding"]
     assert after.shape == (319, 32) and after.dtype == np.float32
-    if how == "repeat":
-        assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
-    else:
-        np.testing.assert_allclose(after[::2], before, atol=1e-6)
-        np.testing.assert_allclose(after[1::2], (before[1:] + before[:-1]) / 2, atol=1e-6)
+    assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
     _, init = maelm.create(model, 600, config.SpecialIds.of_size(600))
-    loaded = adoption.load_params(adoption.extend_positions(values, model), jax.jit(init)(jax.random.key(0)), 600, "source")
+    loaded = adoption.load_params(adoption.repeat_positions(values, 319), jax.jit(init)(jax.random.key(0)), 600, "source")
     assert np.array_equal(loaded.params["encoder"]["position_embedding"], after)
 
 
@@ -488,9 +480,9 @@ def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(workdirs["mpnet"], run)
     record = (run / "config.gin").read_text()
-    trap = "Corpus.document_filter = 'os:mkdir'\nCorpus.task_modules = ('trap',)\n"
+    trap = "Corpus.task_modules = ('trap',)\n"
     (tmp_path / "trap.py").write_text(f"import pathlib; pathlib.Path({str(tmp_path / 'sprung')!r}).touch()")
-    lines = [line for line in record.splitlines() if "document_filter" not in line and "task_modules" not in line]
+    lines = [line for line in record.splitlines() if "task_modules" not in line]
     (run / "config.gin").write_text("\n".join(lines) + "\n" + trap)
     assert maelm_jax.load_encoder(run).encode(["a text"]).shape == (1, 32)
     write(run, tmp_path / "out")

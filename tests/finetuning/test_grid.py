@@ -290,7 +290,7 @@ def test_the_published_grids(name, tasks, cells, pretrained):
 
 
 # Settings of the optimiser that fine-tuning does not read.
-OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "decay_share", "decay_shape"}
+OF_PRETRAINING = {"learning_rate", "muon_learning_rate", "warmup_steps", "decay_share"}
 
 
 def test_the_settings_of_pretraining_do_not_reach_fine_tuning(pretrained, tmp_path):

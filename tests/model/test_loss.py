@@ -1,11 +1,10 @@
-"""The loss against its definition, gradients too, in one piece and in tiles."""
+"""The loss against its definition, gradients too."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from maelm_jax import config
 from maelm_jax.model import loss, masking, model_inputs
@@ -34,21 +33,15 @@ def defined(prediction: loss.Prediction, inputs: model_inputs.Inputs) -> jax.Arr
     return -(jnp.take_along_axis(jax.nn.log_softmax(prediction.logits), wanted[:, :, None], axis=2)[:, :, 0] * weights).sum()
 
 
-@functools.cache
-def expected_loss_and_gradient() -> tuple[jax.Array, loss.Prediction]:
-    return jax.jit(jax.value_and_grad(defined))(*case("float32"))
-
-
-@pytest.mark.parametrize("tile", [None, 1, 7, 10, 15, 1000])
-def test_loss_and_gradients_are_those_of_the_definition(tile):
+def test_loss_and_gradients_are_those_of_the_definition():
     prediction, inputs = case("float32")
-    expected, wanted = expected_loss_and_gradient()
-    found, gradient = jax.jit(jax.value_and_grad(lambda p: 3.0 * loss.masked_cross_entropy(p, inputs, tile).loss_nats))(prediction)
+    expected, wanted = jax.jit(jax.value_and_grad(defined))(prediction, inputs)
+    found, gradient = jax.jit(jax.value_and_grad(lambda p: 3.0 * loss.masked_cross_entropy(p, inputs).loss_nats))(prediction)
     assert abs(found - 3 * expected) < 1e-5 * found
     for a, b in zip(gradient, wanted, strict=True):
         assert np.abs(a - 3 * b).max() < 1e-5 * np.abs(b).max() + 1e-6
         assert np.abs(b).max() > 0.01
-    sums, plain = loss.masked_cross_entropy(prediction, inputs, tile), np.asarray(prediction.logits.argmax(2) == loss.gather_targets(inputs)[0])
+    sums, plain = loss.masked_cross_entropy(prediction, inputs), np.asarray(prediction.logits.argmax(2) == loss.gather_targets(inputs)[0])
     real = np.asarray(loss.gather_targets(inputs)[1], bool)
     assert (float(sums.count), float(sums.correct)) == (real.sum(), plain[real].sum()) and not real.all()
     assert abs(sums.loss_nats - expected) < 1e-5 * expected  # without a gradient
@@ -58,16 +51,7 @@ def test_in_bfloat16_the_gradient_is_as_near_as_its_dtype():
     wide, inputs = case("float32")
     narrow, _ = case("bfloat16")
     expected = jax.jit(jax.grad(defined))(wide, inputs)
-    found = jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, 8).loss_nats))(narrow)
+    found = jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs).loss_nats))(narrow)
     assert [x.dtype for x in found] == [jnp.bfloat16, jnp.float32, jnp.float32]
     for a, b in zip(found, expected, strict=True):
         assert np.linalg.norm(a.astype(jnp.float32) - b) < 0.02 * np.linalg.norm(b)
-
-
-def test_a_tile_is_all_the_logits_there_are():
-    prediction, inputs = case("float32")
-    text = lambda tile: jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(p, inputs, tile).loss_nats)).lower(prediction).compile().as_text()  # noqa: E731
-    slots = inputs.masked_slots.size
-    assert f"f32[{slots},384]" in text(None)
-    assert "f32[6,384]" in text(6)
-    assert f"f32[{slots},384]" not in text(6) and f"f32[{slots // 6},6,384]" not in text(6)

@@ -16,7 +16,7 @@ from maelm_jax.model import maelm
 from maelm_jax.pretraining import start as starts
 from maelm_jax.training import checkpoint, optimizers, run_record, sharding, step
 
-DECAY = ["--gin.Optimizer.schedule=decay", "--gin.Optimizer.decay_shape=1-sqrt", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
+DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
 
 def settings_of(workdir: pathlib.Path, *bindings: str) -> config.Experiment:

@@ -38,13 +38,8 @@ def test_wsd_stays_at_the_peak_until_the_last_share_of_the_steps(warmup, share, 
     assert rates(steps, 100, warmup_steps=warmup, schedule="wsd", decay_share=share) == expected
 
 
-@pytest.mark.parametrize(
-    "shape,expected", [("linear", [2.0, 1.5, 1.0, 0.0]), ("1-sqrt", [2.0, 1.0, 0.585786, 0.0]), ("cosine", [2.0, 1.707107, 1.0, 0.0])]
-)
-def test_a_decay_falls_in_its_shape(shape, expected):
-    wsd = {"warmup_steps": 10, "schedule": "wsd", "decay_share": 0.4, "decay_shape": shape}
-    assert rates((60, 70, 80, 100), 100, **wsd) == expected
-    assert rates((0, 25, 50, 100), 100, start=1.0, schedule="decay", decay_shape=shape) == [round(rate / 2, 6) for rate in expected]
+def test_a_decay_falls_as_one_minus_the_root_of_the_steps():
+    assert rates((0, 25, 50, 100), 100, start=1.0, schedule="decay") == [1.0, 0.5, 0.292893, 0.0]
 
 
 def test_a_run_that_goes_on_begins_at_the_rate_of_the_run_before():

@@ -138,7 +138,7 @@ def test_damaged_metrics_are_named_by_their_line_before_anything_is_changed(text
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = checkpoint_folders.content(tmp_path)
     done = call("train", *training(text, tmp_path))
-    assert done.status == 2 and "metrics.jsonl: line 2 is damaged" in done.stderr
+    assert done.status == 2 and "metrics.jsonl: line 2" in done.stderr
     assert checkpoint_folders.content(tmp_path) == before
 
 

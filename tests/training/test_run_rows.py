@@ -86,7 +86,6 @@ def test_text_that_was_only_copied_gives_the_same_rows(workdir, corpus, vocabula
         run_rows.choose_rows(workdir, corpus, vocabulary)
     accepted = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True)
     run_rows.write(workdir, accepted, 10)
-    assert "replaced" not in run_rows.read(workdir)
     assert run_rows.fingerprints(run_rows.read(workdir)) == run_rows.fingerprints(recorded)
     os.utime(tmp_path / "a.txt", (2, 2))
     shutil.rmtree(tmp_path / "rows")
@@ -115,18 +114,17 @@ def test_rows_of_the_same_name_that_hold_something_else_are_refused(workdir, cor
         run_rows.choose_rows(workdir, corpus, vocabulary)
 
 
-def test_new_data_is_accepted_when_told_to_and_recorded(workdir, corpus, vocabulary, tmp_path, capsys):
+def test_new_data_is_accepted_when_told_to(workdir, corpus, vocabulary, tmp_path, capsys):
     before = run_rows.read(workdir)
     change_text(tmp_path)
     chosen = run_rows.choose_rows(workdir, corpus, vocabulary, accept_new_data=True)
     run_rows.write(workdir, chosen, 10)
     assert "new data after step 10" in capsys.readouterr().out
     after = run_rows.read(workdir)
-    assert after["replaced"] == [{"step": 10, **before}]
     assert after["sources"] == chosen.record["sources"] != before["sources"]
     for step, accept in ((20, True), (30, False)):
         run_rows.write(workdir, run_rows.choose_rows(workdir, corpus, vocabulary, accept), step)
-        assert run_rows.read(workdir) == after, "nothing new, nothing recorded"
+        assert run_rows.read(workdir) == after, "nothing new"
 
 
 @pytest.fixture
@@ -250,4 +248,3 @@ def test_a_run_resumes_on_the_rows_it_began_with(texts, tmp_path, capsys):
     assert run("run", "--accept_new_data") == 0
     assert "new data after step 2" in capsys.readouterr().out
     assert losses("run")[:2] == began[:2] and losses("run")[2:] != began[2:]
-    assert [entry["step"] for entry in run_rows.read(str(tmp_path / "run"))["replaced"]] == [2]

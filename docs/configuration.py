@@ -1,0 +1,72 @@
+"""Prints the page of all settings: `python docs/configuration.py > docs/configuration.md`."""
+
+import pathlib
+import sys
+
+import pydantic
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from maelm_jax import config
+
+PAGE = """# Configuration
+
+`python docs/configuration.py > docs/configuration.md` prints this page from the declarations in
+`maelm_jax/config.py`.
+
+Bind a setting in a gin file (`Model.layers = 6`) or on the command line
+(`--gin.Model.layers=6`). The command line replaces what a file says. Macros are short names for
+the settings that change most often. `configs/base.gin` defines `TRAIN_STEPS`, `BATCH_SIZE`,
+`SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES`. `configs/finetune/base.gin` defines those of
+fine-tuning. Give a macro or the setting that it stands for, not both.
+
+A wrong value or name ends the command with exit status 2 and one line that names the setting. A
+resumed run keeps its settings, except those marked *free*, which change no past step.
+"""
+
+
+def render_page() -> str:
+    """Returns the page: for each section, a table of its fields."""
+    lines = [PAGE]
+    for cls in config.ALL_SECTIONS:
+        schema = pydantic.TypeAdapter(cls).json_schema()["properties"]
+        lines += [f"## {cls.__name__}", "", " ".join(cls.__doc__.split()), ""]
+        lines += ["| setting | values | default | unit | meaning |", "|---|---|---|---|---|"]
+        for name in config.field_names(cls):
+            field = cls.__pydantic_fields__[name]
+            extra = field.json_schema_extra
+            default = f"`{field.get_default(call_default_factory=True)!r}`"
+            label = f"`{name}`" + (" (free)" if extra["free"] else "")
+            cells = (
+                label,
+                describe_values(schema[name]),
+                default,
+                extra["unit"],
+                field.description,
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def describe_values(schema: dict) -> str:
+    """Returns the values that a JSON schema accepts, in words."""
+    if choices := schema.get("anyOf"):
+        return " or ".join(map(describe_values, choices))
+    if choices := schema.get("enum", [schema["const"]] if "const" in schema else None):
+        return ", ".join(f"`{choice!r}`" for choice in choices)
+    words = {"null": "None", "string": "text", "object": "a dict", "array": "a list"}
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+        "multipleOf": "a multiple of",
+    }
+    limits = [f"{word} {schema[key]:g}" for key, word in bounds.items() if key in schema]
+    kind = schema["type"]
+    return " ".join([words.get(kind, kind), " and ".join(limits)]).strip()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_page())
