@@ -22,10 +22,9 @@ PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
         ["--part=²", "--parts=4"],
     ],
 )
-def test_flags_that_do_not_fit_together_are_one_line(flags):
-    with pytest.raises(config.ConfigError, match="--part") as caught:
+def test_flags_that_do_not_fit_together_are_refused(flags):
+    with pytest.raises(config.ConfigError, match="--part"):
         prepare.main(["--gin_file=tiny.gin", *flags])
-    assert "\n" not in str(caught.value)
 
 
 def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):

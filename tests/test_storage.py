@@ -74,9 +74,8 @@ def test_rows_are_read_in_place_from_a_bucket(bucket, prepared, monkeypatch):
     files.rm_file(f"{root}/{entry['store']}/train/c/2/0")
     broken = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary).split("train")[source]
     for number in (511, 512):
-        with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0") as caught:
+        with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0"):
             broken[np.array([number])]
-        assert "\n" not in str(caught.value)
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
         prepare.prepare(dataclasses.replace(elsewhere_of(corpus, bucket), sequence_length=16), vocabulary)
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):

@@ -78,12 +78,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_one_line_that_names_it(tmp_path, name):
+def test_a_bad_file_is_named(tmp_path, name):
     content, message = BAD[name]
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(config.ConfigError, match=f"{name}.*{message}") as caught:
+    with pytest.raises(config.ConfigError, match=f"{name}.*{message}"):
         read(tmp_path / "*")
-    assert "\n" not in str(caught.value)
 
 
 def test_the_error_of_a_bad_file_travels_from_a_worker_process():
@@ -210,11 +209,11 @@ def test_a_dataset_folder_is_its_files_in_their_order(tmp_path):
         ("books", lambda path: (path.mkdir(), (path / "state.json").write_text("{")), "state.json"),
     ],
 )
-def test_a_table_of_another_form_is_one_line(tmp_path, name, write, message):
+def test_a_table_of_another_form_is_refused(tmp_path, name, write, message):
     write(tmp_path / name)
     with pytest.raises(config.ConfigError, match=message) as caught:
         read(tmp_path / name)
-    assert name in str(caught.value) and "\n" not in str(caught.value)
+    assert name in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
@@ -264,7 +263,7 @@ def test_records_come_back_in_order(tmp_path, name):
 @of_tensorflow
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.array_record"])
 @pytest.mark.parametrize("what", ["feature", "two", "utf-8", "example", "cut", "zeros", "none"])
-def test_bad_records_are_one_line(tmp_path, name, what):
+def test_bad_records_are_named(tmp_path, name, what):
     records = {
         "feature": [example(b"x", feature="body")],
         "two": [example(b"x", b"y")],
@@ -279,9 +278,8 @@ def test_bad_records_are_one_line(tmp_path, name, what):
         path.write_bytes(content[: len(content) // 2])
     if what == "zeros":
         path.write_bytes(content[:200] + bytes(100) + content[300:])
-    with pytest.raises(readers.BadFile, match=name) as caught:
+    with pytest.raises(readers.BadFile, match=name):
         read(path)
-    assert "\n" not in str(caught.value)
 
 
 # ---- which files

@@ -57,10 +57,9 @@ def test_a_worker_that_is_killed_in_its_first_moments_ends_the_work(seconds):
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    with pytest.raises(config.RunError, match="worker process") as caught:
+    with pytest.raises(config.RunError, match="worker process"):
         list(workers.results(time.sleep, [3.0] * 20, 2))
     thread.join()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_worker_that_cannot_import_ends_the_command(tmp_path, text):

@@ -24,7 +24,6 @@ def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
     sharding.shardings_of(shapes, mesh_of(1, 1, 2))
     with pytest.raises(config.ConfigError) as error:
         sharding.shardings_of(shapes, mesh_of(1, 1, 5))
-    assert "\n" not in str(error.value)
     rows = maelm.table_rows(size)
     assert f"Mesh.tensor=5 does not divide the {rows} rows or columns of encoder/token_embedding. Set Mesh.tensor to one of" in str(error.value)
 
