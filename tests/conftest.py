@@ -7,21 +7,20 @@ import pathlib
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Tests and the processes they start compile the same programs many times: each is compiled once.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the libraries try each address for a while
 
-from jaxtyping import install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook
 
 install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysis"], "beartype.beartype")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
+from testing import ROOT, STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 from maelm_jax.training import flops  # noqa: E402
 

@@ -21,9 +21,7 @@ import time
 from pydoc_data import topics
 
 import numpy as np
-from testing import environment, metrics, training
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from testing import ROOT, environment, metrics, training
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,15 +3,15 @@
 import dataclasses
 import importlib.util
 import json
-import pathlib
 import sys
 
 import jax
 import pytest
+from testing import ROOT
 
 from maelm_jax import config, gin_files
 
-HERE = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
+HERE = ROOT / "benchmarks"
 STEP = """device                      1 x cpu, float32
 step                        2296.1 ms (median of 6; 2201.0 to 2395.1); first 7.1 s
 tokens/s                    1,784

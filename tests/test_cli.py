@@ -9,11 +9,11 @@ import sys
 
 import jax
 import pytest
+from testing import ROOT
 
 from maelm_jax import cli, config, finetune, gin_files, storage
 from maelm_jax.finetuning import tables
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = "import os, sys; from maelm_jax import cli; cli.run(lambda argv: print(os.environ.get('GLIBC_TUNABLES'), os.getpid(), *argv), trains=True)"
 
 

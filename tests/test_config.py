@@ -2,17 +2,16 @@
 
 import dataclasses
 import math
-import pathlib
 import pickle
 import subprocess
 import sys
 
 import pytest
+from testing import ROOT
 
 from maelm_jax import config, gin_files
 from maelm_jax.finetuning import grid
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRESETS = [path.name for path in sorted(gin_files.CONFIGS.glob("*.gin")) if path.name != "mlm.gin"]
 COMPLETE = [*PRESETS, "published/base.gin", "published/base_plus.gin", "published/large_plus.gin"]
 ABLATIONS = [f"ablations/{path.name}" for path in sorted((gin_files.CONFIGS / "ablations").glob("*.gin"))]

@@ -1,14 +1,12 @@
 """The prepare command: flags that fit together, bad files, an array job, the vocabulary of a run."""
 
-import pathlib
-
 import pytest
-from testing import call
+from testing import ROOT, call
 
 from maelm_jax import config, gin_files, prepare
 from maelm_jax.data import vocabularies
 
-PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
+PRETRAINED = ROOT / "pretrained"
 
 
 @pytest.mark.parametrize(

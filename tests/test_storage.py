@@ -12,13 +12,13 @@ from pydoc_data import topics
 import numpy as np
 import pytest
 from emulators import put
+from testing import ROOT
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
 from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
 from maelm_jax.encoders import source
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
 
 

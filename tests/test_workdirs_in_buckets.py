@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import runpy
 import signal
 import subprocess
@@ -13,12 +12,12 @@ from pydoc_data import topics
 import checkpoint_folders
 import pytest
 from emulators import put
+from testing import ROOT
 
 from maelm_jax import cli, config, gin_files, storage
 from maelm_jax.pretraining import start
 from maelm_jax.training import checkpoint, run_record
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = [
     pytest.mark.filterwarnings("ignore::Warning"),  # of gcsfs and aiohttp, about loops that are not closed
     pytest.mark.parametrize("bucket", ["gs"], indirect=True),  # Orbax writes no checkpoints to S3

@@ -230,6 +230,11 @@ def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):
     path.write_text("\n".join(blocks))
 
 
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+    """A mesh of the first devices with these sizes of its axes data, fsdp and tensor."""
+    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
+
+
 def one_line(caught) -> str:
     """The message of a caught error, which is one printable line."""
     message = str(caught.value)

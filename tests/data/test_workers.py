@@ -9,11 +9,10 @@ import threading
 import time
 
 import pytest
+from testing import ROOT
 
 from maelm_jax import config
 from maelm_jax.data import workers
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

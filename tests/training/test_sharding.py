@@ -2,8 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config, gin_files
 from maelm_jax.model import keys, maelm
@@ -11,10 +11,6 @@ from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import optimizers, sharding, step
 
 MODEL = config.Model(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
-
-
-def mesh_of(*sizes: int) -> jax.sharding.Mesh:
-    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
 
 
 @pytest.mark.parametrize("size", [300, 700])

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.pretraining import objective as objectives
@@ -39,8 +40,7 @@ def batches(count):
 def run(settings: config.Experiment, steps=3):
     """(metrics of each step, last state) on the settings' mesh."""
     sizes = (settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
-    mesh = jax.sharding.Mesh(devices, ("data", "fsdp", "tensor"))
+    mesh = mesh_of(*sizes)
     sharding.check_mesh(settings, mesh)
     objective, updates = objectives.create(settings, 100, SPECIAL), optimizers.create(settings.optimizer)
     state = step.create_state(objective.init, updates, 0, mesh)
@@ -141,7 +141,7 @@ def test_meshes_that_do_not_fit():
 
 def test_evaluation_draws_the_same_masks_each_time():
     settings = experiment()
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    mesh = mesh_of(1, 1, 1)
     objective = objectives.create(settings, 100, SPECIAL)
     params = step.create_state(objective.init, optimizers.create(settings.optimizer), 0, mesh).params
     evaluate = step.make_eval_step(objective.loss, params, 0, mesh)
