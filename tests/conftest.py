@@ -20,7 +20,7 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import ROOT, STEPS, call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
+from testing import ROOT, STEPS, call, english, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 from maelm_jax.training import flops  # noqa: E402
 
@@ -108,20 +108,17 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Real English: the documents of the corpus' held-out file; where it is absent, the topics of Python's help()."""
-    from pydoc_data import topics
-
     if not CORPUS.exists():
-        return [" ".join(topic.split()) for topic in topics.topics.values()]
+        return english()
     return [text.strip() for text in lzma.decompress(CORPUS.read_bytes()).decode("utf-8").split("\n\n") if text.strip()]
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> pathlib.Path:
     """A folder with a few hundred kilobytes of English that come with Python itself; beside the text stand the rows made of it."""
-    from pydoc_data import topics
 
     def make(folder: pathlib.Path):
-        (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+        (folder / "topics.txt").write_text("\n\n".join(english()))
         for length in (32, 64):  # here, so that no two workers make the same rows at once
             assert call("prepare", *training(folder, folder / "nowhere", f"--gin.SEQUENCE_LENGTH={length}")).status == 0
 

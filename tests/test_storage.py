@@ -7,12 +7,11 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from pydoc_data import topics
 
 import numpy as np
 import pytest
 from emulators import put
-from testing import ROOT
+from testing import ROOT, english, write_corpus
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
@@ -32,9 +31,7 @@ def put_folder(folder: pathlib.Path, place: str):
 def prepared(tmp_path_factory):
     """Rows that were prepared on this machine: their corpus, vocabulary and record."""
     folder = tmp_path_factory.mktemp("prepared")
-    texts = [" ".join(topic.split()) for topic in topics.topics.values()]
-    (folder / "a.txt").write_text("\n\n".join(texts))
-    corpus = config.Corpus(text_files=f"{folder}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1)
+    corpus = write_corpus(folder, english())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "SHARD_ROWS", 256)
         vocabulary = vocabulary_training.vocabulary_for(config.Vocabulary(size=400), corpus)
@@ -137,8 +134,8 @@ def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
     """Two processes make the rows that one makes of the same files on disk."""
     folder = tmp_path / "text"
     folder.mkdir()
-    for number, topic in enumerate(sorted(topics.topics)):
-        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(" ".join(topics.topics[topic].split()).encode()))
+    for number, document in enumerate(english()):
+        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(document.encode()))
     for path in folder.iterdir():
         put(f"{bucket}/topics/{path.name}", path.read_bytes())
     common = [sys.executable, "-m", "maelm_jax.prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1"]

@@ -17,6 +17,7 @@ import sys
 import time
 import typing
 import unittest.mock
+from pydoc_data import topics
 
 import jax
 import jax.numpy as jnp
@@ -207,6 +208,19 @@ def input_format(vocabulary, length: int):
     from maelm_jax.finetuning.task import InputFormat
 
     return InputFormat(vocabulary, length, REPEATED_SEPARATOR)
+
+
+def english() -> list[str]:
+    """Documents of English, a line each, that come with Python itself: the topics of its help()."""
+    return [" ".join(topic.split()) for topic in topics.topics.values()]
+
+
+def write_corpus(folder: pathlib.Path, *files: list[str], **settings) -> config.Corpus:
+    """Writes each list of documents to a file of text: a.txt, b.txt, ... The rows of the corpus are in the folder too."""
+    for name, documents in zip("abc", files, strict=False):
+        (folder / f"{name}.txt").write_text("\n\n".join(documents))
+    defaults = {"sequence_length": 32, "heldout_fraction": 0.1, "rows_dir": str(folder / "rows"), "processes": 1}
+    return config.Corpus(text_files=f"{folder}/*.txt", **defaults | settings)
 
 
 def write_text(path: pathlib.Path, text: str):
