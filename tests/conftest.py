@@ -6,21 +6,20 @@ import pathlib
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Tests and the processes they start compile the same programs many times: each is compiled once.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "compiled"))
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).resolve().parents[1] / ".pytest_cache" / "compiled"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the libraries try each address for a while
 
-from jaxtyping import install_import_hook  # noqa: E402
+from jaxtyping import install_import_hook
 
 install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysis"], "beartype.beartype")
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import call, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
+from testing import ROOT, call, english, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -98,20 +97,17 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture(scope="session")
 def documents() -> list[str]:
     """Real English: the documents of the corpus' held-out file; where it is absent, the topics of Python's help()."""
-    from pydoc_data import topics
-
     if not CORPUS.exists():
-        return [" ".join(topic.split()) for topic in topics.topics.values()]
+        return english()
     return [text.strip() for text in lzma.decompress(CORPUS.read_bytes()).decode("utf-8").split("\n\n") if text.strip()]
 
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> pathlib.Path:
     """A folder with a few hundred kilobytes of English that come with Python itself; beside the text stand the rows made of it."""
-    from pydoc_data import topics
 
     def make(folder: pathlib.Path):
-        (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+        (folder / "topics.txt").write_text("\n\n".join(english()))
         for length in (32, 64):  # here, so that no two workers make the same rows at once
             assert call("prepare", *training(folder, folder / "nowhere", f"--gin.SEQUENCE_LENGTH={length}")).status == 0
 

@@ -18,12 +18,9 @@ import shutil
 import subprocess
 import sys
 import time
-from pydoc_data import topics
 
 import numpy as np
-from testing import environment, metrics, training
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from testing import ROOT, english, environment, metrics, training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +35,7 @@ class Case:
 def write_text(folder: pathlib.Path):
     """English that comes with Python, as a corpus and as a task of two classes."""
     folder.mkdir(parents=True, exist_ok=True)
-    paragraphs = [" ".join(topic.split()) for topic in topics.topics.values()]
+    paragraphs = english()
     (folder / "topics.txt").write_text("\n\n".join(paragraphs))
     (folder / "large").mkdir(exist_ok=True)  # of several parts
     for number in range(5):

@@ -5,8 +5,8 @@ import graphlib
 import pathlib
 
 import pytest
+from testing import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "maelm_jax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in FILES if path.name != "__init__.py"}

@@ -10,11 +10,11 @@ import tomllib
 import zipfile
 
 import pytest
+from testing import ROOT
 
 import maelm_jax
 from maelm_jax import __main__, train
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("scripts", {})
 
 

@@ -12,13 +12,12 @@ import tomllib
 
 import pytest
 import yaml
-from testing import environment
+from testing import ROOT, environment
 
 from maelm_jax import gin_files
 from maelm_jax.encoders import source
 from maelm_jax.training import metrics, run_record
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = (ROOT / "launch", ROOT / "configs" / "recipes")
 SCRIPTS = sorted(path for folder in FOLDERS for path in folder.iterdir() if path.suffix in (".sh", ".sbatch"))
 ARGUMENTS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs://bucket/runs/a"]
@@ -34,12 +33,11 @@ def dry(script: str, *before: str, **environment: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_shellcheck_and_length(script):
+def test_shellcheck_finds_nothing(script):
     checker = shutil.which("shellcheck") or pathlib.Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([checker, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
-    lines = script.read_text().splitlines()
-    assert len(lines) <= 100 and max(map(len, lines)) <= 100 and os.access(script, os.X_OK)
+    assert os.access(script, os.X_OK)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -59,7 +57,6 @@ def test_local():
     "names,message",
     [
         ({"VARIANTS": "mae-lm mml"}, "VARIANTS: there is no variant mml"),
-        ({"TASKS": "rte mprc"}, "TASKS: no data of mprc in"),
         ({"TASKS": "rte cola"}, "TASKS: no data of cola in"),
     ],
 )
@@ -86,20 +83,12 @@ def test_tpu_pod_needs_a_clone_for_its_workers(tmp_path):
 
 
 def test_tpu_pod_shows_the_whole_sequence():
-    commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine")
+    commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", CREATE="--spot --network=mine", VERSION="mine")
     assert all(command[:4] == ["gcloud", "compute", "tpus", "tpu-vm"] or command[0] == "git" for command in commands)
-    assert [command[4] if command[0] == "gcloud" else "git" for command in commands] == [
-        "describe",
-        "create",
-        "ssh",
-        "git",
-        "scp",
-        "ssh",
-        "ssh",
-        "ssh",
-    ]
+    words = [command[4] if command[0] == "gcloud" else "git" for command in commands]
+    assert words == "describe create ssh git scp ssh ssh ssh".split()
     assert all("--zone=us-west4-a" in command for command in commands if command[0] == "gcloud")
-    assert {"--accelerator-type=v5litepod-256", "--spot", "--network=mine"} <= set(commands[1])
+    assert {"--accelerator-type=v5litepod-256", "--version=mine", "--spot", "--network=mine"} <= set(commands[1])
     install, start, watch = (command[-1].removeprefix("--command=") for command in commands[-3:])
     assert [command[-2] for command in commands[-3:]] == ["--worker=all", "--worker=all", "--worker=0"]
     assert shlex.split(install)[-3:] == ["maelm_jax/launch/worker.sh", "install", "tpu,bucket,data"], "there are rows to prepare"
@@ -108,33 +97,28 @@ def test_tpu_pod_shows_the_whole_sequence():
 
 
 @pytest.mark.parametrize(
-    "kind,software",
-    [("v4-8", "tpu-ubuntu2204-base"), ("v5litepod-16", "v2-alpha-tpuv5-lite"), ("v5p-8", "v2-alpha-tpuv5"), ("v6e-8", "v2-alpha-tpuv6e")],
+    "kind,software,rows,extras",
+    [
+        ("v4-8", "tpu-ubuntu2204-base", "gs://bucket/rows", "tpu,bucket"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite", "s3://bucket/rows", "tpu,bucket"),
+        ("v5p-8", "v2-alpha-tpuv5", "/disk/rows", "tpu,bucket,data"),
+        ("v6e-8", "v2-alpha-tpuv6e", "/disk/rows", "tpu,bucket,data"),
+    ],
 )
-def test_a_slice_has_the_software_of_its_type_unless_another_is_named(kind, software):
-    assert f"--version={software}" in dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind)[1]
-    assert "--version=mine" in dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind, VERSION="mine")[1]
-
-
-@pytest.mark.parametrize("rows,extras", [("gs://bucket/rows", "tpu,bucket"), ("s3://bucket/rows", "tpu,bucket"), ("/disk/rows", "tpu,bucket,data")])
-def test_workers_of_a_slice_install_what_prepares_rows_unless_a_bucket_has_them(rows, extras):
-    commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", "v5litepod-256", "--gin_file=base.gin", f"--gin.Corpus.rows_dir={rows}")
+def test_a_slice_has_the_software_of_its_type_and_prepares_rows_unless_a_bucket_has_them(kind, software, rows, extras):
+    commands = dry("tpu_pod.sh", "--dry-run", "my-slice", "us-west4-a", kind, "--gin_file=base.gin", f"--gin.Corpus.rows_dir={rows}")
+    assert f"--version={software}" in commands[1]
     assert sum(command[-1].endswith(f"worker.sh install {extras}") for command in commands) == 1
 
 
-@pytest.mark.parametrize("place,tool", [("gs://bucket/rows", "gcloud"), ("s3://bucket/rows/", "aws"), ("/shared/rows", None)])
+@pytest.mark.parametrize("place,tool", [("gs://bucket/rows", "gcloud"), ("s3://bucket/rows/", "aws"), ("/shared/rows", None), ("mine", None)])
 def test_prepare_data(place, tool):
     commands = dry("prepare_data.sh", "--dry-run", place)
-    made = f"--gin.Corpus.rows_dir={'rows' if tool else place}"
+    made = f"--gin.Corpus.rows_dir={'rows' if tool else os.path.abspath(place)}"
     assert commands[0] == [".venv/bin/python", "-m", "maelm_jax.prepare", *ARGUMENTS, made]
     assert [command[0] for command in commands[1:]] == ([tool] * 2 if tool else [])
     if tool:
         assert "store" in " ".join(commands[1]) and "store" not in " ".join(commands[2]), "what says that a store is whole goes last"
-
-
-def test_a_relative_destination_of_rows_is_that_of_the_caller():
-    commands = dry("prepare_data.sh", "--dry-run", "mine")
-    assert commands[0][-1] == f"--gin.Corpus.rows_dir={os.getcwd()}/mine"
 
 
 def test_jobset():
@@ -180,9 +164,8 @@ def test_the_image_copies_what_its_installation_reads():
 
 
 def test_the_example_of_a_slice_reads_rows_that_all_its_workers_see():
-    for page in ("docs/tpus.md",):
-        examples = re.findall(r"launch/tpu_pod\.sh .*--gin_file.*", (ROOT / page).read_text())
-        assert examples and all("--gin.Corpus.rows_dir=gs://" in example for example in examples), page
+    examples = re.findall(r"launch/tpu_pod\.sh .*--gin_file.*", (ROOT / "docs" / "tpus.md").read_text())
+    assert examples and all("--gin.Corpus.rows_dir=gs://" in example for example in examples)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from testing import call, training
+from testing import ROOT, call, training
 
 from maelm_jax.training import checkpoint
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     record.write_text(record.read_text().replace("Model.feed_forward = 64", "Model.feed_forward = 96"))
     (other / "rows.json").unlink()
     (model,) = (other / "vocabulary").glob("*.model")
-    shutil.copy(pathlib.Path(__file__).parents[1] / "pretrained" / "sentencepiece.model", model)
+    shutil.copy(ROOT / "pretrained" / "sentencepiece.model", model)
     for names, message in (
         ([f"{uninterrupted}@60", f"{wider}@60"], "Model.feed_forward is 64 there, 96"),
         ([f"{uninterrupted}@60", f"{other}@60"], "has another vocabulary"),

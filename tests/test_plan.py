@@ -3,19 +3,17 @@
 import dataclasses
 import importlib.util
 import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
-from testing import call
+from testing import ROOT, call
 
 from maelm_jax import config, plan, train
 from maelm_jax.planning import estimate, hlo, targets
 from maelm_jax.training import sharding
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXPERIMENT = config.Experiment()
 GIB = 2**30
 PLAN = estimate.Plan(

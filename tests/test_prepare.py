@@ -1,14 +1,12 @@
 """The prepare command: flags that fit together, bad files, an array job, the vocabulary of a run."""
 
-import pathlib
-
 import pytest
-from testing import call
+from testing import ROOT, call
 
 from maelm_jax import config, gin_files, prepare
 from maelm_jax.data import vocabularies
 
-PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
+PRETRAINED = ROOT / "pretrained"
 
 
 @pytest.mark.parametrize(
@@ -22,10 +20,9 @@ PRETRAINED = pathlib.Path(__file__).parent.parent / "pretrained"
         ["--part=²", "--parts=4"],
     ],
 )
-def test_flags_that_do_not_fit_together_are_one_line(flags):
-    with pytest.raises(config.ConfigError, match="--part") as caught:
+def test_flags_that_do_not_fit_together_are_refused(flags):
+    with pytest.raises(config.ConfigError, match="--part"):
         prepare.main(["--gin_file=tiny.gin", *flags])
-    assert "\n" not in str(caught.value)
 
 
 def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):

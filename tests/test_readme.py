@@ -6,15 +6,13 @@ settings are checked.
 """
 
 import importlib
-import pathlib
 import re
 import shlex
 import subprocess
 
 import pytest
-from testing import call
+from testing import ROOT, call
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```bash\n(?P<body>.*?)```", re.S)
 BLOCKS = [(found["mark"], found["body"]) for found in BLOCK.finditer(README)]

@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
+from testing import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 LAUNCH = ROOT / "launch"
 FLAGS = ["--gin_file=tiny.gin", "--gin.TEXT_FILES=my books/*.txt", "--workdir=gs://bucket/runs/a"]
 
@@ -77,28 +77,10 @@ def steps(*values: int) -> list[tuple]:
     return [("newest_step.py", 0, str(value)) for value in values]
 
 
-@pytest.mark.parametrize("status", [0, 2, 3])
-def test_a_slice_is_not_started_again_when_the_run_is_done_wrong_or_diverged(slice, status):
-    ended, calls, _ = slice.run(*states("none", "running", str(status)))
-    assert ended == status and calls.count("worker.sh start") == 1
-
-
-@pytest.mark.parametrize("status", ["143", "1", "137", "lost"])
-def test_a_slice_is_started_again_after_143_or_a_lost_process(slice, status):
-    ended, calls, error = slice.run(*states("none", "running", status, "running", "0"), *steps(100))
-    assert ended == 0 and calls.count("worker.sh start") == 2, error
-
-
-@pytest.mark.parametrize("status", ["143", "1"])
-def test_a_slice_without_progress_is_given_up(slice, status):
-    ended, calls, error = slice.run(*states("none", *[status] * 6), *steps(*[100] * 6), RETRIES="2")
-    assert ended == 1 and calls.count("worker.sh start") == 1 + 2, error
-    assert "2 starts in a row brought no checkpoint newer than step 100" in error
-
-
-def test_a_slice_with_progress_is_started_again_as_often_as_it_takes(slice):
-    ended, calls, error = slice.run(*states("none", *["143"] * 4, "0"), *steps(*range(100, 500, 100)), RETRIES="1")
-    assert ended == 0 and calls.count("worker.sh start") == 5, error
+def test_a_slice_is_started_again_until_it_makes_no_progress(slice):
+    """The status 2 is that of an earlier run. The tests of Slurm have the statuses and the counting, which is the same script."""
+    ended, calls, error = slice.run(*states("2", "running", "143", "lost"), *steps(100, 100), RETRIES="1")
+    assert ended == 1 and calls.count("worker.sh start") == 2, error
 
 
 def test_a_dropped_connection_does_not_start_over_a_live_run(slice):
@@ -113,33 +95,23 @@ def test_the_same_command_joins_a_live_run(slice):
     assert ended == 3 and not {"worker.sh start", "worker.sh install"} & set(calls)
 
 
-def test_what_an_earlier_run_ended_with_does_not_stop_a_new_one(slice):
-    ended, calls, _ = slice.run(*states("2", "0"))
-    assert ended == 0 and calls.count("worker.sh start") == 1
-
-
 def test_a_slice_whose_state_is_unknown_is_not_deleted(slice):
     failing = [("describe", 1, "", "ERROR: could not reach the service")] * 2
     ended, calls, error = slice.run(*failing, *states("none", "0"))
     assert ended == 0 and not {"delete", "create"} & set(calls), error
     ended, calls, error = slice.run(*failing * 20)
-    assert ended == 1 and calls == ["describe"] * 21
-    assert error.splitlines()[-1] == "error: the slice slice is not ready (UNKNOWN); the same command goes on from here"
+    assert ended == 1 and calls == ["describe"] * 21 and "UNKNOWN" in error.splitlines()[-1]
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED"])
-def test_a_preempted_slice_is_made_again_and_the_run_goes_on(slice, state):
-    gone = [("describe", 0, state)]
-    ended, calls, error = slice.run(*states("none", "running"), *gone, *states("none", "0"), *steps(100))
+def test_a_preempted_slice_is_made_again_and_the_run_goes_on(slice):
+    ended, calls, error = slice.run(*states("none", "running"), ("describe", 0, "PREEMPTED"), *states("none", "0"), *steps(100))
     assert ended == 0 and calls.count("worker.sh start") == 2, error
     assert calls.index("delete") == calls.index("create") - 1 and calls.count("create") == 1
 
 
-def test_a_missing_slice_is_created_and_one_that_cannot_be_ends_the_script(slice):
+def test_a_slice_that_cannot_be_created_ends_the_script(slice):
     missing = ("describe", 1, "", "ERROR: (gcloud.compute.tpus.tpu-vm.describe) NOT_FOUND: Resource was not found")
-    ended, calls, error = slice.run(missing, *states("none", "0")[1:], ("describe", 0, "READY"))
-    assert ended == 0 and calls[:2] == ["describe", "create"] and "delete" not in calls, error
-    ended, calls, error = slice.run(missing, ("create", 1, "", "no capacity"))
+    ended, calls, _ = slice.run(missing, ("create", 1, "", "no capacity"))
     assert ended == 1 and calls == ["describe", "create"]
 
 
@@ -159,11 +131,14 @@ class Worker:
     def python(self, text: str):
         executable(self.folder / ".venv" / "bin" / "python", f"#!/bin/bash\n{text}\n")
 
-    def until(self, state: str):
+    def until(self, condition):
         end = time.monotonic() + 120
-        while self("state") != state:
-            assert time.monotonic() < end, (self("state"), state)
+        while not condition():
+            assert time.monotonic() < end, self("state")
             time.sleep(0.02)
+
+    def until_state(self, state: str):
+        self.until(lambda: self("state") == state)
 
 
 @pytest.fixture
@@ -178,7 +153,7 @@ def test_a_worker_says_what_its_run_does(worker):
     worker("start", *FLAGS)
     assert worker("state") == "running"
     (worker.folder / "wait").write_text("go\n")
-    worker.until("3")
+    worker.until_state("3")
     assert (worker.folder / "flags").read_text().splitlines() == ["-m", "maelm_jax.train", "--coordinator=auto", *FLAGS]
     assert worker("watch") == ""
 
@@ -187,18 +162,15 @@ def test_a_worker_does_not_start_a_second_run_beside_the_first(worker):
     os.mkfifo(worker.folder / "wait")
     worker.python("echo begun >>begun; read -r _ <wait; exit 1")
     worker("start", *FLAGS)
-    end = time.monotonic() + 120
-    while not (worker.folder / "begun").is_file():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    worker.until((worker.folder / "begun").is_file)
     second = subprocess.Popen([str(worker.folder / "launch" / "worker.sh"), "start", *FLAGS])
     time.sleep(0.5)
     assert second.poll() is None and (worker.folder / "begun").read_text() == "begun\n"
     (worker.folder / "wait").write_text("go\n")
     assert second.wait(timeout=120) == 0
-    worker.until("running")
+    worker.until_state("running")
     (worker.folder / "wait").write_text("go\n")
-    worker.until("1")
+    worker.until_state("1")
     assert (worker.folder / "begun").read_text() == "begun\n" * 2
 
 
@@ -206,15 +178,13 @@ def test_a_worker_knows_a_run_that_was_killed_with_its_shell(worker):
     os.mkfifo(worker.folder / "wait")
     worker.python("echo $$ $PPID >processes; read -r _ <wait")
     worker("start", *FLAGS)
-    end = time.monotonic() + 120
-    while not (worker.folder / "processes").is_file() or not (worker.folder / "processes").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    run, shell = map(int, (worker.folder / "processes").read_text().split())
+    processes = worker.folder / "processes"
+    worker.until(lambda: processes.is_file() and processes.read_text())
+    run, shell = map(int, processes.read_text().split())
     os.kill(shell, signal.SIGKILL)
     assert worker("state") == "running", "the run itself lives, and holds the lock"
     os.kill(run, signal.SIGKILL)
-    worker.until("lost")
+    worker.until_state("lost")
 
 
 @pytest.mark.parametrize("status,starts", [(0, 0), (2, 0), (3, 0), (143, 1), (1, 1), (137, 1)])
@@ -222,8 +192,10 @@ def test_slurm_queues_again_after_143_or_a_lost_process_only(tmp_path, status, s
     assert slurm(tmp_path, status, [100]) == starts
 
 
-def test_slurm_gives_up_without_progress(tmp_path):
-    assert slurm(tmp_path, 1, [0, 100, 100, 100], RETRIES="2") == 3, "the third end at step 100 is not followed by a start"
+@pytest.mark.parametrize("at,starts", [([0, 100, 100, 100], 3), ([100, 200, 300, 400], 4)], ids=["without progress", "with progress"])
+def test_slurm_gives_up_without_progress(tmp_path, at, starts):
+    """Two starts at one step, and not a third."""
+    assert slurm(tmp_path, 1, at, RETRIES="2") == starts
 
 
 def slurm(folder: pathlib.Path, status: int, at: list[int], **environment: str) -> int:

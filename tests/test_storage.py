@@ -7,18 +7,17 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from pydoc_data import topics
 
 import numpy as np
 import pytest
 from emulators import put
+from testing import ROOT, english, write_corpus
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
 from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_training
 from maelm_jax.encoders import source
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
 
 
@@ -32,9 +31,7 @@ def put_folder(folder: pathlib.Path, place: str):
 def prepared(tmp_path_factory):
     """Rows that were prepared on this machine: their corpus, vocabulary and record."""
     folder = tmp_path_factory.mktemp("prepared")
-    texts = [" ".join(topic.split()) for topic in topics.topics.values()]
-    (folder / "a.txt").write_text("\n\n".join(texts))
-    corpus = config.Corpus(text_files=f"{folder}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(folder / "rows"), processes=1)
+    corpus = write_corpus(folder, english())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "SHARD_ROWS", 256)
         vocabulary = vocabulary_training.vocabulary_for(config.Vocabulary(size=400), corpus)
@@ -74,9 +71,8 @@ def test_rows_are_read_in_place_from_a_bucket(bucket, prepared, monkeypatch):
     files.rm_file(f"{root}/{entry['store']}/train/c/2/0")
     broken = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary).split("train")[source]
     for number in (511, 512):
-        with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0") as caught:
+        with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0"):
             broken[np.array([number])]
-        assert "\n" not in str(caught.value)
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
         prepare.prepare(dataclasses.replace(elsewhere_of(corpus, bucket), sequence_length=16), vocabulary)
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
@@ -138,8 +134,8 @@ def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
     """Two processes make the rows that one makes of the same files on disk."""
     folder = tmp_path / "text"
     folder.mkdir()
-    for number, topic in enumerate(sorted(topics.topics)):
-        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(" ".join(topics.topics[topic].split()).encode()))
+    for number, document in enumerate(english()):
+        (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(document.encode()))
     for path in folder.iterdir():
         put(f"{bucket}/topics/{path.name}", path.read_bytes())
     common = [sys.executable, "-m", "maelm_jax.prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1"]

@@ -27,21 +27,20 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    "run,message",
-    [
-        ("runs/tinny", "did you mean runs/tiny?"),
-        ("runs/qqqqqq", "runs holds the runs books, tiny"),
-        ("runs", "books, tiny"),
-        ("runs/notes", "runs/notes"),
-        ("nowhere/tiny", "nowhere/tiny"),
-    ],
-)
-def test_a_run_that_is_not_there(runs, tmp_path, command, run, message):
+NAMES = {
+    "runs/tinny": "did you mean runs/tiny?",
+    "runs/qqqqqq": "runs holds the runs books, tiny",
+    "runs": "books, tiny",
+    "runs/notes": "runs/notes",
+    "nowhere/tiny": "nowhere/tiny",
+}
+CASES = [("train", name) for name in NAMES] + [(command, "runs/tinny") for command in COMMANDS if command != "train"]
+
+
+@pytest.mark.parametrize("command,run", CASES)
+def test_a_run_that_is_not_there(runs, tmp_path, command, run):
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(config.ConfigError) as error:
         COMMANDS[command](run)
-    assert message in str(error.value) and run in str(error.value)
-    assert "\n" not in str(error.value)
+    assert NAMES[run] in str(error.value) and run in str(error.value)
     assert sorted(tmp_path.rglob("*")) == before

@@ -2,23 +2,21 @@
 
 import json
 import os
-import pathlib
 import runpy
 import signal
 import subprocess
 import sys
 import time
-from pydoc_data import topics
 
 import checkpoint_folders
 import pytest
 from emulators import put
+from testing import ROOT, english
 
 from maelm_jax import cli, config, gin_files, storage
 from maelm_jax.pretraining import start
 from maelm_jax.training import checkpoint, run_record
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 pytestmark = [
     pytest.mark.filterwarnings("ignore::Warning"),  # of gcsfs and aiohttp, about loops that are not closed
     pytest.mark.parametrize("bucket", ["gs"], indirect=True),  # Orbax writes no checkpoints to S3
@@ -87,7 +85,7 @@ def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
 
 @pytest.mark.slow
 def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
-    (tmp_path / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+    (tmp_path / "topics.txt").write_text("\n\n".join(english()))
     settings = {
         "TRAIN_STEPS": 40,
         "BATCH_SIZE": 8,

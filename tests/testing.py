@@ -17,6 +17,7 @@ import sys
 import time
 import typing
 import unittest.mock
+from pydoc_data import topics
 
 import jax
 import jax.numpy as jnp
@@ -209,6 +210,19 @@ def input_format(vocabulary, length: int):
     return InputFormat(vocabulary, length, REPEATED_SEPARATOR)
 
 
+def english() -> list[str]:
+    """Documents of English, a line each, that come with Python itself: the topics of its help()."""
+    return [" ".join(topic.split()) for topic in topics.topics.values()]
+
+
+def write_corpus(folder: pathlib.Path, *files: list[str], **settings) -> config.Corpus:
+    """Writes each list of documents to a file of text: a.txt, b.txt, ... The rows of the corpus are in the folder too."""
+    for name, documents in zip("abc", files, strict=False):
+        (folder / f"{name}.txt").write_text("\n\n".join(documents))
+    defaults = {"sequence_length": 32, "heldout_fraction": 0.1, "rows_dir": str(folder / "rows"), "processes": 1}
+    return config.Corpus(text_files=f"{folder}/*.txt", **defaults | settings)
+
+
 def write_text(path: pathlib.Path, text: str):
     """Writes text, packed as the end of the name says. Makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +242,11 @@ def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):
     """Writes sentences of (word, label) as CoNLL files are: a line a word, blank lines between."""
     blocks = ["".join(f"{word} {label}\n" for word, label in words) for words in sentences]
     path.write_text("\n".join(blocks))
+
+
+def mesh_of(*sizes: int) -> jax.sharding.Mesh:
+    """A mesh of the first devices with these sizes of its axes data, fsdp and tensor."""
+    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
 
 
 def one_line(caught) -> str:

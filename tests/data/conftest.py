@@ -1,9 +1,9 @@
 """Corpora and a store that tests of several modules use."""
 
 import shutil
-from pydoc_data import topics
 
 import pytest
+from testing import english, write_corpus
 
 from maelm_jax import config
 from maelm_jax.data import prepare, rows, sources, vocabulary_training
@@ -11,7 +11,7 @@ from maelm_jax.data import prepare, rows, sources, vocabulary_training
 
 @pytest.fixture(scope="session")
 def small_vocabulary():
-    return vocabulary_training.train(topics.topics.values(), config.Vocabulary(size=400))
+    return vocabulary_training.train(english(), config.Vocabulary(size=400))
 
 
 @pytest.fixture(scope="session")
@@ -25,30 +25,14 @@ def corpus(documents, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "PART_BYTES", 8_000)
     monkeypatch.setattr(rows, "SHARD_ROWS", 64)
     beginnings = [text[:1500] for text in documents[:60]]
-    for name, part in (("a", beginnings[:40]), ("b", beginnings[40:])):
-        (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
-    return config.Corpus(
-        text_files=f"{tmp_path}/*.txt",
-        sequence_length=64,
-        heldout_fraction=0.1,
-        rows_dir=str(tmp_path / "rows"),
-        processes=1,
-    )
+    return write_corpus(tmp_path, beginnings[:40], beginnings[40:], sequence_length=64)
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, small_vocabulary):
     """The folder of a store of some twenty files."""
     folder = tmp_path_factory.mktemp("store")
-    texts = [" ".join(topic.split()) for topic in topics.topics.values()]
-    (folder / "a.txt").write_text("\n\n".join(texts))
-    corpus = config.Corpus(
-        text_files=f"{folder}/*.txt",
-        sequence_length=32,
-        heldout_fraction=0.1,
-        rows_dir=str(folder / "rows"),
-        processes=1,
-    )
+    corpus = write_corpus(folder, english())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "SHARD_ROWS", 256)
         prepared = prepare.prepare(corpus, small_vocabulary)

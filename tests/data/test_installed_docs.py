@@ -6,11 +6,10 @@ import pathlib
 import re
 
 import pytest
+from testing import ROOT
 
 from maelm_jax import config
 from maelm_jax.data import installed_docs, sources
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def pins(name: str) -> dict[str, str]:

@@ -14,12 +14,10 @@ import time
 
 import numpy as np
 import pytest
-from testing import prepared_rows
+from testing import ROOT, prepared_rows
 
 from maelm_jax import config, storage
 from maelm_jax.data import packing, prepare, readers, rows, sources, vocabulary_training, workers
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def files_of(corpus) -> dict[str, bytes]:

@@ -65,9 +65,8 @@ def test_tfds_data_that_is_not_there_names_the_command(tfds, tmp_path, monkeypat
     corpus = corpus_of("tfds:wikipedia/20230601.en", tmp_path)
     monkeypatch.setattr(seqio_tasks, "_has_network", lambda: False)
     for name in ("wikipedia/20230601.en", "no_such_dataset"):
-        with pytest.raises(readers.Unavailable, match=f"'{name}' is not in .*TFDS_DATA_DIR") as caught:
+        with pytest.raises(readers.Unavailable, match=f"'{name}' is not in .*TFDS_DATA_DIR"):
             sources.parts(f"tfds:{name}", corpus)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_dataset_without_a_training_split_is_named(tmp_path, monkeypatch):

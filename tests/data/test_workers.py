@@ -9,11 +9,10 @@ import threading
 import time
 
 import pytest
+from testing import ROOT
 
 from maelm_jax import config
 from maelm_jax.data import workers
-
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("chunk", [1, 2])
@@ -58,10 +57,9 @@ def test_a_worker_that_is_killed_in_its_first_moments_ends_the_work(seconds):
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
-    with pytest.raises(config.RunError, match="worker process") as caught:
+    with pytest.raises(config.RunError, match="worker process"):
         list(workers.results(time.sleep, [3.0] * 20, 2))
     thread.join()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_worker_that_cannot_import_ends_the_command(tmp_path, text):

@@ -3,13 +3,12 @@
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from testing import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYERS, DECODER_LAYERS = 3, 2
 SETTINGS = {
     "Model.layers": LAYERS,

@@ -4,18 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
+from testing import flatten, stock_config
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from maelm_jax import config  # noqa: E402
+from maelm_jax.encoders import layouts, modernbert  # noqa: E402
 from maelm_jax.model import loss, maelm, masking  # noqa: E402
 
 SIZE, LENGTH = 100, 32
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99)
 MODEL = config.Model(
-    layers=3,
+    layers=2,
     width=32,
     heads=4,
     feed_forward=48,
@@ -33,53 +34,12 @@ MODEL = config.Model(
 )
 
 
-def stock_model() -> torch.nn.Module:
-    settings = transformers.ModernBertConfig(
-        vocab_size=SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=LENGTH,
-        layer_types=["full_attention"] * 3,
-        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1000.0}},
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-        cls_token_id=0,
-        sep_token_id=2,
-        attn_implementation="eager",
-    )
-    return transformers.ModernBertForMaskedLM(settings).eval()
+MAPPINGS = modernbert.MODERNBERT.encoder_mappings(MODEL, SPECIAL.pad, "model.") + modernbert.MODERNBERT.language_model_mappings()
 
 
 def stock_names(params: dict) -> dict[str, np.ndarray]:
     """Parameters, or their gradients, under the names of the stock model."""
-    ours = {path: np.asarray(value) for path, value in traverse_util.flatten_dict(params, sep="/").items()}
-    blocks = {path.removeprefix("encoder/blocks/"): value for path, value in ours.items() if "/blocks/" in path}
-    names = {
-        "model.embeddings.tok_embeddings.weight": ours["encoder/token_embedding"][:SIZE],
-        "model.embeddings.norm.weight": ours["encoder/norm/scale"],
-        "model.final_norm.weight": blocks["feed_forward_norm/scale"][-1],
-        "head.dense.weight": ours["head/dense/kernel"].T,
-        "head.norm.weight": ours["head/norm/scale"],
-        "decoder.bias": ours["head/bias"][:SIZE],
-    }
-    for layer in range(MODEL.layers):
-        of = {path: value[layer] for path, value in blocks.items()}
-        prefix = f"model.layers.{layer}."
-        if layer:
-            names[prefix + "attn_norm.weight"] = blocks["feed_forward_norm/scale"][layer - 1]
-        qkv = (of[f"attention/{part}/kernel"].T for part in ("query", "key", "value"))
-        inner = (of[f"feed_forward/{part}/kernel"].T for part in ("up", "gate"))
-        names |= {
-            prefix + "attn.Wqkv.weight": np.concatenate(list(qkv)),
-            prefix + "attn.Wo.weight": of["attention/out/kernel"].T,
-            prefix + "mlp_norm.weight": of["attention_norm/scale"],
-            prefix + "mlp.Wi.weight": np.concatenate(list(inner)),
-            prefix + "mlp.Wo.weight": of["feed_forward/down/kernel"].T,
-        }
-    return names
+    return layouts.export_tensors({path: np.asarray(value) for path, value in flatten(params).items()}, MAPPINGS, SIZE)
 
 
 def close(ours, theirs, tolerance, name=""):
@@ -91,7 +51,7 @@ def models():
     graph, init = maelm.create(MODEL, SIZE, SPECIAL)
     params = jax.jit(init)(jax.random.key(0))
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)  # no scale is left at 1
-    stock = stock_model()
+    stock = transformers.AutoModelForMaskedLM.from_config(stock_config("modernbert", SIZE), attn_implementation="eager").eval()
     missing, unexpected = stock.load_state_dict({name: torch.tensor(value) for name, value in stock_names(params).items()}, strict=False)
     assert not unexpected and missing in ([], ["decoder.weight"]), "every tensor is loaded; the output matrix is tied"
     return graph, params, stock

@@ -127,20 +127,21 @@ def test_a_causal_model_predicts_a_token_from_those_before_it(architecture):
 
 
 @pytest.mark.parametrize(
-    "delta,changes",
+    "masks,changes",
     [
-        (0.0, {}),
-        pytest.param(0.0, {"relative_buckets": "none"}, marks=pytest.mark.slow),
-        (0.5, {"relative_buckets": "reference"}),
-        pytest.param(0.0, MODERN, marks=pytest.mark.slow),
-        (0.5, MODERN | {"decoder_attention": "self+cross"}),
-        (0.0, MODERN | LOCAL),
+        ({}, {}),
+        pytest.param({}, {"relative_buckets": "none"}, marks=pytest.mark.slow),
+        ({"encoder_mask_fraction": 0.5}, {"relative_buckets": "reference"}),
+        ({"renumber": True}, {"decoder_attention": "cross", "decoder_slots": "masked"}),
+        pytest.param({}, MODERN, marks=pytest.mark.slow),
+        ({"encoder_mask_fraction": 0.5}, MODERN | {"decoder_attention": "self+cross"}),
+        ({}, MODERN | LOCAL),
     ],
 )
-def test_compact_is_full_length(delta, changes):
+def test_compact_is_full_length(masks, changes):
     results = []
     for full_length in (False, True):
-        graph, params, inputs = make(config.Masking(rate=0.5, encoder_mask_fraction=delta), full_length, **changes)
+        graph, params, inputs = make(config.Masking(rate=0.5, **masks), full_length, **changes)
         assert (inputs.encoder_slots.shape[1] == LENGTH) == full_length
 
         def sums(params, graph=graph, inputs=inputs):

@@ -127,19 +127,6 @@ def test_renumbered_positions_hide_where_tokens_were_dropped():
     assert np.abs(results["delta_0", 3] - results["delta_0", 20]).max() > 0.1
 
 
-@pytest.mark.parametrize("name", ["renumbered", "decoder_masked_only", "decoder_cross_added", "whole_words"])
-def test_compact_is_full_length(name):
-    """Invariant 3, forward, for the variants that touch slots or positions."""
-    logits = []
-    for full_length in (False, True):
-        experiment, graph, params, _ = make(name, "Masking.rate=0.4")
-        inputs = draw(experiment.masking, some_rows(), full_length)
-        real = np.asarray(inputs.masked_slots) < LENGTH
-        logits.append(np.asarray(jax.jit(lambda p, x, g=graph: maelm.apply(g, p)(x))(params, inputs))[real])
-        assert (inputs.encoder_slots.shape[1] < LENGTH) == (not full_length and name != "whole_words")
-    np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-4)
-
-
 def test_renumbering_starts_anew_in_each_segment():
     inputs = draw(config.Masking(renumber=True), some_rows())
     for row in range(ROWS):

@@ -2,9 +2,8 @@
 
 import dataclasses
 
-import jax
-import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.model import attention
@@ -13,7 +12,7 @@ from maelm_jax.training import attention_report
 
 @pytest.fixture
 def mesh():
-    return jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    return mesh_of(1, 1, 1)
 
 
 def experiment(**model) -> config.Experiment:

@@ -1,8 +1,8 @@
 """What the compiled step sends: each byte of the gradient once a step, a layer's parameters inside the loops."""
 
 import jax
-import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.planning import hlo
@@ -25,7 +25,7 @@ def program():
         mesh=config.Mesh(data=2, fsdp=4),
         run=config.Run(batch_size=32, accumulate=PARTS),
     )
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4, 1), ("data", "fsdp", "tensor"))
+    mesh = mesh_of(2, 4, 1)
     abstract = objective.abstract_step(experiment, mesh)
     return abstract.state, abstract.train_step.lower(*abstract.arguments).compile().as_text()
 

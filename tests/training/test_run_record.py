@@ -12,13 +12,12 @@ import sys
 
 import checkpoint_folders
 import pytest
-from testing import call, metrics, training
+from testing import ROOT, call, metrics, training
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabularies
 from maelm_jax.training import run_record
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 HOLDER = """
 import sys
 from maelm_jax.training import run_record

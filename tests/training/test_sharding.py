@@ -2,18 +2,14 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import sharding
 
 MODEL = config.Model(layers=1, width=40, heads=5, feed_forward=60, decoder_layers=1, max_positions=16)
-
-
-def mesh_of(*sizes: int) -> jax.sharding.Mesh:
-    return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
 
 
 @pytest.mark.parametrize("size", [300, 700])
@@ -23,7 +19,6 @@ def test_a_tensor_axis_that_does_not_divide_the_token_table_is_refused(size):
     sharding.shardings_of(shapes, mesh_of(1, 1, 2))
     with pytest.raises(config.ConfigError) as error:
         sharding.shardings_of(shapes, mesh_of(1, 1, 5))
-    assert "\n" not in str(error.value)
     rows = maelm.table_rows(size)
     assert f"Mesh.tensor=5 does not divide the {rows} rows or columns of encoder/token_embedding. Set Mesh.tensor to one of" in str(error.value)
 
