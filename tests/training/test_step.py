@@ -77,15 +77,15 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "changes",
-    [{"model": MODERN}, {"model": dataclasses.replace(MODEL, scan_layers=False)}, {"optimizer": MUON}],
+    "changes,tolerance",
+    [({"model": MODERN}, 1e-5), ({"model": dataclasses.replace(MODEL, scan_layers=False)}, 1e-5), ({"optimizer": MUON}, 1e-4)],
     ids=["modern layers", "each layer compiled by itself", "muon"],
 )
-def test_a_mesh_gives_the_same_losses_of_other_layers_and_optimizers(changes):
+def test_a_mesh_gives_the_same_losses_of_other_layers_and_optimizers(changes, tolerance):
     """In two microbatches."""
-    ours, theirs = (run(dataclasses.replace(settings, **changes))[0] for settings in (experiment((2, 2, 2), accumulate=2), experiment()))
+    ours, theirs = (run(dataclasses.replace(settings, **changes), steps=2)[0] for settings in (experiment((2, 2, 2), accumulate=2), experiment()))
     for a, b in zip(ours, theirs, strict=True):
-        assert a["count"] == b["count"] and abs(a["loss"] - b["loss"]) <= 1e-4 * b["loss"]
+        assert a["count"] == b["count"] and abs(a["loss"] - b["loss"]) <= tolerance * b["loss"]
 
 
 @pytest.mark.parametrize("kind", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)])
