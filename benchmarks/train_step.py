@@ -98,7 +98,7 @@ def figures(experiment: config.Experiment, timing: Timing) -> dict[str, str]:
         f"first {timing.first:.1f} s",
         "tokens/s": f"{tokens / seconds:,.0f}",
         "model FLOP/s": f"{step_flops / seconds / 1e9:,.1f} G",
-        "matmul FLOP/s": f"{matmul_rate / 1e9:,.1f} G (2048^3)",
+        "matmul FLOP/s": f"{matmul_rate / 1e9:,.1f} G ({MATMUL_SIZE}^3)",
         "share": f"{step_flops / seconds / matmul_rate:.1%}",
         "MFU": f"{step_flops / seconds / peak:.1%}" if peak else "-, the data sheet is unknown",
         "peak memory": f"{peak_memory() / 2**30:.2f} GiB",

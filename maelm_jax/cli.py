@@ -33,8 +33,11 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; --help lists the flags")
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """Returns a parser with the flags of every command. --help prints `description`."""
+def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentParser:
+    """Returns a parser with the flags of every command. --help prints `description`.
+
+    Without `reads_settings`, --help does not show how to give settings.
+    """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
     result.add_argument(
@@ -42,7 +45,9 @@ def parser(description: str) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="settings; repeatable, later files win; found here or in configs/",
+        help="settings; repeatable, later files win; found here or in configs/"
+        if reads_settings
+        else argparse.SUPPRESS,
     )
     result.add_argument(
         "--workdir",
@@ -50,10 +55,11 @@ def parser(description: str) -> argparse.ArgumentParser:
         help="the run to write or to work on; default runs/<stem of the first gin file>",
     )
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
-    result.epilog = (
-        "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
-        "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
-    )
+    if reads_settings:
+        result.epilog = (
+            "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
+            "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
+        )
     return result
 
 

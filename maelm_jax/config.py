@@ -538,9 +538,9 @@ class Optimizer(Settings):
     )
     schedule: typing.Literal["linear", "wsd", "decay"] = setting(
         "linear",
-        "After the warm-up, the rate falls to 0 over all other steps (`linear`) or over the last "
-        "ones (`wsd`). `decay` is for Run.continue_from: the rate falls over the whole run, from "
-        "where that of the other run stood, as 1 - sqrt.",
+        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or over "
+        "the last ones (`wsd`). `decay` is for Run.continue_from: the rate begins where that of "
+        "the other run stood, and falls to 0 as 1 - sqrt(share of the steps done).",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."

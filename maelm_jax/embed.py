@@ -23,7 +23,7 @@ from maelm_jax import cli, config, storage
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    flags = cli.parser(__doc__)
+    flags = cli.parser(__doc__, reads_settings=False)
     flags.add_argument(
         "--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding"
     )

@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def _flags() -> argparse.ArgumentParser:
-    flags = cli.parser(__doc__)
+    flags = cli.parser(__doc__, reads_settings=False)
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
     flags.add_argument(

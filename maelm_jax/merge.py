@@ -25,7 +25,7 @@ if typing.TYPE_CHECKING:
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    flags = cli.parser(__doc__)
+    flags = cli.parser(__doc__, reads_settings=False)
     flags.add_argument(
         "--checkpoints", required=True, metavar="RUN@STEP,...", help="checkpoints to average"
     )

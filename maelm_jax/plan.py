@@ -84,11 +84,11 @@ def main(argv: list[str]) -> int:
     return 0 if plan.fits is not False else 1
 
 
-def dry_run(experiment: config.Experiment, workdir: str):
+def dry_run(experiment: config.Experiment, workdir: str) -> int:
     """Prints parameters, FLOPs, memory and collectives of a run on the devices of this process.
 
     No array is allocated, and no data is read. The size of the vocabulary is that of the file in
-    the workdir or in the settings, if there is one.
+    the workdir or in the settings, if there is one. Returns the exit status, as `plan` does.
     """
     import jax
 
@@ -108,7 +108,9 @@ def dry_run(experiment: config.Experiment, workdir: str):
     count, statistics = jax.device_count(), jax.local_devices()[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")
     target = targets.Target("this machine", "this machine", count, count, memory=memory)
-    print(describe(estimate.compile_step(experiment, target, jax.devices()), target))
+    plan = estimate.compile_step(experiment, target, jax.devices())
+    print(describe(plan, target))
+    return 0 if plan.fits is not False else 1
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -135,7 +137,7 @@ def describe(plan: "Plan", target: targets.Target) -> str:
         f"device in each of {run.accumulate} part(s); "
         f"rematerialise {plan.experiment.model.rematerialise}\n{plan.attention}"
     )
-    limit = f"{target.memory / GIB:.2f}" if target.memory else ""
+    limit = f"{target.memory / GIB:.2f}" if target.memory else "an unknown number"
     if plan.memory is None:
         needed = f"{plan.needed / GIB:.2f} GiB a device of {limit}"
         return f"{head}\n\ndoes not fit: the compiler needs {needed}"

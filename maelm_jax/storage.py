@@ -91,9 +91,9 @@ def read_json(path: str | os.PathLike) -> typing.Any:
 def try_lock(file: typing.BinaryIO | int) -> bool:
     """Locks an open file with flock(2), until it is closed or the process ends.
 
-    The lock works between hosts on NFS version 4, and on Lustre and FUSE if they are mounted with
-    locks. On a file system without locks, a warning says so and the result is True. It is False if
-    another process holds the lock.
+    Returns False if another process holds the lock. The lock works between hosts on NFS version 4,
+    and on Lustre and FUSE if they are mounted with locks. On a file system without locks, a warning
+    says so and the result is True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -62,8 +62,7 @@ def main(argv: list[str]) -> int:
         distributed.check_same_start(experiment, args.workdir)
         if args.dry_run:
             experiment = start.find_starting_point(experiment, args.workdir).experiment
-            plan.dry_run(experiment, args.workdir)
-            return 0
+            return plan.dry_run(experiment, args.workdir)
         with run_record.locked(args.workdir):
             run.pretrain(args.workdir, experiment, args.accept_new_data, began)
     return 0

@@ -323,10 +323,7 @@ def _write_part(
         for split, packer in packers.items():
             write_rows(split, packer.finish())
             counts[split]["segments"] = packer.segments
-        content = {
-            "counts": counts,
-            "left_out": bad_files,
-        }
+        content = {"counts": counts, "left_out": bad_files}
         write("counts.json", json.dumps(content).encode())
 
 

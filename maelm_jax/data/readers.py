@@ -392,15 +392,21 @@ def _line_number(path: str, offset: int) -> int:
 
 
 def load_module(name: str):
-    """Imports a module of an optional package. Raises Unavailable if it is not installed."""
+    """Imports a module of an optional package.
+
+    Raises Unavailable if the libraries of datasets are not installed, ConfigError without pyarrow:
+    rows that were made before must not stand in for files that are here.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow logs errors only
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        extra = "files" if name.startswith("pyarrow") else "data"  # of pyproject.toml
-        raise Unavailable(
-            f"text of this kind needs {name} ({error}); pip install 'maelm_jax[{extra}]'"
-        ) from error
+        if name.startswith("pyarrow"):
+            raise ConfigError(
+                f".parquet, .arrow and .zst files need {name} ({error}); "
+                "pip install 'maelm_jax[files]'"
+            ) from error
+        raise Unavailable(f"{name} is missing ({error}); pip install 'maelm_jax[data]'") from error
 
 
 def _parquet_documents(path: str, column: str):

@@ -173,7 +173,7 @@ def write(
     counts: dict[str, dict[str, int]],
     length: int,
     dtype: np.dtype,
-    left_out: dict,
+    left_out: dict[str, str],
 ):
     """Writes a store.
 
@@ -183,7 +183,7 @@ def write(
         counts: {split: {name: number}} of COUNTS.
         length: Ids in a row.
         dtype: The type of ids.
-        left_out: What was left out of the source, for `store.json`.
+        left_out: {file: why it was left out}, for `store.json`.
 
     Raises:
         RunError: The disk is full, or cannot be written to.

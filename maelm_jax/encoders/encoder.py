@@ -43,7 +43,10 @@ class Encoder:
         step: The step of a workdir's checkpoint; None for every other source.
         module_files: The modules of sentence-transformers that came with the encoder. `encode`
             does not use them. `save_pretrained` writes them.
-        mask_fraction, renumber: As in `source.EncoderSource`. `encode` does not use them.
+        mask_fraction: The share of masked positions at which the encoder read `<mask>` in
+            pretraining: 0 in MAE-LM, 1 in MLM. `encode` does not use it.
+        renumber: Whether positions counted only the tokens that the encoder read, as
+            `Masking.renumber` has it. `encode` does not use it.
     """
 
     params: dict[str, np.ndarray]

@@ -19,13 +19,11 @@ if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
 CARD = "README.md"
-
-
 # {export format: what helps if it does not hold a model}.
 REMEDIES = {
     "pytorch": "Use --format=huggingface, which holds the encoder without the decoder",
-    "reference": f"Train a run with --gin_file={published.CONFIG} after its own --gin_file, or use "
-    "--format=pytorch or --format=huggingface",
+    "reference": "Use --format=huggingface, or train a run with "
+    f"--gin_file={published.CONFIG} after its own --gin_file",
 }
 
 
@@ -132,7 +130,8 @@ def check_output(output: str | os.PathLike):
 def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]:
     """Context manager that yields a temporary folder and renames it to `output` at the end.
 
-    If the block raises, `output` is unchanged.
+    If the block raises, `output` is unchanged. A killed export leaves a folder `.NAME.*` beside it,
+    which may be removed.
 
     Raises:
         ConfigError: `check_output` fails, at the start or at the end.

@@ -368,8 +368,9 @@ class Family:
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.
 
-        Other tensors outside the encoder, such as heads of fine-tuned models, are left out. `pad`
-        is the id of `<pad>`, `shapes` is {parameter path: shape} of the model.
+        Other tensors outside the encoder, such as heads of fine-tuned models, are left out, and so
+        is a language-model head without its bias. `pad` is the id of `<pad>`, `shapes` is
+        {parameter path: shape} of the model.
 
         Returns:
             {parameter path: float32 array}.

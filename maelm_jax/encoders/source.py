@@ -245,7 +245,8 @@ def _find_workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     step = checkpoint.pick_step(str(folder), step)
     length = experiment.corpus.sequence_length
     if origin:  # the encoder that the run started from may have trained further positions
-        length = max(length, origin["length"])
+        with storage.reading(folder / ORIGIN):
+            length = max(length, origin["length"])
 
     def read_tensors():
         tree = checkpoint.read_params(str(folder), step)

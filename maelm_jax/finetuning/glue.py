@@ -81,7 +81,12 @@ def spec_of(name: str, custom: config.CustomTask) -> Spec:
     elif custom.label_separator is not None:
         metrics = ("micro_f1", "macro_f1", "exact_match")
     return Spec(
-        *(OWN, OWN, custom.columns, custom.label, custom.labels, custom.label_separator),
+        OWN,
+        OWN,
+        custom.columns,
+        custom.label,
+        custom.labels,
+        custom.label_separator,
         score_range=custom.score_range or Spec.score_range,
         metrics=metrics,
     )

@@ -119,8 +119,8 @@ def compile_step(experiment: config.Experiment, target: Target, devices: list) -
 def needed_bytes(message: str, arguments: float) -> float | None:
     """Reads from a compiler's error message how many bytes a program needs on a device.
 
-    None: the error is another one. Some messages name the temporaries only. The program's
-    `arguments`, in bytes, are then added.
+    Returns None for another error. If the message names the temporaries only, `arguments`, in
+    bytes, is added.
     """
     match = re.search(r"(Used |HLO temporaries \()([\d.]+)([MGT])", message)
     if "RESOURCE_EXHAUSTED" not in message or match is None:

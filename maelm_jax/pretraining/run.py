@@ -118,7 +118,7 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
 
 
 def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
-    """`start.choose_vocabulary`, on process 0 first."""
+    """Calls `start.choose_vocabulary`, on process 0 first."""
     if not storage.in_bucket(workdir):
         distributed.check_shared_folder(workdir, "workdir")
     with distributed.process_zero_first("vocabulary"):

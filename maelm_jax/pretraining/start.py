@@ -101,6 +101,11 @@ def _with_recorded_encoder(experiment: config.Experiment, workdir: str) -> confi
     That is the encoder, the decoder if it came with it, and the vocabulary unless one is named.
     """
     recorded = run_record.read_settings(workdir)
+    if recorded.run.init_from != experiment.run.init_from:
+        raise config.ConfigError(
+            f"{workdir} holds a run with Run.init_from={recorded.run.init_from}, not "
+            f"{experiment.run.init_from}: give another --workdir"
+        )
     fields = config.field_names(config.Model, part="encoder")
     origin = source.read_record(storage.local_path(workdir), source.ORIGIN)
     if origin.get("has_decoder"):

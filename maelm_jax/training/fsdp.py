@@ -103,7 +103,7 @@ def weights_of(variables: dict, params: dict) -> dict:
 def sum_gradient(gradient: dict) -> dict:
     """Sums the gradient with respect to the variables over all devices.
 
-    Returns of each parameter the shard that this device holds.
+    Returns the shard of each parameter that this device holds.
     """
 
     def leaf(keys, g):

@@ -238,7 +238,7 @@ class StepTimer:
 class StepLog:
     """Context manager that writes a run's log lines and shows its progress bar.
 
-    Before it, `start` steps are done. It logs the newest of `checkpoints`.
+    `start` steps are done before. Each line names the newest of `checkpoints`.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 `rows.json` in the workdir records the stores of rows and a fingerprint of each. A run goes on only
 with these rows. If the source text has changed, the recorded stores are used. If they do not exist
-any more, the run is refused unless new data is accepted.
+any more, the run is refused unless new data is accepted. `describe_differences` says whether the
+losses and ranks of several models compare: it needs the same rows and masks.
 """
 
 import json
