@@ -103,7 +103,7 @@ CHECKS = """
     Masking.encoder_mask_fraction=1.0 Masking.random_fraction=0.6 Masking.keep_fraction=0.6
     Model.width=130
     Model.max_distance=16
-    Model.positions=rotary
+    Model.positions=rotary Model.decoder_relative_bias=False
     Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=True
     Model.positions=rotary Model.relative_buckets=none Model.decoder_relative_bias=False Model.width=12
     Model.local_attention=8
@@ -124,6 +124,7 @@ TUNING_CHECKS = """
     Optimizer.kind=muon
     Run.accumulate=3
     EPOCHS=[]
+    LEARNING_RATE=[1e-5,-1]
     EPOCHS=[1,1]
     Grid.small_task_epochs=[1,1]
     Finetune.tasks=['rte','rte']
@@ -146,8 +147,8 @@ FLAGS = {
     "export": [["--step=-1"], ["--format=onnx"]],
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],
-    "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"]],
-    "merge": [["--checkpoints=run@3,run@3"], ["--weights=1,nan"]],
+    "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"], ["--step=3", "--all_steps"]],
+    "merge": [["--checkpoints=run@3,run@3"], ["--weights=1,nan"], ["--gin.Model.layers=2"]],
 }
 
 

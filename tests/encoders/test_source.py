@@ -18,6 +18,8 @@ from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import adoption, source, weight_files
 from maelm_jax.model import maelm
+from maelm_jax.pretraining import start
+from maelm_jax.training import step
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -414,19 +416,18 @@ def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_
         adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], [longer[0], "Run.init_from='there'"]), found)
 
 
-def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs):
+def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_path):
     found = source.find_encoder(workdirs["mpnet"])
     settings = ["SEQUENCE_LENGTH=319", f"Run.init_from='{found.path}'"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
     model = adopted.model
     assert model.max_positions == 319 and "160 learned positions" in " ".join(changes)
-    values = found.read_params(model)
-    before, after = values["encoder/position_embedding"], adoption.repeat_positions(values, 319)["encoder/position_embedding"]
+    _, init = maelm.create(model, 600, config.SpecialIds.of_size(600))
+    fresh = step.State(np.int32(0), jax.jit(init)(jax.random.key(0)), ())
+    loaded = start.load_state(start.StartingPoint(adopted, encoder=found), str(tmp_path), fresh, lambda: fresh, 600)
+    before, after = found.read_params(model)["encoder/position_embedding"], loaded.state.params["encoder"]["position_embedding"]
     assert after.shape == (319, 32) and after.dtype == np.float32
     assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
-    _, init = maelm.create(model, 600, config.SpecialIds.of_size(600))
-    loaded = adoption.load_params(adoption.repeat_positions(values, 319), jax.jit(init)(jax.random.key(0)), 600, "source")
-    assert np.array_equal(loaded.params["encoder"]["position_embedding"], after)
 
 
 def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():

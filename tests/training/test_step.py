@@ -82,10 +82,12 @@ def test_any_mesh_gives_the_same_losses(single, mesh):
     ids=["modern layers", "each layer compiled by itself", "muon"],
 )
 def test_a_mesh_gives_the_same_losses_of_other_layers_and_optimizers(changes, tolerance):
-    """In two microbatches."""
-    ours, theirs = (run(dataclasses.replace(settings, **changes), steps=2)[0] for settings in (experiment((2, 2, 2), accumulate=2), experiment()))
+    """In two microbatches. The learning rate of the first step is 0, so the third one is the first to see an update."""
+    ours, theirs = (run(dataclasses.replace(settings, **changes))[0] for settings in (experiment((2, 2, 2), accumulate=2), experiment()))
     for a, b in zip(ours, theirs, strict=True):
-        assert a["count"] == b["count"] and abs(a["loss"] - b["loss"]) <= tolerance * b["loss"]
+        assert a["count"] == b["count"]
+        for name in ("loss", "grad_norm"):
+            assert abs(a[name] - b[name]) <= tolerance * b[name], name
 
 
 @pytest.mark.parametrize("kind", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)])
