@@ -40,26 +40,19 @@ def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentPa
     """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
-    result.add_argument(
-        "--gin_file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="settings; repeatable, later files win; found here or in configs/"
-        if reads_settings
-        else argparse.SUPPRESS,
-    )
-    result.add_argument(
-        "--workdir",
-        metavar="DIR",
-        help="the run to write or to work on; default runs/<stem of the first gin file>",
-    )
-    result.add_argument("--verbose", action="store_true", help="show tracebacks")
+    gin_help = "settings; repeatable, later files win; found here or in configs/"
+    workdir_help = "the run to write or to work on"
     if reads_settings:
+        workdir_help += "; default runs/<stem of the first gin file>"
         result.epilog = (
             "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
             "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
         )
+    else:
+        gin_help = argparse.SUPPRESS
+    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help=gin_help)
+    result.add_argument("--workdir", metavar="DIR", help=workdir_help)
+    result.add_argument("--verbose", action="store_true", help="show tracebacks")
     return result
 
 
