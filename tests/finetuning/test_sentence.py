@@ -104,25 +104,6 @@ def test_an_unknown_label_among_several_is_named(tmp_path):
     assert task(labels=("1", "2", "3"), label_separator="|").read_file(tmp_path / "a.jsonl", labelled=True)[0].label == (0, 2)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"labels": ("yes",)}, "two classes .*score_range"),
-        ({"labels": ("a|b", "c"), "label_separator": "|"}, "contain the label_separator"),
-        ({"label_separator": "\t"}, "separates cells or lines"),
-        ({"labels": ("a", "b"), "score_range": (1.0, 5.0)}, "score_range"),
-        ({"label_separator": ",", "score_range": (0.0, 1.0)}, "score_range"),
-        ({"score_range": (5.0, 1.0)}, "score_range must be the lowest and the highest score"),
-        ({"score_range": (5.0,)}, "score_range must be the lowest and the highest score"),
-        ({"columns": ("a", "b", "c")}, "columns must be one or two"),
-        ({"columns": ("question", "topics")}, "columns must be one or two columns beside label"),
-    ],
-)
-def test_settings_that_contradict_each_other(change, message):
-    with pytest.raises(config.ConfigError, match=message):
-        task(**change)
-
-
 def test_labels_that_no_training_example_has_are_named(vocabulary):
     one = task(labels=("no", "yes", "maybe"))
     one.encode_training([glue.Example(("a",), 0, 0)], input_format(vocabulary, 16))
