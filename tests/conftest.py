@@ -19,7 +19,7 @@ install_import_hook(["maelm_jax.model", "maelm_jax.training", "maelm_jax.analysi
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from emulators import emulated  # noqa: E402
-from testing import ROOT, call, english, finish, once, only_devices, optimised_compilation, start, training  # noqa: E402
+from testing import ROOT, call, english, finish, once, only_devices, start, training  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -49,13 +49,6 @@ def _without_skips(report, options):
         report.outcome = "failed"
         report.longrepr = f"--no-skips was given, and this skips: {report.longrepr}"
     return report
-
-
-@pytest.fixture(scope="module")
-def optimised():
-    """For modules that read compiled programs, or compare them with numbers of programs that were optimised."""
-    with optimised_compilation():
-        yield
 
 
 @pytest.fixture

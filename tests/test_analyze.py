@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from testing import random_parameters
+from testing import english, random_parameters
 
 from maelm_jax import analyze, config, gin_files
 from maelm_jax.analysis import figures
@@ -21,10 +21,8 @@ WIDTH = 16  # of the models here
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> pathlib.Path:
-    from pydoc_data import topics
-
     folder = tmp_path_factory.mktemp("text")
-    (folder / "topics.txt").write_text("\n\n".join(" ".join(topic.split()) for topic in topics.topics.values()))
+    (folder / "topics.txt").write_text("\n\n".join(english()))
     return folder
 
 
@@ -221,5 +219,5 @@ def test_bad_input(runs, tmp_path):
     ):
         with pytest.raises(config.ConfigError) as error:
             analyze.main([f"--workdir={tmp_path / 'out'}", *flags])
-        assert message in str(error.value) and "\n" not in str(error.value), flags
+        assert message in str(error.value), flags
     assert not (tmp_path / "out").exists()

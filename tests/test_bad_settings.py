@@ -58,7 +58,6 @@ def commands(tmp_path, monkeypatch):
     pathlib.Path("run", "config.gin").write_text(tiny_config())
     pathlib.Path("file").write_text("text")
     pathlib.Path("lines.txt").write_text("a line\n")
-    pathlib.Path("loop").symlink_to("loop")
 
     experiment = gin_files.load(["run/config.gin"])
     source = types.SimpleNamespace(path="run", settings={}, step=3, experiment=experiment)
@@ -134,6 +133,9 @@ TUNING_CHECKS = """
     CustomTask.labels=['yes']
     CustomTask.score_range=(0.0,1.0) CustomTask.label_separator=,
     CustomTask.score_range=(1.0,0.0)
+    CustomTask.score_range=(5.0,)
+    CustomTask.columns=['question','label']
+    CustomTask.labels=['a','b'] CustomTask.score_range=(1.0,5.0)
     CustomTask.label_separator='\\t'
     CustomTask.labels=['a,b','c'] CustomTask.label_separator=,
 """

@@ -132,11 +132,10 @@ def test_a_field_of_other_text_is_named(uninterrupted, other_text, tmp_path, sco
 def test_runs_that_do_not_compare_are_named(uninterrupted, tmp_path, capsys):
     copy = shutil.copytree(uninterrupted, tmp_path / "copy")
     settings = (copy / "config.gin").read_text()
-    for before, after in (("Masking.mask_special_tokens = False", "Masking.mask_special_tokens = True"), ("Run.seed = 0", "Run.seed = 1")):
-        assert before in settings
-        (copy / "config.gin").write_text(settings.replace(before, after))
-        assert evaluate.main([f"--models={uninterrupted},{copy}"]) == 0
-        assert "different masks" in capsys.readouterr().out
+    assert "Run.seed = 0" in settings
+    (copy / "config.gin").write_text(settings.replace("Run.seed = 0", "Run.seed = 1"))
+    assert evaluate.main([f"--models={uninterrupted},{copy}"]) == 0
+    assert "different masks" in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_one_line(uninterrupted, other_text, tmp_path):

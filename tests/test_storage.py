@@ -38,7 +38,7 @@ def prepared(tmp_path_factory):
         return corpus, vocabulary, prepare.prepare(corpus, vocabulary)
 
 
-def test_rows_are_read_in_place_from_a_bucket(bucket, prepared, monkeypatch):
+def test_rows_are_read_in_place_from_a_bucket(bucket, prepared):
     """Also where the text is gone or has another time; a file that is missing or damaged is named."""
     corpus, vocabulary, here = prepared
     folder = pathlib.Path(corpus.rows_dir)

@@ -14,23 +14,11 @@ from maelm_jax.training.metrics import Writer
 def test_a_run_leaves_what_it_promises(uninterrupted):
     lines = steps_of(uninterrupted)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    assert set(lines[-1]) >= {
-        "step",
-        "loss",
-        "accuracy",
-        "learning_rate",
-        "grad_norm",
-        "tokens_per_second",
-        "eval_loss",
-        "eval_accuracy",
-        "unigram",
-        "rank_plain_middle",
-        "rank_plain_last",
-        "rank_real_middle",
-        "rank_real_last",
-        "rank_all_middle",
-        "rank_all_last",
-    }
+    names = """
+        step loss accuracy learning_rate grad_norm tokens_per_second eval_loss eval_accuracy unigram
+        rank_plain_middle rank_plain_last rank_real_middle rank_real_last rank_all_middle rank_all_last
+    """
+    assert set(lines[-1]) >= set(names.split())
     assert [line["step"] for line in lines if "rank_plain_last" in line] == [30, STEPS], "every 30 steps, and after the last"
     first, last = lines[0], lines[-1]
     assert 1 < last["rank_plain_last"] <= 32
@@ -172,13 +160,7 @@ def test_small_configs_take_a_step(text, tmp_path, files, more):
     assert (line["eval_loss"] < line["unigram"] + 0.4) == bool(more)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "modern_tiny.gin",
-        *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "small", "base", "large_plus")),
-    ],
-)
+@pytest.mark.parametrize("name", ["modern_tiny.gin", *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "large_plus"))])
 def test_dry_run(name, tmp_path):
     done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")
     assert done.status == 0, done.stderr

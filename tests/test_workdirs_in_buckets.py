@@ -11,7 +11,7 @@ import time
 import checkpoint_folders
 import pytest
 from emulators import put
-from testing import ROOT, english
+from testing import ROOT, english, training
 
 from maelm_jax import cli, config, gin_files, storage
 from maelm_jax.pretraining import start
@@ -86,24 +86,7 @@ def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
 @pytest.mark.slow
 def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
     (tmp_path / "topics.txt").write_text("\n\n".join(english()))
-    settings = {
-        "TRAIN_STEPS": 40,
-        "BATCH_SIZE": 8,
-        "SEQUENCE_LENGTH": 32,
-        "TEXT_FILES": tmp_path / "*.txt",
-        "Vocabulary.size": 400,
-        "Corpus.processes": 1,
-        "Corpus.heldout_fraction": 0.1,
-        "Model.layers": 1,
-        "Model.width": 32,
-        "Model.heads": 2,
-        "Model.feed_forward": 64,
-        "Run.log_every": 1,
-        "Run.eval_every": 20,
-        "Run.eval_rows": 24,
-        "Run.checkpoint_every": 5,
-    }
-    bindings = ["--gin_file=tiny.gin", *(f"--gin.{name}={value}" for name, value in settings.items())]
+    bindings = training(tmp_path, tmp_path / "run", "--gin.TRAIN_STEPS=40", "--gin.Run.rank_every=0")
     python = [sys.executable, "-m"]
 
     def environment(machine: str) -> dict:
@@ -111,7 +94,7 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
         return os.environ | quick | {"XDG_CACHE_HOME": str(tmp_path / machine)}
 
     rows = tmp_path / "rows"
-    subprocess.run([*python, "maelm_jax.prepare", *bindings, f"--gin.Corpus.rows_dir={rows}"], check=True, cwd=ROOT)
+    subprocess.run([*python, "maelm_jax.prepare", *bindings], check=True, cwd=ROOT)
     in_bucket = [f"--gin.Corpus.rows_dir={bucket}/rows2", f"--workdir={bucket}/runs/z"]
     done = subprocess.run([*python, "maelm_jax.train", *bindings, *in_bucket], cwd=ROOT, env=environment("one"), capture_output=True, text=True)
     assert done.returncode == 2 and "launch/prepare_data.sh" in done.stderr
@@ -131,8 +114,7 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
     assert done.returncode == 0 and "resuming gs://" in done.stdout, done.stderr
     storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl", "loss_curve.png", "environment.txt"))
     (sent,) = (path.read_text().splitlines() for path in [storage.local_path(f"{bucket}/runs/z") / "metrics.jsonl"])
-    local = [f"--gin.Corpus.rows_dir={rows}", f"--workdir={tmp_path / 'run'}"]
-    subprocess.run([*python, "maelm_jax.train", *bindings, *local], check=True, cwd=ROOT, env=environment("two"))
+    subprocess.run([*python, "maelm_jax.train", *bindings], check=True, cwd=ROOT, env=environment("two"))
     theirs = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     numbers = lambda lines: [[json.loads(line).get(key) for key in ("step", "loss", "grad_norm", "eval_loss")] for line in lines]  # noqa: E731
     assert numbers(sent) == numbers(theirs)

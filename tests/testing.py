@@ -26,7 +26,6 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import cli, config, huge_pages
-from maelm_jax.data import prepare
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Parameter trees to {path: leaf} and back.
@@ -85,16 +84,6 @@ def only_devices(patch: pytest.MonkeyPatch, count: int):
     patch.setattr(jax, "devices", lambda *_: some)
     patch.setattr(jax, "device_count", lambda *_: count)
     patch.setattr(jax, "make_mesh", mesh_of_some)
-
-
-@contextlib.contextmanager
-def optimised_compilation():
-    """Compiles with all optimisations, as users do. tests/conftest.py leaves most of them out."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
 
 
 def environment(devices: int = 1) -> dict[str, str]:
@@ -238,22 +227,9 @@ def open_zstd(path: pathlib.Path, mode: str):
 PACK = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".zst": open_zstd}  # suffix -> how a packed file is opened
 
 
-def write_conll(path: pathlib.Path, sentences: list[list[tuple[str, str]]]):
-    """Writes sentences of (word, label) as CoNLL files are: a line a word, blank lines between."""
-    blocks = ["".join(f"{word} {label}\n" for word, label in words) for words in sentences]
-    path.write_text("\n".join(blocks))
-
-
 def mesh_of(*sizes: int) -> jax.sharding.Mesh:
     """A mesh of the first devices with these sizes of its axes data, fsdp and tensor."""
     return jax.sharding.Mesh(np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes), ("data", "fsdp", "tensor"))
-
-
-def one_line(caught) -> str:
-    """The message of a caught error, which is one printable line."""
-    message = str(caught.value)
-    assert "\n" not in message and message.isprintable()
-    return message
 
 
 # Stock encoders that `stock_config` knows: model types, and a ModernBERT with local attention.
@@ -325,12 +301,6 @@ def encoder_states(encoder: dict, model: config.Model, vocabulary, ids: np.ndarr
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
     arrays = {"ids": ids, "positions": positions, "segments": (ids != vocabulary.pad).astype(np.int32), **more}
     return np.asarray(jax.jit(lambda params, arrays: maelm.apply(graph, params)(**arrays))(encoder, arrays))
-
-
-def prepared_rows(corpus, vocabulary) -> dict[str, np.ndarray]:
-    """{split: rows} of a corpus of one source."""
-    (splits,) = prepare.prepare(corpus, vocabulary).stores.values()
-    return {split: store[np.arange(len(store))] for split, store in splits.items()}
 
 
 def little_rows(count: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from maelm_jax.analysis import moments, ranks
 from maelm_jax.model import maelm, masking, model_inputs
 
 SPECIAL = config.SpecialIds.of_size(100)
-LENGTH, WIDTH, ROWS = LITTLE.max_positions, LITTLE.width, 70
+LENGTH, ROWS = LITTLE.max_positions, 70
 
 
 @pytest.fixture(scope="module")

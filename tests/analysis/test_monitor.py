@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from testing import LITTLE, little_rows, random_parameters
+from testing import LITTLE, little_rows, mesh_of, random_parameters
 
 from maelm_jax import config
 from maelm_jax.analysis import moments, monitor, ranks
@@ -19,7 +19,7 @@ def test_the_monitor_measures_what_the_analysis_does():
     params = random_parameters(jax.eval_shape(maelm.create(LITTLE, 100, SPECIAL).init, keys.make_key(0))["encoder"], seed=2)
     corpus, run = config.Corpus(sequence_length=LENGTH), config.Run(batch_size=8)
     settings = config.Experiment(corpus=corpus, model=LITTLE, run=run)
-    mesh = jax.make_mesh((2, 1, 1), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3, devices=jax.devices()[:2])
+    mesh = mesh_of(2, 1, 1)
     ranks_of = monitor.RankMonitor(settings, 100, SPECIAL, little_rows(ROWS), mesh)
     found = ranks_of({"encoder": params})
     assert set(found) == {f"rank_{kind}_{layer}" for kind in ("plain", "real", "all") for layer in ("middle", "last")}

@@ -44,8 +44,9 @@ def test_other_rows_and_other_masks_are_noted():
     assert "different rows" in note
     (note,) = run_rows.describe_differences([a, c], [rows, rows], [0, 0])
     assert "different masks" in note and "runs/a: 0.15 of the tokens" in note and "runs/c: 0.4 of the tokens" in note
-    (note,) = run_rows.describe_differences([a, b], [rows, rows], [0, 1])
-    assert "different masks" in note
+    for model, seed in ((b, 1), (opened("d", "Masking.mask_special_tokens=True"), 0)):
+        (note,) = run_rows.describe_differences([a, model], [rows, rows], [0, seed])
+        assert "different masks" in note
     other = a._replace(vocabulary=types.SimpleNamespace(pad=1, fingerprint="1" * 64))
     (note,) = run_rows.describe_differences([a, other], [rows, rows], [0, 0])
     assert "different vocabularies" in note

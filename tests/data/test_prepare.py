@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from testing import ROOT, prepared_rows
+from testing import ROOT, write_corpus
 
 from maelm_jax import config, storage
 from maelm_jax.data import packing, prepare, readers, rows, sources, vocabulary_training, workers
@@ -32,6 +32,12 @@ def expected(corpus, vocabulary, tmp_path):
     elsewhere = dataclasses.replace(corpus, rows_dir=str(tmp_path / "expected"))
     prepare.prepare(elsewhere, vocabulary)
     return files_of(elsewhere)
+
+
+def prepared_rows(corpus, vocabulary) -> dict[str, np.ndarray]:
+    """{split: rows} of a corpus of one source."""
+    (splits,) = prepare.prepare(corpus, vocabulary).stores.values()
+    return {split: store[np.arange(len(store))] for split, store in splits.items()}
 
 
 def parts_of(corpus) -> pathlib.Path:
@@ -109,8 +115,7 @@ def test_what_determines_the_rows_is_in_their_name(corpus, vocabulary, documents
 
 def test_too_little_text_is_an_error(vocabulary, tmp_path):
     texts = (f"Document {number}." for number in range(1000))
-    (tmp_path / "a.txt").write_text(next(text for text in texts if sources.is_heldout(text, 0.1)))
-    corpus = config.Corpus(text_files=f"{tmp_path}/a.txt", heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"))
+    corpus = write_corpus(tmp_path, [next(text for text in texts if sources.is_heldout(text, 0.1))])
     for _ in range(2):  # also when the store is there already
         with pytest.raises(config.ConfigError, match="no text left to train on"):
             prepare.prepare(corpus, vocabulary)

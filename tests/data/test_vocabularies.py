@@ -19,11 +19,6 @@ BERT_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 MARKDOWN = ["# Title", "## Part", "### Deep", "#### Deeper", "x = 1 ## comment"] * 50
 
 
-@pytest.fixture
-def trained(vocabulary):
-    return vocabulary
-
-
 def byte_level(documents, **settings):
     """A tokenizer as RoBERTa's. Some of its pieces begin with ##."""
     model = tokenizers.Tokenizer(models.BPE())
@@ -94,21 +89,21 @@ def loaded(model, tmp_path):
 # ---- ids and text
 
 
-def test_special_ids_are_the_references(trained):
-    special = (trained.bos, trained.pad, trained.eos, trained.unk, trained.mask)
-    assert special == (0, 1, 2, 3, 1999) and trained.size == 2000
-    assert [trained.pieces[i] for i in special] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+def test_special_ids_are_the_references(vocabulary):
+    special = (vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
+    assert special == (0, 1, 2, 3, 1999) and vocabulary.size == 2000
+    assert [vocabulary.pieces[i] for i in special] == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
-def test_ids_come_back_as_the_normalised_text(trained, documents):
+def test_ids_come_back_as_the_normalised_text(vocabulary, documents):
     lines = [line for text in documents[:20] for line in text.split("\n")]
 
     def normalised(line: str) -> str:
-        return trained.model.normalize(line).replace("▁", " ").strip()
+        return vocabulary.model.normalize(line).replace("▁", " ").strip()
 
-    for line, ids in zip(lines, trained.encode_batch(lines), strict=True):
-        if trained.unk not in ids:
-            assert trained.decode(ids) == normalised(line)
+    for line, ids in zip(lines, vocabulary.encode_batch(lines), strict=True):
+        if vocabulary.unk not in ids:
+            assert vocabulary.decode(ids) == normalised(line)
             assert normalised(line) == normalised(line.upper()).replace("ß", "ss")
 
 
@@ -117,15 +112,15 @@ def test_a_cased_vocabulary_keeps_case(documents):
     assert cased.decode(cased.encode("The London Gazette")) == "The London Gazette"
 
 
-def test_saved_and_pickled_vocabularies_are_the_same(trained, tmp_path):
-    trained.save(tmp_path / "vocabulary")
-    for other in (vocabularies.load(tmp_path / "vocabulary"), pickle.loads(pickle.dumps(trained))):
-        assert other.fingerprint == trained.fingerprint
-        assert other.encode("Some text.") == trained.encode("Some text.")
+def test_saved_and_pickled_vocabularies_are_the_same(vocabulary, tmp_path):
+    vocabulary.save(tmp_path / "vocabulary")
+    for other in (vocabularies.load(tmp_path / "vocabulary"), pickle.loads(pickle.dumps(vocabulary))):
+        assert other.fingerprint == vocabulary.fingerprint
+        assert other.encode("Some text.") == vocabulary.encode("Some text.")
 
 
-def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
-    trained.save(tmp_path)
+def test_a_plan_counts_the_ids_of_the_named_file(vocabulary, tmp_path):
+    vocabulary.save(tmp_path)
     named = vocabularies.with_size_of_file(config.Vocabulary(size=32768, file=str(tmp_path)))
     assert named == config.Vocabulary(size=2000, file=str(tmp_path))
     assert vocabularies.with_size_of_file(config.Vocabulary(size=32768)).size == 32768
@@ -134,13 +129,13 @@ def test_a_plan_counts_the_ids_of_the_named_file(trained, tmp_path):
 # ---- special tokens in text
 
 
-def test_special_tokens_of_the_model_are_ordinary_text(trained, of_kind, documents):
-    for vocabulary in (trained, of_kind):
-        pieces = vocabulary.pieces
-        text = "a " + " and ".join(pieces[i] for i in vocabulary.special_ids) + " b"
-        ids = vocabulary.encode(text)
-        assert not set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}
-    assert trained.decode(trained.encode("the <mask> and <s>")) == "the <mask> and <s>"
+def test_special_tokens_of_the_model_are_ordinary_text(vocabulary, of_kind):
+    for one in (vocabulary, of_kind):
+        pieces = one.pieces
+        text = "a " + " and ".join(pieces[i] for i in one.special_ids) + " b"
+        ids = one.encode(text)
+        assert not set(ids) & {one.bos, one.pad, one.eos, one.mask}
+    assert vocabulary.decode(vocabulary.encode("the <mask> and <s>")) == "the <mask> and <s>"
 
 
 def test_added_tokens_are_read_as_transformers_reads_them(documents, tmp_path):
@@ -160,8 +155,8 @@ def test_added_tokens_are_read_as_transformers_reads_them(documents, tmp_path):
     assert vocabulary.mask in vocabulary.encode_masked("[E1] a [MASK]")
 
 
-def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
-    proto = sentencepiece_model_pb2.ModelProto.FromString(trained.content)
+def test_a_model_file_without_mask_gets_one_at_the_end(vocabulary, tmp_path):
+    proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.content)
     del proto.pieces[-1]
     (tmp_path / "own.model").write_bytes(proto.SerializeToString())
     assert vocabularies.load(tmp_path / "own.model").mask == 1999
@@ -176,16 +171,16 @@ def test_a_model_file_without_mask_gets_one_at_the_end(trained, tmp_path):
 # ---- words, sentences, offsets
 
 
-def test_where_words_go_on(trained, of_kind):
-    for vocabulary in (trained, of_kind):
-        continues = vocabulary.special.continues_word
-        ids = vocabulary.encode("an uncommonly reimplemented ### word")
-        assert len(continues) == vocabulary.size
+def test_where_words_go_on(vocabulary, of_kind):
+    for one in (vocabulary, of_kind):
+        continues = one.special.continues_word
+        ids = one.encode("an uncommonly reimplemented ### word")
+        assert len(continues) == one.size
         words = sum(not continues[i] for i in ids)
         # WordPiece takes each # for a word. A byte-level text does not begin with a space.
         assert words in {4, 5, 7} and words < len(ids)
         spaces = [place for place, i in enumerate(ids) if not continues[i]]
-        assert 0 in spaces or vocabulary.pieces[ids[0]] == "an"
+        assert 0 in spaces or one.pieces[ids[0]] == "an"
 
 
 def test_continuations_come_from_the_file_and_not_from_a_spelling(documents, tmp_path):
@@ -233,13 +228,13 @@ def test_the_ids_of_a_row_are_those_of_the_whole_line(of_kind, documents):
     assert ends > 20
 
 
-def test_offsets_cover_each_character_and_begin_at_it(of_kind, trained, documents):
+def test_offsets_cover_each_character_and_begin_at_it(of_kind, vocabulary):
     text = "I saw a cabinet (in October 1973), 5 . naïve Y"
-    for vocabulary in (of_kind, trained):
-        ids, offsets = vocabulary.encode_with_offsets(text)
-        assert ids == vocabulary.encode(text)
+    for one in (of_kind, vocabulary):
+        ids, offsets = one.encode_with_offsets(text)
+        assert ids == one.encode(text)
         covered = {place for start, end in offsets for place in range(start, end)}
-        assert {place for place, one in enumerate(text) if not one.isspace()} <= covered
+        assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
         assert all(start == end or not text[start].isspace() for start, end in offsets)
 
 
@@ -339,5 +334,5 @@ def test_a_sentencepiece_model_without_its_parts(tmp_path):
     refused(tmp_path / "without.model")
 
 
-def test_sentence_ends_of_no_ids(trained):
-    assert trained.sentence_ends(np.zeros(0, np.int32)).shape == (0,)
+def test_sentence_ends_of_no_ids(vocabulary):
+    assert vocabulary.sentence_ends(np.zeros(0, np.int32)).shape == (0,)

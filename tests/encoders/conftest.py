@@ -6,6 +6,7 @@ import pathlib
 import jax
 import numpy as np
 import pytest
+from testing import english
 
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabularies, vocabulary_training
@@ -47,9 +48,7 @@ KINDS = {
 
 @pytest.fixture(scope="session")
 def vocabulary() -> vocabularies.Vocabulary:
-    from pydoc_data import topics
-
-    return vocabulary_training.train([topics.topics[name] for name in sorted(topics.topics)], config.Vocabulary(size=600))
+    return vocabulary_training.train(english(), config.Vocabulary(size=600))
 
 
 def random_params(init, seed: int) -> dict:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from testing import english
 
 from maelm_jax import analyze, config, export
 from maelm_jax.analysis import runs
@@ -11,10 +12,8 @@ from maelm_jax.data import packing
 from maelm_jax.training import run_rows
 
 
-def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path, capsys):
-    from pydoc_data import topics
-
-    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)))
+def test_a_run_and_its_export_are_measured_alike(workdirs, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(english()))
     export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'exported'}", "--no-verify"])
     flags = [f"--encoders={workdirs['mpnet']},{tmp_path / 'exported'}", f"--text={tmp_path / 'text.txt'}", f"--workdir={tmp_path / 'report'}"]
     assert analyze.main([*flags, "--tokens=8000", "--sets=1"]) == 0

@@ -1,16 +1,16 @@
 """The blocks of docs/embeddings.md run, and maelm_jax gives the vectors of what they make."""
 
 import json
-import pathlib
 import re
 from pydoc_data import topics
 
 import numpy as np
 import pytest
+from testing import ROOT
 
 from maelm_jax import export
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "embeddings.md"
+PAGE = ROOT / "docs" / "embeddings.md"
 
 
 def test_an_encoder_is_tuned_by_sentence_transformers_and_read_again(workdirs, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from testing import call, flatten
+from testing import ROOT, call, flatten
 
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
@@ -21,18 +21,15 @@ from maelm_jax.encoders import card, encoder, published, source, verify
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-
 
 def run(workdir, output, *more) -> int:
     return export.main([f"--workdir={workdir}", f"--output={output}", "--no-verify", *more])
 
 
 def refuse(workdir, output, *more) -> str:
-    """Runs an export that is refused. Returns the message, which is one line."""
+    """Runs an export that is refused. Returns the message."""
     with pytest.raises(config.ConfigError) as error:
         run(workdir, output, *more)
-    assert "\n" not in str(error.value)
     return str(error.value)
 
 

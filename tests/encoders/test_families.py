@@ -7,7 +7,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from testing import STOCK_ENCODERS, call, encoder_states, padded_ids, stock_folder
+from testing import STOCK_ENCODERS, call, encoder_states, padded_ids, stock_folder, training
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -144,7 +144,7 @@ def test_an_encoder_of_another_function_is_refused(tmp_path, vocabulary, name, c
     (folder / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(config.ConfigError) as error:
         source.find_encoder(folder).read_params()
-    assert message in str(error.value) and str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert message in str(error.value) and str(folder) in str(error.value)
 
 
 def test_a_config_without_a_size_is_refused(stock_name, tmp_path, vocabulary):
@@ -152,9 +152,8 @@ def test_a_config_without_a_size_is_refused(stock_name, tmp_path, vocabulary):
     content = json.loads((folder / "config.json").read_text())
     del content[families.FAMILIES[content["model_type"]].fields["layers"]]
     (folder / "config.json").write_text(json.dumps(content))
-    with pytest.raises(config.ConfigError, match=r"config\.json cannot be read \(KeyError: '(num_hidden|n)_layers'\)") as error:
+    with pytest.raises(config.ConfigError, match=r"config\.json cannot be read \(KeyError: '(num_hidden|n)_layers'\)"):
         source.find_encoder(folder)
-    assert "\n" not in str(error.value)
 
 
 SIZES = {"vocab_size": 600, "hidden_size": 32, "num_hidden_layers": 5, "num_attention_heads": 4, "intermediate_size": 48}
@@ -213,28 +212,13 @@ def test_an_encoder_of_other_layers_replaces_those_of_the_config(tmp_path, vocab
 
 
 @pytest.mark.slow
-def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, tmp_path, vocabulary):
+@pytest.mark.parametrize("stock_name", ["bert", "modernbert-local"])
+def test_mae_lm_trains_from_a_stock_folder(stock_name, model_type, text, tmp_path, vocabulary):
     """Two steps with a tiny learning rate: the run adopts the family, and its encoder is still the stock one, which it exports as."""
-    from pydoc_data import topics
-
     folder = stock_folder(tmp_path / "stock", stock_name, "AutoModel", vocabulary)
-    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
-    settings = {
-        "Run.init_from": folder,
-        "TEXT_FILES": tmp_path / "text.txt",
-        "TRAIN_STEPS": 2,
-        "BATCH_SIZE": 8,
-        "SEQUENCE_LENGTH": 32,
-        "Corpus.rows_dir": tmp_path / "rows",
-        "Corpus.heldout_fraction": 0.1,
-        "Corpus.processes": 1,
-        "Run.eval_rows": 8,
-        "Optimizer.learning_rate": 1e-6,
-        "Optimizer.muon_learning_rate": 1e-6,
-        "Run.rank_every": 0,
-    }
-    argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", *(f"--gin.{name}={value}" for name, value in settings.items())]
-    done = call("train", *argv)
+    more = [f"Corpus.rows_dir={tmp_path / 'rows'}", "TRAIN_STEPS=2", "Run.rank_every=0"]
+    more += [f"Run.init_from={folder}", "Optimizer.learning_rate=1e-6", "Optimizer.muon_learning_rate=1e-6"]
+    done = call("train", *training(text, tmp_path / "run", *(f"--gin.{one}" for one in more)))
     assert done.status == 0, done.stderr
     assert f"Model.family: None -> '{model_type}'" in done.stdout and "with fresh weights: decoder and head" in done.stdout
     run, stock = maelm_jax.load_encoder(tmp_path / "run"), maelm_jax.load_encoder(folder)

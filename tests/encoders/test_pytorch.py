@@ -176,9 +176,8 @@ def test_a_reference_checkpoint_that_does_not_fit_is_listed(published_folders, t
         assert what in str(error.value)
     for number, content in enumerate(({"model": {"layer.weight": torch.zeros(2, 2)}}, {"model": 3}, {}, [], None)):
         torch.save(content, tmp_path / f"{number}.pt")
-        with pytest.raises(config.ConfigError, match=rf"{number}\.pt") as error:
+        with pytest.raises(config.ConfigError, match=rf"{number}\.pt"):
             source.find_encoder(tmp_path / f"{number}.pt")
-        assert "\n" not in str(error.value)
 
 
 def test_reading_without_pytorch_says_how_to_get_it(published_folders, monkeypatch):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from testing import LITTLE, call, flatten, one_line
+from testing import LITTLE, ROOT, call, flatten, training
 
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
@@ -21,7 +21,12 @@ from maelm_jax.model import maelm
 from maelm_jax.pretraining import start
 from maelm_jax.training import step
 
-ROOT = pathlib.Path(__file__).parents[2]
+
+def one_line(caught) -> str:
+    """The message of a caught error, which is one printable line."""
+    message = str(caught.value)
+    assert "\n" not in message and message.isprintable()
+    return message
 
 
 def read_params(path, step=None):
@@ -452,14 +457,12 @@ def test_a_head_that_reads_another_width_is_left_out(theirs, ours):
     assert fresh == (["decoder"] if theirs == ours else ["decoder", "head"])
 
 
-def test_an_existing_encoder_is_continued(workdirs, tmp_path):
-    """One training run from a stock folder, then its export: the run needs no setting but init_from, and goes on when the folder is gone."""
+def test_an_existing_encoder_is_continued(workdirs, text, tmp_path):
+    """The settings of a stock folder replace those of the run, which goes on when the folder is gone."""
     folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
-    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(topics.topics[name].split()) for name in sorted(topics.topics)[:40]))
-    argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / 'run'}", f"--gin.Run.init_from={folder}"]
-    argv += [f"--gin.TEXT_FILES={tmp_path / 'text.txt'}", "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=8", "--gin.SEQUENCE_LENGTH=32"]
-    argv += [f"--gin.Corpus.rows_dir={tmp_path / 'rows'}", "--gin.Corpus.heldout_fraction=0.1", "--gin.Corpus.processes=1", "--gin.Run.eval_rows=8"]
-    argv += ["--gin.Optimizer.learning_rate=1e-6", "--gin.Optimizer.muon_learning_rate=1e-6", "--gin.Run.rank_every=0"]
+    more = [f"Run.init_from={folder}", f"Corpus.rows_dir={tmp_path / 'rows'}", "TRAIN_STEPS=2", "Run.rank_every=0"]
+    more += ["Optimizer.learning_rate=1e-6", "Optimizer.muon_learning_rate=1e-6"]
+    argv = training(text, tmp_path / "run", *(f"--gin.{one}" for one in more))
     done = call("train", *argv)
     assert done.status == 0, done.stderr
     assert "Model.layer_norm_eps: 1e-05 -> 1e-06" in done.stdout and "with fresh weights: decoder; left out of it: nothing" in done.stdout

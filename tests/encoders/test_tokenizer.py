@@ -312,7 +312,7 @@ fs.writeFileSync("found.json", JSON.stringify(found));
 """
 
 
-def test_transformers_js_gives_the_same_ids(vocabulary, written, marked, tmp_path, corpus_file):
+def test_transformers_js_gives_the_same_ids(vocabulary, marked, tmp_path, corpus_file):
     """Of our vocabulary, with upper and lower case alike, of a cased one, and of a BERT tokenizer with added tokens."""
     pytest.importorskip("transformers", reason="it runs with the tests of PyTorch, where CI lets nothing skip")
     install = "npm install --ignore-scripts --no-audit --no-fund @huggingface/transformers@4.3.1"

@@ -5,6 +5,7 @@ import pathlib
 import random
 
 import pytest
+from testing import english
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.data import vocabulary_training
@@ -18,10 +19,8 @@ def sentence(draw: random.Random, words: int = 6) -> str:
 
 @pytest.fixture(scope="session")
 def vocabulary():
-    from pydoc_data import topics
-
     draw = random.Random(0)
-    return vocabulary_training.train([*topics.topics.values(), *(sentence(draw, 40) for _ in range(400))], config.Vocabulary(size=500))
+    return vocabulary_training.train([*english(), *(sentence(draw, 40) for _ in range(400))], config.Vocabulary(size=500))
 
 
 @pytest.fixture(scope="session")

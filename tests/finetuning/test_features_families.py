@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
 
 from maelm_jax import config  # noqa: E402
-from maelm_jax.data import vocabularies  # noqa: E402
 from maelm_jax.encoders import export, families, source, weight_files  # noqa: E402
 from maelm_jax.encoders import family as family_heads  # noqa: E402
 from maelm_jax.encoders.encoder import Encoder  # noqa: E402
@@ -20,8 +19,6 @@ from maelm_jax.finetuning.task import InputFormat  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
-
-
 LABELS = {"labels": ["a", "b", "c"]}
 SENTENCE, SPAN = (grid.create_task(name, config.Finetune()) for name in ("mnli", "squad1"))
 TOKEN = grid.create_task("conll", config.Finetune(tasks="conll", train_file="a", dev_file="b"), LABELS)
@@ -68,12 +65,3 @@ def test_a_fine_tuned_pair_scores_as_in_the_stock_task_model(tmp_path, vocabular
         for row, second, length, ours_row in zip(theirs, rows.context, rows.lengths, ours, strict=True):
             context = slice(second, length - 1)
             assert np.abs(row[context] - ours_row[context]).max() < 1e-5 * max(1, np.abs(row).max())
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> vocabularies.Vocabulary:
-    from pydoc_data import topics
-
-    from maelm_jax.data import vocabulary_training
-
-    return vocabulary_training.train([topics.topics[name] for name in sorted(topics.topics)], config.Vocabulary(size=500))

@@ -16,7 +16,6 @@ from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import grid, predict, table
 from maelm_jax.training import loop
 
-PRETRAINED = pathlib.Path(__file__).parents[2] / "pretrained"
 SMALL = ["--gin.EPOCHS=2", "--gin.BATCH_SIZE=16", "--gin.MAX_LENGTH=64", "--gin.Run.log_every=1", "--gin.Run.checkpoint_every=3"]
 
 
@@ -221,9 +220,9 @@ def test_with_a_train_file_alone_columns_and_labels_are_found_and_printed(one_de
 )
 def test_bad_input_is_refused_and_leaves_no_workdir(more, message, data_dir, pretrained, tmp_path):
     argv = [argument.replace("RUN", str(pretrained)) for argument in more]
-    with pytest.raises(config.ConfigError, match=message) as error:
+    with pytest.raises(config.ConfigError, match=message):
         finetune.main([*argv, f"--gin.DATA_DIR={data_dir}", f"--workdir={tmp_path / 'out'}"])
-    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_data_ends_with_one_line_and_status_2_and_leaves_no_workdir(data_dir, pretrained, tmp_path):

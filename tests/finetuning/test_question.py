@@ -75,10 +75,6 @@ def perfect(made: EvaluationSet, null: float = 18.0) -> question.Spans:
     return question.Spans(scores, slots[:, 0], scores.copy(), slots[:, 1], nulls)
 
 
-def test_the_last_token_of_a_context_of_377_is_reached():
-    assert given_answers(questions_of(377, 4, [(376, 376)]), 384) == [("w376", "w376")]
-
-
 SIZES = {
     "context_tokens": strategies.integers(1, 400),
     "question_tokens": strategies.integers(0, 40),
@@ -259,9 +255,8 @@ def test_perfect_scores_give_the_gold_answers_of_the_real_dev_sets(name, shared_
 )
 def test_wrong_json(tmp_path, content, message):
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(config.ConfigError, match=message) as error:
+    with pytest.raises(config.ConfigError, match=message):
         question.read_questions(tmp_path / "x.json")
-    assert "\n" not in str(error.value)
 
 
 def squad2(**settings) -> question.QuestionTask:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.model import attention, ops, positions
@@ -141,7 +142,7 @@ def test_each_layer_calls_cudnn_once_forward_and_once_backward(bias_heads, maske
 def test_on_several_devices_the_calls_are_not_left_to_a_partitioner(tensor, has_bias):
     """XLA cannot partition the calls inside the `shard_map` over rows: they stand in one over heads, which divides them."""
     rows, slots, heads, width = 8, 24, 4, 128
-    mesh = jax.make_mesh((4 // tensor, 2, tensor), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    mesh = mesh_of(4 // tensor, 2, tensor)
     by_row = jax.sharding.PartitionSpec(("data", "fsdp"))
 
     def loss(x, bias):

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import config
 from maelm_jax.model import attention, ops, positions
@@ -136,7 +137,7 @@ def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():
 def test_devices_divide_the_heads_of_a_kernel():
     """Rows by `shard_map`, as in training, heads over `tensor`: the same states and gradients as on one device."""
     case = Case(16, 16, 4, 64, bias=True, dropout=True)
-    inputs, mesh = inputs_of(case), jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    inputs, mesh = inputs_of(case), mesh_of(2, 1, 2)
     (q, k, v, bias), d_states = inputs["arrays"], inputs["d_states"]
 
     def states(q, k, v, bias, keys, *, backend="pallas_tpu"):

@@ -2,10 +2,10 @@
 
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from testing import mesh_of
 
 from maelm_jax import gin_files
 from maelm_jax.model import loss
@@ -16,7 +16,7 @@ from maelm_jax.training import step
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_every_held_out_row_counts_once_and_has_its_own_number(batch_size):
     """Seven rows in one batch, or in two of four: the last slot is padding. The loss of a row is its first id here, its accuracy its number."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), ("data", "fsdp", "tensor"))
+    mesh = mesh_of(1, 1, 1)
 
     def loss_of(params, rows, numbers, key, train):
         assert not train

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from testing import write_corpus
 
 from maelm_jax import config
 from maelm_jax.data import prepare, vocabulary_training
@@ -30,9 +31,7 @@ def vocabulary(documents):
 
 @pytest.fixture
 def run_rows(tmp_path, documents, vocabulary):
-    (tmp_path / "a.txt").write_text("\n\n".join(documents[:200]))
-    corpus = config.Corpus(text_files=f"{tmp_path}/*.txt", sequence_length=32, heldout_fraction=0.1, rows_dir=str(tmp_path / "rows"), processes=1)
-    return prepare.prepare(corpus, vocabulary)
+    return prepare.prepare(write_corpus(tmp_path, documents[:200]), vocabulary)
 
 
 def test_the_distribution_is_that_of_the_text_tokens(run_rows, vocabulary):

@@ -8,8 +8,15 @@ from maelm_jax import config
 from maelm_jax.planning import hlo
 from maelm_jax.pretraining import objective
 
-pytestmark = pytest.mark.usefixtures("optimised")
 LAYERS, DECODER_LAYERS, PARTS = 3, 2, 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimised():
+    """Compiles with all optimisations, as users do. tests/conftest.py leaves most of them out."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from testing import english, write_corpus
+from testing import english, training, write_corpus
 
 from maelm_jax import config, train
 from maelm_jax.analysis import runs
@@ -184,29 +184,10 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
 def test_a_run_resumes_on_the_rows_it_began_with(tmp_path, capsys):
     """The command itself: changed text, no rows any more, new data accepted."""
     (tmp_path / "a.txt").write_text("\n\n".join(english()))
-    settings = {
-        "BATCH_SIZE": 8,
-        "SEQUENCE_LENGTH": 32,
-        "TEXT_FILES": tmp_path / "*.txt",
-        "Vocabulary.size": 400,
-        "Corpus.rows_dir": tmp_path / "rows",
-        "Corpus.processes": 1,
-        "Corpus.heldout_fraction": 0.1,
-        "Model.layers": 1,
-        "Model.width": 32,
-        "Model.heads": 2,
-        "Model.feed_forward": 64,
-        "Run.log_every": 1,
-        "Run.eval_every": 100,
-        "Run.eval_rows": 16,
-        "Run.checkpoint_every": 2,
-        "Run.rank_every": 0,
-        "TRAIN_STEPS": 4,
-    }
 
     def run(name, *more):
-        argv = ["--gin_file=tiny.gin", f"--workdir={tmp_path / name}", *more]
-        return train.main([*argv, *(f"--gin.{key}={value}" for key, value in settings.items())])
+        short = ["--gin.TRAIN_STEPS=4", "--gin.Run.checkpoint_every=2", "--gin.Run.rank_every=0"]
+        return train.main(training(tmp_path, tmp_path / name, *short, *more))
 
     def losses(name):
         lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
