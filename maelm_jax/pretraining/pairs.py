@@ -13,8 +13,10 @@ import pathlib
 import typing
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tqdm
+from jaxtyping import Array, Float, Int
 
 from maelm_jax import config, tables
 from maelm_jax.data import readers
@@ -230,5 +232,14 @@ def _log_probabilities(encoder: Encoder, ids: np.ndarray, slot: np.ndarray) -> n
     positions = np.broadcast_to(np.arange(length, dtype=np.int32), ids.shape)
     segments, masked = (ids != encoder.vocabulary.pad).astype(np.int32), positions == slot[:, None]
     budget = model_inputs.Budget(length if encoder.reads_masks else length - 1, 1)
-    logits = encoder.compute_logits(ids, positions, segments, masked, budget)[:, 0]
-    return np.asarray(jax.nn.log_softmax(logits)[np.arange(len(ids)), ids[masked]])
+    logits = encoder.compute_logits(ids, positions, segments, masked, budget)
+    return np.asarray(_take_log_probabilities(logits, ids[masked]))
+
+
+@jax.jit
+def _take_log_probabilities(
+    logits: Float[Array, "B 1 W"], targets: Int[Array, " B"]
+) -> Float[Array, " B"]:
+    """Returns the log-probability of each target. In one program: the logits are large."""
+    chosen = jnp.take_along_axis(logits[:, 0], targets[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits[:, 0], axis=1)
