@@ -148,8 +148,6 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
             "--gin_file, --gin.NAME and --workdir are not flags of evaluate: name the models with "
             f"--models=RUN,RUN. With --text, it reads {' and '.join(OF_TEXT)}"
         )
-    if args.all_steps and args.step is not None:
-        raise config.ConfigError("--step and --all_steps contradict each other: give one of them")
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
     if args.pairs and (args.text or named):
         raise config.ConfigError("--pairs goes without --text, --rate, --tokens and --seed")
@@ -178,8 +176,9 @@ def _flags() -> argparse.ArgumentParser:
     tokens = "with --text: amount of text, 4 characters a token; default 1 million"
     flags.add_argument("--tokens", type=cli.whole_number(1), metavar="N", help=tokens)
     step = "step of the checkpoints to measure; default: the newest of each run"
-    flags.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
-    flags.add_argument("--all_steps", action="store_true", help="measure every checkpoint")
+    steps = flags.add_mutually_exclusive_group()
+    steps.add_argument("--step", type=cli.whole_number(0), metavar="N", help=step)
+    steps.add_argument("--all_steps", action="store_true", help="measure every checkpoint")
     seed = cli.whole_number(0)
     flags.add_argument("--seed", type=seed, help="with --text: of the masks; default 0")
     flags.add_argument("--output", metavar="FILE", help="the JSON file to write")

@@ -137,15 +137,14 @@ def describe(plan: "Plan", target: targets.Target) -> str:
         f"device in each of {run.accumulate} part(s); "
         f"rematerialise {plan.experiment.model.rematerialise}\n{plan.attention}"
     )
-    limit = f"{target.memory / GIB:.2f}" if target.memory else "an unknown number"
     if plan.memory is None:
-        needed = f"{plan.needed / GIB:.2f} GiB a device of {limit}"
-        return f"{head}\n\ndoes not fit: the compiler needs {needed}"
+        return f"{head}\n\ndoes not fit: the compiler needs {plan.needed / GIB:.2f} GiB a device"
     sizes = plan.memory | {"all": plan.needed}
     rows = [(name, f"{size / GIB:.3f}") for name, size in sizes.items()]
     memory = tables.plain(("memory", "GiB a device"), rows)
     if plan.fits is not None:
-        memory += f"\n{'fits' if plan.fits else 'does not fit'} in {limit} GiB a device"
+        fits = "fits" if plan.fits else "does not fit"
+        memory += f"\n{fits} in {target.memory / GIB:.2f} GiB a device"
     a_device = plan.model_flops / target.count
     time = f"model FLOPs a step: {plan.model_flops:.4g}; {a_device:.4g} a device"
     if plan.time:

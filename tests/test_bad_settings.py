@@ -149,7 +149,7 @@ FLAGS = {
     "export": [["--step=-1"], ["--format=onnx"]],
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],
-    "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"], ["--step=3", "--all_steps"]],
+    "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"]],
     "merge": [["--checkpoints=run@3,run@3"], ["--weights=1,nan"], ["--gin.Model.layers=2"]],
 }
 

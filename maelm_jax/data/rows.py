@@ -27,7 +27,7 @@ SHARD_ROWS = 4096  # rows in one file
 CHUNK_ROWS = 16  # the smallest number of rows that is read
 LOCAL_CACHE = 256_000_000  # bytes of chunks in memory. The system caches files of this machine too.
 BUCKET_CACHE = 2_000_000_000
-BUCKET_REQUESTS = 256  # at a time. Each reads one chunk, so TensorStore's 32 would take too long.
+BUCKET_REQUESTS = 256  # at a time, each of one chunk; not measured. TensorStore's default is 32.
 # Errors of a bucket or network that does not answer, as TensorStore's messages begin.
 FAILURES = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "RESOURCE_EXHAUSTED", "INTERNAL")
 log = logging.getLogger(__name__)
