@@ -5,12 +5,12 @@
     python -m maelm_jax.evaluate --models=runs/tiny --step=300
     python -m maelm_jax.evaluate --models=runs/tiny,bert --pairs='blimp/*.jsonl'
 
-A model is a workdir of pretraining, an export with --format=pytorch, a folder of stock transformers
-with a language-model head, or a checkpoint of the published code. With --text, all models read the
-same start of the text: 4 characters for each of --tokens. Each model uses its own vocabulary, so
-compare losses only between models of one vocabulary. --rate of the tokens are masked one by one. An
-MLM model reads [MASK] at these positions. The encoder of MAE-LM skips them. --gin.Corpus.text_field
-names the field or the column that holds the text.
+A model is a workdir of pretraining, an export, a folder of stock transformers with a language-model
+head, or a checkpoint of the published code. With --text, all models read the same start of the
+text: 4 characters for each of --tokens. Each model uses its own vocabulary, so compare losses only
+between models of one vocabulary. --rate of the tokens are masked one by one. An MLM model reads
+[MASK] at these positions. The encoder of MAE-LM skips them. --gin.Corpus.text_field names the field
+or the column that holds the text.
 
 Without --text, a workdir is measured as in its own evaluations: on its held-out rows, with its
 masks. This gives the `eval_loss` of its metrics.jsonl.

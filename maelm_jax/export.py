@@ -1,15 +1,14 @@
-"""Exports an encoder for transformers, for plain PyTorch or for the published MAE-LM code.
+"""Exports an encoder for transformers, or a model for the published MAE-LM code.
 
     python -m maelm_jax.export --workdir=runs/tiny --output=exported
-    python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=pytorch
     python -m maelm_jax.export --workdir=runs/tiny --output=exported --format=reference
 
 --workdir is a workdir, or any other encoder: an exported folder, a folder of stock transformers, or
 a checkpoint of the published code.
 
-The first command writes a folder for AutoModel.from_pretrained("exported"). --format=pytorch also
-holds the decoder and the prediction head, and any bucket function. --format=reference writes
-model.pt in the checkpoint layout of the published code.
+The first command writes a folder for AutoModel.from_pretrained("exported"). Beside the encoder it
+holds the decoder and the prediction head of MAE-LM, which the commands here read and transformers
+does not. --format=reference writes model.pt in the checkpoint layout of the published code.
 
 Writing needs neither PyTorch nor an accelerator. If PyTorch is installed, the command reads the
 folder back and compares it with JAX on real text. If the two differ, it writes no folder and fails.
@@ -21,7 +20,7 @@ import pathlib
 
 from maelm_jax import cli, config
 
-FORMATS = ("huggingface", "pytorch", "reference")
+FORMATS = ("huggingface", "reference")
 
 
 def main(argv: list[str]) -> int:

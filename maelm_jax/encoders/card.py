@@ -5,7 +5,7 @@ Every figure comes from the files of the run.
 
 import string
 
-from maelm_jax.encoders import verify
+from maelm_jax.encoders import decoder_file, verify
 from maelm_jax.encoders.encoder import Encoder
 from maelm_jax.encoders.export import Written
 from maelm_jax.encoders.source import EncoderSource
@@ -42,7 +42,7 @@ with torch.no_grad():
     output = model(**tokenizer(["A sentence."], truncation=True, return_tensors="pt"))
 ```
 
-Use `$output`.$head The tokenizer reads `$mask`, `$bos` and its other special tokens in a text as \
+Use `$output`.$notes The tokenizer reads `$mask`, `$bos` and its other special tokens in a text as \
 tokens. maelm_jax reads them as text, as `tokenizer(text, split_special_tokens=True)` does.
 
 ONNX (`pip install onnx onnxscript onnxruntime`), after the lines above:
@@ -73,31 +73,21 @@ const model = await AutoModel.from_pretrained("$name", { dtype: "fp32" });
 const { input_ids, attention_mask } = tokenizer(["A sentence."], { truncation: true });
 const output = await model({ input_ids, attention_mask });
 ```"""),
-    "pytorch": string.Template("""\
-```python
-import torch
-$tokenizer
-from maelm import MaeLm  # the file in this folder
-
-model = MaeLm.from_folder("$name").eval()
-ids = torch.tensor([$ids])
-with torch.no_grad():
-    states = model(ids)
-```
-
-The file says the rest: it holds encoder, decoder and prediction head, and needs torch and \
-safetensors only."""),
     "reference": string.Template("""\
 `model.pt` has the layout of the checkpoints of the published implementation (yumeng5/MAE-LM): \
 `args` with the architecture, `model` with the state dict and its tied copies. It holds no \
 training state. The implementation itself has not been run on this file."""),
 }
 NO_POOLER = " This encoder has no pooler: `pooler_output` and its weights are not trained."
-NO_HEAD = (
-    ' `pipeline("fill-mask")` and `AutoModelForMaskedLM` answer from a random head, because the '
-    "head of MAE-LM reads its decoder, which is not in this folder. `fill_mask` of "
-    "`maelm_jax.load_encoder` with the run, or `predict` of an export with `--format=pytorch`, "
-    "predicts masked tokens."
+DECODER = string.Template(
+    " $file holds the decoder and the prediction head, which transformers does not read: its "
+    '`pipeline("fill-mask")` and `AutoModelForMaskedLM` answer from a random head. '
+    '`maelm_jax.load_encoder("$name").fill_mask` predicts masked tokens.'
+)
+NO_TOKENIZER = string.Template(
+    " There is no tokenizer.json, because no Hugging Face tokenizer gives this vocabulary's ids: "
+    "instead of `AutoTokenizer`, use `SentencePieceProcessor` with `$name/sentencepiece.model`, "
+    "and put the id $bos before and $eos after those of a text."
 )
 # {end of the name of a stock class: its outputs that a user reads}.
 OUTPUTS = {
@@ -150,23 +140,18 @@ def render(
     head = next((head for head in OUTPUTS if written.architecture.endswith(head)), "")
     outputs = OUTPUTS.get(head, ("last_hidden_state",))
     notes = NO_POOLER if not head and "pooler/kernel" not in encoder.params else ""
-    if has_tokenizer_json:
-        library = "from tokenizers import Tokenizer"
-        ids = f'Tokenizer.from_file("{name}/tokenizer.json").encode("A sentence.").ids'
-    else:  # no Hugging Face tokenizer equals the vocabulary
-        library = "from sentencepiece import SentencePieceProcessor"
-        ids = f'SentencePieceProcessor("{name}/sentencepiece.model").encode("A sentence.")'
-        ids = f"[{vocabulary.bos}, *{ids}, {vocabulary.eos}]"
+    if any(path.startswith("decoder/") for path in encoder.params):
+        notes += DECODER.substitute(file=decoder_file.FILE, name=name)
+    if not has_tokenizer_json:
+        notes += NO_TOKENIZER.substitute(name=name, bos=vocabulary.bos, eos=vocabulary.eos)
     loading = LOADING[format].substitute(
         name=name,
         auto=f"AutoModelFor{head}" if head else "AutoModel",
         output="` and `".join(f"output.{name}" for name in outputs),
         names=", ".join(f'"{name}"' for name in outputs),
-        head=notes + (NO_HEAD if is_mae_lm else ""),
+        notes=notes,
         mask=vocabulary.pieces[vocabulary.mask],
         bos=vocabulary.pieces[vocabulary.bos],
-        tokenizer=library,
-        ids=ids,
     )
     tags = "tags: [mae-lm]\n" if is_mae_lm else ""
     front = f"---\nlibrary_name: transformers\n{tags}---\n\n" if format == "huggingface" else ""

@@ -184,8 +184,7 @@ class Encoder:
 
         Raises:
             ConfigError: `texts` is no list of strings, a text has no mask or is longer than
-                `length`, or the source has no prediction head (an export of MAE-LM for transformers
-                has none).
+                `length`, or the source has no prediction head.
         """
         if not 1 <= top <= self.vocabulary.size:
             raise config.ConfigError(f"top must be from 1 to {self.vocabulary.size}, got {top!r}")
@@ -234,7 +233,7 @@ class Encoder:
         if missing := " and no ".join(sorted(needed - modules)):
             raise config.ConfigError(
                 f"{name} has no {missing}, so it predicts no tokens: load the workdir of its "
-                "pretraining, or an export with --format=pytorch"
+                "pretraining, or its export"
             )
 
     def _masked_ids(self, text: str, number: int) -> list[int]:

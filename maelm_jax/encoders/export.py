@@ -1,4 +1,4 @@
-"""Writes an encoder as a folder: for stock transformers, for plain PyTorch, or as published.
+"""Writes an encoder as a folder: for stock transformers, or as published.
 
 A folder is written beside its place under another name, and renamed when it is whole.
 """
@@ -8,23 +8,23 @@ import errno
 import json
 import os
 import pathlib
-import shutil
 import tempfile
 import typing
 
 from maelm_jax import config, storage
-from maelm_jax.encoders import families, layouts, published, pytorch, tokenizer, weight_files
+from maelm_jax.encoders import (
+    decoder_file,
+    families,
+    layouts,
+    published,
+    tokenizer,
+    weight_files,
+)
 
 if typing.TYPE_CHECKING:
     from maelm_jax.encoders.encoder import Encoder
 
 CARD = "README.md"
-# {export format: what helps if it does not hold a model}.
-REMEDIES = {
-    "pytorch": "Use --format=huggingface, which holds the encoder without the decoder",
-    "reference": "Use --format=huggingface, or train a run with "
-    f"--gin_file={published.CONFIG} after its own --gin_file",
-}
 
 
 class Written(typing.NamedTuple):
@@ -39,21 +39,19 @@ def check_format(format: str, encoder: "Encoder", path: str):
     if format == "huggingface":
         families.require_stock_family(encoder.model, encoder.vocabulary.special)
         return
-    if format == "pytorch":
-        misfits = layouts.list_misfits(encoder.model, pytorch.FIXED)
-    else:
-        weight_files.require_torch("--format=reference")
-        size = encoder.vocabulary.size
-        published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
-        misfits = published.list_misfits(encoder.model)
+    weight_files.require_torch("--format=reference")
+    size = encoder.vocabulary.size
+    published.check_special_ids(encoder.vocabulary.special, size, "the vocabulary")
+    misfits = published.list_misfits(encoder.model)
     if encoder.head:
         misfits.append("it has the head of a fine-tuned run")
     elif "head/bias" not in encoder.params:
         misfits.append("it has no language-model head")
     if misfits:
         raise config.ConfigError(
-            f"--format={format} does not hold the model of {path} ({'; '.join(misfits)}). "
-            f"{REMEDIES[format]}"
+            f"--format={format} does not hold the model of {path} ({'; '.join(misfits)}). Use "
+            "--format=huggingface, or train a run with "
+            f"--gin_file={published.CONFIG} after its own --gin_file"
         )
 
 
@@ -68,18 +66,14 @@ def write(format: str, folder: pathlib.Path, encoder: "Encoder") -> Written:
     try:
         tokenizer.write(folder, encoder.vocabulary, encoder.length, pair)
     except tokenizer.NoEqual as error:
-        if format == "huggingface":
-            raise config.ConfigError(
-                f"{error}. `export --format=pytorch` goes without tokenizer.json"
-            ) from error
         print(f"no tokenizer.json: {error}")
         encoder.vocabulary.save(folder)
-    if format == "pytorch":
-        return Written("maelm.MaeLm", pytorch.write(folder, encoder))
     for name, content in encoder.module_files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    return _write_stock_model(folder, encoder)
+    written = _write_stock_model(folder, encoder)
+    decoder_file.write(folder, encoder)
+    return written
 
 
 def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
@@ -145,7 +139,6 @@ def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]
         folder.mkdir()
         try:
             yield folder
-            shutil.rmtree(folder / "__pycache__", ignore_errors=True)  # of maelm.py
             for path in (*folder.rglob("*"), folder):
                 storage.flush_folder(path)
         except Exception as error:

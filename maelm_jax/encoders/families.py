@@ -38,14 +38,13 @@ def require_stock_family(model: config.Model, special: config.SpecialIds) -> Fam
     """Returns the family whose stock models compute the encoder of `model`.
 
     Raises:
-        ConfigError: There is none. The message names an export format that holds the model.
+        ConfigError: There is none.
     """
     family = choose_family(model)
     if misfits := family.find_misfits(model, special):
         raise config.ConfigError(
             f"the stock {family.class_name} does not compute this encoder ({'; '.join(misfits)}). "
-            "If its layers are BERT's, use --format=pytorch. Otherwise train with the settings of "
-            "a family in docs/encoders.md"
+            "Train with the settings of a family in docs/encoders.md"
         )
     return family
 

@@ -25,7 +25,14 @@ from flax import traverse_util
 
 from maelm_jax import config, gin_files, storage
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import families, layouts, published, pytorch, tokenizer, weight_files
+from maelm_jax.encoders import (
+    decoder_file,
+    families,
+    layouts,
+    published,
+    tokenizer,
+    weight_files,
+)
 from maelm_jax.model import keys, maelm
 from maelm_jax.training import checkpoint, run_record, sharding
 
@@ -228,7 +235,7 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
         return _find_published(folder / "model.pt", str(folder))
     if (folder / "config.json").is_file():
         with storage.reading(folder / "config.json"):
-            return _find_weight_folder(folder)
+            return _find_stock_folder(folder)
     if folder.is_dir():
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
@@ -271,64 +278,40 @@ def _find_workdir(folder: pathlib.Path, step: int | None) -> EncoderSource:
     )
 
 
-def _find_weight_folder(folder: pathlib.Path) -> EncoderSource:
-    """Returns the source in a folder of config.json, weights and a vocabulary."""
+def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
+    """Returns the source in a folder of config.json, weights, a vocabulary and maybe a decoder."""
     content = storage.read_json(folder / "config.json")
     if not vocabularies.files_in(folder):
         raise config.ConfigError(
             f"{folder} has no tokenizer.json; transformers makes it: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    if content.get("format") == pytorch.FORMAT:
-        return _find_pytorch_export(folder, content)
-    return _find_stock_folder(folder, content)
-
-
-def _find_pytorch_export(folder: pathlib.Path, content: dict) -> EncoderSource:
-    settings = {name: content["model"][name] for name in pytorch.FIELDS}
-    model = _make_model(settings, str(folder))
-
-    def read_tensors():
-        shapes = _parameter_shapes(model, content["vocabulary_size"])
-        tensors, mappings = weight_files.read_folder(folder), pytorch.list_mappings(shapes)
-        return layouts.import_tensors(tensors, mappings, shapes, str(folder))
-
-    return EncoderSource(
-        path=str(folder),
-        kind="folder of ours",
-        settings=settings,
-        vocabulary=str(folder),
-        length=tokenizer.read_longest_input(folder, model.max_positions),
-        mask_fraction=content["encoder_mask_fraction"],
-        _read_tensors=read_tensors,
-        renumber=content["renumber"],
-    )
-
-
-def _find_stock_folder(folder: pathlib.Path, content: dict) -> EncoderSource:
     stock = families.read_family(content, str(folder))
     tokenizer.check_options(stock, folder)
     settings = stock.read_settings(content)
     settings |= {"decoder_layers": 0, "decoder_relative_bias": False}
     model, rows = _make_model(settings, str(folder)), content["vocab_size"]
+    decoder = decoder_file.read_settings(folder)
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
         tensors, shapes = weight_files.read_folder(folder), _parameter_shapes(model, rows)
-        return stock.import_params(tensors, model, pad, shapes, str(folder))
+        params = stock.import_params(tensors, model, pad, shapes, str(folder))
+        return params | (decoder_file.read_params(folder) if decoder else {})
 
     class_name = (content.get("architectures") or ["Model"])[0]
     has_known_head = class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return EncoderSource(
         path=str(folder),
         kind=f"{content['model_type']} folder",
-        settings=settings,
+        settings=settings | (decoder.model if decoder else {}),
         vocabulary=tokenizer.choose_vocabulary(folder),
         length=tokenizer.read_longest_input(folder, model.max_positions),
-        mask_fraction=1.0,
+        mask_fraction=decoder.mask_fraction if decoder else 1.0,
         _read_tensors=read_tensors,
         ignored_head=None if has_known_head else class_name,
         pad=content.get("pad_token_id"),
+        renumber=decoder.renumber if decoder else False,
     )
 
 

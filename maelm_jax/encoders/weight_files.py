@@ -79,12 +79,20 @@ def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(path)
 
 
-def write_safetensors(path: str | os.PathLike, tensors: Tensors):
-    """Writes a .safetensors file of float32 tensors."""
+def write_safetensors(path: str | os.PathLike, tensors: Tensors, **metadata: str):
+    """Writes a .safetensors file of float32 tensors. Its metadata are `format="pt"` by default."""
     import safetensors.numpy
 
     contiguous = {name: np.ascontiguousarray(value, "<f4") for name, value in tensors.items()}
-    safetensors.numpy.save_file(contiguous, path, metadata={"format": "pt"})
+    safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """Reads the metadata of a .safetensors file."""
+    import safetensors
+
+    with safetensors.safe_open(path, framework="np") as file:
+        return file.metadata()
 
 
 def _read_pytorch_weights(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -81,8 +81,8 @@ def open_model(
     """Opens a model at one or more checkpoints, with the settings of its own evaluations.
 
     Args:
-        path: A workdir, an export with --format=pytorch, a stock folder with a language-model head,
-            or a checkpoint of the published code with its vocabulary.
+        path: A workdir, an export, a stock folder with a language-model head, or a checkpoint of
+            the published code with its vocabulary.
         steps: Steps of a workdir's checkpoints; None for the newest, and for what is no workdir.
         needs_rows: Whether the rows of a run are measured. If not, rows in a bucket stay there, and
             rows that cannot be opened are named in a warning.

@@ -198,8 +198,9 @@ def test_wrong_input_is_refused(encoder, texts, top, message):
         encoder.fill_mask(texts, top)
 
 
-def test_an_export_without_head_says_what_to_load(workdirs, tmp_path):
+def test_a_folder_without_head_says_what_to_load(workdirs, tmp_path):
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
+    (tmp_path / "out" / "decoder.safetensors").unlink()
     with pytest.raises(config.ConfigError, match="has no head, so it predicts no tokens: load the workdir"):
         maelm_jax.load_encoder(tmp_path / "out").fill_mask(["<mask>"])
 
@@ -216,22 +217,6 @@ def test_mlm_predicts_as_the_fill_mask_of_transformers(workdirs, tmp_path):
                 np.testing.assert_allclose([one.probability for one in ours], [one["score"] for one in expected], rtol=1e-4)
 
 
-def test_the_decoder_predicts_as_the_exported_module(make_workdir, vocabulary, tmp_path, monkeypatch):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    workdir = make_workdir(tmp_path / "run", {"Masking.renumber": True})
-    assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}", "--format=pytorch"]) == 0
-    monkeypatch.syspath_prepend(str(tmp_path / "out"))
-    import maelm
-
-    ids = torch.tensor([[vocabulary.bos, *vocabulary.encode_masked(TEXTS[0]), vocabulary.eos]])
-    with torch.no_grad():
-        logits = maelm.MaeLm.from_folder(tmp_path / "out").eval().predict(ids, ids == vocabulary.mask)
-    expected = torch.softmax(logits[ids == vocabulary.mask][0], -1).topk(4).values.numpy()
-    for folder in (workdir, tmp_path / "out"):
-        [[candidates]] = maelm_jax.load_encoder(folder).fill_mask(TEXTS[:1], top=4)
-        np.testing.assert_allclose([one.probability for one in candidates], expected, rtol=1e-4)
-
-
 def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir, tmp_path):
     """A decoder does not tell: the encoder of delta 1 reads all masks. The export keeps that."""
     hidden = make_workdir(tmp_path / "hidden", {})
@@ -245,7 +230,7 @@ def test_masks_are_read_by_an_encoder_that_read_them_in_pretraining(make_workdir
     assert maelm_jax.load_encoder(mlm).mask_fraction == 1  # nothing else predicts
     for name in ("hidden", "read", "kept", "renumbered"):
         folders[f"{name} exported"] = tmp_path / f"{name}-out"
-        assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--format=pytorch", "--no-verify"]) == 0
+        assert export.main([f"--workdir={folders[name]}", f"--output={tmp_path / f'{name}-out'}", "--no-verify"]) == 0
     first = {name: maelm_jax.load_encoder(folder).fill_mask(TEXTS, top=1)[0][0][0].probability for name, folder in folders.items()}
     assert first["hidden"] == first["hidden exported"] == first["random"] != first["read"] == first["read exported"]
     assert first["kept"] == first["kept exported"] != first["read"], "the decoder reads the encoder's states of the masks"

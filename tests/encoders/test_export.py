@@ -17,7 +17,7 @@ from testing import ROOT, call, flatten
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, published, source, verify
+from maelm_jax.encoders import card, encoder, family, published, source, verify
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
@@ -60,8 +60,8 @@ def make_untrained(model: config.Model, vocabulary, **more) -> encoder.Encoder:
 
 def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert run(workdirs["mpnet"], tmp_path / "out") == 0
-    files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"README.md", "config.json", "model.safetensors", "sentencepiece.model", "tokenizer.json", "tokenizer_config.json"}
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == "README.md config.json decoder.safetensors model.safetensors sentencepiece.model tokenizer.json tokenizer_config.json".split()
     text = (tmp_path / "out" / "README.md").read_text()
     for what in ("MAE-LM (arXiv 2302.02060)", "`installed_docs` 100%", "12 of 12, each of 32 rows of 48 tokens", "6.1250", "Not verified"):
         assert what in text, what
@@ -72,13 +72,10 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert "6.5000 (batch of step 6)" in text and "6.1250" not in text, "a card tells nothing of later steps"
 
 
-@pytest.mark.parametrize(
-    "name,format",
-    [("mpnet", "huggingface"), ("mpnet-mlm", "huggingface"), ("roberta-mlm", "huggingface"), ("reference", "pytorch"), ("mpnet", "pytorch")],
-)
-def test_an_export_that_is_exported_again_is_byte_identical(workdirs, tmp_path, name, format):
-    assert run(workdirs[name], tmp_path / "first", f"--format={format}") == 0
-    assert run(tmp_path / "first", tmp_path / "second", f"--format={format}") == 0
+@pytest.mark.parametrize("name", ["mpnet", "mpnet-mlm", "roberta-mlm", "modernbert"])
+def test_an_export_that_is_exported_again_is_byte_identical(workdirs, tmp_path, name):
+    assert run(workdirs[name], tmp_path / "first") == 0
+    assert run(tmp_path / "first", tmp_path / "second") == 0
     first, second = (read_files(tmp_path / folder) for folder in ("first", "second"))
     assert first.keys() == second.keys()
     differing = {file for file in first if first[file] != second[file]}
@@ -86,8 +83,7 @@ def test_an_export_that_is_exported_again_is_byte_identical(workdirs, tmp_path, 
     assert differing <= {"README.md", "config.json"}, differing
     original = source.find_encoder(workdirs[name]).read_params()
     again = source.find_encoder(tmp_path / "second").read_params()
-    modules = {path.split("/")[0] for path in again}
-    assert modules == ({"encoder"} if (name, format) == ("mpnet", "huggingface") else {path.split("/")[0] for path in original})
+    assert {path.split("/")[0] for path in again} == {path.split("/")[0] for path in original}
     for path, value in again.items():
         assert np.array_equal(value, original.get(path, np.zeros_like(value))), path
 
@@ -172,7 +168,6 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
     assert content["architectures"] == ["MPNetForSequenceClassification"] and content["id2label"] == {"0": "yes", "1": "no"}
     assert json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())["model_max_length"] == 96
     assert "fine-tuned on | rte" in text and "accuracy 0.6250" in text and "AutoModelForSequenceClassification" in text
-    assert "fine-tuned" in refuse(tmp_path / "rte", tmp_path / "out2", "--format=pytorch")
     content, text = export_tuned("rte", classifier, task="own", label_separator=",")
     assert content["problem_type"] == "multi_label_classification" and "A text has the labels whose logit is above 0" in text
     (tmp_path / "rte" / "results.json").write_text(json.dumps(results | {"labels": ["one"]}))
@@ -200,7 +195,7 @@ def test_a_card_says_what_is_known_of_the_training_and_which_output_is_trained(w
     assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm
     for text, has_head in ((first, False), (second, False), (mlm, True)):
         assert ("`pooler_output` and its weights are not trained" in text) != has_head
-    assert "answer from a random head" in first and "--format=pytorch" in first and "random head" not in mlm
+        assert ("answer from a random head" in text) != has_head
 
 
 @pytest.mark.parametrize("file", sorted(path.stem for path in (ROOT / "configs" / "ablations").glob("*.gin")))
@@ -214,19 +209,16 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     assert f"{experiment.masking.random_fraction:.0%} become random tokens" in text
 
 
-@pytest.mark.parametrize("form", ["pytorch", "huggingface"])
-def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
+def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch):
     """In the folder above the export, as its reader would type them."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
     pytest.importorskip("transformers", reason="transformers is not installed")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "maelm", raising=False)
-    assert export.main([f"--workdir={workdirs['mpnet']}", "--output=out", f"--format={form}"]) == 0
-    monkeypatch.syspath_prepend(str(tmp_path / "out"))
+    assert export.main([f"--workdir={workdirs['mpnet']}", "--output=out"]) == 0
     lines = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)[0]
     names: dict = {}
     exec(lines, names)
-    states = names["states"] if form == "pytorch" else names["output"].last_hidden_state
+    states = names["output"].last_hidden_state
     assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())
 
 
@@ -237,10 +229,9 @@ def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch, form):
     "name,more,message",
     [
         ("mpnet", ["--step=7"], "step 7; it holds 6, 12"),
-        ("reference", [], "--format=pytorch"),
+        ("reference", [], "docs/encoders.md"),
         ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
         ("mpnet", ["--gin.Model.layers=3"], "reads no settings"),
-        ("modernbert", ["--format=pytorch"], "--format=huggingface"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):
@@ -272,12 +263,13 @@ def test_what_a_format_cannot_hold_is_refused_with_the_format_to_use(vocabulary,
     modern = gin_files.load(["modern_tiny.gin"]).model
     folders.check_format("huggingface", make_untrained(modern, vocabulary), "run")
     assert "biases" in refuse_format("huggingface", dataclasses.replace(modern, biases=True))
-    for format, model in (("pytorch", usual), ("reference", dataclasses.replace(usual, relative_buckets="reference"))):
-        assert "--format=huggingface" in refuse_format(format, modern)
-        folders.check_format(format, make_untrained(model, vocabulary), "run")
-        for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
-            assert "--format=huggingface" in refuse_format(format, dataclasses.replace(model, **change))
-    assert "token_types" in refuse_format("reference", dataclasses.replace(usual, relative_buckets="reference", token_types=2))
+    published_model = dataclasses.replace(usual, relative_buckets="reference")
+    assert "--format=huggingface" in refuse_format("reference", modern)
+    folders.check_format("reference", make_untrained(published_model, vocabulary), "run")
+    for change in ({"decoder_causal": True}, {"decoder_attention": "self+cross"}, {"decoder_width": 64}):
+        assert "--format=huggingface" in refuse_format("reference", dataclasses.replace(published_model, **change))
+    assert "fine-tuned" in refuse_format("reference", published_model, head=family.FineTunedHead(family.QUESTION_ANSWERING))
+    assert "token_types" in refuse_format("reference", dataclasses.replace(published_model, token_types=2))
     folders.check_format("huggingface", make_untrained(dataclasses.replace(usual, decoder_causal=True), vocabulary), "run")
 
 
@@ -288,14 +280,7 @@ def test_special_ids_that_the_published_code_changes_are_refused(ids):
         published.check_special_ids(config.SpecialIds(*ids), 1002, "vocabulary")
 
 
-def test_an_encoder_without_a_language_model_head_is_refused_with_the_format_to_use(workdirs, tmp_path):
-    """The huggingface folder of an MAE-LM run holds its encoder alone."""
-    assert run(workdirs["mpnet"], tmp_path / "encoder") == 0
-    assert "--format=huggingface" in refuse(tmp_path / "encoder", tmp_path / "out", "--format=pytorch")
-    assert [path.name for path in tmp_path.iterdir()] == ["encoder"]
-
-
-def test_a_vocabulary_without_tokenizer_json_is_exported_for_pytorch_only(make_workdir, tmp_path, capsys):
+def test_a_vocabulary_that_has_no_tokenizer_json_is_exported_without_it(make_workdir, tmp_path, capsys):
     import io
     from pydoc_data import topics
 
@@ -305,10 +290,11 @@ def test_a_vocabulary_without_tokenizer_json_is_exported_for_pytorch_only(make_w
     ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "minloglevel": 2}
     sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=80, **ids)
     workdir = make_workdir(tmp_path / "run", {}, vocabulary=vocabularies.SentencePieceVocabulary(model.getvalue()))
-    assert "only BPE" in refuse(workdir, tmp_path / "out")
-    assert run(workdir, tmp_path / "out", "--format=pytorch") == 0
+    assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]) == 0
     assert "no tokenizer.json" in capsys.readouterr().out
-    assert "sentencepiece.model" in (tmp_path / "out" / "README.md").read_text()
+    assert "out/sentencepiece.model" in (tmp_path / "out" / "README.md").read_text()
+    one, other = (maelm_jax.load_encoder(path).encode(["for a text"]) for path in (workdir, tmp_path / "out"))
+    assert np.array_equal(one, other)
 
 
 # The folder.

@@ -167,9 +167,9 @@ def test_a_step_that_is_none_is_refused(workdirs, tmp_path):
     assert maelm_jax.load_encoder(workdirs["mpnet"], step=np.int64(6)).step == 6
 
 
-def test_an_export_for_pytorch_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
+def test_an_export_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
     run = make_workdir(tmp_path / "run", {"Model.dropout": 0.25, "Model.attention_dropout": 0.2, "Model.decoder_refills_mask": False})
-    found = source.find_encoder(write(run, tmp_path / "out", "pytorch"))
+    found = source.find_encoder(write(run, tmp_path / "out"))
     assert (found.model.dropout, found.model.attention_dropout, found.model.decoder_refills_mask) == (0.25, 0.2, False)
     before = gin_files.load(["tiny.gin"])
     after = adoption.adopt_settings(before, found).experiment.model

@@ -1,0 +1,69 @@
+"""Writes and reads what a stock class has no place for: the decoder of MAE-LM, and its head.
+
+They are in a file beside the weights of the encoder. transformers does not read it.
+"""
+
+import dataclasses
+import json
+import pathlib
+import typing
+
+import numpy as np
+
+from maelm_jax import config, storage
+from maelm_jax.encoders import weight_files
+
+if typing.TYPE_CHECKING:
+    from maelm_jax.encoders.encoder import Encoder
+
+FILE = "decoder.safetensors"
+MODULES = ("decoder/", "head/")  # of the parameters in the file
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSettings:
+    """What the file says beside its tensors.
+
+    Attributes:
+        model: {field of config.Model: value} of the decoder.
+        mask_fraction: The share of the masked positions at which the encoder read `<mask>`.
+        renumber: `Masking.renumber` of the pretraining.
+    """
+
+    model: dict[str, typing.Any]
+    mask_fraction: float
+    renumber: bool
+
+
+def write(folder: pathlib.Path, encoder: "Encoder") -> int:
+    """Writes FILE if the encoder has a decoder. Returns the number of its parameters.
+
+    The tensors have the names and shapes that they have here, without padding of the vocabulary.
+    """
+    tensors = {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
+    if not any(path.startswith("decoder/") for path in tensors):
+        return 0
+    fields = config.field_names(config.Model, part="decoder")
+    model = {name: getattr(encoder.model, name) for name in fields}
+    settings = DecoderSettings(model, encoder.mask_fraction, encoder.renumber)
+    content = json.dumps(dataclasses.asdict(settings))
+    weight_files.write_safetensors(folder / FILE, tensors, settings=content)
+    return sum(value.size for value in tensors.values())
+
+
+def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
+    """Reads the settings in FILE; None if there is no such file.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
+    if not (folder / FILE).is_file():
+        return None
+    with storage.reading(folder / FILE):
+        metadata = weight_files.read_metadata(folder / FILE)
+        return DecoderSettings(**json.loads(metadata["settings"]))
+
+
+def read_params(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads {parameter path: float32 array} in FILE. Raises ConfigError if it is damaged."""
+    return weight_files.read_safetensors(folder / FILE)
