@@ -12,6 +12,7 @@ Arms (--arms):
 
 bert          BertForMaskedLM in PyTorch, as run_mlm.py trains it
 modernbert    ModernBertForMaskedLM in PyTorch, as its authors train it
+mpnet         MPNetForMaskedLM in PyTorch, as BERT: relative positions, as in our MAE-LM
 bert_recipe   BertForMaskedLM in PyTorch, with our mask rate, optimizer and schedule
 mlm           our MLM with recipes/efficient.gin
 mlm_modern    the same with ModernBERT's layers (recipes/modern_layers.gin)
@@ -19,7 +20,7 @@ mae_lm        our MAE-LM with recipes/efficient.gin
 mae_lm_cheap  the same with the cheap decoder (ablations/decoder_masked_only.gin)
 mae_lm_modern the same with ModernBERT's layers as well
 
-peer_training.py trains the first three, and says how. Ours are the command maelm_jax.train. All
+peer_training.py trains the first four, and says how. Ours are the command maelm_jax.train. All
 arms read the same rows of 128 tokens in the same order, with the same vocabulary of 8,192 ids. The
 learning rates, the batch sizes and the scale of the initial weights of the PyTorch arms are chosen
 on the held-out text by short runs. Ours are those of the recipe.
@@ -95,6 +96,7 @@ CHEAP_DECODER = "--gin_file=ablations/decoder_masked_only.gin"
 MODERN_LAYERS = ("--gin_file=recipes/modern_layers.gin", "--gin.Model.feed_forward={feed_forward}")
 ARMS = {
     "bert": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
+    "mpnet": Arm(rates=(5e-4, 1e-3, 2e-3), batch_sizes=(8, 16)),
     "modernbert": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "bert_recipe": Arm(rates=(1e-3, 2e-3, 4e-3), batch_sizes=(8, 16)),
     "mlm": Arm(("--gin_file=mlm.gin",)),

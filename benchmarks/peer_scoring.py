@@ -43,6 +43,8 @@ TASKS = {
     "CoLA": ((3,), 1),
     "MRPC": (("#1 String", "#2 String"), "Quality"),
     "RTE": (("sentence1", "sentence2"), "label"),
+    "QQP": (("question1", "question2"), "is_duplicate"),
+    "MNLI": (("sentence1", "sentence2"), "gold_label"),
 }
 
 

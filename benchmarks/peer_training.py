@@ -10,6 +10,7 @@ held-out rows with their masks. The arms:
 bert         BertForMaskedLM as run_mlm.py trains it. 15% of the tokens are selected; of these, 80%
              become [MASK], 10% a random token, 10% stay. AdamW, and a learning rate that falls
              linearly to 0.
+mpnet        MPNetForMaskedLM, trained in the same way.
 modernbert   ModernBertForMaskedLM as its authors train it. 30% are selected, 80/10/10. AdamW with
              decoupled weight decay, and a trapezoidal rate, which falls over the last 10% of the
              steps as 1 - sqrt. Its own switch `sparse_prediction` computes
@@ -18,10 +19,10 @@ bert_recipe  BertForMaskedLM with the mask rate (40%, always [MASK]), the optimi
              matrices of the layers, AdamW for the rest) and the schedule (wsd) of
              recipes/efficient.gin.
 
-All three: no dropout, because most rows are read once or twice; gradients clipped to a global norm
-of 1 (2 in the recipe); scaled_dot_product_attention; one thread; fused AdamW; torch.compile where a
-C++ compiler is installed (6 to 10% faster steps). The stock BertForMaskedLM computes the logits at
-every position.
+All: no dropout, because most rows are read once or twice; gradients clipped to a global norm of 1
+(2 in the recipe); scaled_dot_product_attention (MPNet has none); one thread; fused AdamW;
+torch.compile where a C++ compiler is installed (6 to 10% faster steps). The stock BertForMaskedLM
+and MPNetForMaskedLM compute the logits at every position.
 
 Writes metrics.jsonl (a line every --log_every steps), checkpoints/<step>/ (stock folders with
 tokenizer.json) and, at the end, peer.json: what was trained, and PyTorch's own loss on the first
@@ -118,18 +119,19 @@ def make_model(args: argparse.Namespace, special: dict, length: int) -> torch.nn
         "num_hidden_layers": args.layers,
         "num_attention_heads": args.heads,
         "max_position_embeddings": length,
-        "attn_implementation": "sdpa",
+        "attn_implementation": "eager" if args.arm == "mpnet" else "sdpa",
         "initializer_range": args.initializer_range,
     }
     if args.arm != "modernbert":
-        return transformers.BertForMaskedLM(
-            transformers.BertConfig(
-                **shape,
-                intermediate_size=4 * args.width,
-                hidden_dropout_prob=0.0,
-                attention_probs_dropout_prob=0.0,
-            )
-        )
+        shape |= {
+            "intermediate_size": 4 * args.width,
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        }
+        if args.arm == "mpnet":  # its positions begin after the id of padding
+            shape |= {"max_position_embeddings": length + special["pad"] + 1}
+            return transformers.MPNetForMaskedLM(transformers.MPNetConfig(**shape))
+        return transformers.BertForMaskedLM(transformers.BertConfig(**shape))
     return transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             # Its feed-forward block has three matrices: as many parameters as BERT's with two.
@@ -152,7 +154,7 @@ def mask_tokens(ids: torch.Tensor, arm: str, special: dict) -> tuple[torch.Tenso
         arm: Decides how many tokens are selected, and what replaces them.
         special: Ids of special tokens, which are never selected.
     """
-    rate = {"bert": 0.15, "modernbert": 0.30, "bert_recipe": 0.40}[arm]
+    rate = {"modernbert": 0.30, "bert_recipe": 0.40}.get(arm, 0.15)
     never = torch.tensor([special[name] for name in ("bos", "pad", "eos", "unk", "mask")])
     selected = (torch.rand(ids.shape) < rate) & ~torch.isin(ids, never)
     labels = torch.where(selected, ids, -100)
@@ -205,7 +207,7 @@ def rate_factor(arm: str, step: int, steps: int, warmup: int) -> float:
     """Returns the learning rate of a step, counted from 0, as a share of its peak."""
     if step < warmup:
         return (step + 1) / warmup
-    if arm == "bert":
+    if arm in ("bert", "mpnet"):
         return (steps - step) / (steps - warmup)
     left = min((steps - step) / (DECAY_SHARE * steps), 1.0)
     return 1 - (1 - left) ** 0.5 if arm == "modernbert" else left
@@ -246,7 +248,7 @@ def parse_flags() -> argparse.Namespace:
     flags = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    arms = ("bert", "modernbert", "bert_recipe")
+    arms = ("bert", "mpnet", "modernbert", "bert_recipe")
     flags.add_argument("--arm", choices=arms, required=True)
     flags.add_argument("--inputs", type=pathlib.Path, required=True, help="prepared inputs")
     flags.add_argument("--output", type=pathlib.Path, required=True, help="folder to write")
