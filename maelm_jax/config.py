@@ -186,7 +186,7 @@ class Vocabulary(Settings):
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0,
-        "Text to train the vocabulary on, picked by document hash from 8 times as much.",
+        "Size of the sample of the text that the vocabulary is trained on.",
         "MB",
         gt=0,
     )
@@ -198,27 +198,21 @@ class Corpus(Settings):
 
     sources: dict[Text, Above0] = setting(
         lambda: {"installed_docs": 1.0},
-        "Rate of each source in the mixture. A source is "
-        "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
+        "Rate of each source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
     )
     text_files: Text | None = setting(
-        None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`."
+        None, "Glob of text files (docs/data.md). It replaces `sources`."
     )
     text_field: Text = setting(
         "text",
-        "Field of a .jsonl record, column of a .parquet or .arrow file, or feature of a TFRecord "
-        "or ArrayRecord file that holds the document.",
+        "Field, column or feature that holds the document (docs/data.md).",
     )
-    task_modules: tuple[Text, ...] = setting(
-        (), "Python modules that prepare imports, so that `seqio:` names are registered."
-    )
+    task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float = setting(
-        0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
+        0.005, "Share of documents kept for evaluation.", gt=0, lt=0.5
     )
-    skip_bad_files: bool = setting(
-        False, "True leaves out files that cannot be read. False ends the command.", free=True
-    )
+    skip_bad_files: bool = setting(False, "True leaves out files that cannot be read.", free=True)
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.", free=True)
     shuffle_shards: int = setting(
         0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0
@@ -251,28 +245,25 @@ class Masking(Settings):
     )
     heldout_rate: float | None = setting(
         None,
-        "Rate in evaluations and rank measurements, for comparison with runs that train at "
-        "other rates. None: `rate`.",
+        "Rate in evaluations and rank measurements. None: `rate`.",
         gt=0,
         lt=1,
     )
     unit: typing.Literal["token", "word", "span"] = setting(
         "token",
-        "What is masked as a whole, at most ten tokens. A span is 4.5 tokens long on average. A "
-        "word ends at a space, also in text that has none inside a line.",
+        "What is masked as a whole, at most ten tokens. A word ends at a space. A span has "
+        "4.5 tokens on average.",
     )
     encoder_mask_fraction: Share = setting(
         0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM."
     )
     random_fraction: Share = setting(
         0.0,
-        "Of the masked positions that the encoder reads, the share that gets a random token "
-        "instead of [MASK] (BERT: 0.1).",
+        "Share of the masked positions in the encoder that get a random token (BERT: 0.1).",
     )
     keep_fraction: Share = setting(
         0.0,
-        "Of the masked positions that the encoder reads, the share that keeps its token "
-        "(BERT: 0.1).",
+        "Share of the masked positions in the encoder that keep their token (BERT: 0.1).",
     )
     renumber: bool = setting(
         False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only."
@@ -315,8 +306,7 @@ class Model(Settings):
     # It is of no part: bidirectional runs go on from the weights of a causal one.
     causal: bool = setting(
         False,
-        "True hides later tokens from each token and predicts it from the ones before it: the "
-        "first phase of recipes/causal_phase.gin.",
+        "True predicts each token from those before it (recipes/causal_phase.gin).",
     )
     decoder_layers: int = setting(
         4,
@@ -351,7 +341,7 @@ class Model(Settings):
     )
     positions: typing.Literal["learned", "rotary"] = setting(
         "learned",
-        "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.",
+        "`learned` adds rows of a table, `rotary` turns queries and keys.",
         part="encoder",
     )
     rotary_theta: float = setting(
@@ -371,7 +361,7 @@ class Model(Settings):
     )
     local_rotary_theta: float = setting(
         10_000.0,
-        "Base in layers with local attention (`rotary_theta`).",
+        "`rotary_theta` of layers with local attention.",
         gt=1,
         le=1e9,
         part="encoder",
@@ -407,7 +397,7 @@ class Model(Settings):
     )
     decoder_relative_bias: bool = setting(
         False,
-        "True gives the decoder a relative bias of its own, also if the encoder has none.",
+        "True gives the decoder a relative bias of its own.",
         part="decoder",
     )
     init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0)
@@ -523,8 +513,8 @@ class Optimizer(Settings):
 
     kind: typing.Literal["adamw", "muon"] = setting(
         "adamw",
-        "Rule that updates the weight matrices of the layers. AdamW updates all other "
-        "parameters. Fine-tuning accepts AdamW only.",
+        "Optimiser of the layers' matrices. AdamW updates all other parameters. Fine-tuning "
+        "accepts AdamW only.",
     )
     learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
     muon_learning_rate: Above0 = setting(
@@ -532,15 +522,14 @@ class Optimizer(Settings):
     )
     warmup_steps: Count = setting(
         10_000,
-        "Steps in which the rate rises from 0 to its peak. More steps than the run has "
-        "count as those of the run.",
+        "Steps in which the rate rises from 0 to its peak, at most those of the run.",
         "steps",
     )
     schedule: typing.Literal["linear", "wsd", "decay"] = setting(
         "linear",
-        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or over "
-        "the last ones (`wsd`). `decay` is for Run.continue_from: the rate begins where that of "
-        "the other run stood, and falls to 0 as 1 - sqrt(share of the steps done).",
+        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or "
+        "the last ones (`wsd`). `decay`, for Run.continue_from, falls from the other run's "
+        "rate to 0 as 1 - sqrt(share of the steps done).",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
@@ -581,22 +570,19 @@ class Run(Settings):
 
     train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
     batch_size: Positive = setting(2048, "Size of a step, over all devices and hosts.", "rows")
-    accumulate: Positive = setting(
-        1, "Microbatches that a step is computed in.", "microbatches", free=True
-    )
+    accumulate: Positive = setting(1, "Microbatches of a step.", "microbatches", free=True)
     seed: int = setting(
         0,
-        "Seed of data order, weights and masks. All but the order use its last 32 bits.",
+        "Seed of data order, weights and masks.",
         ge=0,
     )
     init_from: Text | None = setting(
         None,
-        "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
+        "Encoder whose weights to start from (docs/encoders.md).",
     )
     continue_from: Text | None = setting(
         None,
-        "Run whose weights and optimiser state this run begins with: WORKDIR, or WORKDIR@STEP for "
-        "an earlier checkpoint.",
+        "Run to go on from, with its optimiser: WORKDIR, or WORKDIR@STEP.",
     )
     log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
     eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
@@ -650,12 +636,11 @@ class CustomTask(Settings):
 
     columns: tuple[Text, ...] = setting(
         (),
-        "One or two columns of text. Empty: `text` and `text2`, `sentence1` and `sentence2`, "
-        "`text` or `sentence`, the first of these that the training file has.",
+        "One or two columns of text. Empty: those with the usual names (docs/finetuning.md).",
     )
     label: Text = setting("label", "Column of the label, labels or score.")
     labels: tuple[Text, ...] = setting(
-        (), "Every label that occurs. Empty: those of the training file; none in a regression."
+        (), "Every label that occurs. Empty: those of the training file."
     )
     label_separator: Text | None = setting(
         None, "Separator of the labels in a cell. Set it if a text can have several, or none."
@@ -714,13 +699,12 @@ class Finetune(Settings):
     )
     train_file: Text | None = setting(
         None,
-        "Of `own`: a table with a header line, tab-separated, .csv, .jsonl or .ndjson. Of `conll`: "
-        "a line for each word, a blank line between sentences.",
+        "Training file of `own` or `conll` (docs/finetuning.md).",
         free=True,
     )
     dev_file: Text | None = setting(
         None,
-        "File to evaluate on, as `train_file`. None: a tenth of the training file of `own`.",
+        "File to evaluate on. None: a tenth of the training file of `own`.",
         free=True,
     )
     evaluations: Positive = setting(
@@ -730,7 +714,7 @@ class Finetune(Settings):
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
     )
     train_examples: Positive | None = setting(
-        None, "Size of the sample to train on, the same for every seed. None is all.", "examples"
+        None, "Size of the sample to train on. None is all.", "examples"
     )
     dev_examples: Positive | None = setting(
         None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
