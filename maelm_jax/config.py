@@ -186,7 +186,7 @@ class Vocabulary(Settings):
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0,
-        "Size of the sample of the text that the vocabulary is trained on.",
+        "Sample of the text that the vocabulary is trained on.",
         "MB",
         gt=0,
     )
@@ -291,16 +291,16 @@ class Model(Settings):
         3072, "Width of the feed-forward block.", "values", ge=1, part="encoder"
     )
     feed_forward_gate: bool = setting(
-        False, "True multiplies the activation by a second linear map: GeGLU.", part="encoder"
+        False, "True adds a second linear map: GeGLU.", part="encoder"
     )
     normalization: typing.Literal["post", "pre"] = setting(
         "post",
-        "Where LayerNorm stands: `post` after each sum (BERT), `pre` before each sublayer.",
+        "LayerNorm after each sum (`post`, BERT) or before each sublayer (`pre`).",
         part="encoder",
     )
     biases: bool = setting(
         True,
-        "False leaves the biases out of the layers' linear maps and all normalizations.",
+        "False leaves out the biases of layers and normalizations.",
         part="encoder",
     )
     # It is of no part: bidirectional runs go on from the weights of a causal one.
@@ -324,8 +324,7 @@ class Model(Settings):
     )
     decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
         "self",
-        "The decoder attends to its own states (self), those of the encoder (cross) or "
-        "both in turn.",
+        "What it attends to: its own states (self), the encoder's (cross) or both in turn.",
         part="decoder",
     )
     decoder_causal: bool = setting(
@@ -349,7 +348,7 @@ class Model(Settings):
     )
     local_attention: Count = setting(
         0,
-        "Window of layers with local attention, half to each side. 0: no such layers.",
+        "Window of local attention, half to each side. 0 is none.",
         "tokens",
         part="encoder",
     )
@@ -368,7 +367,7 @@ class Model(Settings):
     )
     max_positions: int = setting(
         512,
-        "The longest row that fits; rows of a learned table.",
+        "Longest row; size of a learned table.",
         "tokens",
         ge=1,
         le=2**20,
@@ -418,7 +417,7 @@ class Model(Settings):
     )
     attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
         "auto",
-        "What computes attention. `auto` is a fused kernel where the device has one.",
+        "`auto` is a fused kernel where the device has one.",
         free=True,
     )
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.", free=True)
@@ -522,7 +521,7 @@ class Optimizer(Settings):
     )
     warmup_steps: Count = setting(
         10_000,
-        "Steps in which the rate rises from 0 to its peak, at most those of the run.",
+        "Steps until the peak, at most those of the run.",
         "steps",
     )
     schedule: typing.Literal["linear", "wsd", "decay"] = setting(
@@ -569,8 +568,10 @@ class Run(Settings):
     """The length of a run and what it leaves behind."""
 
     train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
-    batch_size: Positive = setting(2048, "Size of a step, over all devices and hosts.", "rows")
-    accumulate: Positive = setting(1, "Microbatches of a step.", "microbatches", free=True)
+    batch_size: Positive = setting(2048, "Rows of a step, over all devices.", "rows")
+    accumulate: Positive = setting(
+        1, "Parts that a step is computed in.", "microbatches", free=True
+    )
     seed: int = setting(
         0,
         "Seed of data order, weights and masks.",
@@ -607,10 +608,7 @@ class Run(Settings):
 
 @declare
 class Grid(Settings):
-    """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination.
-
-    `Optimizer` has the other settings of the optimiser. `Run` has the cadence.
-    """
+    """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination."""
 
     seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
     batch_size: Positive | tuple[Positive, ...] = setting(32, "Examples of a step.", "examples")
@@ -643,11 +641,9 @@ class CustomTask(Settings):
         (), "Every label that occurs. Empty: those of the training file."
     )
     label_separator: Text | None = setting(
-        None, "Separator of the labels in a cell. Set it if a text can have several, or none."
+        None, "Separator of the labels of a text that can have several, or none."
     )
-    score_range: tuple[float, ...] = setting(
-        (), "In a regression: the lowest score that can occur, and the highest."
-    )
+    score_range: tuple[float, ...] = setting((), "Lowest and highest score of a regression.")
 
     def check(self):
         columns = (*self.columns, self.label)
@@ -694,7 +690,7 @@ class Finetune(Settings):
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
     data_dir: Text | None = setting(
         None,
-        "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.",
+        "Folder of the data (docs/finetuning.md). None reads TFDS.",
         free=True,
     )
     train_file: Text | None = setting(
@@ -713,11 +709,9 @@ class Finetune(Settings):
     max_length: int = setting(
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
     )
-    train_examples: Positive | None = setting(
-        None, "Size of the sample to train on. None is all.", "examples"
-    )
+    train_examples: Positive | None = setting(None, "Sample to train on. None is all.", "examples")
     dev_examples: Positive | None = setting(
-        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
+        None, "Sample of each dev set to evaluate on. None is all.", "examples"
     )
     grid: Grid = section(Grid)
     custom: CustomTask = section(CustomTask)
