@@ -19,8 +19,7 @@ Bind a setting in a gin file (`Model.layers = 6`) or on the command line
 `TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES` in `configs/base.gin`, and
 those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its setting, not both.
 
-A wrong value or name ends the command with exit status 2. A resumed run keeps its settings, except
-those marked *free*, which change no past step.
+A resumed run keeps its settings, except those marked *free*, which change no past step.
 """
 
 

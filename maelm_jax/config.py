@@ -180,7 +180,7 @@ class Vocabulary(Settings):
     """How text becomes ids."""
 
     file: Text | None = setting(
-        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus."
+        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one."
     )
     size: int = setting(32768, "Ids, special tokens included. Not read with `file`.", "ids", ge=300)
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
@@ -194,7 +194,7 @@ class Vocabulary(Settings):
 
 @declare
 class Corpus(Settings):
-    """Where text comes from and how it is cut into rows. A row is one packed training sequence."""
+    """Where text comes from and how it is cut into rows."""
 
     sources: dict[Text, Above0] = setting(
         lambda: {"installed_docs": 1.0},
@@ -354,7 +354,7 @@ class Model(Settings):
     )
     global_every: Positive = setting(
         3,
-        "With local attention, layers 0, n, 2n, ... attend to the whole segment.",
+        "Layers 0, n, 2n, ... have global attention.",
         "layers",
         part="encoder",
     )
@@ -375,7 +375,7 @@ class Model(Settings):
     )
     token_types: int = setting(
         0,
-        "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
+        "Token types: 1 in RoBERTa, 2 in BERT. 0 is no table.",
         "types",
         ge=0,
         part="encoder",
@@ -408,8 +408,7 @@ class Model(Settings):
     )
     family: Family | None = setting(
         None,
-        "Stock family: decides sentence pairs, heads and the class of an export. "
-        "None is the first that fits.",
+        "Stock family: sentence pairs, heads and class of an export. None is the first that fits.",
         part="encoder",
     )
     dtype: typing.Literal["float32", "bfloat16"] = setting(
@@ -423,7 +422,7 @@ class Model(Settings):
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.", free=True)
     scan_layers: bool | None = setting(
         None,
-        "True compiles one layer and loops over it, False each layer. None: True except on GPUs.",
+        "True loops over one compiled layer. None: True except on GPUs.",
         free=True,
     )
 
@@ -512,8 +511,8 @@ class Optimizer(Settings):
 
     kind: typing.Literal["adamw", "muon"] = setting(
         "adamw",
-        "Optimiser of the layers' matrices. AdamW updates all other parameters. Fine-tuning "
-        "accepts AdamW only.",
+        "Optimiser of the layers' matrices. AdamW updates all else. Fine-tuning accepts "
+        "AdamW only.",
     )
     learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
     muon_learning_rate: Above0 = setting(
@@ -527,8 +526,8 @@ class Optimizer(Settings):
     schedule: typing.Literal["linear", "wsd", "decay"] = setting(
         "linear",
         "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or "
-        "the last ones (`wsd`). `decay`, for Run.continue_from, falls from the other run's "
-        "rate to 0 as 1 - sqrt(share of the steps done).",
+        "the last ones (`wsd`). `decay` falls from the rate of Run.continue_from to 0 as 1 - "
+        "sqrt(share of the steps done).",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
@@ -549,7 +548,7 @@ class Mesh(Settings):
 
     data: Axis = setting(
         -1,
-        "Data parallelism. One axis can be -1: it takes the devices that are left.",
+        "Data parallelism. One axis can be -1: the devices that are left.",
         "devices",
         free=True,
     )
@@ -594,7 +593,7 @@ class Run(Settings):
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
     keep_every: Positive | None = setting(
         None,
-        "Checkpoints at multiples of this step are kept, besides the newest 3.",
+        "Multiples of it are kept, besides the newest 3.",
         "steps",
         free=True,
     )
@@ -630,16 +629,14 @@ class Grid(Settings):
 
 @declare
 class CustomTask(Settings):
-    """The task `own`: one or two columns of text, and labels or a score, in your own files."""
+    """The task `own`: labels or scores of texts in your own files."""
 
     columns: tuple[Text, ...] = setting(
         (),
-        "One or two columns of text. Empty: those with the usual names (docs/finetuning.md).",
+        "One or two columns of text. Empty: the usual names (docs/finetuning.md).",
     )
     label: Text = setting("label", "Column of the label, labels or score.")
-    labels: tuple[Text, ...] = setting(
-        (), "Every label that occurs. Empty: those of the training file."
-    )
+    labels: tuple[Text, ...] = setting((), "Every label. Empty: those of the training file.")
     label_separator: Text | None = setting(
         None, "Separator of the labels of a text that can have several, or none."
     )
@@ -676,7 +673,7 @@ class CustomTask(Settings):
 
 @declare
 class Conll(Settings):
-    """The task `conll`: a label for each word, in your own files with a line for each word."""
+    """The task `conll`: labels of words in your own files."""
 
     word_column: int = setting(0, "Column of the word, from 0. -1 is the last.")
     label_column: int = setting(-1, "Column of the label, from 0. -1 is the last.")
@@ -684,7 +681,7 @@ class Conll(Settings):
 
 @declare
 class Finetune(Settings):
-    """Fine-tuning on labelled tasks. The sections below have its other settings."""
+    """Fine-tuning. The sections below have its other settings."""
 
     tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
