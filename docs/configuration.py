@@ -11,9 +11,6 @@ from maelm_jax import config
 
 PAGE = """# Configuration
 
-`python docs/configuration.py > docs/configuration.md` prints this page from the declarations in
-`maelm_jax/config.py`.
-
 Bind a setting in a gin file (`Model.layers = 6`) or on the command line
 (`--gin.Model.layers=6`), which replaces what a file says. Macros are short names of some settings:
 `TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES` in `configs/base.gin`, and

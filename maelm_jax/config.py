@@ -265,9 +265,7 @@ class Masking(Settings):
         0.0,
         "Share of the masked positions in the encoder that keep their token (BERT: 0.1).",
     )
-    renumber: bool = setting(
-        False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only."
-    )
+    renumber: bool = setting(False, "True numbers only visible tokens: 0, 1, 2, ...")
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
 
     def check(self):
@@ -318,7 +316,7 @@ class Model(Settings):
     )
     decoder_width: Positive | None = setting(
         None,
-        "Size of the decoder, with heads of the encoder's size. None is `width`.",
+        "Size of the decoder. None is `width`.",
         "values",
         part="decoder",
     )
@@ -514,10 +512,8 @@ class Optimizer(Settings):
         "Optimiser of the layers' matrices. AdamW updates all else. Fine-tuning accepts "
         "AdamW only.",
     )
-    learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
-    muon_learning_rate: Above0 = setting(
-        2e-3, "Peak learning rate of the matrices that Muon updates."
-    )
+    learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. Runs log it.")
+    muon_learning_rate: Above0 = setting(2e-3, "Peak learning rate of Muon.")
     warmup_steps: Count = setting(
         10_000,
         "Steps until the peak, at most those of the run.",
