@@ -11,17 +11,12 @@ from maelm_jax import config
 
 PAGE = """# Configuration
 
-`python docs/configuration.py > docs/configuration.md` prints this page from the declarations in
-`maelm_jax/config.py`.
-
 Bind a setting in a gin file (`Model.layers = 6`) or on the command line
-(`--gin.Model.layers=6`). The command line replaces what a file says. Macros are short names for
-the settings that change most often. `configs/base.gin` defines `TRAIN_STEPS`, `BATCH_SIZE`,
-`SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES`. `configs/finetune/base.gin` defines those of
-fine-tuning. Give a macro or the setting that it stands for, not both.
+(`--gin.Model.layers=6`), which replaces what a file says. Macros are short names of some settings:
+`TRAIN_STEPS`, `BATCH_SIZE`, `SEQUENCE_LENGTH`, `SEED` and `TEXT_FILES` in `configs/base.gin`, and
+those of fine-tuning in `configs/finetune/base.gin`. Give a macro or its setting, not both.
 
-A wrong value or name ends the command with exit status 2 and one line that names the setting. A
-resumed run keeps its settings, except those marked *free*, which change no past step.
+A resumed run keeps its settings, except those marked *free*, which change no past step.
 """
 
 

@@ -180,13 +180,13 @@ class Vocabulary(Settings):
     """How text becomes ids."""
 
     file: Text | None = setting(
-        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one on the corpus."
+        None, "SentencePiece .model or Hugging Face tokenizer.json. None trains one."
     )
     size: int = setting(32768, "Ids, special tokens included. Not read with `file`.", "ids", ge=300)
     cased: bool = setting(False, "True keeps upper case. Not read with `file`.")
     sample_megabytes: float = setting(
         64.0,
-        "Text to train the vocabulary on, picked by document hash from 8 times as much.",
+        "Sample of the text that the vocabulary is trained on.",
         "MB",
         gt=0,
     )
@@ -194,31 +194,25 @@ class Vocabulary(Settings):
 
 @declare
 class Corpus(Settings):
-    """Where text comes from and how it is cut into rows. A row is one packed training sequence."""
+    """Where text comes from and how it is cut into rows."""
 
     sources: dict[Text, Above0] = setting(
         lambda: {"installed_docs": 1.0},
-        "Rate of each source in the mixture. A source is "
-        "`installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
+        "Rate of each source: `installed_docs`, `files:GLOB`, `tfds:NAME` or `seqio:NAME`.",
     )
     text_files: Text | None = setting(
-        None, "Glob of files of text, also gs:// or s3:// (docs/data.md). It replaces `sources`."
+        None, "Glob of text files (docs/data.md). It replaces `sources`."
     )
     text_field: Text = setting(
         "text",
-        "Field of a .jsonl record, column of a .parquet or .arrow file, or feature of a TFRecord "
-        "or ArrayRecord file that holds the document.",
+        "Field, column or feature that holds the document (docs/data.md).",
     )
-    task_modules: tuple[Text, ...] = setting(
-        (), "Python modules that prepare imports, so that `seqio:` names are registered."
-    )
+    task_modules: tuple[Text, ...] = setting((), "Python modules that register `seqio:` names.")
     sequence_length: int = setting(512, "Length of a row.", "tokens", ge=8)
     heldout_fraction: float = setting(
-        0.005, "Share of documents, by hash of their text, kept for evaluation.", gt=0, lt=0.5
+        0.005, "Share of documents kept for evaluation.", gt=0, lt=0.5
     )
-    skip_bad_files: bool = setting(
-        False, "True leaves out files that cannot be read. False ends the command.", free=True
-    )
+    skip_bad_files: bool = setting(False, "True leaves out files that cannot be read.", free=True)
     rows_dir: Text = setting("rows", "Folder of prepared rows, shared by runs.", free=True)
     shuffle_shards: int = setting(
         0, "Files whose rows are shuffled together. 0 is all of a source.", ge=0
@@ -251,32 +245,27 @@ class Masking(Settings):
     )
     heldout_rate: float | None = setting(
         None,
-        "Rate in evaluations and rank measurements, for comparison with runs that train at "
-        "other rates. None: `rate`.",
+        "Rate in evaluations and rank measurements. None: `rate`.",
         gt=0,
         lt=1,
     )
     unit: typing.Literal["token", "word", "span"] = setting(
         "token",
-        "What is masked as a whole, at most ten tokens. A span is 4.5 tokens long on average. A "
-        "word ends at a space, also in text that has none inside a line.",
+        "What is masked as a whole, at most ten tokens. A word ends at a space. A span has "
+        "4.5 tokens on average.",
     )
     encoder_mask_fraction: Share = setting(
         0.0, "Share of the masked positions whose [MASK] enters the encoder: 0 MAE-LM, 1 MLM."
     )
     random_fraction: Share = setting(
         0.0,
-        "Of the masked positions that the encoder reads, the share that gets a random token "
-        "instead of [MASK] (BERT: 0.1).",
+        "Share of the masked positions in the encoder that get a random token (BERT: 0.1).",
     )
     keep_fraction: Share = setting(
         0.0,
-        "Of the masked positions that the encoder reads, the share that keeps its token "
-        "(BERT: 0.1).",
+        "Share of the masked positions in the encoder that keep their token (BERT: 0.1).",
     )
-    renumber: bool = setting(
-        False, "True gives the encoder positions 0, 1, 2, ... of visible tokens only."
-    )
+    renumber: bool = setting(False, "True numbers only visible tokens: 0, 1, 2, ...")
     mask_special_tokens: bool = setting(False, "True masks `<s>` and `</s>` as well.")
 
     def check(self):
@@ -300,23 +289,22 @@ class Model(Settings):
         3072, "Width of the feed-forward block.", "values", ge=1, part="encoder"
     )
     feed_forward_gate: bool = setting(
-        False, "True multiplies the activation by a second linear map: GeGLU.", part="encoder"
+        False, "True adds a second linear map: GeGLU.", part="encoder"
     )
     normalization: typing.Literal["post", "pre"] = setting(
         "post",
-        "Where LayerNorm stands: `post` after each sum (BERT), `pre` before each sublayer.",
+        "LayerNorm after each sum (`post`, BERT) or before each sublayer (`pre`).",
         part="encoder",
     )
     biases: bool = setting(
         True,
-        "False leaves the biases out of the layers' linear maps and all normalizations.",
+        "False leaves out the biases of layers and normalizations.",
         part="encoder",
     )
     # It is of no part: bidirectional runs go on from the weights of a causal one.
     causal: bool = setting(
         False,
-        "True hides later tokens from each token and predicts it from the ones before it: the "
-        "first phase of recipes/causal_phase.gin.",
+        "True predicts each token from those before it (recipes/causal_phase.gin).",
     )
     decoder_layers: int = setting(
         4,
@@ -328,14 +316,13 @@ class Model(Settings):
     )
     decoder_width: Positive | None = setting(
         None,
-        "Size of the decoder, with heads of the encoder's size. None is `width`.",
+        "Size of the decoder. None is `width`.",
         "values",
         part="decoder",
     )
     decoder_attention: typing.Literal["self", "self+cross", "cross"] = setting(
         "self",
-        "The decoder attends to its own states (self), those of the encoder (cross) or "
-        "both in turn.",
+        "What it attends to: its own states (self), the encoder's (cross) or both in turn.",
         part="decoder",
     )
     decoder_causal: bool = setting(
@@ -351,7 +338,7 @@ class Model(Settings):
     )
     positions: typing.Literal["learned", "rotary"] = setting(
         "learned",
-        "Positions: `learned` adds rows of a table, `rotary` turns queries and keys.",
+        "`learned` adds rows of a table, `rotary` turns queries and keys.",
         part="encoder",
     )
     rotary_theta: float = setting(
@@ -359,26 +346,26 @@ class Model(Settings):
     )
     local_attention: Count = setting(
         0,
-        "Window of layers with local attention, half to each side. 0: no such layers.",
+        "Window of local attention, half to each side. 0 is none.",
         "tokens",
         part="encoder",
     )
     global_every: Positive = setting(
         3,
-        "With local attention, layers 0, n, 2n, ... attend to the whole segment.",
+        "Layers 0, n, 2n, ... have global attention.",
         "layers",
         part="encoder",
     )
     local_rotary_theta: float = setting(
         10_000.0,
-        "Base in layers with local attention (`rotary_theta`).",
+        "`rotary_theta` of layers with local attention.",
         gt=1,
         le=1e9,
         part="encoder",
     )
     max_positions: int = setting(
         512,
-        "The longest row that fits; rows of a learned table.",
+        "Longest row; size of a learned table.",
         "tokens",
         ge=1,
         le=2**20,
@@ -386,7 +373,7 @@ class Model(Settings):
     )
     token_types: int = setting(
         0,
-        "Size of the token-type table: 1 in RoBERTa, 2 in BERT. 0 is no table.",
+        "Token types: 1 in RoBERTa, 2 in BERT. 0 is no table.",
         "types",
         ge=0,
         part="encoder",
@@ -407,7 +394,7 @@ class Model(Settings):
     )
     decoder_relative_bias: bool = setting(
         False,
-        "True gives the decoder a relative bias of its own, also if the encoder has none.",
+        "True gives the decoder a relative bias of its own.",
         part="decoder",
     )
     init_std: float = setting(0.02, "Standard deviation of the initial weights.", gt=0)
@@ -419,8 +406,7 @@ class Model(Settings):
     )
     family: Family | None = setting(
         None,
-        "Stock family: decides sentence pairs, heads and the class of an export. "
-        "None is the first that fits.",
+        "Stock family: sentence pairs, heads and class of an export. None is the first that fits.",
         part="encoder",
     )
     dtype: typing.Literal["float32", "bfloat16"] = setting(
@@ -428,13 +414,13 @@ class Model(Settings):
     )
     attention_backend: typing.Literal["auto", "xla", "cudnn", "pallas_tpu"] = setting(
         "auto",
-        "What computes attention. `auto` is a fused kernel where the device has one.",
+        "`auto` is a fused kernel where the device has one.",
         free=True,
     )
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.", free=True)
     scan_layers: bool | None = setting(
         None,
-        "True compiles one layer and loops over it, False each layer. None: True except on GPUs.",
+        "True loops over one compiled layer. None: True except on GPUs.",
         free=True,
     )
 
@@ -523,24 +509,21 @@ class Optimizer(Settings):
 
     kind: typing.Literal["adamw", "muon"] = setting(
         "adamw",
-        "Rule that updates the weight matrices of the layers. AdamW updates all other "
-        "parameters. Fine-tuning accepts AdamW only.",
+        "Optimiser of the layers' matrices. AdamW updates all else. Fine-tuning accepts "
+        "AdamW only.",
     )
-    learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. It is what runs log.")
-    muon_learning_rate: Above0 = setting(
-        2e-3, "Peak learning rate of the matrices that Muon updates."
-    )
+    learning_rate: Above0 = setting(5e-4, "Peak learning rate of AdamW. Runs log it.")
+    muon_learning_rate: Above0 = setting(2e-3, "Peak learning rate of Muon.")
     warmup_steps: Count = setting(
         10_000,
-        "Steps in which the rate rises from 0 to its peak. More steps than the run has "
-        "count as those of the run.",
+        "Steps until the peak, at most those of the run.",
         "steps",
     )
     schedule: typing.Literal["linear", "wsd", "decay"] = setting(
         "linear",
-        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or over "
-        "the last ones (`wsd`). `decay` is for Run.continue_from: the rate begins where that of "
-        "the other run stood, and falls to 0 as 1 - sqrt(share of the steps done).",
+        "After the warm-up, the rate falls linearly to 0 over all other steps (`linear`) or "
+        "the last ones (`wsd`). `decay` falls from the rate of Run.continue_from to 0 as 1 - "
+        "sqrt(share of the steps done).",
     )
     decay_share: ShareBelowOne = setting(
         0.1, "With wsd, the share of all steps in which the rate falls."
@@ -561,7 +544,7 @@ class Mesh(Settings):
 
     data: Axis = setting(
         -1,
-        "Data parallelism. One axis can be -1: it takes the devices that are left.",
+        "Data parallelism. One axis can be -1: the devices that are left.",
         "devices",
         free=True,
     )
@@ -580,23 +563,22 @@ class Run(Settings):
     """The length of a run and what it leaves behind."""
 
     train_steps: int = setting(125_000, "Length of the run.", "steps", ge=1, free=True)
-    batch_size: Positive = setting(2048, "Size of a step, over all devices and hosts.", "rows")
+    batch_size: Positive = setting(2048, "Rows of a step, over all devices.", "rows")
     accumulate: Positive = setting(
-        1, "Microbatches that a step is computed in.", "microbatches", free=True
+        1, "Parts that a step is computed in.", "microbatches", free=True
     )
     seed: int = setting(
         0,
-        "Seed of data order, weights and masks. All but the order use its last 32 bits.",
+        "Seed of data order, weights and masks.",
         ge=0,
     )
     init_from: Text | None = setting(
         None,
-        "Weights to start from: a workdir, an exported or stock folder, a published .pt.",
+        "Encoder whose weights to start from (docs/encoders.md).",
     )
     continue_from: Text | None = setting(
         None,
-        "Run whose weights and optimiser state this run begins with: WORKDIR, or WORKDIR@STEP for "
-        "an earlier checkpoint.",
+        "Run to go on from, with its optimiser: WORKDIR, or WORKDIR@STEP.",
     )
     log_every: Positive = setting(100, "Steps between lines of metrics.", "steps", free=True)
     eval_every: Positive = setting(5_000, "Steps between evaluations.", "steps", free=True)
@@ -607,7 +589,7 @@ class Run(Settings):
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
     keep_every: Positive | None = setting(
         None,
-        "Checkpoints at multiples of this step are kept, besides the newest 3.",
+        "Multiples of it are kept, besides the newest 3.",
         "steps",
         free=True,
     )
@@ -621,10 +603,7 @@ class Run(Settings):
 
 @declare
 class Grid(Settings):
-    """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination.
-
-    `Optimizer` has the other settings of the optimiser. `Run` has the cadence.
-    """
+    """Hyper-parameters of fine-tuning. A field with a list makes a grid of every combination."""
 
     seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
     batch_size: Positive | tuple[Positive, ...] = setting(32, "Examples of a step.", "examples")
@@ -646,23 +625,18 @@ class Grid(Settings):
 
 @declare
 class CustomTask(Settings):
-    """The task `own`: one or two columns of text, and labels or a score, in your own files."""
+    """The task `own`: labels or scores of texts in your own files."""
 
     columns: tuple[Text, ...] = setting(
         (),
-        "One or two columns of text. Empty: `text` and `text2`, `sentence1` and `sentence2`, "
-        "`text` or `sentence`, the first of these that the training file has.",
+        "One or two columns of text. Empty: the usual names (docs/finetuning.md).",
     )
     label: Text = setting("label", "Column of the label, labels or score.")
-    labels: tuple[Text, ...] = setting(
-        (), "Every label that occurs. Empty: those of the training file; none in a regression."
-    )
+    labels: tuple[Text, ...] = setting((), "Every label. Empty: those of the training file.")
     label_separator: Text | None = setting(
-        None, "Separator of the labels in a cell. Set it if a text can have several, or none."
+        None, "Separator of the labels of a text that can have several, or none."
     )
-    score_range: tuple[float, ...] = setting(
-        (), "In a regression: the lowest score that can occur, and the highest."
-    )
+    score_range: tuple[float, ...] = setting((), "Lowest and highest score of a regression.")
 
     def check(self):
         columns = (*self.columns, self.label)
@@ -695,7 +669,7 @@ class CustomTask(Settings):
 
 @declare
 class Conll(Settings):
-    """The task `conll`: a label for each word, in your own files with a line for each word."""
+    """The task `conll`: labels of words in your own files."""
 
     word_column: int = setting(0, "Column of the word, from 0. -1 is the last.")
     label_column: int = setting(-1, "Column of the label, from 0. -1 is the last.")
@@ -703,24 +677,23 @@ class Conll(Settings):
 
 @declare
 class Finetune(Settings):
-    """Fine-tuning on labelled tasks. The sections below have its other settings."""
+    """Fine-tuning. The sections below have its other settings."""
 
     tasks: Task | tuple[Task, ...] = setting((), "One task makes a run, a list makes a table.")
     init_from: Text | None = setting(None, "The encoder, from --init_from.")
     data_dir: Text | None = setting(
         None,
-        "Folder of GLUE's folders or of SQuAD's files, or the one above. None reads TFDS.",
+        "Folder of the data (docs/finetuning.md). None reads TFDS.",
         free=True,
     )
     train_file: Text | None = setting(
         None,
-        "Of `own`: a table with a header line, tab-separated, .csv, .jsonl or .ndjson. Of `conll`: "
-        "a line for each word, a blank line between sentences.",
+        "Training file of `own` or `conll` (docs/finetuning.md).",
         free=True,
     )
     dev_file: Text | None = setting(
         None,
-        "File to evaluate on, as `train_file`. None: a tenth of the training file of `own`.",
+        "File to evaluate on. None: a tenth of the training file of `own`.",
         free=True,
     )
     evaluations: Positive = setting(
@@ -729,11 +702,9 @@ class Finetune(Settings):
     max_length: int = setting(
         512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
     )
-    train_examples: Positive | None = setting(
-        None, "Size of the sample to train on, the same for every seed. None is all.", "examples"
-    )
+    train_examples: Positive | None = setting(None, "Sample to train on. None is all.", "examples")
     dev_examples: Positive | None = setting(
-        None, "Size of the sample of each dev set to evaluate on. None is all.", "examples"
+        None, "Sample of each dev set to evaluate on. None is all.", "examples"
     )
     grid: Grid = section(Grid)
     custom: CustomTask = section(CustomTask)
