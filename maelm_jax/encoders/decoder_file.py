@@ -3,7 +3,6 @@
 They are in a file beside the weights of the encoder. transformers does not read it.
 """
 
-import dataclasses
 import json
 import pathlib
 import typing
@@ -20,8 +19,7 @@ FILE = "decoder.safetensors"
 MODULES = ("decoder/", "head/")  # of the parameters in the file
 
 
-@dataclasses.dataclass(frozen=True)
-class DecoderSettings:
+class DecoderSettings(typing.NamedTuple):
     """What the file says beside its tensors.
 
     Attributes:
@@ -35,20 +33,19 @@ class DecoderSettings:
     renumber: bool
 
 
-def write(folder: pathlib.Path, encoder: "Encoder") -> int:
-    """Writes FILE if the encoder has a decoder. Returns the number of its parameters.
+def write(folder: pathlib.Path, encoder: "Encoder"):
+    """Writes FILE if the encoder has a decoder.
 
     The tensors have the names and shapes that they have here, without padding of the vocabulary.
     """
     tensors = {path: value for path, value in encoder.params.items() if path.startswith(MODULES)}
     if not any(path.startswith("decoder/") for path in tensors):
-        return 0
+        return
     fields = config.field_names(config.Model, part="decoder")
     model = {name: getattr(encoder.model, name) for name in fields}
     settings = DecoderSettings(model, encoder.mask_fraction, encoder.renumber)
-    content = json.dumps(dataclasses.asdict(settings))
+    content = json.dumps(settings._asdict())
     weight_files.write_safetensors(folder / FILE, tensors, settings=content)
-    return sum(value.size for value in tensors.values())
 
 
 def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
