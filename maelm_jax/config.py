@@ -589,7 +589,7 @@ class Run(Settings):
     checkpoint_every: Positive = setting(5_000, "Steps between checkpoints.", "steps", free=True)
     keep_every: Positive | None = setting(
         None,
-        "Multiples of it are kept, besides the newest 3.",
+        "Checkpoints at its multiples are kept, besides the newest 3.",
         "steps",
         free=True,
     )
@@ -607,7 +607,7 @@ class Grid(Settings):
 
     seeds: Seed | tuple[Seed, ...] = setting(1, "Seeds of the runs.")
     batch_size: Positive | tuple[Positive, ...] = setting(32, "Examples of a step.", "examples")
-    learning_rate: Above0 | tuple[Above0, ...] = setting(3e-5, "Its peak.")
+    learning_rate: Above0 | tuple[Above0, ...] = setting(3e-5, "Peak learning rate.")
     epochs: Positive | tuple[Positive, ...] = setting(3, "Passes over the data.", "epochs")
     small_task_epochs: Positive | tuple[Positive, ...] = setting(
         (), "Tried as well below 10,000 training examples.", "epochs"
