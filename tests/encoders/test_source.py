@@ -435,13 +435,13 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
     assert np.array_equal(after[:160], before) and np.array_equal(after[160:], before[:159])
 
 
-def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over():
-    """Its heads have 32 values, those of base.gin 64."""
-    found = source.find_encoder(ROOT / "pretrained")
+def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_over(workdirs):
+    """Its heads have 8 values, those of base.gin 64."""
+    found = source.find_encoder(workdirs["mpnet"])
     settings = ["TEXT_FILES='*.txt'", f"Run.init_from='{found.path}'"]
-    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (96, 80))
-    assert adoption.adopt_settings(fitting, found).experiment.model.decoder_width == 96
-    with pytest.raises(config.ConfigError, match="decoder_width 80 is not a multiple of the encoder's head size 32"):
+    fitting, other = (gin_files.load(["continue.gin"], [*settings, f"Model.decoder_width={width}"]) for width in (24, 20))
+    assert adoption.adopt_settings(fitting, found).experiment.model.decoder_width == 24
+    with pytest.raises(config.ConfigError, match="decoder_width 20 is not a multiple of the encoder's head size 8"):
         adoption.adopt_settings(other, found)
 
 
