@@ -100,12 +100,13 @@ def _work(pipe: connection.Connection, function: typing.Callable):
     # Without this thread, a process whose parent was killed would end its chunk first.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
-    while True:
-        results = []
-        for job in pipe.recv():
-            try:
-                results.append(function(job))
-            except Exception as error:
-                results.append(_Failure(error))
-                break
-        pipe.send(results)
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            results = []
+            for job in pipe.recv():
+                try:
+                    results.append(function(job))
+                except Exception as error:
+                    results.append(_Failure(error))
+                    break
+            pipe.send(results)

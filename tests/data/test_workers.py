@@ -49,7 +49,7 @@ def children() -> list[int]:
 
 @pytest.mark.parametrize("seconds", [*[0.0] * 20, 0.1, 0.4, 1.0])
 def test_a_worker_that_is_killed_in_its_first_moments_ends_the_work(seconds):
-    """At 0.0 it dies while the other one is started: a ProcessPoolExecutor of Python 3.11 hung in one of 20."""
+    """At 0.0 it dies while the other one is started: a ProcessPoolExecutor of Python 3.11 can hang then."""
 
     def kill():
         while not (pids := children()):
