@@ -22,7 +22,7 @@ ENVIRONMENT = {
     # A cached program of an accelerator cannot be loaded on a machine without one.
     "JAX_ENABLE_COMPILATION_CACHE": "false",
     "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_LOG_DIR": "disabled",  # else libtpu leaves its logs in /tmp/tpu_logs
+    "TPU_MIN_LOG_LEVEL": "4",  # else libtpu leaves logs in /tmp, of up to 1 GB
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any: without it, libtpu warns that it looks for one
     # No device is in use, so several plans may be made at once.
