@@ -48,9 +48,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
         kernel = self.kernel[...].astype(self.dtype)
-        y = linear(x.astype(self.dtype).reshape(-1, x.shape[-1]), kernel)
-        if self.use_bias:
-            y = y + self.bias[...].astype(self.dtype)[None]
+        bias = self.bias[...] if self.use_bias else None
+        y = linear(x.astype(self.dtype).reshape(-1, x.shape[-1]), kernel, bias)
         return y.reshape(*x.shape[:-1], -1)
 
 

@@ -27,21 +27,41 @@ def save_for_backward(x: Array) -> Array:
 
 
 @jax.custom_vjp
-def linear(x: Float[Array, "R I"], kernel: Float[Array, "I O"]) -> Float[Array, "R O"]:
-    """Returns x kernel. The gradient of the kernel is that of `kernel_gradient`."""
-    return x @ kernel
+def linear(
+    x: Float[Array, "R I"], kernel: Float[Array, "I O"], bias: Float[Array, " O"] | None
+) -> Float[Array, "R O"]:
+    """Returns x kernel + bias in the dtype of x, with the gradients of the functions below."""
+    y = x @ kernel
+    return y if bias is None else y + bias.astype(y.dtype)[None]
 
 
-def _linear_forward(x, kernel):
-    return x @ kernel, (x, kernel)
+def _linear_forward(x, kernel, bias):
+    return linear(x, kernel, bias), (x, kernel, bias)
 
 
 def _linear_backward(saved, d_y):
-    x, kernel = saved
-    return d_y @ kernel.T, kernel_gradient(x, d_y, kernel.dtype)
+    x, kernel, bias = saved
+    d_bias = None if bias is None else bias_gradient(d_y, bias.dtype)
+    return d_y @ kernel.T, kernel_gradient(x, d_y, kernel.dtype), d_bias
 
 
 linear.defvjp(_linear_forward, _linear_backward)
+
+
+def bias_gradient(d_y: Float[Array, "R O"], dtype: jnp.dtype) -> Float[Array, " O"]:
+    """Returns the sum of the rows of d_y in `dtype`: the gradient of a bias.
+
+    On accelerators it is a product with rows of ones. By the compilers' estimates, a sum takes
+    longer, and keeps the gradient of GELU out of other operations (docs/notes/gpu_step.md).
+    """
+
+    def product(d_y):
+        ones = jnp.ones((8, len(d_y)), d_y.dtype)  # eight, so that XLA makes no sum of it
+        return jnp.einsum("nr,ro->no", ones, d_y, preferred_element_type=dtype)[0]
+
+    return jax.lax.platform_dependent(
+        d_y, cpu=lambda d_y: d_y.sum(axis=0, dtype=dtype), default=product
+    )
 
 
 def kernel_gradient(

@@ -45,13 +45,29 @@ def test_the_gradient_of_a_kernel_is_a_product_with_the_narrower_factor_on_the_l
     def gradients(product):
         return jax.jit(lambda x, kernel, d_y: jax.vjp(product, x, kernel)[1](d_y))
 
-    found, expected = (gradients(product)(x, kernel, d_y) for product in (ops.linear, jnp.matmul))
+    def linear(x, kernel):
+        return ops.linear(x, kernel, None)
+
+    found, expected = (gradients(product)(x, kernel, d_y) for product in (linear, jnp.matmul))
     for ours, plain in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-4)
-    program = gradients(ops.linear).lower(x, kernel, d_y).compile().as_text()
+    program = gradients(linear).lower(x, kernel, d_y).compile().as_text()
     # Either the result has the other shape, or its layout is the other one.
     other_shape, other_layout = rf"{outputs},{inputs}\]\{{1,0\}}", rf"{inputs},{outputs}\]\{{0,1\}}"
     assert bool(re.search(rf"= f32\[({other_shape}|{other_layout}) dot\(", program)) == transposed
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_the_gradient_of_a_bias_is_the_sum_of_the_rows_on_each_platform(platform, monkeypatch):
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **by_platform: by_platform.get(platform, default)(*x))
+    d_y = jax.random.normal(jax.random.key(0), (300, 24)).astype(jnp.bfloat16)
+    x, kernel, bias = jnp.zeros((300, 8), jnp.bfloat16), jnp.zeros((8, 24), jnp.bfloat16), jnp.arange(24.0)
+    y, backward = jax.vjp(ops.linear, x, kernel, bias)
+    np.testing.assert_array_equal(y, np.broadcast_to(bias, y.shape))
+    gradient = backward(d_y)[2]
+    assert gradient.dtype == jnp.float32
+    exact = np.asarray(d_y, np.float64).sum(axis=0)
+    np.testing.assert_allclose(gradient, exact, rtol=1e-5, atol=1e-4)
 
 
 def bfloat16_between(low: float, high: float) -> jnp.ndarray:
