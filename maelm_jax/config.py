@@ -420,7 +420,7 @@ class Model(Settings):
     rematerialise: bool = setting(False, "True recomputes layers in the backward pass.", free=True)
     scan_layers: bool | None = setting(
         None,
-        "True loops over one compiled layer. None: True on CPUs.",
+        "True loops over one compiled layer. None: True on CPUs, and on TPUs with Mesh.tensor.",
         free=True,
     )
 

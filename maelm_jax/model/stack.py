@@ -85,16 +85,18 @@ def create(settings: config.Model, rngs: nnx.Rngs, attends_to: layers.AttendsTo 
     return nnx.merge(graph, nnx.State(jax.tree.map(nnx.Param, state)))
 
 
-def should_scan(settings: config.Model, platform: str) -> bool:
+def should_scan(settings: config.Model, target: attention.Target) -> bool:
     """Returns whether the layers are one compiled body in a loop (`Model.scan_layers`).
 
     An accelerator waits for the copies of a loop: each pass reads a layer's parameters from the
     stacked arrays and writes what it saves and its gradients into others. Compiled one by one, the
-    layers of base take 18 to 25% less time by the compilers' estimates, and two (GPU) to four times
-    (TPU) the time to compile (docs/results.md). `platform` is that of `attention.Target`.
+    layers of base take 19 to 24% less time by the compilers' estimates, and two (GPU) to four times
+    (TPU) the time to compile (docs/results.md).
     """
-    chosen = settings.scan_layers
-    return platform == "cpu" if chosen is None else chosen
+    if settings.scan_layers is not None:
+        return settings.scan_layers
+    # The TPU compiler (libtpu 0.0.42) aborts where several layers are divided over `tensor`.
+    return target.platform == "cpu" or (target.platform == "tpu" and target.tensor > 1)
 
 
 def run(
@@ -126,8 +128,8 @@ def run(
         The normalized states [B, T, D] after the last layer, or [N, B, T, D] with `all_layers`.
     """
     graph, parameters = nnx.split(blocks)
-    platform = attention.current_target().platform
-    if platform == "gpu":  # layer by layer, the casts are 190 more launches of base (estimated)
+    target = attention.current_target()
+    if target.platform == "gpu":  # by layer, the casts are 190 more launches of base (estimated)
         parameters = _cast_matrices(parameters, x.dtype)
     depth, slots = jax.tree.leaves(parameters)[0].shape[0], x.shape[1]
     if blocks.attends_to != "cross":
@@ -148,7 +150,7 @@ def run(
         block = nnx.merge(graph, _gather_parameters(parameters, x.dtype))
         return block(state, layer_terms, layer_keys, cross)
 
-    scanned = should_scan(settings, platform)
+    scanned = should_scan(settings, target)
     # A global layer, and the local ones up to the next global one.
     period = 1 if terms.local is None else settings.global_every
     terms_of_group = [terms._replace(local=None), *[terms.local] * (period - 1)]
@@ -157,7 +159,7 @@ def run(
             functools.partial(apply_layer, layer_terms),
             settings.rematerialise,
             scanned and period == 1,
-            platform,
+            target.platform,
         )
         for layer_terms in terms_of_group
     ]

@@ -60,7 +60,7 @@ def _describe_calls(
         f"{choice.backend} in {', '.join(parts)} ({choice.reason})"
         for choice, parts in parts_of.items()
     ]
-    if not stack.should_scan(model, target.platform):
+    if not stack.should_scan(model, target):
         lines.append("each layer compiled by itself")
     return f"attention: {'; '.join(lines)}"
 
