@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.model import loss, maelm, masking, model_inputs, ops
+from maelm_jax.model import attention, loss, maelm, masking, model_inputs, ops
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99, continues_word=(False,) * 100)
 LENGTH = 32
@@ -198,6 +198,20 @@ def test_gradients_are_the_same_however_they_are_computed(architecture, way):
     ]
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
         assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b) + 1e-4
+
+
+def test_what_is_traced_for_a_gpu_is_the_same_function():
+    """There the layers are no loop, and all matrices are cast at once."""
+    graph, params, inputs = make(dtype="bfloat16")
+
+    def gradients(target):
+        with attention.trace_for(target):
+            return jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(maelm.apply(graph, p).predict(inputs), inputs).loss_nats))(params)
+
+    targets = attention.Target("gpu", "Tesla T4"), attention.Target("cpu", "cpu")
+    for a, b in zip(*(jax.tree.leaves(gradients(target)) for target in targets), strict=True):
+        assert a.dtype == b.dtype == jnp.float32
+        assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b) + 1e-3
 
 
 @pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
