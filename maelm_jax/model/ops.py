@@ -51,12 +51,12 @@ linear.defvjp(_linear_forward, _linear_backward)
 def bias_gradient(d_y: Float[Array, "R O"], dtype: jnp.dtype) -> Float[Array, " O"]:
     """Returns the sum of the rows of d_y in `dtype`: the gradient of a bias.
 
-    On accelerators it is a product with rows of ones. By the compilers' estimates, a sum takes
-    longer, and keeps the gradient of GELU out of other operations (docs/notes/gpu_step.md).
+    On accelerators it is a product with rows of ones. By the compilers' estimates a sum takes
+    longer, and the gradient of GELU too, with which XLA fuses it (docs/notes/gpu_step.md).
     """
 
     def product(d_y):
-        ones = jnp.ones((8, len(d_y)), d_y.dtype)  # eight, so that XLA makes no sum of it
+        ones = jnp.ones((8, len(d_y)), d_y.dtype)  # rows of a tile; fewer were not tried
         return jnp.einsum("nr,ro->no", ones, d_y, preferred_element_type=dtype)[0]
 
     return jax.lax.platform_dependent(
