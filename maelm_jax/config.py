@@ -311,7 +311,6 @@ class Model(Settings):
         "Layers of the decoder. 0 needs all [MASK]s in the encoder.",
         "layers",
         ge=0,
-        le=1000,
         part="decoder",
     )
     decoder_width: Positive | None = setting(
@@ -342,7 +341,7 @@ class Model(Settings):
         part="encoder",
     )
     rotary_theta: float = setting(
-        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, le=1e9, part="encoder"
+        10_000.0, "Base of the wavelengths of rotary positions.", gt=1, part="encoder"
     )
     local_attention: Count = setting(
         0,
@@ -360,7 +359,6 @@ class Model(Settings):
         10_000.0,
         "`rotary_theta` of layers with local attention.",
         gt=1,
-        le=1e9,
         part="encoder",
     )
     max_positions: int = setting(
@@ -368,7 +366,6 @@ class Model(Settings):
         "Longest row; size of a learned table.",
         "tokens",
         ge=1,
-        le=2**20,
         part="encoder",
     )
     token_types: int = setting(
@@ -384,7 +381,7 @@ class Model(Settings):
         part="encoder",
     )
     num_buckets: int = setting(
-        32, "Buckets of the bias.", "buckets", ge=8, le=2**20, multiple_of=4, part="encoder"
+        32, "Buckets of the bias.", "buckets", ge=8, multiple_of=4, part="encoder"
     )
     max_distance: Positive = setting(
         128, "From here on all pairs share a bucket.", "tokens", part="encoder"
@@ -402,7 +399,7 @@ class Model(Settings):
     dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder. The decoder has none.")
     attention_dropout: ShareBelowOne = setting(0.1, "Dropout of the encoder's attention weights.")
     layer_norm_eps: float = setting(
-        1e-5, "Added to the variance in layer normalisation.", gt=0, le=1, part="encoder"
+        1e-5, "Added to the variance in layer normalisation.", gt=0, part="encoder"
     )
     family: Family | None = setting(
         None,
@@ -700,7 +697,7 @@ class Finetune(Settings):
         2, "Evaluations in an epoch, fewer if they do not divide its steps.", "evaluations"
     )
     max_length: int = setting(
-        512, "Longest input, at most the encoder's positions.", "tokens", ge=8, le=2**20
+        512, "Longest input, at most the encoder's positions.", "tokens", ge=8
     )
     train_examples: Positive | None = setting(None, "Sample to train on. None is all.", "examples")
     dev_examples: Positive | None = setting(
