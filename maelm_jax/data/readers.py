@@ -30,7 +30,7 @@ SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 STATE_FILE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote
 SPLITS_FILE = "dataset_dict.json"  # in a folder that `DatasetDict.save_to_disk` wrote
 ARROW_MARKER = b"\xff" * 4  # begins each message of an .arrow stream; the last one is empty
-READ_BYTES = 1 << 20  # of a packed file that are read at a time
+READ_BYTES = 1 << 20  # of a .zst file that are unpacked at a time
 TABLE_ROWS = 1024  # rows of a table, or records, in memory at a time
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 VERSIONS = ("md5Hash", "crc32c", "ETag", "etag")
@@ -150,16 +150,12 @@ def _files_of_dataset(folder: str) -> list[str]:
         return [str(path / entry["filename"]) for entry in state["_data_files"]]
 
 
-@contextlib.contextmanager
-def _open(path: str) -> typing.Iterator[typing.BinaryIO]:
+def _open(path: str) -> typing.BinaryIO:
     """Opens a file for bytes, on this machine or in a bucket."""
     if storage.in_bucket(path):
         files, name = storage.file_system(path)
-        with files.open(name, "rb") as file:
-            yield file
-    else:
-        with open(path, "rb") as file:
-            yield file
+        return files.open(name, "rb")
+    return open(path, "rb")
 
 
 @contextlib.contextmanager
@@ -280,45 +276,17 @@ def lines(path: str, start: int = 0) -> typing.Iterator[tuple[int, bytes]]:
         raise BadFile(path, ": the file is empty; remove it, or give one with text")
 
 
-def _unpacked(path: str, file: typing.BinaryIO) -> contextlib.AbstractContextManager:
-    """Returns a context manager that gives the lines of a file's unpacked content."""
+def _unpacked(path: str, file: typing.BinaryIO) -> typing.BinaryIO:
+    """Returns the unpacked content of a file."""
     if path.endswith(".gz"):
         return gzip.open(file)
     if path.endswith(".xz"):
-        return contextlib.nullcontext(_lines_of(_unpack_xz(file)))
+        return lzma.open(file)
     if path.endswith(".zst"):
         pyarrow = load_module("pyarrow")
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
         return io.BufferedReader(stream, READ_BYTES)
-    return contextlib.nullcontext(file)
-
-
-def _unpack_xz(file: typing.BinaryIO) -> typing.Iterator[bytes]:
-    """Unpacks the .xz streams of a file one after the other.
-
-    `lzma.open` ends without an error where a later stream is damaged.
-    """
-    stream = None
-    while packed := file.read(READ_BYTES):
-        while packed:
-            if stream is None:
-                packed = packed.lstrip(b"\0")  # padding between streams
-                stream = lzma.LZMADecompressor() if packed else None
-            else:
-                yield stream.decompress(packed)
-                packed = stream.unused_data
-                stream = None if stream.eof else stream
-    if stream is not None:
-        raise EOFError("the file ends in the middle of a stream")
-
-
-def _lines_of(chunks: typing.Iterable[bytes]) -> typing.Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest
+    return file
 
 
 def decode(line: bytes, path: str, offset: int) -> str:

@@ -115,25 +115,6 @@ def test_data_of_several_streams_is_read_to_the_end(tmp_path, packing):
     assert read(tmp_path / "a.txt*") == TEXTS[:3]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda first, second: first + b"\x00\x01" + second[2:],
-        lambda first, second: first + b"x" + second[1:],
-        lambda first, second: first + second[:20],
-        lambda first, second: first + second[:40] + bytes([second[40] ^ 1]) + second[41:],
-        lambda first, second: first[:-1],
-    ],
-    ids=["start", "first byte", "cut", "inside", "end"],
-)
-def test_a_damaged_stream_of_xz_data_is_named(tmp_path, damage):
-    """lzma.open ends there without an error."""
-    streams = [lzma.compress((f"{text}\n\n" * 50).encode()) for text in TEXTS[:2]]
-    (tmp_path / "a.txt.xz").write_bytes(damage(*streams))
-    with pytest.raises(readers.BadFile, match=r"a\.txt\.xz"):
-        read(tmp_path / "*.xz")
-
-
 # ---- tables
 
 
