@@ -108,7 +108,7 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
     A docstring that an earlier file has is left out.
     """
     seen, documents = set(), []
-    for strings in workers.results(docstrings, paths, processes, chunk=50):
+    for strings in workers.results(docstrings, paths, processes):
         new = [text for text in dict.fromkeys(strings) if text not in seen]
         seen.update(new)
         if new:
