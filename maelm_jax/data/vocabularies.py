@@ -148,16 +148,7 @@ class Vocabulary(abc.ABC):
     def _sentence_marks(self) -> tuple[np.ndarray, np.ndarray]:
         """For every id the kind of its piece (OTHER to FULL_END), and whether a word may begin."""
         texts = self._piece_texts()
-        kinds = [
-            FULL_END
-            if FULL_ENDS.search(text)
-            else END
-            if ENDS.search(text)
-            else CLOSER
-            if CLOSERS.fullmatch(text)
-            else OTHER
-            for text in texts
-        ]
+        kinds = [_kind_of_piece(text) for text in texts]
         begins = [  # without the digits after the point of a decimal number
             text[:1] >= UNSPACED or (begins and not text[:1].isdigit())
             for begins, text in zip(self._begins_word(), texts, strict=True)
@@ -188,6 +179,14 @@ class Vocabulary(abc.ABC):
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, self.content)
         return path
+
+
+def _kind_of_piece(text: str) -> int:
+    if FULL_ENDS.search(text):
+        return FULL_END
+    if ENDS.search(text):
+        return END
+    return CLOSER if CLOSERS.fullmatch(text) else OTHER
 
 
 def _skip_spaces(text: str, start: int, end: int) -> int:
@@ -223,6 +222,7 @@ class SentencePieceVocabulary(Vocabulary):
                 ids[key] = len(proto.pieces)
                 proto.pieces.add(piece=names[0], score=0.0, type=kinds.CONTROL)
         proto.trainer_spec.vocab_size = len(proto.pieces)
+        proto.trainer_spec.ClearField("num_threads")  # of the machine that trained it
         super().__init__(proto.SerializeToString(deterministic=True))
         self.model = sentencepiece.SentencePieceProcessor(model_proto=self.content)
         self.size = self.model.get_piece_size()

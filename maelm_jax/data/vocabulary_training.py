@@ -11,7 +11,6 @@ import time
 import typing
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config, storage
 from maelm_jax.data import rows, sources, vocabularies, workers
@@ -180,11 +179,4 @@ def train(
         raise config.ConfigError(
             f"Vocabulary.size={settings.size} does not fit this corpus: {reason}"
         ) from error
-    return vocabularies.SentencePieceVocabulary(_without_machine(model.getvalue()))
-
-
-def _without_machine(content: bytes) -> bytes:
-    """Returns a model without the number of threads that trained it, which changes no piece."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
-    proto.trainer_spec.ClearField("num_threads")
-    return proto.SerializeToString(deterministic=True)
+    return vocabularies.SentencePieceVocabulary(model.getvalue())
