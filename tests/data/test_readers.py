@@ -295,13 +295,6 @@ def test_a_name_with_brackets_gets_a_hint(tmp_path):
         read(tmp_path / "other*.txt")
 
 
-def test_a_pipe_is_refused_at_once(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
-    os.mkfifo(tmp_path / "b.txt")
-    with pytest.raises(config.ConfigError, match=r"b\.txt: a pipe or device"):
-        read(tmp_path / "*.txt")
-
-
 @pytest.mark.parametrize("pattern", ["**/*.txt", "**/a.txt", "*/*.txt", "*/b/*.txt"])
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch, pattern):
     """`glob` would leave out its files without a word."""
