@@ -150,7 +150,8 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
             )
         files = manifest["left_out"]
         if files:
-            log.warning("%s: %d files were left out: %s", source, len(files), "; ".join(files))
+            reasons = "; ".join(files.values())
+            log.warning("%s: %d files were left out: %s", source, len(files), reasons)
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
