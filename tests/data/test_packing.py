@@ -54,14 +54,6 @@ def test_rows_break_at_sentences(documents, vocabulary):
             assert place in ends
 
 
-def test_the_sentences_of_a_line_are_its_ids(documents, vocabulary):
-    texts = [*documents[:30], "", "a\n\nb.", "\n", "One. Two!  Three?"]
-    for text, document in zip(texts, packing.tokenise(texts, vocabulary), strict=True):
-        for line, sentences in zip(text.split("\n"), document, strict=True):
-            assert [i for ids in sentences for i in ids] == vocabulary.encode(line)
-    assert max(len(line) for document in packing.tokenise(texts, vocabulary) for line in document) > 5
-
-
 def test_a_sentence_that_just_fits_fills_the_row(vocabulary):
     def repeated(index, count):
         return [[np.full(count, index)]]
