@@ -239,13 +239,13 @@ def test_offsets_cover_each_character_and_begin_at_it(of_kind, vocabulary):
 
 def test_a_tokenizer_whose_offsets_leave_out_characters_is_refused(documents, tmp_path, monkeypatch):
     byte_level(documents).save(str(tmp_path / "tokenizer.json"))
-    original = vocabularies.TokenizerJsonVocabulary._encode_with_offsets
+    original = vocabularies.TokenizerJsonVocabulary.encode_with_offsets
 
     def late(self, text):
         ids, offsets = original(self, text)
         return vocabularies.Encoding(ids, [(min(start + 1, end), end) for start, end in offsets])
 
-    monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "_encode_with_offsets", late)
+    monkeypatch.setattr(vocabularies.TokenizerJsonVocabulary, "encode_with_offsets", late)
     assert "offsets" in refused(tmp_path / "tokenizer.json")
 
 
