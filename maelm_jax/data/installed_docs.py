@@ -70,7 +70,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
     digest = hashlib.sha256(identity().encode()).hexdigest()[:12]
     path = pathlib.Path(corpus.rows_dir).expanduser() / f"installed_docs-{digest}.txt"
     if not path.is_file():
-        documents = extract(modules(), workers.count(corpus))
+        documents = extract(modules(), corpus.processes)
         content = ("\n\n".join(documents) + "\n").encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, content)

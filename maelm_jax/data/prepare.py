@@ -64,9 +64,7 @@ def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
     A task of an array job makes every `tasks`-th part, from `task` on.
     """
     missing, plan = missing_parts(folder, task, tasks), _read_plan(folder)
-    made = workers.results(
-        functools.partial(make_part, folder), missing, workers.count(plan.corpus)
-    )
+    made = workers.results(functools.partial(make_part, folder), missing, plan.corpus.processes)
     name = f"rows of {plan.source}"[:40]
     for _ in tqdm.tqdm(made, name, len(missing), unit="part", disable=None):
         pass

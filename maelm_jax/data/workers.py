@@ -16,11 +16,6 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def count(corpus: config.Corpus) -> int:
-    """Returns the number of worker processes: `Corpus.processes`, or one for each core."""
-    return corpus.processes or usable_cores()
-
-
 def results(
     function: typing.Callable, jobs: typing.Sequence, processes: int
 ) -> typing.Iterator[typing.Any]:
@@ -29,12 +24,13 @@ def results(
     Args:
         function: A function of a module.
         jobs: Its arguments.
-        processes: Number of processes. With 1, the function runs in this process.
+        processes: Number of processes, 0 for one on each core. With 1, the function runs in this
+            process.
 
     Raises:
         RunError: A process was killed, or could not start.
     """
-    processes = min(processes, len(jobs))
+    processes = min(processes or usable_cores(), len(jobs))
     if processes <= 1:
         yield from map(function, jobs)
         return

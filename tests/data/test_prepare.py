@@ -17,7 +17,7 @@ import pytest
 from testing import ROOT, write_corpus
 
 from maelm_jax import config, storage
-from maelm_jax.data import packing, prepare, readers, rows, sources, workers
+from maelm_jax.data import packing, prepare, readers, rows, sources
 
 
 def files_of(corpus) -> dict[str, bytes]:
@@ -354,8 +354,3 @@ def test_reading_rows_needs_neither_tensorflow_nor_seqio():
     code = f"import sys, maelm_jax.data.batches, maelm_jax.prepare; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "set()", done.stderr
-
-
-def test_one_process_for_each_core_by_default(monkeypatch):
-    monkeypatch.setattr(workers.os, "sched_getaffinity", lambda _: {0, 1, 5})
-    assert workers.count(config.Corpus()) == 3 and workers.count(config.Corpus(processes=7)) == 7

@@ -15,9 +15,10 @@ from maelm_jax import config
 from maelm_jax.data import workers
 
 
-@pytest.mark.parametrize(("processes", "threads"), [(1, None), (2, "false")])
+@pytest.mark.parametrize(("processes", "threads"), [(1, None), (2, "false"), (0, "false")])
 def test_results_have_the_order_of_the_jobs_up_to_an_error(monkeypatch, processes, threads):
     """tokenizers needs threads of its own in a process that is alone."""
+    monkeypatch.setattr(workers, "usable_cores", lambda: 2)  # 0 processes are one for each
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setenv("SECOND", "2")
     monkeypatch.setenv("THIRD", "3")
