@@ -203,9 +203,6 @@ def file_system(path: str):
 
     Returns:
         fsspec's file system, and the path of the folder in it.
-
-    Raises:
-        ConfigError: The package for this kind of bucket is not installed.
     """
     try:
         import fsspec

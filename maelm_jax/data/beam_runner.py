@@ -41,12 +41,7 @@ def import_beam():
 
 
 def make_with_beam(folder: pathlib.Path, options: typing.Sequence[str]):
-    """Makes the missing parts of a folder. `options` are those of Beam's pipelines.
-
-    Raises:
-        ConfigError: The text cannot be read.
-        RunError: The pipeline fails for another reason.
-    """
+    """Makes the missing parts of a folder. `options` are those of Beam's pipelines."""
     beam = import_beam()
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     pipeline_options = beam.options.pipeline_options.PipelineOptions([*QUIET, *options])

@@ -87,10 +87,6 @@ def prepare(
     Of several processes that prepare the same rows, one works and the others wait for it. Where the
     text is not on this machine, the rows that were prepared last are opened. `make_all` makes the
     parts that are missing in a folder.
-
-    Raises:
-        ConfigError: A source cannot be read or has too little text for one row.
-        RunError: A worker process was killed, or the machine fails.
     """
     try:
         names = store_names(corpus, vocabulary)
@@ -131,10 +127,7 @@ def find(corpus: Corpus, vocabulary: Vocabulary) -> Prepared | None:
 def open_record(record: dict, corpus: Corpus) -> Prepared:
     """Opens the rows of a record.
 
-    Raises:
-        ConfigError: They are missing, damaged, or others than the recorded ones, or none to train
-            on.
-        RunError: The bucket of the rows does not answer.
+    Raises ConfigError if they are missing or damaged, not the recorded ones, or none to train on.
     """
     folders = {
         source: rows.path_of(corpus, entry["store"]) for source, entry in record["sources"].items()
@@ -174,8 +167,7 @@ def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
 def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
     """Returns the name of the store of each source, {source: name}. It may not exist yet.
 
-    Raises:
-        Unavailable: A source is not on this machine.
+    Raises Unavailable if a source is not on this machine.
     """
     names = {}
     for source in sources.rates(corpus):
@@ -194,10 +186,6 @@ def make_parts(corpus: Corpus, vocabulary: Vocabulary, task: int, tasks: int):
     """Makes every `tasks`-th part, as one task of an array job. `join` makes the stores.
 
     Tasks are numbered from 0, and share `Corpus.rows_dir`.
-
-    Raises:
-        ConfigError: The text cannot be read.
-        RunError: A worker process was killed, or the machine fails.
     """
     for source, name in store_names(corpus, vocabulary).items():
         if not has_store(corpus, name):
@@ -269,8 +257,7 @@ def _read_plan(folder: pathlib.Path) -> _Plan:
 def make_part(folder: pathlib.Path, number: int):
     """Makes one part, unless it is there: reads its text, and writes its rows to one file.
 
-    The folder holds the plan of the parts and the vocabulary. Raises ConfigError if the text cannot
-    be read.
+    The folder holds the plan of the parts and the vocabulary.
     """
     path, plan = _part_path(folder, number), _read_plan(folder)
     bad_files: dict[str, str] = {}  # {path: why it cannot be read}

@@ -30,10 +30,8 @@ class Piece(typing.NamedTuple):
 def rates(corpus: Corpus) -> dict[str, float]:
     """Returns {source: share of the rows}, summing to 1. Members of a seqio Mixture replace it.
 
-    The sources are sorted by name, because batches depend on their order.
-
-    Raises:
-        Unavailable: A source is a `seqio:` name, and seqio is not installed.
+    The sources are sorted by name, because batches depend on their order. Raises Unavailable if a
+    source is a `seqio:` name, and seqio is not installed.
     """
     result: dict[str, float] = {}
     for source, rate in corpus.rates.items():
@@ -48,10 +46,8 @@ def rates(corpus: Corpus) -> dict[str, float]:
 def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
     """Returns the parts of a source, in the order of its text.
 
-    The text of `installed_docs` is extracted once and kept.
-
-    Raises:
-        ConfigError: No file matches, the TFDS dataset is missing, or seqio does not know the name.
+    The text of `installed_docs` is extracted once and kept. Raises Unavailable if the source is not
+    on this machine.
     """
     if seqio_tasks.is_dataset(source):
         count = seqio_tasks.shard_count(source, corpus)
@@ -81,16 +77,7 @@ def _cut(file: readers.File) -> list[Piece]:
 
 
 def documents_of_part(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
-    """Reads the documents of a part in order.
-
-    Args:
-        part: The part.
-        corpus: Says how it is read.
-
-    Raises:
-        BadFile: A file cannot be read.
-        ConfigError: Other data cannot be read.
-    """
+    """Reads the documents of a part in order. Raises BadFile if a file cannot be read."""
     for name, start, end in part:
         if seqio_tasks.is_dataset(name):
             texts = seqio_tasks.texts(name, corpus, start, end)
@@ -143,10 +130,8 @@ def identity(source: str, corpus: Corpus) -> str:
     """Returns a hash of what identifies the text of a source. It reads no text.
 
     It covers the names, sizes and times of files (in buckets their checksums), the versions of the
-    packages of `installed_docs`, or the version and sizes of a dataset.
-
-    Raises:
-        Unavailable: The source is not on this machine.
+    packages of `installed_docs`, or the version and sizes of a dataset. Raises Unavailable if the
+    source is not on this machine.
     """
     if seqio_tasks.is_dataset(source):
         content = seqio_tasks.identity(source, corpus)

@@ -382,25 +382,16 @@ def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def with_size_of_file(settings: config.Vocabulary) -> config.Vocabulary:
-    """Returns the settings with the size of the vocabulary in their file, if they name one.
-
-    Raises:
-        ConfigError: The file is no vocabulary.
-    """
+    """Returns the settings with the size of the vocabulary in their file, if they name one."""
     if not settings.file:
         return settings
     return dataclasses.replace(settings, size=load(settings.file).size)
 
 
 def load(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary.
+    """Reads a vocabulary: a SentencePiece model or a tokenizer.json, or a directory that holds one.
 
-    Args:
-        path: A SentencePiece model or a tokenizer.json, also in a bucket, or a local directory that
-            holds one of them.
-
-    Raises:
-        ConfigError: The path is none of these, or the vocabulary does not work.
+    A file can be in a bucket. Raises ConfigError if the vocabulary does not work.
     """
     path = os.path.expanduser(path)
     if os.path.isdir(path):

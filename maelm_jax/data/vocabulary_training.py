@@ -30,9 +30,6 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     A trained vocabulary is kept under `rows_dir`. Training samples the sources by their rates and
     leaves out held-out documents. Where the text is not on this machine, the vocabulary that was
     trained last for these settings is taken.
-
-    Raises:
-        ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
     """
     if settings.file:
         return vocabularies.load(settings.file)
