@@ -212,9 +212,9 @@ def _reader_of(path: str) -> typing.Callable[..., typing.Iterator[str]] | None:
         ".json": _json_documents,
         ".parquet": _parquet_documents,
         ".arrow": _arrow_documents,
-        ".tfrecord": _tfrecord_documents,
-        ".array_record": _array_record_documents,
-        ".arrayrecord": _array_record_documents,
+        ".tfrecord": _example_documents,
+        ".array_record": _example_documents,
+        ".arrayrecord": _example_documents,
     }
     return readers.get(suffix)
 
@@ -421,26 +421,6 @@ def _texts(column) -> typing.Iterator[str]:
     return (text or "" for text in column.to_pylist())
 
 
-def _tfrecord_documents(path: str, feature: str):
-    tensorflow = load_module("tensorflow")
-    with _local_copy(path) as local, _naming(path, local):
-        records = tensorflow.data.TFRecordDataset(local).as_numpy_iterator()
-        yield from _texts_of_examples(path, records, feature)
-
-
-def _array_record_documents(path: str, feature: str):
-    array_record = load_module("array_record.python.array_record_module")
-    with _local_copy(path) as local, _naming(path, local):
-        reader = array_record.ArrayRecordReader(local)
-        count = reader.num_records()
-        records = (
-            record
-            for start in range(0, count, TABLE_ROWS)
-            for record in reader.read(start, min(start + TABLE_ROWS, count))
-        )
-        yield from _texts_of_examples(path, records, feature)
-
-
 @contextlib.contextmanager
 def _local_copy(path: str) -> typing.Iterator[str]:
     """Gives a path on this machine, for libraries that open files themselves.
@@ -457,21 +437,35 @@ def _local_copy(path: str) -> typing.Iterator[str]:
         yield copy.name
 
 
-def _texts_of_examples(path: str, records: typing.Iterable[bytes], feature: str):
-    """Yields the text of a feature of each record, which is a tf.train.Example."""
+def _example_documents(path: str, feature: str):
+    """Reads a TFRecord or ArrayRecord file, whose records are tf.train.Examples."""
     parse = load_module("tensorflow").train.Example.FromString
     is_empty = True
-    for record in records:
-        is_empty = False
-        features = parse(record).features.feature
-        if feature not in features:
-            known = ", ".join(sorted(features))[:200]
-            raise BadFile(path, f": no feature {feature!r} (it has {known}); set Corpus.text_field")
-        values = features[feature].bytes_list.value
-        if len(values) != 1:
-            raise BadFile(
-                path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
-            )
-        yield values[0].decode("utf-8")
+    with _local_copy(path) as local, _naming(path, local):
+        for record in _records(local):
+            is_empty = False
+            features = parse(record).features.feature
+            if feature not in features:
+                known = ", ".join(sorted(features))[:200]
+                raise BadFile(
+                    path, f": no feature {feature!r} (it has {known}); set Corpus.text_field"
+                )
+            values = features[feature].bytes_list.value
+            if len(values) != 1:
+                raise BadFile(
+                    path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
+                )
+            yield values[0].decode("utf-8")
     if is_empty:
         raise BadFile(path, ": holds no record; remove it, or fetch it again")
+
+
+def _records(path: str) -> typing.Iterator[bytes]:
+    if SHARD_NUMBER.sub("", path).endswith(".tfrecord"):
+        tensorflow = load_module("tensorflow")
+        yield from tensorflow.data.TFRecordDataset(path).as_numpy_iterator()
+        return
+    reader = load_module("array_record.python.array_record_module").ArrayRecordReader(path)
+    count = reader.num_records()
+    for start in range(0, count, TABLE_ROWS):
+        yield from reader.read(start, min(start + TABLE_ROWS, count))

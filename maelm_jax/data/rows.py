@@ -283,13 +283,10 @@ def remember(corpus: Corpus, name: str, value: typing.Any):
 
 def recall(corpus: Corpus, name: str) -> typing.Any | None:
     """Returns what `remember` kept, here or in a bucket, None if there is nothing."""
-    path = path_of(corpus, f"{name}.json")
     try:
-        content = storage.read_bytes(path)
+        return storage.read_json(path_of(corpus, f"{name}.json"))
     except FileNotFoundError:
         return None
-    with storage.reading(path):
-        return json.loads(content)
 
 
 def recall_instead(corpus: Corpus, name: str, reason: Unavailable) -> typing.Any:
