@@ -87,7 +87,7 @@ def test_installed_docs_are_the_same_each_time_and_in_any_number_of_processes():
 
 def test_installed_docs_are_cached_and_read_from_there(tmp_path, monkeypatch):
     monkeypatch.setattr(installed_docs, "modules", lambda: [json.__file__, pathlib.__file__])
-    corpus = config.Corpus(rows_dir=str(tmp_path))
+    corpus = config.Corpus(rows_dir=str(tmp_path), processes=1)
     first = list(sources.documents_of("installed_docs", corpus))
     assert len(first) == 2
     monkeypatch.setattr(installed_docs, "modules", lambda: pytest.fail("made again"))

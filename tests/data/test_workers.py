@@ -3,13 +3,12 @@
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
-from testing import ROOT
 
 from maelm_jax import config
 from maelm_jax.data import workers
@@ -60,25 +59,9 @@ def test_a_worker_that_is_killed_in_its_first_moments_ends_the_work(seconds):
     thread.join()
 
 
-def test_a_worker_that_cannot_import_ends_the_command(tmp_path, text):
-    """The command itself: numpy fails in each child, which is not so in the parent."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import multiprocessing, sys\nif any('spawn_main' in argument for argument in sys.orig_argv):\n    sys.modules['numpy'] = None\n"
-    )
-    argv = [
-        *("--gin_file=tiny.gin", f"--gin.TEXT_FILES={tmp_path}/?.txt"),
-        *(f"--gin.Corpus.rows_dir={tmp_path}/rows", "--gin.Corpus.processes=2"),
-        f"--gin.Vocabulary.file={next(text.glob('rows/vocabulary-*.model'))}",
-    ]
-    for number in range(2):  # two parts, so that there is a pool
-        (tmp_path / f"{number}.txt").write_bytes(b"A sentence of a long text. " * 300_000)
-    done = subprocess.run(
-        [sys.executable, "-m", "maelm_jax.prepare", *argv],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: a worker process")
+def test_a_worker_that_cannot_import_ends_the_work(monkeypatch):
+    ghost = types.ModuleType("ghost")  # of this process alone
+    exec("def work(job): return job", vars(ghost))
+    monkeypatch.setitem(sys.modules, "ghost", ghost)
+    with pytest.raises(config.RunError, match="worker process"):
+        list(workers.results(ghost.work, [1, 2], 2))
