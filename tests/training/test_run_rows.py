@@ -159,12 +159,6 @@ def test_another_vocabulary_is_refused(workdir, corpus):
             run_rows.choose_rows(workdir, corpus, other, accept)
 
 
-def test_a_damaged_record_is_named(workdir, corpus, vocabulary, tmp_path):
-    (tmp_path / "run" / "rows.json").write_text("{")
-    with pytest.raises(config.ConfigError, match="rows.json"):
-        run_rows.choose_rows(workdir, corpus, vocabulary)
-
-
 def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabulary, tmp_path, monkeypatch):
     """Their text may have other times, as where each has a copy."""
     expected = table(run_rows.choose_rows(workdir, corpus, vocabulary))
