@@ -338,17 +338,6 @@ def test_rows_on_a_read_only_disk_are_read(corpus, vocabulary, tmp_path, monkeyp
     np.testing.assert_array_equal(prepared_rows(corpus, vocabulary)["train"], before)
 
 
-def test_other_rows_in_a_store_of_the_same_name_are_refused(corpus, vocabulary, tmp_path):
-    record = prepare.prepare(corpus, vocabulary).record
-    (entry,) = record["sources"].values()
-    other = dataclasses.replace(corpus, heldout_fraction=0.2)
-    (foreign,) = prepare.prepare(other, vocabulary).record["sources"].values()
-    shutil.rmtree(tmp_path / "rows" / entry["store"])
-    shutil.copytree(tmp_path / "rows" / foreign["store"], tmp_path / "rows" / entry["store"])
-    with pytest.raises(config.ConfigError, match="not the recorded rows"):
-        prepare.open_record(record, corpus)
-
-
 def test_reading_rows_needs_neither_tensorflow_nor_seqio():
     heavy = "{'tensorflow', 'seqio', 'tensorflow_datasets', 'jax', 'pyarrow'}"
     code = f"import sys, maelm_jax.data.batches, maelm_jax.prepare; print({heavy} & set(sys.modules))"
