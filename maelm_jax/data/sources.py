@@ -4,7 +4,6 @@ The text of a source is divided into parts, which can be read alone. A part is s
 large file, or a range of one. How it is divided depends on the text alone.
 """
 
-import contextlib
 import hashlib
 import itertools
 import logging
@@ -113,12 +112,11 @@ def first_texts(corpus: Corpus, tokens: int) -> list[str]:
     text.
     """
     texts, characters = [], tokens * CHARACTERS_PER_TOKEN
-    with contextlib.closing(documents_of(f"files:{corpus.text_files}", corpus)) as documents:
-        for document in documents:
-            texts.append(document[:characters])
-            characters -= len(texts[-1])
-            if characters == 0:
-                break
+    for document in documents_of(f"files:{corpus.text_files}", corpus):
+        texts.append(document[:characters])
+        characters -= len(texts[-1])
+        if characters == 0:
+            break
     if not texts:
         raise ConfigError(
             f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files"
@@ -147,9 +145,7 @@ def identity(source: str, corpus: Corpus) -> str:
 
 def text_hash(text: str) -> int:
     """Returns a number in [0, 2**64) that depends on the text alone."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
-    )
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def is_heldout(text: str, fraction: float) -> bool:

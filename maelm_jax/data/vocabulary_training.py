@@ -1,6 +1,5 @@
 """Trains a SentencePiece vocabulary on a sample of a corpus, once for each corpus and settings."""
 
-import contextlib
 import heapq
 import io
 import itertools
@@ -86,9 +85,7 @@ def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
 
     def texts() -> typing.Iterator[str]:
         for number in order:
-            documents = sources.readable_documents(parts[number], corpus)
-            with contextlib.closing(documents):
-                yield from _first(documents, most)
+            yield from _first(sources.readable_documents(parts[number], corpus), most)
 
     training_texts = (
         text for text in texts() if not sources.is_heldout(text, corpus.heldout_fraction)
