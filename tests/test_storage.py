@@ -5,13 +5,11 @@ import gzip
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from emulators import put
-from testing import ROOT, english, write_corpus
+from emulators import put, put_folder
+from testing import english, finish, start, write_corpus
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
@@ -19,12 +17,6 @@ from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_
 from maelm_jax.encoders import source
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
-
-
-def put_folder(folder: pathlib.Path, place: str):
-    for path in folder.rglob("*"):
-        if path.is_file():
-            put(f"{place}/{path.relative_to(folder)}", path.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +121,12 @@ def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
     folder.mkdir()
     for number, document in enumerate(english()):
         (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(document.encode()))
-    for path in folder.iterdir():
-        put(f"{bucket}/topics/{path.name}", path.read_bytes())
-    common = [sys.executable, "-m", "maelm_jax.prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1"]
+    put_folder(folder, f"{bucket}/topics")
     for text, processes in ((folder, 1), (f"{bucket}/topics", 2)):
-        flags = [f"--gin.TEXT_FILES={text}/*.gz", f"--gin.Corpus.processes={processes}", f"--gin.Corpus.rows_dir={tmp_path / str(processes)}"]
-        subprocess.run([*common, *flags], check=True, cwd=ROOT, timeout=300)
+        settings = {"TEXT_FILES": f"{text}/*.gz", "Corpus.processes": processes, "Corpus.rows_dir": tmp_path / str(processes)}
+        flags = [f"--gin.{name}={value}" for name, value in settings.items()]
+        done = finish(start("prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1", *flags))
+        assert done.status == 0, done.stderr
     one, two = (sorted((path.parts[-4:], path.read_bytes()) for path in (tmp_path / name).rglob("c/*/*")) for name in "12")
     assert one == two and {parts[0] for parts, _ in one} == {"train", "heldout"}
 

@@ -8,7 +8,7 @@ import sys
 
 import checkpoint_folders
 import pytest
-from emulators import put
+from emulators import put, put_folder
 from testing import ROOT, english, finish, repeated, send_when, start, steps_of, training
 
 from maelm_jax import cli, config, gin_files, storage
@@ -94,9 +94,7 @@ def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine
     assert finish(start("prepare", *here)).status == 0
     refused = finish(start_on("one", *in_bucket))
     assert refused.status == 2 and "launch/prepare_data.sh" in refused.stderr
-    for path in (tmp_path / "rows").rglob("*"):
-        if path.is_file():
-            put(f"{bucket}/rows2/{path.relative_to(tmp_path / 'rows')}", path.read_bytes())
+    put_folder(tmp_path / "rows", f"{bucket}/rows2")
     killed = start_on("one", *in_bucket)
     workdir = storage.local_path(f"{bucket}/runs/z")
     send_when(killed, signal.SIGKILL, lambda: len(steps_of(workdir)) > 10)
