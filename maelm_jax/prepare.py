@@ -61,10 +61,6 @@ def main(argv: list[str]) -> int:
         f"rows of {corpus.sequence_length} ids"
     )
     print(table(prepared.stores))
-    for source, entry in prepared.record["sources"].items():
-        left_out = rows.read_manifest(rows.path_of(corpus, entry["store"]))["left_out"]
-        if left_out:
-            print(f"left out of {source}: {len(left_out)} files ({'; '.join(left_out.values())})")
     return 0
 
 

@@ -83,9 +83,9 @@ def reading(path: str | os.PathLike, remedy: str = "put a whole copy of it there
 
 
 def read_json(path: str | os.PathLike) -> typing.Any:
-    """Reads a JSON file. Raises ConfigError if it is not JSON."""
+    """Reads a JSON file, here or in a bucket. Raises ConfigError if it is not JSON."""
     with reading(path):
-        return json.loads(pathlib.Path(path).read_bytes())
+        return json.loads(read_bytes(path))
 
 
 def try_lock(file: typing.BinaryIO | int) -> bool:
@@ -203,9 +203,6 @@ def file_system(path: str):
 
     Returns:
         fsspec's file system, and the path of the folder in it.
-
-    Raises:
-        ConfigError: The package for this kind of bucket is not installed.
     """
     try:
         import fsspec

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import socket
 import subprocess
 import sys
@@ -105,3 +106,10 @@ def put(place: str, content: bytes):
 
     files, path = fsspec.url_to_fs(place, use_listings_cache=False)
     files.pipe_file(path, content)
+
+
+def put_folder(folder: pathlib.Path, place: str):
+    """Copies the files of a folder into a bucket."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            put(f"{place}/{path.relative_to(folder)}", path.read_bytes())

@@ -44,7 +44,7 @@ def test_an_array_job_leaves_out_a_bad_file_and_says_so(text, tmp_path):
         assert done.status == 0, done.stderr
     done = call("prepare", *argv, "--join")
     assert done.status == 0, done.stderr
-    assert f"{tmp_path}/text/c.jsonl:1" in done.stdout
+    assert f"{tmp_path}/text/c.jsonl:1" in done.stderr
 
 
 def test_rows_of_a_continued_run_have_the_ids_of_its_encoder(text, tmp_path, capsys):

@@ -5,13 +5,11 @@ import gzip
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from emulators import put
-from testing import ROOT, english, write_corpus
+from emulators import put, put_folder
+from testing import english, finish, start, write_corpus
 
 from maelm_jax import config, finetune, storage, train
 from maelm_jax.analysis import runs
@@ -19,12 +17,6 @@ from maelm_jax.data import batches, prepare, readers, rows, sources, vocabulary_
 from maelm_jax.encoders import source
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning")  # of gcsfs and aiohttp, about loops that are not closed
-
-
-def put_folder(folder: pathlib.Path, place: str):
-    for path in folder.rglob("*"):
-        if path.is_file():
-            put(f"{place}/{path.relative_to(folder)}", path.read_bytes())
 
 
 @pytest.fixture(scope="module")
@@ -43,25 +35,22 @@ def test_rows_are_read_in_place_from_a_bucket(bucket, prepared):
     corpus, vocabulary, here = prepared
     folder = pathlib.Path(corpus.rows_dir)
     put_folder(folder, f"{bucket}/rows")
+    elsewhere = dataclasses.replace(corpus, rows_dir=f"{bucket}/rows/")
+    assert vocabulary_training.vocabulary_for(config.Vocabulary(size=400), elsewhere).fingerprint == vocabulary.fingerprint
+    there = prepare.prepare(elsewhere, vocabulary)
+    assert there.record == here.record
     ((source, splits),) = here.stores.items()
-    for text, shards in ((corpus.text_files, 0), (corpus.text_files, 2), ("/nowhere/*.txt", 0)):
-        elsewhere = dataclasses.replace(corpus, rows_dir=f"{bucket}/rows/", shuffle_shards=shards)
-        if text == corpus.text_files:
-            found = vocabulary_training.vocabulary_for(config.Vocabulary(size=400), elsewhere)
-            assert found.fingerprint == vocabulary.fingerprint
-            there = prepare.prepare(elsewhere, vocabulary)
-        else:
-            there = prepare.open_record(here.record, elsewhere)
-        assert there.record == here.record
-        for split in splits:
-            every = np.arange(len(splits[split]))
-            np.testing.assert_array_equal(there.stores[source][split][every], splits[split][every])
+    for split, store in splits.items():
+        every = np.arange(len(store))
+        np.testing.assert_array_equal(there.stores[source][split][every], store[every])
+    for shards in (0, 2):
         one, other = (batches.Batches(prepared.split("train"), prepared.rates, 16, 5, shuffle_shards=shards) for prepared in (here, there))
         for step in (0, 1, 7):
             np.testing.assert_array_equal(one.batch(step), other.batch(step))
+    without_text = dataclasses.replace(elsewhere, text_files="/nowhere/*.txt")
+    assert prepare.open_record(here.record, without_text).record == here.record
     os.utime(folder.parent / "a.txt", (1, 1))
-    there = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary)
-    assert there.record == here.record, "no rows of this state of the text, so the last ones"
+    assert prepare.prepare(elsewhere, vocabulary).record == here.record, "no rows of this state of the text, so the last ones"
     files, root = storage.file_system(f"{bucket}/rows")
     (entry,) = here.record["sources"].values()
     name = f"{entry['store']}/train/c/1/0"
@@ -69,18 +58,14 @@ def test_rows_are_read_in_place_from_a_bucket(bucket, prepared):
     content[-50] ^= 1
     files.pipe_file(f"{root}/{name}", bytes(content))
     files.rm_file(f"{root}/{entry['store']}/train/c/2/0")
-    broken = prepare.prepare(elsewhere_of(corpus, bucket), vocabulary).split("train")[source]
+    broken = prepare.prepare(elsewhere, vocabulary).split("train")[source]
     for number in (511, 512):
         with pytest.raises(config.ConfigError, match=f"c/{number // 256}/0"):
             broken[np.array([number])]
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
-        prepare.prepare(dataclasses.replace(elsewhere_of(corpus, bucket), sequence_length=16), vocabulary)
+        prepare.prepare(dataclasses.replace(elsewhere, sequence_length=16), vocabulary)
     with pytest.raises(config.ConfigError, match="launch/prepare_data.sh"):
-        vocabulary_training.vocabulary_for(config.Vocabulary(size=300), elsewhere_of(corpus, bucket))
-
-
-def elsewhere_of(corpus, bucket):
-    return dataclasses.replace(corpus, rows_dir=f"{bucket}/rows")
+        vocabulary_training.vocabulary_for(config.Vocabulary(size=300), elsewhere)
 
 
 @pytest.mark.parametrize("bucket", ["gs"], indirect=True)  # files of workdirs, which S3 has none of
@@ -136,12 +121,12 @@ def test_processes_read_text_in_a_bucket_together(bucket, tmp_path):
     folder.mkdir()
     for number, document in enumerate(english()):
         (folder / f"{number:03}.txt.gz").write_bytes(gzip.compress(document.encode()))
-    for path in folder.iterdir():
-        put(f"{bucket}/topics/{path.name}", path.read_bytes())
-    common = [sys.executable, "-m", "maelm_jax.prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1"]
+    put_folder(folder, f"{bucket}/topics")
     for text, processes in ((folder, 1), (f"{bucket}/topics", 2)):
-        flags = [f"--gin.TEXT_FILES={text}/*.gz", f"--gin.Corpus.processes={processes}", f"--gin.Corpus.rows_dir={tmp_path / str(processes)}"]
-        subprocess.run([*common, *flags], check=True, cwd=ROOT, timeout=300)
+        settings = {"TEXT_FILES": f"{text}/*.gz", "Corpus.processes": processes, "Corpus.rows_dir": tmp_path / str(processes)}
+        flags = [f"--gin.{name}={value}" for name, value in settings.items()]
+        done = finish(start("prepare", "--gin_file=tiny.gin", "--gin.Vocabulary.size=400", "--gin.Corpus.heldout_fraction=0.1", *flags))
+        assert done.status == 0, done.stderr
     one, two = (sorted((path.parts[-4:], path.read_bytes()) for path in (tmp_path / name).rglob("c/*/*")) for name in "12")
     assert one == two and {parts[0] for parts, _ in one} == {"train", "heldout"}
 

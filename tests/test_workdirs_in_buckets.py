@@ -1,20 +1,18 @@
 """Workdirs in a bucket, against an emulator of Google Cloud Storage: checkpoints, and a run that goes on on another machine."""
 
-import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import time
 
 import checkpoint_folders
 import pytest
-from emulators import put
-from testing import ROOT, english, training
+from emulators import put, put_folder
+from testing import ROOT, english, finish, repeated, send_when, start, steps_of, training
 
 from maelm_jax import cli, config, gin_files, storage
-from maelm_jax.pretraining import start
+from maelm_jax.pretraining.start import find_starting_point
 from maelm_jax.training import checkpoint, run_record
 
 pytestmark = [
@@ -51,19 +49,19 @@ def test_a_run_in_a_bucket_that_has_a_checkpoint_needs_its_source_no_more(bucket
     place = f"{bucket}/runs/continued"
     experiment = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'"])
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.find_starting_point(experiment, place)
+        find_starting_point(experiment, place)
     recorded = gin_files.load(["continue.gin"], ["Run.init_from='/nowhere/encoder'", "TEXT_FILES='*.txt'", "Model.layers=3"])
     put(f"{place}/config.gin", gin_files.render(recorded).encode())
     put(f"{place}/vocabulary/sentencepiece.model", b"of the source")
     put(f"{place}/checkpoints/20/_CHECKPOINT_METADATA", b"{}")
     newest_step = runpy.run_path(str(ROOT / "launch" / "newest_step.py"))["newest_step"]
     with pytest.raises(config.ConfigError, match="/nowhere/encoder"):
-        start.find_starting_point(experiment, place)  # the write of this checkpoint was cut off
+        find_starting_point(experiment, place)  # the write of this checkpoint was cut off
     assert newest_step(place) == 0
     put(f"{place}/checkpoints/20/commit_success.txt", b"")
     assert newest_step(place) == 20
     assert (run_record.fetch(place) / "vocabulary" / "sentencepiece.model").read_bytes() == b"of the source"
-    resolved = start.find_starting_point(experiment, place)
+    resolved = find_starting_point(experiment, place)
     assert resolved.encoder is None and resolved.experiment.model.layers == 3
 
 
@@ -84,40 +82,28 @@ def test_the_lock_of_a_workdir_in_a_bucket_is_this_machine_s_own(bucket, cache):
 
 
 @pytest.mark.slow
-def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path):
+def test_a_run_whose_rows_and_workdir_are_in_a_bucket_goes_on_on_another_machine(bucket, tmp_path, monkeypatch):
     (tmp_path / "topics.txt").write_text("\n\n".join(english()))
-    bindings = training(tmp_path, tmp_path / "run", "--gin.TRAIN_STEPS=40", "--gin.Run.rank_every=0")
-    python = [sys.executable, "-m"]
+    here = training(tmp_path, tmp_path / "run", "--gin.TRAIN_STEPS=40", "--gin.Run.rank_every=0")
+    in_bucket = [*here, f"--gin.Corpus.rows_dir={bucket}/rows2", f"--workdir={bucket}/runs/z"]
 
-    def environment(machine: str) -> dict:
-        quick = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        return os.environ | quick | {"XDG_CACHE_HOME": str(tmp_path / machine)}
+    def start_on(machine: str, *argv: str):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
+        return start("train", *argv)
 
-    rows = tmp_path / "rows"
-    subprocess.run([*python, "maelm_jax.prepare", *bindings], check=True, cwd=ROOT)
-    in_bucket = [f"--gin.Corpus.rows_dir={bucket}/rows2", f"--workdir={bucket}/runs/z"]
-    done = subprocess.run([*python, "maelm_jax.train", *bindings, *in_bucket], cwd=ROOT, env=environment("one"), capture_output=True, text=True)
-    assert done.returncode == 2 and "launch/prepare_data.sh" in done.stderr
-    for path in rows.rglob("*"):
-        if path.is_file():
-            put(f"{bucket}/rows2/{path.relative_to(rows)}", path.read_bytes())
-    running = subprocess.Popen([*python, "maelm_jax.train", *bindings, *in_bucket], cwd=ROOT, env=environment("one"))
-    metrics = lambda: list((tmp_path / "one").rglob("metrics.jsonl"))  # noqa: E731
-    while not metrics() or len(metrics()[0].read_text().splitlines()) < 12:
-        assert running.poll() is None
-        time.sleep(0.01)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    line = [*python, "maelm_jax.train", *bindings, *in_bucket]
-    done = subprocess.run(line, cwd=ROOT, env=environment("two"), capture_output=True, text=True)
-    assert not list((tmp_path / "two").glob("maelm_jax/*/**/c"))
-    assert done.returncode == 0 and "resuming gs://" in done.stdout, done.stderr
-    storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl", "loss_curve.png", "environment.txt"))
-    (sent,) = (path.read_text().splitlines() for path in [storage.local_path(f"{bucket}/runs/z") / "metrics.jsonl"])
-    subprocess.run([*python, "maelm_jax.train", *bindings], check=True, cwd=ROOT, env=environment("two"))
-    theirs = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    numbers = lambda lines: [[json.loads(line).get(key) for key in ("step", "loss", "grad_norm", "eval_loss")] for line in lines]  # noqa: E731
-    assert numbers(sent) == numbers(theirs)
-    finished = [*python, "maelm_jax.train", f"--workdir={bucket}/runs/z"]
-    done = subprocess.run(finished, cwd=ROOT, env=environment("three"), capture_output=True, text=True)
-    assert done.returncode == 0 and "at step 40" in done.stdout, done.stderr
+    assert finish(start("prepare", *here)).status == 0
+    refused = finish(start_on("one", *in_bucket))
+    assert refused.status == 2 and "launch/prepare_data.sh" in refused.stderr
+    put_folder(tmp_path / "rows", f"{bucket}/rows2")
+    killed = start_on("one", *in_bucket)
+    workdir = storage.local_path(f"{bucket}/runs/z")
+    send_when(killed, signal.SIGKILL, lambda: len(steps_of(workdir)) > 10)
+    finish(killed)
+    done = finish(start_on("two", *in_bucket))
+    assert done.status == 0 and "resuming gs://" in done.stdout, done.stderr
+    assert not list((tmp_path / "two").glob("maelm_jax/*/**/c")), "rows are not copied"
+    assert finish(start("train", *here)).status == 0
+    done = finish(start_on("three", f"--workdir={bucket}/runs/z"))
+    assert done.status == 0 and "at step 40" in done.stdout, done.stderr
+    storage.fetch_files(f"{bucket}/runs/z", ("metrics.jsonl",))
+    assert repeated(storage.local_path(f"{bucket}/runs/z")) == repeated(tmp_path / "run")

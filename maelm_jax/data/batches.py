@@ -110,7 +110,6 @@ class Location(typing.NamedTuple):
     """Where examples are read from."""
 
     source: np.ndarray  # int64 [n]
-    epoch: np.ndarray  # epoch of the source, int64 [n]
     row: np.ndarray  # row number in the source's store, int64 [n]
 
 
@@ -160,18 +159,18 @@ class Batches:
         slot = examples % PERIOD
         source = self.schedule.source[slot]
         earlier = examples // PERIOD * self.schedule.slots[source] + self.schedule.rank[slot]
-        epoch, row = np.zeros_like(earlier), np.zeros_like(earlier)
+        row = np.zeros_like(earlier)
         for index, store in enumerate(self.stores):
             of_source = source == index
-            epoch[of_source], positions = np.divmod(earlier[of_source], len(store))
-            keys = self._permutation_keys(index, epoch[of_source])
+            epochs, positions = np.divmod(earlier[of_source], len(store))
+            keys = self._permutation_keys(index, epochs)
             if self.shuffle_shards:
                 row[of_source] = permute_in_windows(
                     positions, keys, len(store), store.shard_rows, self.shuffle_shards
                 )
             else:
                 row[of_source] = permute(positions, keys, len(store))
-        return Location(source, epoch, row)
+        return Location(source, row)
 
     def _permutation_keys(self, source: int, epochs: np.ndarray) -> np.ndarray:
         """Returns the key of a source's permutation in each of some epochs, uint64 [n]."""
@@ -192,7 +191,7 @@ class Batches:
 
     def _request(self, step: int) -> list[RequestedRows]:
         """Begins to read this host's rows of one step."""
-        source, _, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
+        source, row = self.locate(self.first_example + step * self.batch_size + self.row_indices)
         masks = [source == index for index in range(len(self.stores))]
         return [
             RequestedRows(mask, store.request(row[mask]))

@@ -17,7 +17,7 @@ from maelm_jax import config
 from maelm_jax.data import prepare
 
 QUIET = ("--default_sdk_harness_log_level=WARNING",)  # a worker else logs each of its connections
-# The last line of a traceback, in which Beam reports an error of a worker.
+# An error of this program, as the last line of a traceback, which Beam reports of a worker.
 ERROR = re.compile(r"^maelm_jax\.\S+\.(ConfigError|RunError|BadFile|Unavailable): (.*)$", re.M)
 WORKER_THREAD = "run_worker"  # name of the DirectRunner's threads, each of which waits for a worker
 PATIENCE = 10.0  # seconds in which a pipeline can end by itself after one of its workers has ended
@@ -41,12 +41,7 @@ def import_beam():
 
 
 def make_with_beam(folder: pathlib.Path, options: typing.Sequence[str]):
-    """Makes the missing parts of a folder. `options` are those of Beam's pipelines.
-
-    Raises:
-        ConfigError: The text cannot be read.
-        RunError: The pipeline fails for another reason.
-    """
+    """Makes the missing parts of a folder. `options` are those of Beam's pipelines."""
     beam = import_beam()
     logging.getLogger("apache_beam").setLevel(logging.WARNING)
     pipeline_options = beam.options.pipeline_options.PipelineOptions([*QUIET, *options])
@@ -84,10 +79,9 @@ def _ending_if_a_worker_is_killed() -> typing.Iterator[None]:
 
 def _meaning(error: Exception) -> Exception:
     """Returns the error of a worker that a pipeline reports, as an error of this program."""
-    if isinstance(error, (config.ConfigError, config.RunError)):
-        return type(error)(str(error).partition(" [while running")[0])  # Beam adds the step
-    if match := ERROR.search(str(error)):
+    text = f"{type(error).__module__}.{type(error).__name__}: {error}"
+    if match := ERROR.search(text):
         kind = config.RunError if match[1] == "RunError" else config.ConfigError
-        return kind(match[2].partition(" [while running")[0])
+        return kind(match[2].partition(" [while running")[0])  # Beam adds the step
     reason = " ".join(str(error).split())[-300:]
     return config.RunError(f"the Beam pipeline failed ({type(error).__name__}: {reason})")

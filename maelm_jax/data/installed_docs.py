@@ -70,7 +70,7 @@ def text_file(corpus: config.Corpus) -> pathlib.Path:
     digest = hashlib.sha256(identity().encode()).hexdigest()[:12]
     path = pathlib.Path(corpus.rows_dir).expanduser() / f"installed_docs-{digest}.txt"
     if not path.is_file():
-        documents = extract(modules(), workers.count(corpus))
+        documents = extract(modules(), corpus.processes)
         content = ("\n\n".join(documents) + "\n").encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(path, content)
@@ -108,7 +108,7 @@ def extract(paths: list[str], processes: int = 1) -> list[str]:
     A docstring that an earlier file has is left out.
     """
     seen, documents = set(), []
-    for strings in workers.results(docstrings, paths, processes, chunk=50):
+    for strings in workers.results(docstrings, paths, processes):
         new = [text for text in dict.fromkeys(strings) if text not in seen]
         seen.update(new)
         if new:

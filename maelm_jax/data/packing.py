@@ -123,13 +123,9 @@ def pack(documents: list[str], vocabulary: vocabularies.Vocabulary, length: int)
 def pack_same_text(
     tokenizers: list[vocabularies.Vocabulary], corpus: config.Corpus, tokens: int, length: int
 ) -> list[np.ndarray]:
-    """Packs the start of a text (`sources.first_texts`) with each vocabulary.
+    """Packs the start of a text (`sources.first_texts`) with each vocabulary, int32 [R, length].
 
-    Returns:
-        For each vocabulary the token ids, int32 [R, length].
-
-    Raises:
-        ConfigError: There is no text.
+    Raises ConfigError if there is no text.
     """
     texts = sources.first_texts(corpus, tokens)
     packed = [pack(texts, vocabulary, length).astype(np.int32) for vocabulary in tokenizers]

@@ -64,9 +64,7 @@ def make_on_this_machine(folder: pathlib.Path, task: int = 0, tasks: int = 1):
     A task of an array job makes every `tasks`-th part, from `task` on.
     """
     missing, plan = missing_parts(folder, task, tasks), _read_plan(folder)
-    made = workers.results(
-        functools.partial(make_part, folder), missing, workers.count(plan.corpus)
-    )
+    made = workers.results(functools.partial(make_part, folder), missing, plan.corpus.processes)
     name = f"rows of {plan.source}"[:40]
     for _ in tqdm.tqdm(made, name, len(missing), unit="part", disable=None):
         pass
@@ -89,10 +87,6 @@ def prepare(
     Of several processes that prepare the same rows, one works and the others wait for it. Where the
     text is not on this machine, the rows that were prepared last are opened. `make_all` makes the
     parts that are missing in a folder.
-
-    Raises:
-        ConfigError: A source cannot be read or has too little text for one row.
-        RunError: A worker process was killed, or the machine fails.
     """
     try:
         names = store_names(corpus, vocabulary)
@@ -133,10 +127,7 @@ def find(corpus: Corpus, vocabulary: Vocabulary) -> Prepared | None:
 def open_record(record: dict, corpus: Corpus) -> Prepared:
     """Opens the rows of a record.
 
-    Raises:
-        ConfigError: They are missing, damaged, or others than the recorded ones, or none to train
-            on.
-        RunError: The bucket of the rows does not answer.
+    Raises ConfigError if they are missing or damaged, not the recorded ones, or none to train on.
     """
     folders = {
         source: rows.path_of(corpus, entry["store"]) for source, entry in record["sources"].items()
@@ -150,7 +141,8 @@ def open_record(record: dict, corpus: Corpus) -> Prepared:
             )
         files = manifest["left_out"]
         if files:
-            log.warning("%s: %d files were left out: %s", source, len(files), "; ".join(files))
+            reasons = "; ".join(files.values())
+            log.warning("%s: %d files were left out: %s", source, len(files), reasons)
         if not manifest["splits"]["train"]["rows"]:
             first = next(iter(files.values()), "the source is too short")
             raise ConfigError(f"{source}: no text left to train on; {first}")
@@ -175,8 +167,7 @@ def _settings(corpus: Corpus, vocabulary: Vocabulary) -> list:
 def store_names(corpus: Corpus, vocabulary: Vocabulary) -> dict[str, str]:
     """Returns the name of the store of each source, {source: name}. It may not exist yet.
 
-    Raises:
-        Unavailable: A source is not on this machine.
+    Raises Unavailable if a source is not on this machine.
     """
     names = {}
     for source in sources.rates(corpus):
@@ -195,10 +186,6 @@ def make_parts(corpus: Corpus, vocabulary: Vocabulary, task: int, tasks: int):
     """Makes every `tasks`-th part, as one task of an array job. `join` makes the stores.
 
     Tasks are numbered from 0, and share `Corpus.rows_dir`.
-
-    Raises:
-        ConfigError: The text cannot be read.
-        RunError: A worker process was killed, or the machine fails.
     """
     for source, name in store_names(corpus, vocabulary).items():
         if not has_store(corpus, name):
@@ -270,8 +257,7 @@ def _read_plan(folder: pathlib.Path) -> _Plan:
 def make_part(folder: pathlib.Path, number: int):
     """Makes one part, unless it is there: reads its text, and writes its rows to one file.
 
-    The folder holds the plan of the parts and the vocabulary. Raises ConfigError if the text cannot
-    be read.
+    The folder holds the plan of the parts and the vocabulary.
     """
     path, plan = _part_path(folder, number), _read_plan(folder)
     bad_files: dict[str, str] = {}  # {path: why it cannot be read}

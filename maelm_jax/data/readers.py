@@ -15,7 +15,6 @@ import os
 import pathlib
 import re
 import shutil
-import stat
 import tempfile
 import typing
 import zlib
@@ -30,7 +29,7 @@ SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
 STATE_FILE = "state.json"  # in a folder that `Dataset.save_to_disk` wrote
 SPLITS_FILE = "dataset_dict.json"  # in a folder that `DatasetDict.save_to_disk` wrote
 ARROW_MARKER = b"\xff" * 4  # begins each message of an .arrow stream; the last one is empty
-READ_BYTES = 1 << 20  # of a packed file that are read at a time
+READ_BYTES = 1 << 20  # of a .zst file that are unpacked at a time
 TABLE_ROWS = 1024  # rows of a table, or records, in memory at a time
 # Entries of fsspec's `info` that change with the content of an object in a bucket.
 VERSIONS = ("md5Hash", "crc32c", "ETag", "etag")
@@ -67,8 +66,8 @@ def list_files(pattern: str) -> list[File]:
 
     Raises:
         Unavailable: Nothing matches.
-        ConfigError: A match is no regular file, or has an unknown format, or a folder on the way
-            cannot be listed.
+        ConfigError: A match has an unknown format.
+        OSError: A folder on the way cannot be listed.
     """
     files = _list_bucket(pattern) if storage.in_bucket(pattern) else _list_local(pattern)
     if not files:
@@ -111,13 +110,8 @@ def _list_local(pattern: str) -> list[File]:
         )
     for folder in folders:
         files += _files_of_dataset(folder)
-    result = []
-    for path in files:
-        status = os.stat(path)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: a pipe or device, not a file; narrow the glob {pattern!r}")
-        result.append(File(path, status.st_size, str(status.st_mtime_ns)))
-    return result
+    states = ((path, os.stat(path)) for path in files)
+    return [File(path, state.st_size, str(state.st_mtime_ns)) for path, state in states]
 
 
 def _check_folders(pattern: str):
@@ -150,16 +144,12 @@ def _files_of_dataset(folder: str) -> list[str]:
         return [str(path / entry["filename"]) for entry in state["_data_files"]]
 
 
-@contextlib.contextmanager
-def _open(path: str) -> typing.Iterator[typing.BinaryIO]:
+def _open(path: str) -> typing.BinaryIO:
     """Opens a file for bytes, on this machine or in a bucket."""
     if storage.in_bucket(path):
         files, name = storage.file_system(path)
-        with files.open(name, "rb") as file:
-            yield file
-    else:
-        with open(path, "rb") as file:
-            yield file
+        return files.open(name, "rb")
+    return open(path, "rb")
 
 
 @contextlib.contextmanager
@@ -222,9 +212,9 @@ def _reader_of(path: str) -> typing.Callable[..., typing.Iterator[str]] | None:
         ".json": _json_documents,
         ".parquet": _parquet_documents,
         ".arrow": _arrow_documents,
-        ".tfrecord": _tfrecord_documents,
-        ".array_record": _array_record_documents,
-        ".arrayrecord": _array_record_documents,
+        ".tfrecord": _example_documents,
+        ".array_record": _example_documents,
+        ".arrayrecord": _example_documents,
     }
     return readers.get(suffix)
 
@@ -280,45 +270,17 @@ def lines(path: str, start: int = 0) -> typing.Iterator[tuple[int, bytes]]:
         raise BadFile(path, ": the file is empty; remove it, or give one with text")
 
 
-def _unpacked(path: str, file: typing.BinaryIO) -> contextlib.AbstractContextManager:
-    """Returns a context manager that gives the lines of a file's unpacked content."""
+def _unpacked(path: str, file: typing.BinaryIO) -> typing.BinaryIO:
+    """Returns the unpacked content of a file."""
     if path.endswith(".gz"):
         return gzip.open(file)
     if path.endswith(".xz"):
-        return contextlib.nullcontext(_lines_of(_unpack_xz(file)))
+        return lzma.open(file)
     if path.endswith(".zst"):
         pyarrow = load_module("pyarrow")
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, "r"), "zstd")
         return io.BufferedReader(stream, READ_BYTES)
-    return contextlib.nullcontext(file)
-
-
-def _unpack_xz(file: typing.BinaryIO) -> typing.Iterator[bytes]:
-    """Unpacks the .xz streams of a file one after the other.
-
-    `lzma.open` ends without an error where a later stream is damaged.
-    """
-    stream = None
-    while packed := file.read(READ_BYTES):
-        while packed:
-            if stream is None:
-                packed = packed.lstrip(b"\0")  # padding between streams
-                stream = lzma.LZMADecompressor() if packed else None
-            else:
-                yield stream.decompress(packed)
-                packed = stream.unused_data
-                stream = None if stream.eof else stream
-    if stream is not None:
-        raise EOFError("the file ends in the middle of a stream")
-
-
-def _lines_of(chunks: typing.Iterable[bytes]) -> typing.Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from (line + b"\n" for line in whole)
-    if rest:
-        yield rest
+    return file
 
 
 def decode(line: bytes, path: str, offset: int) -> str:
@@ -441,44 +403,22 @@ def _arrow_documents(path: str, column: str):
 
 def _check_column(path: str, schema, column: str):
     """Raises BadFile unless the table has the column and the column is of text."""
-    types = load_module("pyarrow.types")
-    if schema.names.count(column) != 1:
-        problem = "several columns" if column in schema.names else "no column"
+    if column not in schema.names:
         raise BadFile(
             path,
-            f": {problem} {column!r} (it has {', '.join(schema.names)[:200]}); "
+            f": no column {column!r} (it has {', '.join(schema.names)[:200]}); "
             "set Corpus.text_field",
         )
     kind = schema.field(column).type
-    if types.is_dictionary(kind):
+    if load_module("pyarrow.types").is_dictionary(kind):
         kind = kind.value_type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+    if str(kind) not in ("string", "large_string", "string_view"):
         raise BadFile(path, f": column {column!r} holds {kind}, not text; set Corpus.text_field")
 
 
 def _texts(column) -> typing.Iterator[str]:
     """Yields the texts of a part of a column. A missing text is an empty document."""
     return (text or "" for text in column.to_pylist())
-
-
-def _tfrecord_documents(path: str, feature: str):
-    tensorflow = load_module("tensorflow")
-    with _local_copy(path) as local, _naming(path, local):
-        records = tensorflow.data.TFRecordDataset(local).as_numpy_iterator()
-        yield from _texts_of_examples(path, records, feature)
-
-
-def _array_record_documents(path: str, feature: str):
-    array_record = load_module("array_record.python.array_record_module")
-    with _local_copy(path) as local, _naming(path, local):
-        reader = array_record.ArrayRecordReader(local)
-        count = reader.num_records()
-        records = (
-            record
-            for start in range(0, count, TABLE_ROWS)
-            for record in reader.read(start, min(start + TABLE_ROWS, count))
-        )
-        yield from _texts_of_examples(path, records, feature)
 
 
 @contextlib.contextmanager
@@ -497,21 +437,35 @@ def _local_copy(path: str) -> typing.Iterator[str]:
         yield copy.name
 
 
-def _texts_of_examples(path: str, records: typing.Iterable[bytes], feature: str):
-    """Yields the text of a feature of each record, which is a tf.train.Example."""
+def _example_documents(path: str, feature: str):
+    """Reads a TFRecord or ArrayRecord file, whose records are tf.train.Examples."""
     parse = load_module("tensorflow").train.Example.FromString
     is_empty = True
-    for record in records:
-        is_empty = False
-        features = parse(record).features.feature
-        if feature not in features:
-            known = ", ".join(sorted(features))[:200]
-            raise BadFile(path, f": no feature {feature!r} (it has {known}); set Corpus.text_field")
-        values = features[feature].bytes_list.value
-        if len(values) != 1:
-            raise BadFile(
-                path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
-            )
-        yield values[0].decode("utf-8")
+    with _local_copy(path) as local, _naming(path, local):
+        for record in _records(local):
+            is_empty = False
+            features = parse(record).features.feature
+            if feature not in features:
+                known = ", ".join(sorted(features))[:200]
+                raise BadFile(
+                    path, f": no feature {feature!r} (it has {known}); set Corpus.text_field"
+                )
+            values = features[feature].bytes_list.value
+            if len(values) != 1:
+                raise BadFile(
+                    path, f": feature {feature!r} does not hold one text; set Corpus.text_field"
+                )
+            yield values[0].decode("utf-8")
     if is_empty:
         raise BadFile(path, ": holds no record; remove it, or fetch it again")
+
+
+def _records(path: str) -> typing.Iterator[bytes]:
+    if SHARD_NUMBER.sub("", path).endswith(".tfrecord"):
+        tensorflow = load_module("tensorflow")
+        yield from tensorflow.data.TFRecordDataset(path).as_numpy_iterator()
+        return
+    reader = load_module("array_record.python.array_record_module").ArrayRecordReader(path)
+    count = reader.num_records()
+    for start in range(0, count, TABLE_ROWS):
+        yield from reader.read(start, min(start + TABLE_ROWS, count))

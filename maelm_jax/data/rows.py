@@ -46,10 +46,6 @@ class Rows:
         length: Ids in a row.
         shard_rows: Rows in one file of the store.
         statistics: As above.
-
-    Raises:
-        ConfigError: The array is missing or damaged.
-        RunError: The bucket does not answer.
     """
 
     def __init__(
@@ -121,11 +117,7 @@ def _kvstore(path: str) -> str | dict:
 
 
 def read_manifest(store: str) -> dict:
-    """Reads the manifest of a store: `fingerprint`, `length`, `splits`, `left_out`.
-
-    Raises:
-        ConfigError: The store is missing or damaged.
-    """
+    """Reads the manifest of a store: `fingerprint`, `splits` and `left_out`."""
     path = f"{store}/{MANIFEST}"
     try:
         content = storage.read_bytes(path)
@@ -135,7 +127,7 @@ def read_manifest(store: str) -> dict:
         ) from error
     with storage.reading(path, "remove the folder and run python -m maelm_jax.prepare again"):
         manifest = json.loads(content)
-        return {key: manifest[key] for key in ("fingerprint", "length", "splits", "left_out")}
+        return {key: manifest[key] for key in ("fingerprint", "splits", "left_out")}
 
 
 def open_stores(stores: dict[str, str]) -> dict[str, dict[str, Rows]]:
@@ -146,10 +138,6 @@ def open_stores(stores: dict[str, str]) -> dict[str, dict[str, Rows]]:
 
     Returns:
         {source: {"train": Rows, "heldout": Rows}}
-
-    Raises:
-        ConfigError: A store is missing or damaged.
-        RunError: The bucket does not answer.
     """
     in_bucket = any(map(storage.in_bucket, stores.values()))
     cache_bytes = BUCKET_CACHE if in_bucket else LOCAL_CACHE
@@ -295,13 +283,10 @@ def remember(corpus: Corpus, name: str, value: typing.Any):
 
 def recall(corpus: Corpus, name: str) -> typing.Any | None:
     """Returns what `remember` kept, here or in a bucket, None if there is nothing."""
-    path = path_of(corpus, f"{name}.json")
     try:
-        content = storage.read_bytes(path)
+        return storage.read_json(path_of(corpus, f"{name}.json"))
     except FileNotFoundError:
         return None
-    with storage.reading(path):
-        return json.loads(content)
 
 
 def recall_instead(corpus: Corpus, name: str, reason: Unavailable) -> typing.Any:

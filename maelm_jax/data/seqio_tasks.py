@@ -103,22 +103,15 @@ def _has_network() -> bool:
         return False
 
 
-def _training_info(source: str):
-    """Returns the information about a dataset. Raises ConfigError if it has no training split."""
-    info = _builder(source, OWN_TEXT).info
-    if SPLIT not in info.splits:
+def _training_builder(source: str):
+    """Returns the builder of a dataset. Raises ConfigError if it has no training split."""
+    builder = _builder(source, OWN_TEXT)
+    if SPLIT not in builder.info.splits:
         raise ConfigError(
-            f"TFDS dataset {info.full_name!r} has no split {SPLIT!r}, only "
-            f"{', '.join(info.splits)}. Name another dataset in Corpus.sources"
+            f"TFDS dataset {builder.info.full_name!r} has no split {SPLIT!r}, only "
+            f"{', '.join(builder.info.splits)}. Name another dataset in Corpus.sources"
         )
-    return info
-
-
-def _tfds_source(source: str):
-    """Returns the dataset as a seqio.TfdsDataSource of a fixed version."""
-    name, version = _training_info(source).full_name.rsplit("/", 1)
-    seqio = readers.load_module("seqio")
-    return seqio.TfdsDataSource(f"{name}:{version}", splits=[SPLIT], read_only=True)
+    return builder
 
 
 def records(source: str, split: str) -> list[dict] | None:
@@ -134,9 +127,9 @@ def records(source: str, split: str) -> list[dict] | None:
 
 def shard_count(source: str, corpus: Corpus) -> int:
     """Returns the number of parts that a source can be read in. A part is one or more files."""
-    is_tfds = source.startswith("tfds:")
-    files = _tfds_source(source) if is_tfds else _task(source, corpus).source
-    return max(len(files.list_shards(SPLIT)), 1)
+    if source.startswith("tfds:"):
+        return _training_builder(source).info.splits[SPLIT].num_shards
+    return max(len(_task(source, corpus).source.list_shards(SPLIT)), 1)
 
 
 def identity(source: str, corpus: Corpus) -> str:
@@ -146,7 +139,7 @@ def identity(source: str, corpus: Corpus) -> str:
     number of examples and the file names, because seqio knows no more about the text.
     """
     if source.startswith("tfds:"):
-        info = _training_info(source)
+        info = _training_builder(source).info
         split = info.splits[SPLIT]
         return f"{info.full_name} {split.num_examples} {split.num_bytes} {split.shard_lengths}"
     task = _task(source, corpus)
@@ -159,13 +152,15 @@ def texts(source: str, corpus: Corpus, index: int, count: int) -> typing.Iterato
 
     Raises ConfigError if the records have no text field.
     """
-    seqio = readers.load_module("seqio")
-    part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
     if source.startswith("tfds:"):
-        dataset = _tfds_source(source).get_dataset(SPLIT, shuffle=False, shard_info=part)
+        dataset = _training_builder(source).as_dataset(
+            split=f"{SPLIT}[{index}shard]", shuffle_files=False
+        )
         feature, fields = None, TFDS_FIELDS
     else:
         task = _task(source, corpus)
+        seqio = readers.load_module("seqio")
+        part = seqio.ShardInfo(index=index, num_shards=count) if count > 1 else None
         dataset = task.get_dataset(
             sequence_length=None, split=SPLIT, shuffle=False, shard_info=part, num_epochs=1
         )

@@ -4,7 +4,6 @@ The text of a source is divided into parts, which can be read alone. A part is s
 large file, or a range of one. How it is divided depends on the text alone.
 """
 
-import contextlib
 import hashlib
 import itertools
 import logging
@@ -30,10 +29,8 @@ class Piece(typing.NamedTuple):
 def rates(corpus: Corpus) -> dict[str, float]:
     """Returns {source: share of the rows}, summing to 1. Members of a seqio Mixture replace it.
 
-    The sources are sorted by name, because batches depend on their order.
-
-    Raises:
-        Unavailable: A source is a `seqio:` name, and seqio is not installed.
+    The sources are sorted by name, because batches depend on their order. Raises Unavailable if a
+    source is a `seqio:` name, and seqio is not installed.
     """
     result: dict[str, float] = {}
     for source, rate in corpus.rates.items():
@@ -48,10 +45,8 @@ def rates(corpus: Corpus) -> dict[str, float]:
 def parts(source: str, corpus: Corpus) -> list[list[Piece]]:
     """Returns the parts of a source, in the order of its text.
 
-    The text of `installed_docs` is extracted once and kept.
-
-    Raises:
-        ConfigError: No file matches, the TFDS dataset is missing, or seqio does not know the name.
+    The text of `installed_docs` is extracted once and kept. Raises Unavailable if the source is not
+    on this machine.
     """
     if seqio_tasks.is_dataset(source):
         count = seqio_tasks.shard_count(source, corpus)
@@ -81,16 +76,7 @@ def _cut(file: readers.File) -> list[Piece]:
 
 
 def documents_of_part(part: typing.Iterable[Piece], corpus: Corpus) -> typing.Iterator[str]:
-    """Reads the documents of a part in order.
-
-    Args:
-        part: The part.
-        corpus: Says how it is read.
-
-    Raises:
-        BadFile: A file cannot be read.
-        ConfigError: Other data cannot be read.
-    """
+    """Reads the documents of a part in order. Raises BadFile if a file cannot be read."""
     for name, start, end in part:
         if seqio_tasks.is_dataset(name):
             texts = seqio_tasks.texts(name, corpus, start, end)
@@ -126,12 +112,11 @@ def first_texts(corpus: Corpus, tokens: int) -> list[str]:
     text.
     """
     texts, characters = [], tokens * CHARACTERS_PER_TOKEN
-    with contextlib.closing(documents_of(f"files:{corpus.text_files}", corpus)) as documents:
-        for document in documents:
-            texts.append(document[:characters])
-            characters -= len(texts[-1])
-            if characters == 0:
-                break
+    for document in documents_of(f"files:{corpus.text_files}", corpus):
+        texts.append(document[:characters])
+        characters -= len(texts[-1])
+        if characters == 0:
+            break
     if not texts:
         raise ConfigError(
             f"Corpus.text_files={corpus.text_files!r}: the files hold no text. Name other files"
@@ -143,10 +128,8 @@ def identity(source: str, corpus: Corpus) -> str:
     """Returns a hash of what identifies the text of a source. It reads no text.
 
     It covers the names, sizes and times of files (in buckets their checksums), the versions of the
-    packages of `installed_docs`, or the version and sizes of a dataset.
-
-    Raises:
-        Unavailable: The source is not on this machine.
+    packages of `installed_docs`, or the version and sizes of a dataset. Raises Unavailable if the
+    source is not on this machine.
     """
     if seqio_tasks.is_dataset(source):
         content = seqio_tasks.identity(source, corpus)
@@ -162,9 +145,7 @@ def identity(source: str, corpus: Corpus) -> str:
 
 def text_hash(text: str) -> int:
     """Returns a number in [0, 2**64) that depends on the text alone."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big"
-    )
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def is_heldout(text: str, fraction: float) -> bool:

@@ -117,13 +117,8 @@ class Vocabulary(abc.ABC):
         return self.encode_batch([text])[0]
 
     @abc.abstractmethod
-    def _encode_with_offsets(self, text: str) -> Encoding:
-        """Returns ids and offsets, whose ranges may begin with spaces."""
-
     def encode_with_offsets(self, text: str) -> Encoding:
         """Returns the ids of one text, without special ids around them, and their places in it."""
-        ids, offsets = self._encode_with_offsets(text)
-        return Encoding(ids, [(_skip_spaces(text, start, end), end) for start, end in offsets])
 
     @abc.abstractmethod
     def encode_masked(self, text: str) -> list[int]:
@@ -148,16 +143,7 @@ class Vocabulary(abc.ABC):
     def _sentence_marks(self) -> tuple[np.ndarray, np.ndarray]:
         """For every id the kind of its piece (OTHER to FULL_END), and whether a word may begin."""
         texts = self._piece_texts()
-        kinds = [
-            FULL_END
-            if FULL_ENDS.search(text)
-            else END
-            if ENDS.search(text)
-            else CLOSER
-            if CLOSERS.fullmatch(text)
-            else OTHER
-            for text in texts
-        ]
+        kinds = [_kind_of_piece(text) for text in texts]
         begins = [  # without the digits after the point of a decimal number
             text[:1] >= UNSPACED or (begins and not text[:1].isdigit())
             for begins, text in zip(self._begins_word(), texts, strict=True)
@@ -190,10 +176,17 @@ class Vocabulary(abc.ABC):
         return path
 
 
-def _skip_spaces(text: str, start: int, end: int) -> int:
-    while start < end and text[start].isspace():
-        start += 1
-    return start
+def _kind_of_piece(text: str) -> int:
+    if FULL_ENDS.search(text):
+        return FULL_END
+    if ENDS.search(text):
+        return END
+    return CLOSER if CLOSERS.fullmatch(text) else OTHER
+
+
+def _without_spaces(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Encoding:
+    """Returns an Encoding, given ranges that may begin with spaces."""
+    return Encoding(ids, [(end - len(text[start:end].lstrip()), end) for start, end in offsets])
 
 
 class SentencePieceVocabulary(Vocabulary):
@@ -223,6 +216,7 @@ class SentencePieceVocabulary(Vocabulary):
                 ids[key] = len(proto.pieces)
                 proto.pieces.add(piece=names[0], score=0.0, type=kinds.CONTROL)
         proto.trainer_spec.vocab_size = len(proto.pieces)
+        proto.trainer_spec.ClearField("num_threads")  # of the machine that trained it
         super().__init__(proto.SerializeToString(deterministic=True))
         self.model = sentencepiece.SentencePieceProcessor(model_proto=self.content)
         self.size = self.model.get_piece_size()
@@ -256,9 +250,9 @@ class SentencePieceVocabulary(Vocabulary):
             if following != self.mask or self.model.id_to_piece(index) != self.SPACE
         ]
 
-    def _encode_with_offsets(self, text):
+    def encode_with_offsets(self, text):
         result = self.model.encode(text, return_type="offset_mapping")
-        return Encoding(result["ids"], result["offsets"])
+        return _without_spaces(text, result["ids"], result["offsets"])
 
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
@@ -343,9 +337,9 @@ class TokenizerJsonVocabulary(Vocabulary):
         text = self._with_own_mask(text)
         return self._model_with_special_tokens.encode(text, add_special_tokens=False).ids
 
-    def _encode_with_offsets(self, text):
+    def encode_with_offsets(self, text):
         result = self.model.encode(text, add_special_tokens=False)
-        return Encoding(result.ids, result.offsets)
+        return _without_spaces(text, result.ids, result.offsets)
 
     def decode(self, ids):
         silent = {self.bos, self.pad, self.eos, self.mask}
@@ -388,25 +382,16 @@ def files_in(directory: str | os.PathLike) -> list[pathlib.Path]:
 
 
 def with_size_of_file(settings: config.Vocabulary) -> config.Vocabulary:
-    """Returns the settings with the size of the vocabulary in their file, if they name one.
-
-    Raises:
-        ConfigError: The file is no vocabulary.
-    """
+    """Returns the settings with the size of the vocabulary in their file, if they name one."""
     if not settings.file:
         return settings
     return dataclasses.replace(settings, size=load(settings.file).size)
 
 
 def load(path: str | os.PathLike) -> Vocabulary:
-    """Reads a vocabulary.
+    """Reads a vocabulary: a SentencePiece model or a tokenizer.json, or a directory that holds one.
 
-    Args:
-        path: A SentencePiece model or a tokenizer.json, also in a bucket, or a local directory that
-            holds one of them.
-
-    Raises:
-        ConfigError: The path is none of these, or the vocabulary does not work.
+    A file can be in a bucket. Raises ConfigError if the vocabulary does not work.
     """
     path = os.path.expanduser(path)
     if os.path.isdir(path):
@@ -444,11 +429,9 @@ def _try_out(vocabulary: Vocabulary):
     """Raises ValueError unless the vocabulary is consistent and encodes text."""
     if len(vocabulary.special_ids) < len(NAMES):
         raise ValueError("two of its special tokens have the same id")
-    ids, offsets = vocabulary.encode_with_offsets(TRIAL)
-    if ids != vocabulary.encode(TRIAL) or len(offsets) != len(ids):
+    ids = vocabulary.encode_with_offsets(TRIAL).ids
+    if ids != vocabulary.encode(TRIAL):
         raise ValueError("it encodes the same text differently each time")
-    if not all(0 <= index < vocabulary.size for index in ids):
-        raise ValueError("text gets ids that it does not have")
     if set(ids) & {vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.mask}:
         raise ValueError("text gets special ids")
     vocabulary.decode(ids)

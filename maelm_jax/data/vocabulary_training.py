@@ -1,6 +1,5 @@
 """Trains a SentencePiece vocabulary on a sample of a corpus, once for each corpus and settings."""
 
-import contextlib
 import heapq
 import io
 import itertools
@@ -11,7 +10,6 @@ import time
 import typing
 
 import sentencepiece
-from sentencepiece import sentencepiece_model_pb2
 
 from maelm_jax import config, storage
 from maelm_jax.data import rows, sources, vocabularies, workers
@@ -31,9 +29,6 @@ def vocabulary_for(settings: config.Vocabulary, corpus: config.Corpus) -> vocabu
     A trained vocabulary is kept under `rows_dir`. Training samples the sources by their rates and
     leaves out held-out documents. Where the text is not on this machine, the vocabulary that was
     trained last for these settings is taken.
-
-    Raises:
-        ConfigError: The file is no vocabulary, a source cannot be read, or training fails.
     """
     if settings.file:
         return vocabularies.load(settings.file)
@@ -90,9 +85,7 @@ def sample(source: str, corpus: config.Corpus, megabytes: float) -> list[str]:
 
     def texts() -> typing.Iterator[str]:
         for number in order:
-            documents = sources.readable_documents(parts[number], corpus)
-            with contextlib.closing(documents):
-                yield from _first(documents, most)
+            yield from _first(sources.readable_documents(parts[number], corpus), most)
 
     training_texts = (
         text for text in texts() if not sources.is_heldout(text, corpus.heldout_fraction)
@@ -180,11 +173,4 @@ def train(
         raise config.ConfigError(
             f"Vocabulary.size={settings.size} does not fit this corpus: {reason}"
         ) from error
-    return vocabularies.SentencePieceVocabulary(_without_machine(model.getvalue()))
-
-
-def _without_machine(content: bytes) -> bytes:
-    """Returns a model without the number of threads that trained it, which changes no piece."""
-    proto = sentencepiece_model_pb2.ModelProto.FromString(content)
-    proto.trainer_spec.ClearField("num_threads")
-    return proto.SerializeToString(deterministic=True)
+    return vocabularies.SentencePieceVocabulary(model.getvalue())

@@ -16,57 +16,44 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def count(corpus: config.Corpus) -> int:
-    """Returns the number of worker processes: `Corpus.processes`, or one for each core."""
-    return corpus.processes or usable_cores()
-
-
 def results(
-    function: typing.Callable, jobs: typing.Sequence, processes: int, chunk: int = 1
+    function: typing.Callable, jobs: typing.Sequence, processes: int
 ) -> typing.Iterator[typing.Any]:
     """Applies a function to jobs. Yields the results in the order of the jobs.
 
     Args:
         function: A function of a module.
         jobs: Its arguments.
-        processes: Number of processes. With 1, the function runs in this process.
-        chunk: Number of jobs that a process takes at a time.
+        processes: Number of processes, 0 for one on each core. With 1, the function runs in this
+            process.
 
     Raises:
         RunError: A process was killed, or could not start.
     """
-    chunks = [jobs[start : start + chunk] for start in range(0, len(jobs), chunk)]
-    processes = min(processes, len(chunks))
+    processes = min(processes or usable_cores(), len(jobs))
     if processes <= 1:
         yield from map(function, jobs)
         return
-    for results_of_chunk in _compute(function, chunks, processes):
-        for result in results_of_chunk:
-            if isinstance(result, _Failure):
-                raise result.error
-            yield result
-
-
-class _Failure(typing.NamedTuple):
-    """Stands for the result of a job that raised an error."""
-
-    error: Exception
+    for result, error in _compute(function, jobs, processes):
+        if error:
+            raise error
+        yield result
 
 
 def _compute(
-    function: typing.Callable, chunks: list[typing.Sequence], processes: int
-) -> typing.Iterator[list]:
-    """Yields the results of each chunk, which end with a `_Failure` if a job raised an error.
+    function: typing.Callable, jobs: typing.Sequence, processes: int
+) -> typing.Iterator[tuple[typing.Any, Exception | None]]:
+    """Yields the result of each job, or the error that it raised.
 
     A ProcessPoolExecutor of Python 3.11 can wait forever if a process dies while it starts another.
     """
-    context, waiting = multiprocessing.get_context("spawn"), iter(enumerate(chunks))
-    working: dict[connection.Connection, int] = {}  # the number of the chunk of each process
-    done: dict[int, list] = {}
+    context, waiting = multiprocessing.get_context("spawn"), iter(enumerate(jobs))
+    working: dict[connection.Connection, int] = {}  # the number of the job of each process
+    done: dict[int, tuple[typing.Any, Exception | None]] = {}
 
     def give_work(pipe: connection.Connection):
-        for number, chunk in itertools.islice(waiting, 1):
-            pipe.send(chunk)
+        for number, job in itertools.islice(waiting, 1):
+            pipe.send(job)
             working[pipe] = number
 
     with contextlib.ExitStack() as stack:
@@ -79,7 +66,7 @@ def _compute(
                 stack.callback(process.kill)
                 other_end.close()  # so that the pipe ends when the process does
                 give_work(pipe)
-            for number in range(len(chunks)):
+            for number in range(len(jobs)):
                 while number not in done:
                     for pipe in connection.wait(list(working)):
                         done[working.pop(pipe)] = pipe.recv()
@@ -94,19 +81,17 @@ def _compute(
 
 
 def _work(pipe: connection.Connection, function: typing.Callable):
-    """Applies the function to chunks of jobs from the pipe, in a process of `_compute`."""
+    """Applies the function to jobs from the pipe, in a process of `_compute`."""
     # Work is divided among processes, so tokenizers needs no threads in each.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Without this thread, a process whose parent was killed would end its chunk first.
+    # Without this thread, a process whose parent was killed would end its job first.
     parent = multiprocessing.parent_process()
     threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
-            results = []
-            for job in pipe.recv():
-                try:
-                    results.append(function(job))
-                except Exception as error:
-                    results.append(_Failure(error))
-                    break
-            pipe.send(results)
+            job = pipe.recv()
+            try:
+                outcome = function(job), None
+            except Exception as error:
+                outcome = None, error
+            pipe.send(outcome)

@@ -6,6 +6,7 @@ any more, the run is refused unless new data is accepted. `describe_differences`
 losses and ranks of several models compare: it needs the same rows and masks.
 """
 
+import contextlib
 import json
 import logging
 import zlib
@@ -85,21 +86,22 @@ def _open_or_remake(
 ) -> Prepared:
     """Opens the recorded stores. If one does not exist, prepares the same rows again."""
     if opened := _open(recorded, corpus):
-        if changed := _changed_sources(recorded, corpus, vocabulary):
-            log.warning(
-                "%s goes on with the rows that it began with, although the text of %s has changed; "
-                "--accept_new_data takes the present text",
-                workdir,
-                ", ".join(changed),
-            )
+        has_dataset = any(map(seqio_tasks.is_dataset, recorded["sources"]))  # a look-up takes long
+        with contextlib.suppress(Unavailable):
+            if not has_dataset and (changed := _changed_sources(recorded, corpus, vocabulary)):
+                log.warning(
+                    "%s goes on with the rows that it began with, although the text of %s has "
+                    "changed; --accept_new_data takes the present text",
+                    workdir,
+                    ", ".join(changed),
+                )
         return opened
     gone = f"{workdir}: the rows that the run began with are not in {corpus.rows_dir} any more"
     remedy = "Put them back, or go on with the present text by --accept_new_data"
-    names = prepare.store_names(corpus, vocabulary)
     changed = [
         source
-        for source, name in names.items()
-        if name != _recorded_name(recorded, source) and not prepare.has_store(corpus, name)
+        for source, name in _changed_sources(recorded, corpus, vocabulary).items()
+        if not prepare.has_store(corpus, name)
     ]
     if changed:  # making other rows could take hours, only to refuse them
         raise config.ConfigError(
@@ -112,19 +114,13 @@ def _open_or_remake(
     return chosen
 
 
-def _changed_sources(recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary) -> list[str]:
-    """Returns the sources whose text has changed. Datasets are not looked up: that takes long."""
-    if any(map(seqio_tasks.is_dataset, recorded["sources"])):
-        return []
-    try:
-        names = prepare.store_names(corpus, vocabulary)
-    except Unavailable:
-        return []
-    return [source for source, name in names.items() if name != _recorded_name(recorded, source)]
-
-
-def _recorded_name(recorded: dict, source: str) -> str | None:
-    return recorded["sources"].get(source, {}).get("store")
+def _changed_sources(
+    recorded: dict, corpus: config.Corpus, vocabulary: Vocabulary
+) -> dict[str, str]:
+    """Returns the sources whose text has changed, {source: name of its present store}."""
+    names = {entry["store"] for entry in recorded["sources"].values()}
+    present = prepare.store_names(corpus, vocabulary)
+    return {source: name for source, name in present.items() if name not in names}
 
 
 def fingerprints(record: dict) -> dict[str, str]:

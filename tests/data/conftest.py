@@ -1,5 +1,6 @@
 """Corpora and a store that tests of several modules use."""
 
+import os
 import shutil
 
 import pytest
@@ -19,13 +20,32 @@ def vocabulary(documents):
     return vocabulary_training.train(documents, config.Vocabulary(size=2000))
 
 
+@pytest.fixture(autouse=True)
+def without_fsync(monkeypatch):
+    """Flushing files to the disk takes half of the time of a small preparation."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+def beginnings(documents, folder, patch):
+    """A corpus of the beginnings of some documents in two files, which are cut into about ten parts."""
+    patch.setattr(sources, "PART_BYTES", 8_000)
+    patch.setattr(rows, "SHARD_ROWS", 64)
+    texts = [text[:1500] for text in documents[:60]]
+    return write_corpus(folder, texts[:40], texts[40:], sequence_length=64)
+
+
 @pytest.fixture
 def corpus(documents, tmp_path, monkeypatch):
-    """The beginnings of some documents in two files, which are cut into about ten parts."""
-    monkeypatch.setattr(sources, "PART_BYTES", 8_000)
-    monkeypatch.setattr(rows, "SHARD_ROWS", 64)
-    beginnings = [text[:1500] for text in documents[:60]]
-    return write_corpus(tmp_path, beginnings[:40], beginnings[40:], sequence_length=64)
+    return beginnings(documents, tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(documents, vocabulary, tmp_path_factory):
+    """A copy of `corpus` whose rows were prepared without a disturbance. Tests only read it."""
+    with pytest.MonkeyPatch.context() as patch:
+        copy = beginnings(documents, tmp_path_factory.mktemp("undisturbed"), patch)
+        prepare.prepare(copy, vocabulary)
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -60,10 +60,9 @@ def test_permute_in_windows_is_a_permutation_whose_windows_hold_whole_shards(cou
         assert len({tuple(row) for row in rows}) == 3, "each window and epoch has its own order"
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_each_epoch_has_each_row_once(seed):
+def test_each_epoch_has_each_row_once():
     count = 1000
-    stream = batches.Batches({"a": STORES["a"]}, {"a": 1.0}, 8, seed)
+    stream = batches.Batches({"a": STORES["a"]}, {"a": 1.0}, 8, 0)
     drawn = np.concatenate([stream.batch(step)[:, 1] for step in range(3 * count // 8)])
     epochs = drawn.reshape(3, count)
     for epoch in epochs:
@@ -73,7 +72,7 @@ def test_each_epoch_has_each_row_once(seed):
 
 def test_each_source_of_a_mixture_has_its_own_epochs():
     stream = batches.Batches(STORES, RATES, 50, 3)
-    drawn = np.concatenate([stream.batch(step) for step in range(400)])
+    drawn = np.concatenate([stream.batch(step) for step in range(100)])
     numbers = drawn[drawn[:, 0] == 1][:, 1]
     for start in range(0, len(numbers) - 37, 37):
         assert sorted(numbers[start : start + 37].tolist()) == list(range(37))
@@ -84,27 +83,20 @@ def test_rates_are_kept_over_any_stretch():
     for step in (0, 1, 654, 655, 656, 10**9):
         shares = np.bincount(stream.batch(step)[:, 0], minlength=3) / 100
         np.testing.assert_allclose(shares, list(RATES.values()), atol=0.021)
-    source, epoch, _ = stream.locate(np.arange(200_000))
+    source = stream.locate(np.arange(200_000)).source
     np.testing.assert_allclose(np.bincount(source) / len(source), list(RATES.values()), atol=2e-5)
-    assert epoch[source == 0].max() == 139
 
 
-def test_a_rare_source_still_comes():
-    source, rank, slots = batches.make_schedule([1.0, 1e-9])
-    assert slots.tolist() == [65535, 1] and (source == 1).sum() == 1
-    assert all((rank[source == s] == np.arange(slots[s])).all() for s in range(2))
-
-
-@pytest.mark.parametrize("rates", [[0.7, 0.3, 1e-6, 1e-6], [1.0, *[1e-5] * 20], [1e-7] * 9 + [1.0]])
-def test_many_rare_sources_all_come(rates):
-    _, _, slots = batches.make_schedule(rates)
+@pytest.mark.parametrize("rates", [[1.0, 1e-9], [0.7, 0.3, 1e-6, 1e-6], [1.0, *[1e-5] * 20], [1e-7] * 9 + [1.0]])
+def test_rare_sources_still_come(rates):
+    source, rank, slots = batches.make_schedule(rates)
     assert slots.min() == 1 and slots.sum() == batches.PERIOD
+    assert all((rank[source == s] == np.arange(slots[s])).all() for s in range(len(rates)))
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_the_same_global_batch(hosts):
+def test_hosts_share_the_same_global_batch():
     one = batches.Batches(STORES, RATES, 16, 5)
-    places = [np.arange(host, 16, hosts) for host in range(hosts)]
+    places = [np.arange(host, 16, 4) for host in range(4)]
     shares = [batches.Batches(STORES, RATES, 16, 5, mine) for mine in places]
     for step in (0, 1, 7, 12345, 10**8):
         for share, mine in zip(shares, places, strict=True):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from maelm_jax import config, prepare
-from maelm_jax.data import beam_runner
+from maelm_jax.data import beam_runner, readers
 
 WORKER = """Traceback (most recent call last):
   File "x.py", line 3, in f
@@ -26,7 +26,7 @@ During handling of the above exception, another one ended the bundle"""
             config.RunError,
             "a.txt: not UTF-8 at byte 3; convert it",
         ),
-        (config.ConfigError("a.txt: empty [while running 'Rows']"), config.ConfigError, "a.txt: empty"),
+        (readers.BadFile("a.txt", ": empty [while running 'Rows']"), config.ConfigError, "a.txt: empty"),
         (ValueError("no such\nrunner"), config.RunError, "no such runner"),
     ],
 )

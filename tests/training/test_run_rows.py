@@ -2,17 +2,16 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 
 import numpy as np
 import pytest
-from testing import english, training, write_corpus
+from testing import call, english, steps_of, training, write_corpus
 
-from maelm_jax import config, train
+from maelm_jax import config
 from maelm_jax.analysis import runs
-from maelm_jax.data import prepare, rows, sources, vocabulary_training
+from maelm_jax.data import prepare, sources, vocabulary_training
 from maelm_jax.training import run_rows
 
 
@@ -160,12 +159,6 @@ def test_another_vocabulary_is_refused(workdir, corpus):
             run_rows.choose_rows(workdir, corpus, other, accept)
 
 
-def test_a_damaged_record_is_named(workdir, corpus, vocabulary, tmp_path):
-    (tmp_path / "run" / "rows.json").write_text("{")
-    with pytest.raises(config.ConfigError, match="rows.json"):
-        run_rows.choose_rows(workdir, corpus, vocabulary)
-
-
 def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabulary, tmp_path, monkeypatch):
     """Their text may have other times, as where each has a copy."""
     expected = table(run_rows.choose_rows(workdir, corpus, vocabulary))
@@ -180,44 +173,28 @@ def test_processes_but_the_first_open_what_it_prepared(workdir, corpus, vocabula
     assert sorted((tmp_path / "rows").iterdir()) == before
 
 
-@pytest.mark.usefixtures("one_device")
-def test_a_run_resumes_on_the_rows_it_began_with(tmp_path, capsys):
-    """The command itself: changed text, no rows any more, new data accepted."""
-    (tmp_path / "a.txt").write_text("\n\n".join(english()))
-
-    def run(name, *more):
-        short = ["--gin.TRAIN_STEPS=4", "--gin.Run.checkpoint_every=2", "--gin.Run.rank_every=0"]
-        return train.main(training(tmp_path, tmp_path / name, *short, *more))
-
-    def losses(name):
-        lines = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        return [line["loss"] for line in lines if "loss" in line]
-
-    def forget_last_step(name):
-        shutil.rmtree(tmp_path / name / "checkpoints" / "4")
-
-    assert run("run") == 0
-    began = losses("run")
-    forget_last_step("run")
+def test_a_run_whose_text_has_changed_resumes_if_new_data_is_accepted(uninterrupted, text, tmp_path):
+    """The command itself. A run that is refused is left as it was."""
+    workdir = shutil.copytree(uninterrupted, tmp_path / "run", ignore=shutil.ignore_patterns("[1-4]?", "5", "60"))
+    before, recorded = losses(workdir), run_rows.read(str(workdir))
+    settings = workdir / "config.gin"
+    settings.write_text(settings.read_text().replace(str(text), str(tmp_path)))
     (tmp_path / "a.txt").write_text("\n\n".join(english()[::2]))
-    assert run("run") == 0
-    assert losses("run") == began
-    found = runs.read_heldout_rows(runs.open_runs([str(tmp_path / "run")], [], [])[0], 10**9)
-    (entry,) = run_rows.read(str(tmp_path / "run"))["sources"].values()
-    manifest = rows.read_manifest(str(tmp_path / "rows" / entry["store"]))
-    assert len(found) == manifest["splits"]["heldout"]["rows"], "analysed on the text of the run"
-
-    forget_last_step("run")
-    shutil.rmtree(tmp_path / "rows")
 
     def files():
-        found = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "run.lock")
+        found = (path for path in workdir.rglob("*") if path.is_file() and path.name != "run.lock")
         return sorted((path, path.stat().st_mtime_ns) for path in found)
 
-    before = files()
-    with pytest.raises(config.ConfigError, match="--accept_new_data"):
-        run("run")
-    assert files() == before
-    assert run("run", "--accept_new_data") == 0
-    assert "new data after step 2" in capsys.readouterr().out
-    assert losses("run")[:2] == began[:2] and losses("run")[2:] != began[2:]
+    unchanged = files()
+    refused = call("train", *training(tmp_path, workdir))
+    assert refused.status == 2 and "--accept_new_data" in refused.stderr and files() == unchanged
+    accepted = call("train", *training(tmp_path, workdir, "--accept_new_data"))
+    assert accepted.status == 0 and "new data after step 55" in accepted.stdout
+    assert losses(workdir)[:55] == before[:55] and losses(workdir)[55:] != before[55:]
+    heldout = runs.read_heldout_rows(runs.open_runs([str(workdir)], [], [])[0], 10**9)
+    (splits,) = prepare.open_record(run_rows.read(str(workdir)), config.Corpus(rows_dir=str(tmp_path / "rows"))).stores.values()
+    assert run_rows.read(str(workdir)) != recorded and len(heldout) == len(splits["heldout"]), "analysed on the rows of the run"
+
+
+def losses(workdir):
+    return [line["loss"] for line in steps_of(workdir)]
