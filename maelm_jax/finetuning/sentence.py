@@ -186,13 +186,10 @@ def _numbered_table(dev: EvaluationSet, columns, rows: list[list[str]]) -> str:
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:
     """Returns how many tokens of each text are kept, at most `budget` in all.
 
-    The longer text loses its last token until both fit. Of equally long ones, the second does.
+    Each of two texts has half of the budget, and what the other one leaves of its half. This is
+    the same as to take tokens from the longer text, or from the second, until both fit.
     """
-    if sum(sizes) <= budget:
-        return sizes
     if len(sizes) == 1:
-        return (budget,)
-    a, b = sizes
-    if min(a, b) <= budget // 2:  # the shorter one stays whole, the longer one gets the rest
-        return (a, budget - a) if a <= b else (budget - b, b)
-    return budget - budget // 2, budget // 2
+        return (min(sizes[0], budget),)
+    first = min(sizes[0], max(budget - budget // 2, budget - sizes[1]))
+    return first, min(sizes[1], budget - first)
