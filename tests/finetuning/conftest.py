@@ -5,9 +5,9 @@ import pathlib
 import random
 
 import pytest
-from testing import english
+from testing import call, english
 
-from maelm_jax import config, finetune, gin_files
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary_training
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
@@ -98,25 +98,24 @@ def corpus_vocabulary(corpus_file):
     return vocabulary_training.train(sources.documents_of(f"files:{corpus_file}", config.Corpus()), settings)
 
 
-QUICK = [
-    "--gin.EPOCHS=1",
-    "--gin.BATCH_SIZE=16",
-    "--gin.MAX_LENGTH=64",
-    "--gin.Finetune.evaluations=1",
-]
+@pytest.fixture(scope="session")
+def arguments(data_dir):
+    """Makes the arguments of a small run: `arguments(init_from, workdir, *more)`."""
+    settings = [f"DATA_DIR={data_dir}", "EPOCHS=2", "BATCH_SIZE=16", "MAX_LENGTH=64", "Run.log_every=1", "Run.checkpoint_every=3"]
+
+    def make(init_from, workdir, *more: str) -> list[str]:
+        return [f"--init_from={init_from}", f"--workdir={workdir}", *(f"--gin.{setting}" for setting in settings), *more]
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
-    """A finished run on RTE."""
+def rte_run(arguments, pretrained, tmp_path_factory) -> pathlib.Path:
+    """A finished run on RTE, on one device. What the command printed is in the file `printed`."""
     workdir = tmp_path_factory.mktemp("tuned") / "rte"
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={workdir}",
-        f"--gin.DATA_DIR={data_dir}",
-    ]
-    assert finetune.main([*argv, *QUICK]) == 0
+    done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(pretrained, workdir))
+    assert done.status == 0, done.stderr
+    (workdir / "printed").write_text(done.stdout)
     return workdir
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from testing import fresh_model
 
-from maelm_jax import config
+from maelm_jax import config, export
 from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint
 
 SPAN = grid.create_task("squad1", config.Finetune())
 
@@ -28,20 +29,18 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
-    from maelm_jax import export
-
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = fresh_model(pretrained, SPAN)[1]
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
     jax.tree.map(np.testing.assert_array_equal, *(one.load_into(fresh)["encoder"] for one in (here, there)))
     settings = [grid.settings_of("rte", one, [], []).model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
+    with pytest.raises(config.ConfigError, match="stock is no workdir"):
+        initial_encoder.load(str(tmp_path / "stock"), 3)
 
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
     """MNLI, then RTE: the first linear map of BERT's classifier is its pooler."""
-    from maelm_jax.training import checkpoint
-
     params = checkpoint.read_params(str(pretrained), 3)
     dense = {"kernel": np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "bias": np.ones(32, np.float32)}
     encoder = fresh_model(pretrained, SPAN)[1]["encoder"]
@@ -65,8 +64,6 @@ def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
 
 
 def test_a_workdir_without_an_encoder(pretrained, tmp_path):
-    from maelm_jax.training import checkpoint
-
     shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
     fresh = fresh_model(pretrained, SPAN)[1]
     with pytest.raises(config.ConfigError, match="no checkpoint"):
@@ -91,9 +88,6 @@ def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
 
 def test_a_step_is_of_a_workdir(pretrained, tmp_path):
     """--step picks the checkpoint."""
-    from maelm_jax import export
-    from maelm_jax.training import checkpoint
-
     source = tmp_path / "source"
     shutil.copytree(pretrained, source)
     params = checkpoint.read_params(str(source), 3)
@@ -104,6 +98,3 @@ def test_a_step_is_of_a_workdir(pretrained, tmp_path):
     assert initial_encoder.load(f"random:{source}", 3).step is None
     with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
         initial_encoder.load(str(source), 4)
-    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
-    with pytest.raises(config.ConfigError, match="stock is no workdir"):
-        initial_encoder.load(str(tmp_path / "stock"), 3)

@@ -128,7 +128,7 @@ def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
     stock = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = vocabularies.load(folder)
     spaces = 0
-    for text in english()[:40]:
+    for text in english()[:15]:
         words = re.findall(r"[a-z]+|[^\sa-zA-Z0-9]", text)
         encoded = stock.encode(words, is_pretokenized=True, add_special_tokens=False)
         row, slots = encoded_words(words, ours)
@@ -136,7 +136,7 @@ def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
         first = [numbers.index(number) for number in range(len(words))]
         assert row[1:-1] == encoded.ids and slots == [index + 1 for index in first]
         spaces += sum(pieces[index] == "▁" for index in first)
-    assert spaces > 100
+    assert spaces > 20
 
 
 def prefixing_vocabulary(words: list[str], folder: pathlib.Path) -> vocabularies.Vocabulary:
