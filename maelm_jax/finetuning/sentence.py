@@ -100,7 +100,8 @@ class SentenceTask(Task):
         if self.labels:
             return np.asarray([label or 0 for label in labels], np.int32)
         low, high = self.spec.score_range
-        return np.asarray([((label or low) - low) / (high - low) for label in labels], np.float32)
+        scores = [low if label is None else label for label in labels]
+        return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
 
     def _counts(self, features: Features) -> np.ndarray:
         """Returns the number of examples that have each label."""
