@@ -35,8 +35,6 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *(one.load_into(fresh)["encoder"] for one in (here, there)))
     settings = [grid.settings_of("rte", one, [], []).model for one in (here, there)]
     assert [one.width for one in settings] == [32, 32] and settings[1].max_positions == 64
-    with pytest.raises(config.ConfigError, match="stock is no workdir"):
-        initial_encoder.load(str(tmp_path / "stock"), 3)
 
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
@@ -63,20 +61,6 @@ def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
         assert initial_encoder.InitialEncoder(name, None, None, name.startswith("random:")).label == label
 
 
-def test_a_workdir_without_an_encoder(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
-    fresh = fresh_model(pretrained, SPAN)[1]
-    with pytest.raises(config.ConfigError, match="no checkpoint"):
-        initial_encoder.load(str(tmp_path / "other"))
-    saved = checkpoint.Checkpoints(str(tmp_path / "other"))
-    saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
-    saved.close()
-    with pytest.raises(config.ConfigError, match="decoder"):
-        initial_encoder.load(str(tmp_path / "other")).load_into(fresh)
-    with pytest.raises(config.ConfigError, match="neither a workdir"):
-        initial_encoder.load(str(tmp_path))
-
-
 def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
     """A slash at the end comes from the shell's completion."""
     monkeypatch.chdir(pretrained.parent)
@@ -86,15 +70,7 @@ def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
     assert initial_encoder.load("~/little/").name == str(pretrained)
 
 
-def test_a_step_is_of_a_workdir(pretrained, tmp_path):
-    """--step picks the checkpoint."""
-    source = tmp_path / "source"
-    shutil.copytree(pretrained, source)
-    params = checkpoint.read_params(str(source), 3)
-    store = checkpoint.Checkpoints(str(source))
-    store.save(5, {"params": jax.tree.map(lambda x: x * 2, params)})
-    store.close()
-    assert [initial_encoder.load(str(source), step).step for step in (None, 3, 5)] == [5, 3, 5]
-    assert initial_encoder.load(f"random:{source}", 3).step is None
-    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
-        initial_encoder.load(str(source), 4)
+def test_a_step_is_of_a_checkpoint_not_of_a_control(pretrained):
+    assert initial_encoder.load(str(pretrained)).step == 3 and initial_encoder.load(f"random:{pretrained}", 4).step is None
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4"):
+        initial_encoder.load(str(pretrained), 4)
