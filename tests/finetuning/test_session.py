@@ -32,7 +32,7 @@ def run_of(pretrained, task, data_dir, folder, *more) -> session.Run:
 @pytest.mark.parametrize(
     "task,best,epochs,devices",
     [
-        ("rte", 1.0, 60, 2),
+        ("rte", 1.0, 30, 2),
         pytest.param("stsb", 1.0, 400, 1, marks=pytest.mark.slow),
         pytest.param("squad2", 100.0, 120, 1, marks=pytest.mark.slow),
     ],
