@@ -5,7 +5,7 @@ import pathlib
 import random
 
 import pytest
-from testing import call, english
+from testing import call, english, once
 
 from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary_training
@@ -32,18 +32,19 @@ def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint, step
 
-    folder = tmp_path_factory.mktemp("pretrained") / "little"
     settings = ["Model.layers=1", "Model.width=32", "Model.heads=2", "Model.feed_forward=64", "SEQUENCE_LENGTH=64", "Model.max_positions=64"]
     experiment = gin_files.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
-    vocabulary.save(folder / "vocabulary")
-    (folder / "config.gin").write_text(gin_files.render(experiment))
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    _, init = maelm.create(experiment.model, vocabulary.size, special)
-    params = jax.jit(init)(jax.random.key(5))
-    checkpoints = checkpoint.Checkpoints(str(folder))
-    checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
-    checkpoints.close()
-    return folder
+
+    def make(folder: pathlib.Path):
+        vocabulary.save(folder / "little" / "vocabulary")
+        (folder / "little" / "config.gin").write_text(gin_files.render(experiment))
+        _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+        params = jax.jit(init)(jax.random.key(5))
+        checkpoints = checkpoint.Checkpoints(str(folder / "little"))
+        checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
+        checkpoints.close()
+
+    return once(tmp_path_factory, "pretrained", make) / "little"
 
 
 def write_tsv(path: pathlib.Path, header: list[str] | None, rows: list[list[str]]):
@@ -112,11 +113,13 @@ def arguments(data_dir):
 @pytest.fixture(scope="session")
 def rte_run(arguments, pretrained, tmp_path_factory) -> pathlib.Path:
     """A finished run on RTE, on one device. What the command printed is in the file `printed`."""
-    workdir = tmp_path_factory.mktemp("tuned") / "rte"
-    done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(pretrained, workdir))
-    assert done.status == 0, done.stderr
-    (workdir / "printed").write_text(done.stdout)
-    return workdir
+
+    def make(folder: pathlib.Path):
+        done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(pretrained, folder / "run"))
+        assert done.status == 0, done.stderr
+        (folder / "run" / "printed").write_text(done.stdout)
+
+    return once(tmp_path_factory, "rte", make) / "run"
 
 
 @pytest.fixture

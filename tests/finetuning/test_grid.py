@@ -10,7 +10,7 @@ import types
 
 import numpy as np
 import pytest
-from testing import call, finish, send_when, start
+from testing import call, finish, once, send_when, start
 
 from maelm_jax import config, finetune, gin_files
 from maelm_jax.finetuning import grid, predict, table
@@ -22,12 +22,13 @@ TABLE = ("--gin_file=finetune/glue.gin", "--gin.Finetune.tasks=('rte', 'cola')",
 
 @pytest.fixture(scope="module")
 def whole(arguments, pretrained, tmp_path_factory) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("grid") / "whole"
-    done = call("finetune", *arguments(pretrained, workdir, *TABLE), "--gin.Run.checkpoint_every=1000")
-    assert done.status == 0, done.stderr
-    assert "| little " in done.stdout
-    assert "(1 of 4)" in done.stdout and "(4 of 4)" in done.stdout  # of which other tests find nothing when nothing is run
-    return workdir
+    def make(folder: pathlib.Path):
+        done = call("finetune", *arguments(pretrained, folder / "table", *TABLE), "--gin.Run.checkpoint_every=1000")
+        assert done.status == 0, done.stderr
+        assert "| little " in done.stdout
+        assert "(1 of 4)" in done.stdout and "(4 of 4)" in done.stdout  # of which other tests find nothing when nothing is run
+
+    return once(tmp_path_factory, "grid", make) / "table"
 
 
 def runs(workdir: pathlib.Path) -> dict[str, tuple]:

@@ -20,8 +20,8 @@ SPAN = grid.create_task("squad1", config.Finetune())
 def test_the_encoder_is_the_pretrained_one(pretrained):
     begin = initial_encoder.load(str(pretrained))
     vocabulary = begin.vocabulary
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    saved = maelm.create(begin.source.experiment.model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    _, init = maelm.create(begin.source.experiment.model, vocabulary.size, vocabulary.special)
+    saved = init(jax.random.key(5))["encoder"]  # as the fixture made it
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = fresh_model(pretrained, SPAN)[1]
     for _ in range(2):  # what is handed out is a copy each time
