@@ -57,17 +57,16 @@ def main(argv: list[str]) -> int:
     args, bindings = cli.arguments(_flags(), argv)
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     _check(args, bindings)
+    if args.predict is None and args.submission is None:
+        _train(args, bindings)
+        return 0
+    from maelm_jax.finetuning import predict
+
     if args.predict is not None:
-        from maelm_jax.finetuning import predict
-
         print(predict.predict(args.workdir, args.predict, args.output, bindings, args.score))
-        return 0
-    if args.submission is not None:
-        from maelm_jax.finetuning import predict
-
+    else:
         print(predict.submit(args.workdir, args.submission, args.init_from, bindings))
-        return 0
-    return _train(args, bindings)
+    return 0
 
 
 def _check(args: argparse.Namespace, bindings: list[str]):
@@ -138,7 +137,7 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _train(args: argparse.Namespace, bindings: list[str]) -> int:
+def _train(args: argparse.Namespace, bindings: list[str]):
     """Does the runs that the command asks for."""
     if not args.gin_file or not args.init_from:
         raise config.ConfigError(
@@ -153,7 +152,6 @@ def _train(args: argparse.Namespace, bindings: list[str]) -> int:
 
     plan = grid.plan(names, args.gin_file, bindings, args.step)
     grid.run_all(pathlib.Path(args.workdir), plan)
-    return 0
 
 
 def command():

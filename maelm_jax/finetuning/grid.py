@@ -65,24 +65,21 @@ def plan(
         ConfigError: A setting is wrong, or an encoder or a file of a task is missing.
     """
     encoders = [initial_encoder.load(name, step) for name in names]
+    finetune = _load(encoders[0], files, bindings).finetune
+    if not finetune.tasks:
+        raise config.ConfigError(
+            "Finetune.tasks names no task; stack a task's file, as in "
+            f"--gin_file=finetune/rte.gin, on {', '.join(files)}"
+        )
+    is_listed = isinstance(finetune.tasks, tuple)
     counts = collections.Counter(encoder.label for encoder in encoders)
     planned = []
-    for encoder in encoders:
+    for task, encoder in itertools.product(finetune.listed("tasks"), encoders):
         path = encoder.name.strip("/").replace("/", "-")
         label = encoder.label if counts[encoder.label] == 1 else path
-        tasks = _load(encoder, files, bindings).finetune.tasks
-        if not tasks:
-            raise config.ConfigError(
-                "Finetune.tasks names no task; stack a task's file, as in "
-                f"--gin_file=finetune/rte.gin, on {', '.join(files)}"
-            )
-        is_listed = isinstance(tasks, tuple)
-        planned += [
-            Planned(task, encoder, label, settings_of(task, encoder, files, bindings), is_listed)
-            for task in (tasks if is_listed else (tasks,))
-        ]
-    order = list(dict.fromkeys(one.task for one in planned))
-    return sorted(planned, key=lambda one: order.index(one.task))
+        experiment = settings_of(task, encoder, files, bindings)
+        planned.append(Planned(task, encoder, label, experiment, is_listed))
+    return planned
 
 
 def settings_of(

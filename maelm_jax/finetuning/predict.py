@@ -42,7 +42,8 @@ class FinishedRun:
         if not workdir or not file.is_file():
             reports = table.read(self.folder).values() if workdir else ()
             models = [report["model"] for by_task in reports for report in by_task.values()]
-            hint = f"; in this table, give --workdir={self.folder / models[0]}" if models else ""
+            model = next(filter(None, models), None)  # None: all seeds of the task diverged
+            hint = f"; in this table, give --workdir={self.folder / model}" if model else ""
             raise config.ConfigError(f"{flag} needs --workdir=RUN of a fine-tuned run{hint}")
         results = storage.read_json(file)
         if not (self.folder / "checkpoints").is_dir():

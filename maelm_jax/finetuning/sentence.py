@@ -100,7 +100,8 @@ class SentenceTask(Task):
         if self.labels:
             return np.asarray([label or 0 for label in labels], np.int32)
         low, high = self.spec.score_range
-        return np.asarray([((label or low) - low) / (high - low) for label in labels], np.float32)
+        scores = [low if label is None else label for label in labels]
+        return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
 
     def _counts(self, features: Features) -> np.ndarray:
         """Returns the number of examples that have each label."""
@@ -186,13 +187,10 @@ def _numbered_table(dev: EvaluationSet, columns, rows: list[list[str]]) -> str:
 def kept_sizes(sizes: tuple[int, ...], budget: int) -> tuple[int, ...]:
     """Returns how many tokens of each text are kept, at most `budget` in all.
 
-    The longer text loses its last token until both fit. Of equally long ones, the second does.
+    Each of two texts has half of the budget, and what the other one leaves of its half. This is
+    the same as to take tokens from the longer text, or from the second, until both fit.
     """
-    if sum(sizes) <= budget:
-        return sizes
     if len(sizes) == 1:
-        return (budget,)
-    a, b = sizes
-    if min(a, b) <= budget // 2:  # the shorter one stays whole, the longer one gets the rest
-        return (a, budget - a) if a <= b else (budget - b, b)
-    return budget - budget // 2, budget // 2
+        return (min(sizes[0], budget),)
+    first = min(sizes[0], max(budget - budget // 2, budget - sizes[1]))
+    return first, min(sizes[1], budget - first)

@@ -44,13 +44,11 @@ class InputFormat(typing.NamedTuple):
         return [self.vocabulary.bos, *first, *separators]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Returns the token ids of each text. Shows a progress bar when there are many texts."""
+        """Returns the token ids of each text. Shows a progress bar if it takes long."""
         rows: list[list[int]] = []
-        is_short = len(texts) <= 2 * TEXTS_AT_ONCE
-        with tqdm.tqdm(total=len(texts), desc="tokenising", leave=False, disable=is_short) as bar:
-            for start in range(0, len(texts), TEXTS_AT_ONCE):
-                rows += self.vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
-                bar.update(len(rows) - start)
+        starts = range(0, len(texts), TEXTS_AT_ONCE)
+        for start in tqdm.tqdm(starts, desc="tokenising", leave=False, delay=2.0):
+            rows += self.vocabulary.encode_batch(texts[start : start + TEXTS_AT_ONCE])
         return rows
 
 

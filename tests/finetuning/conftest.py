@@ -5,9 +5,9 @@ import pathlib
 import random
 
 import pytest
-from testing import english
+from testing import call, english, once
 
-from maelm_jax import config, finetune, gin_files
+from maelm_jax import config, gin_files
 from maelm_jax.data import vocabulary_training
 
 WORDS = "the a cat dog bird house river green old quick sleeps runs sees likes under near with and of big small stone rain light night seven".split()
@@ -32,18 +32,19 @@ def pretrained(vocabulary, tmp_path_factory) -> pathlib.Path:
     from maelm_jax.model import maelm
     from maelm_jax.training import checkpoint, step
 
-    folder = tmp_path_factory.mktemp("pretrained") / "little"
     settings = ["Model.layers=1", "Model.width=32", "Model.heads=2", "Model.feed_forward=64", "SEQUENCE_LENGTH=64", "Model.max_positions=64"]
     experiment = gin_files.load(["tiny.gin"], [*settings, "Vocabulary.size=500", "Mesh.fsdp=7"])  # a mesh of elsewhere
-    vocabulary.save(folder / "vocabulary")
-    (folder / "config.gin").write_text(gin_files.render(experiment))
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    _, init = maelm.create(experiment.model, vocabulary.size, special)
-    params = jax.jit(init)(jax.random.key(5))
-    checkpoints = checkpoint.Checkpoints(str(folder))
-    checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
-    checkpoints.close()
-    return folder
+
+    def make(folder: pathlib.Path):
+        vocabulary.save(folder / "little" / "vocabulary")
+        (folder / "little" / "config.gin").write_text(gin_files.render(experiment))
+        _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
+        params = jax.jit(init)(jax.random.key(5))
+        checkpoints = checkpoint.Checkpoints(str(folder / "little"))
+        checkpoints.save(3, step.State(jnp.zeros((), jnp.int32), params, ()))
+        checkpoints.close()
+
+    return once(tmp_path_factory, "pretrained", make) / "little"
 
 
 def write_tsv(path: pathlib.Path, header: list[str] | None, rows: list[list[str]]):
@@ -98,26 +99,27 @@ def corpus_vocabulary(corpus_file):
     return vocabulary_training.train(sources.documents_of(f"files:{corpus_file}", config.Corpus()), settings)
 
 
-QUICK = [
-    "--gin.EPOCHS=1",
-    "--gin.BATCH_SIZE=16",
-    "--gin.MAX_LENGTH=64",
-    "--gin.Finetune.evaluations=1",
-]
+@pytest.fixture(scope="session")
+def arguments(data_dir):
+    """Makes the arguments of a small run: `arguments(init_from, workdir, *more)`."""
+    settings = [f"DATA_DIR={data_dir}", "EPOCHS=2", "BATCH_SIZE=16", "MAX_LENGTH=64", "Run.log_every=1", "Run.checkpoint_every=3"]
+
+    def make(init_from, workdir, *more: str) -> list[str]:
+        return [f"--init_from={init_from}", f"--workdir={workdir}", *(f"--gin.{setting}" for setting in settings), *more]
+
+    return make
 
 
 @pytest.fixture(scope="session")
-def rte_run(data_dir, pretrained, tmp_path_factory) -> pathlib.Path:
-    """A finished run on RTE."""
-    workdir = tmp_path_factory.mktemp("tuned") / "rte"
-    argv = [
-        "--gin_file=finetune/rte.gin",
-        f"--init_from={pretrained}",
-        f"--workdir={workdir}",
-        f"--gin.DATA_DIR={data_dir}",
-    ]
-    assert finetune.main([*argv, *QUICK]) == 0
-    return workdir
+def rte_run(arguments, pretrained, tmp_path_factory) -> pathlib.Path:
+    """A finished run on RTE, on one device. What the command printed is in the file `printed`."""
+
+    def make(folder: pathlib.Path):
+        done = call("finetune", "--gin_file=finetune/rte.gin", *arguments(pretrained, folder / "run"))
+        assert done.status == 0, done.stderr
+        (folder / "run" / "printed").write_text(done.stdout)
+
+    return once(tmp_path_factory, "rte", make) / "run"
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ PAIRS = [("the cat sat on the mat", "a dog"), ("a", "the cat sat " * 3)]
 LABELS = {"labels": ["a", "b", "c"]}
 SENTENCE, SPAN = (grid.create_task(name, config.Finetune()) for name in ("mnli", "squad1"))
 TOKEN = grid.create_task("conll", config.Finetune(tasks="conll", train_file="a", dev_file="b"), LABELS)
-CASES = [*((name, SENTENCE) for name in STOCK_ENCODERS), ("bert", SPAN), ("modernbert", SPAN), ("bert", TOKEN), ("modernbert", TOKEN)]
+SENTENCE_CASES = ((name, SENTENCE) for name in STOCK_ENCODERS if name != "modernbert")  # modernbert-local has the same head
+CASES = [*SENTENCE_CASES, ("bert", SPAN), ("modernbert", SPAN), ("bert", TOKEN), ("modernbert", TOKEN)]
 
 
 @pytest.mark.parametrize("stock_name,head", CASES, ids=lambda value: getattr(value, "name", value))

@@ -37,8 +37,8 @@ def test_neither_padding_nor_rows_without_weight_count(pretrained):
 
 
 def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
-    graph, params = fresh_model(pretrained, PAIR)
-    graph = heads.define(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)[0]
+    _, params = fresh_model(pretrained, PAIR)
+    graph, _ = heads.define(dataclasses.replace(gin_files.load([str(pretrained / "config.gin")]).model, dropout=0.5), 500, 1, PAIR)
     loss_fn, numbers = heads.loss_function(graph, PAIR), jnp.arange(4, dtype=jnp.uint32)
     batch = a_batch(12, np.asarray([0, 1, 1], np.int32))
 
@@ -51,7 +51,7 @@ def test_the_seed_in_the_batch_draws_the_dropout(pretrained):
 
 def test_an_answer_is_in_the_context_or_nowhere(pretrained):
     graph, params = fresh_model(pretrained, SPAN)
-    spans = heads.predict_function(graph, SPAN)(params, a_batch(24, np.zeros((3, 2), np.int32)))
+    spans = jax.jit(heads.predict_function(graph, SPAN))(params, a_batch(24, np.zeros((3, 2), np.int32)))
     for row, (first, length) in enumerate([(4, 9), (5, 12), (4, 7)]):
         allowed = {0, *range(first, length - 1)}
         for scores, slots in ((spans.start, spans.start_slot), (spans.end, spans.end_slot)):
@@ -66,13 +66,13 @@ def test_several_labels_are_decisions_of_their_own(pretrained):
     params = jax.tree.map(lambda x: 4 * x, params)  # so that scores have both signs
     targets = np.asarray([[1, 0, 1], [0, 0, 0], [1, 1, 1]], np.float32)
     batch = a_batch(12, targets)
-    scores = np.asarray(heads.predict_function(graph, several)(params, batch), np.float64)[:3]
+    scores = np.asarray(jax.jit(heads.predict_function(graph, several))(params, batch), np.float64)[:3]
     assert (scores > 0).any() and (scores < 0).any()
     right = 1 / (1 + np.exp(-scores * (2 * targets - 1)))
     loss_fn = heads.loss_function(graph, several)
-    numbers, key = jnp.arange(4, dtype=jnp.uint32), jax.random.key(0)
-    sums = loss_fn(params, batch, numbers, key, False)
+    loss_of_batch = jax.jit(lambda batch: loss_fn(params, batch, jnp.arange(4, dtype=jnp.uint32), jax.random.key(0), False))
+    sums = loss_of_batch(batch)
     np.testing.assert_allclose(sums.loss_nats, -np.log(right).mean(axis=1).sum(), rtol=1e-5)
     assert float(sums.correct) == (right > 0.5).all(axis=1).sum() and float(sums.count) == 3
     as_predicted = batch._replace(targets=batch.targets.at[:3].set(jnp.asarray(scores > 0, jnp.float32)))
-    assert float(loss_fn(params, as_predicted, numbers, key, False).correct) == 3
+    assert float(loss_of_batch(as_predicted).correct) == 3

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from testing import fresh_model
 
-from maelm_jax import config
+from maelm_jax import config, export
 from maelm_jax.finetuning import grid, initial_encoder
 from maelm_jax.model import maelm
+from maelm_jax.training import checkpoint
 
 SPAN = grid.create_task("squad1", config.Finetune())
 
@@ -19,8 +20,8 @@ SPAN = grid.create_task("squad1", config.Finetune())
 def test_the_encoder_is_the_pretrained_one(pretrained):
     begin = initial_encoder.load(str(pretrained))
     vocabulary = begin.vocabulary
-    special = config.SpecialIds(vocabulary.bos, vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.mask)
-    saved = maelm.create(begin.source.experiment.model, vocabulary.size, special)[1](jax.random.key(5))["encoder"]  # as the fixture made it
+    _, init = maelm.create(begin.source.experiment.model, vocabulary.size, vocabulary.special)
+    saved = init(jax.random.key(5))["encoder"]  # as the fixture made it
     saved["token_embedding"] = saved["token_embedding"].at[vocabulary.size :].set(0.0)  # rows that only fill up the table are not kept
     fresh = fresh_model(pretrained, SPAN)[1]
     for _ in range(2):  # what is handed out is a copy each time
@@ -28,8 +29,6 @@ def test_the_encoder_is_the_pretrained_one(pretrained):
 
 
 def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
-    from maelm_jax import export
-
     export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
     fresh = fresh_model(pretrained, SPAN)[1]
     here, there = initial_encoder.load(str(pretrained)), initial_encoder.load(str(tmp_path / "stock"))
@@ -40,8 +39,6 @@ def test_an_exported_folder_is_the_same_start(pretrained, tmp_path):
 
 def test_the_pooler_of_a_fine_tuned_bert_is_kept(pretrained, tmp_path):
     """MNLI, then RTE: the first linear map of BERT's classifier is its pooler."""
-    from maelm_jax.training import checkpoint
-
     params = checkpoint.read_params(str(pretrained), 3)
     dense = {"kernel": np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "bias": np.ones(32, np.float32)}
     encoder = fresh_model(pretrained, SPAN)[1]["encoder"]
@@ -64,22 +61,6 @@ def test_a_label_is_the_name_of_the_folder(tmp_path, monkeypatch):
         assert initial_encoder.InitialEncoder(name, None, None, name.startswith("random:")).label == label
 
 
-def test_a_workdir_without_an_encoder(pretrained, tmp_path):
-    from maelm_jax.training import checkpoint
-
-    shutil.copytree(pretrained, tmp_path / "other", ignore=shutil.ignore_patterns("checkpoints"))
-    fresh = fresh_model(pretrained, SPAN)[1]
-    with pytest.raises(config.ConfigError, match="no checkpoint"):
-        initial_encoder.load(str(tmp_path / "other"))
-    saved = checkpoint.Checkpoints(str(tmp_path / "other"))
-    saved.save(1, {"params": {"decoder": {"x": jnp.zeros(3)}}})
-    saved.close()
-    with pytest.raises(config.ConfigError, match="decoder"):
-        initial_encoder.load(str(tmp_path / "other")).load_into(fresh)
-    with pytest.raises(config.ConfigError, match="neither a workdir"):
-        initial_encoder.load(str(tmp_path))
-
-
 def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
     """A slash at the end comes from the shell's completion."""
     monkeypatch.chdir(pretrained.parent)
@@ -89,21 +70,7 @@ def test_two_spellings_of_a_path_are_one_encoder(pretrained, monkeypatch):
     assert initial_encoder.load("~/little/").name == str(pretrained)
 
 
-def test_a_step_is_of_a_workdir(pretrained, tmp_path):
-    """--step picks the checkpoint."""
-    from maelm_jax import export
-    from maelm_jax.training import checkpoint
-
-    source = tmp_path / "source"
-    shutil.copytree(pretrained, source)
-    params = checkpoint.read_params(str(source), 3)
-    store = checkpoint.Checkpoints(str(source))
-    store.save(5, {"params": jax.tree.map(lambda x: x * 2, params)})
-    store.close()
-    assert [initial_encoder.load(str(source), step).step for step in (None, 3, 5)] == [5, 3, 5]
-    assert initial_encoder.load(f"random:{source}", 3).step is None
-    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4; it holds 3, 5"):
-        initial_encoder.load(str(source), 4)
-    export.main([f"--workdir={pretrained}", f"--output={tmp_path / 'stock'}", "--no-verify"])
-    with pytest.raises(config.ConfigError, match="stock is no workdir"):
-        initial_encoder.load(str(tmp_path / "stock"), 3)
+def test_a_step_is_of_a_checkpoint_not_of_a_control(pretrained):
+    assert initial_encoder.load(str(pretrained)).step == 3 and initial_encoder.load(f"random:{pretrained}", 4).step is None
+    with pytest.raises(config.ConfigError, match="holds no checkpoint of step 4"):
+        initial_encoder.load(str(pretrained), 4)

@@ -66,11 +66,11 @@ def test_predictions_and_probabilities(tmp_path):
 
 
 def test_scores_are_learned_from_0_to_1_and_written_in_the_range_of_the_file(tmp_path, vocabulary):
-    regression = task(score_range=(1, 5))
-    examples = [glue.Example(("a",), score, 0) for score in (5.0, 1.0, 2.5)]
+    regression = task(score_range=(-1, 3))
+    examples = [glue.Example(("a",), score, 0) for score in (3.0, -1.0, 0.0)]
     learned = regression.encode(examples, input_format(vocabulary, 16), "dev").features.targets
-    assert learned.tolist() == [1.0, 0.0, 0.375] and learned.dtype == np.float32
-    assert list(map(float, written(regression, np.append(learned, [1.5, -2.0])[:, None], tmp_path))) == [5.0, 1.0, 2.5, 5.0, 1.0]
+    assert learned.tolist() == [1.0, 0.0, 0.25] and learned.dtype == np.float32
+    assert list(map(float, written(regression, np.append(learned, [1.5, -2.0])[:, None], tmp_path))) == [3.0, -1.0, 0.0, 3.0, -1.0]
     assert (regression.main_metric, regression.selected_by) == ("spearman", ("spearman", "pearson"))
 
 

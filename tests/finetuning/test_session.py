@@ -10,7 +10,7 @@ import pytest
 from testing import input_format, only_devices
 
 from maelm_jax import config, finetune, gin_files
-from maelm_jax.finetuning import batches, grid, initial_encoder, predict, session
+from maelm_jax.finetuning import batches, grid, initial_encoder, session
 from maelm_jax.finetuning.batches import Features
 from maelm_jax.finetuning.task import TaskData
 from maelm_jax.training import checkpoint, flops
@@ -32,7 +32,7 @@ def run_of(pretrained, task, data_dir, folder, *more) -> session.Run:
 @pytest.mark.parametrize(
     "task,best,epochs,devices",
     [
-        ("rte", 1.0, 120, 8),
+        ("rte", 1.0, 30, 2),
         pytest.param("stsb", 1.0, 400, 1, marks=pytest.mark.slow),
         pytest.param("squad2", 100.0, 120, 1, marks=pytest.mark.slow),
     ],
@@ -151,9 +151,3 @@ def test_longer_runs_have_more_padded_lengths():
         finetuning = dataclasses.replace(run.experiment.finetune, grid=dataclasses.replace(run.experiment.finetune.grid, epochs=epochs))
         counts.append(len(session.Run(run.session, dataclasses.replace(run.experiment, finetune=finetuning), None, None).lengths))
     assert counts[0] == 1 < counts[1] < counts[2] <= batches.MOST_LENGTHS
-
-
-def test_a_model_is_predicted_with_as_it_was_evaluated(rte_run, data_dir):
-    run = predict.FinishedRun(str(rte_run), [], "--predict")
-    dev = run.encode(run.task.read_file(str(data_dir / "glue" / "RTE" / "dev.tsv"), True), "dev")
-    assert run.task.score(dev, *run.outputs([dev])) == {"accuracy": json.loads((rte_run / "results.json").read_text())["score"]}

