@@ -188,7 +188,7 @@ def fresh_model(workdir: pathlib.Path, task):
     vocabulary = initial_encoder.load(str(workdir)).vocabulary
     settings = gin_files.load([str(workdir / "config.gin")]).model
     graph, init = heads.define(settings, vocabulary.size, vocabulary.pad, task)
-    return graph, init(jax.random.key(0))
+    return graph, jax.jit(init)(jax.random.key(0))
 
 
 def input_format(vocabulary, length: int):

@@ -88,7 +88,6 @@ class QuestionTask(Task):
 
     names = tuple(FILES)
     module = "span"
-    stock_class = "ForQuestionAnswering"
     unit = "questions"
     ending = ".json"
 

@@ -21,7 +21,6 @@ class SentenceTask(Task):
 
     names = (*glue.SPECS, glue.OWN)
     module = "classifier"
-    stock_class = "ForSequenceClassification"
     ending = ".tsv"
 
     def __init__(self, name, settings, results=None):

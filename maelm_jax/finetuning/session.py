@@ -343,7 +343,6 @@ class Run:
             written.append(task.write(dev, outputs[name], self.folder, stem).name)
         return {
             "task": task.name,
-            "stock_class": task.stock_class,
             "labels": list(task.labels),
             "label_separator": self.experiment.finetune.custom.label_separator,
             "init_from": self.encoder.name,

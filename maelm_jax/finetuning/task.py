@@ -105,7 +105,6 @@ class Task(abc.ABC):
     Attributes:
         names: The names of the tasks of this kind.
         module: The first name of the head's parameter paths.
-        stock_class: The end of the name of the stock class of an export.
         unit: What an example is, in the plural.
         ending: The ending of a file of predictions.
         main_metric: The score.
@@ -117,7 +116,6 @@ class Task(abc.ABC):
 
     names: typing.ClassVar[tuple[str, ...]]
     module: typing.ClassVar[str]
-    stock_class: typing.ClassVar[str]
     unit: typing.ClassVar[str] = "examples"
     ending: typing.ClassVar[str]
     main_metric: str

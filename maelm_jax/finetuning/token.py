@@ -59,7 +59,6 @@ class TokenTask(Task):
 
     names = ("conll",)
     module = "token"
-    stock_class = "ForTokenClassification"
     unit = "sentences"
     ending = ".txt"
 
