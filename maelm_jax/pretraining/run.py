@@ -90,7 +90,6 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
     peak = flops.peak_flops()
     terms = flops.flops_terms(experiment, vocabulary.size)
-    tokens = float(experiment.run.batch_size * experiment.corpus.sequence_length)
     job = loop.Job(
         run=experiment.run,
         train_step=train_step,
@@ -100,7 +99,9 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        work=loop.StepWork(tokens, sum(terms.values()), peak),
+        tokens=float(experiment.run.batch_size * experiment.corpus.sequence_length),
+        flops=sum(terms.values()),
+        peak_flops=peak,
         evaluate=evaluate,
         ranks=ranks,
     )

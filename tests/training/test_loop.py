@@ -106,7 +106,15 @@ def train(
         return loop.Evaluation(state, {"eval_loss": 1.0, "eval_accuracy": 0.5})
 
     job = loop.Job(
-        run, train_step, int, np.arange(run.train_steps, dtype=np.float32), loop.StepWork(TOKENS, FLOPS, peak), evaluate, lambda params: {"rank": 1.0}
+        run=run,
+        train_step=train_step,
+        batch=int,
+        learning_rates=np.arange(run.train_steps, dtype=np.float32),
+        tokens=TOKENS,
+        flops=FLOPS,
+        peak_flops=peak,
+        evaluate=evaluate,
+        ranks=lambda params: {"rank": 1.0},
     )
     lines = Lines()
     saves = Saves(device, lines)
