@@ -50,7 +50,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     attention = attention_report.describe_run(experiment, mesh)
 
     # Vocabulary.
-    vocabulary = load_vocabulary(workdir, starting_point)
+    if not storage.in_bucket(workdir):
+        distributed.check_shared_folder(workdir)
+    with distributed.process_zero_first("vocabulary"):
+        vocabulary = start.choose_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
     # Model.
@@ -116,14 +119,6 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
         summary.report_result(workdir, experiment, began, baseline)
-
-
-def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
-    """Calls `start.choose_vocabulary`, on process 0 first."""
-    if not storage.in_bucket(workdir):
-        distributed.check_shared_folder(workdir, "workdir")
-    with distributed.process_zero_first("vocabulary"):
-        return start.choose_vocabulary(workdir, starting_point)
 
 
 def make_batches(
