@@ -15,7 +15,7 @@ from maelm_jax import config, gin_files
 from maelm_jax.encoders import adoption, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start as starts
-from maelm_jax.training import checkpoint, optimizers, run_record, sharding, step
+from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, sharding, step
 
 DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
@@ -129,10 +129,13 @@ def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
         starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
 
 
-def test_rows_begin_anew_where_they_are_not_the_parent_s(text, uninterrupted, tmp_path):
-    argv = [*DECAY, "--gin.TRAIN_STEPS=1", f"--gin.Run.continue_from={uninterrupted}@40", "--gin.SEED=3"]
-    assert call("train", *training(text, tmp_path / "run", *argv)).status == 0
-    assert run_record.read_parent(str(tmp_path / "run")).rows_read == 0
+def test_rows_begin_anew_where_they_are_not_the_parent_s(uninterrupted):
+    parent = run_record.Parent(str(uninterrupted), step=40, tokens=0, learning_rate=0.1, rows_read=320, changes=[])
+    experiment = settings_of(uninterrupted)
+    chosen = run_rows.open_recorded(str(uninterrupted), experiment.corpus, run_record.load_vocabulary(uninterrupted))
+    assert starts.count_rows_read(parent, experiment, chosen) == 320
+    for other in ("Run.seed=3", "Corpus.shuffle_shards=1"):
+        assert starts.count_rows_read(parent, settings_of(uninterrupted, other), chosen) == 0
 
 
 def test_rows_are_prepared_with_the_vocabulary_of_the_parent(uninterrupted, tmp_path):
