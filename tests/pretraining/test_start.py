@@ -112,13 +112,6 @@ def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_does_not_mind_a_run_with_other_settings(tmp_path, capsys):
-    """It writes nothing."""
-    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
-    assert train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path}", "--gin.Model.layers=1", "--dry_run"]) == 0
-    assert "encoder/blocks/attention/key" in capsys.readouterr().out and [path.name for path in tmp_path.iterdir()] == ["config.gin"]
-
-
 def test_batches_begin_behind_the_rows_that_are_read():
     class Table:
         """Rows in memory: row r is [r, r]."""
