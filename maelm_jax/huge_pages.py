@@ -24,7 +24,10 @@ def use_huge_pages(argv: typing.Sequence[str]):
     """
     if os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ:
         return
-    if not _trains_on_cpu(argv) or _is_debugged():
+    # A Python debugger would lose a process that starts again.
+    if sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules:
+        return
+    if not _trains_on_cpu(argv):
         return
     try:
         choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
@@ -45,8 +48,3 @@ def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] == "cpu"
     return not any(glob.glob(f"/dev/{pattern}") for pattern in ACCELERATORS)
-
-
-def _is_debugged() -> bool:
-    """Returns whether a Python debugger watches this process. It would lose a restarted one."""
-    return sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules
