@@ -114,7 +114,7 @@ def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     from maelm_jax.training import checkpoint
 
     if args.all_steps and os.path.isfile(os.path.join(path, gin_files.RECORD)):
-        return list(checkpoint.all_steps(path))
+        return checkpoint.all_steps(path)
     return [args.step]
 
 
