@@ -113,14 +113,6 @@ def test_other_settings_do_not_touch_a_run(text, uninterrupted):
     assert repeated(uninterrupted) == before
 
 
-def test_init_from(text, uninterrupted, tmp_path):
-    short = ["--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0"]
-    done = call("train", *training(text, tmp_path, f"--gin.Run.init_from={uninterrupted}", *short))
-    assert done.status == 0, done.stderr
-    assert metrics(tmp_path)[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 0.3
-    assert "taken over from" in done.stdout
-
-
 def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
     diverging = ["--gin.Optimizer.learning_rate=1e30", "--gin.Optimizer.warmup_steps=8", "--gin.Run.checkpoint_every=1"]
     done = call("train", *training(text, tmp_path, *diverging, "--gin.Run.rank_every=0"))
@@ -130,20 +122,11 @@ def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
     assert all(math.isfinite(line["loss"]) for line in steps_of(tmp_path)) and (tmp_path / "checkpoints" / str(good)).is_dir()
 
 
-@pytest.mark.parametrize(
-    "more,message",
-    [
-        (["--gin.TEXT_FILES=nowhere/*.txt"], "nowhere/*.txt"),
-        (["--gin.Vocabulary.size=60000"], "Vocabulary.size"),
-        (["--gin.Mesh.fsdp=3"], "does not equal the 1 devices"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
-    done = call("train", *training(text, tmp_path, *more))
-    assert done.status == 2, done.stderr
+def test_text_that_is_not_there_is_one_line_and_status_2(text, tmp_path):
+    done = call("train", *training(text, tmp_path, "--gin.TEXT_FILES=nowhere/*.txt"))
+    assert done.status == 2 and "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and message in last
-    assert "Traceback" not in done.stderr
+    assert last.startswith("error: ") and "nowhere/*.txt" in last
 
 
 @pytest.mark.parametrize("files,more", [(["tiny.gin"], []), (["tiny.gin", "mlm.gin"], ["--gin.Model.unigram_bias=True"])], ids=["mae-lm", "mlm"])

@@ -11,7 +11,6 @@ import pytest
 from maelm_jax import config, gin_files, train
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
-from maelm_jax.training import run_record
 
 
 def settings(init_from, *more: str) -> config.Experiment:
@@ -32,8 +31,8 @@ def begun(tmp_path, monkeypatch):
 
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings("enc"))
-    with pytest.raises(config.ConfigError, match="Run.init_from: 'enc' -> 'other'"):
-        run_record.check_settings(str(tmp_path), settings("other"))
+    with pytest.raises(config.ConfigError, match="holds a run with Run.init_from=enc, not other"):
+        start.find_starting_point(settings("other"), str(tmp_path))
 
 
 def test_a_run_goes_on_when_its_source_is_gone(tmp_path, begun):
