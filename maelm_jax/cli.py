@@ -36,11 +36,10 @@ class _Parser(argparse.ArgumentParser):
 def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentParser:
     """Returns a parser with the flags of every command. --help prints `description`.
 
-    Without `reads_settings`, --help does not show how to give settings.
+    A command without `reads_settings` has no flags of settings, and requires --workdir.
     """
     layout = argparse.RawDescriptionHelpFormatter
     result = _Parser(description=description, formatter_class=layout, allow_abbrev=False)
-    gin_help = "settings; repeatable, later files win; found here or in configs/"
     workdir_help = "the run to write or to work on"
     if reads_settings:
         workdir_help += "; default runs/<stem of the first gin file>"
@@ -48,10 +47,11 @@ def parser(description: str, reads_settings: bool = True) -> argparse.ArgumentPa
             "Any setting of docs/configuration.md: --gin.NAME=VALUE, "
             "as in --gin.TRAIN_STEPS=500 or --gin.Model.layers=6."
         )
-    else:
-        gin_help = argparse.SUPPRESS
-    result.add_argument("--gin_file", action="append", default=[], metavar="FILE", help=gin_help)
-    result.add_argument("--workdir", metavar="DIR", help=workdir_help)
+        gin_help = "settings; repeatable, later files win; found here or in configs/"
+        result.add_argument(
+            "--gin_file", action="append", default=[], metavar="FILE", help=gin_help
+        )
+    result.add_argument("--workdir", metavar="DIR", help=workdir_help, required=not reads_settings)
     result.add_argument("--verbose", action="store_true", help="show tracebacks")
     return result
 
@@ -106,8 +106,10 @@ class Command(typing.NamedTuple):
 
 def arguments(flags: argparse.ArgumentParser, argv: typing.Sequence[str]) -> Arguments:
     """Parses the command line. Raises ConfigError if a flag or value is wrong."""
-    bindings = [item.removeprefix("--gin.") for item in argv if item.startswith("--gin.")]
-    args = flags.parse_args([item for item in argv if not item.startswith("--gin.")])
+    reads_settings = flags.get_default("gin_file") is not None
+    given = [item for item in argv if reads_settings and item.startswith("--gin.")]
+    bindings = [item.removeprefix("--gin.") for item in given]
+    args = flags.parse_args([item for item in argv if item not in given])
     for name, value in vars(args).items():
         if value == "" or value == [""]:  # a shell variable that is not set
             raise ConfigError(f"--{name} is empty. Give a value, or leave the flag out")
@@ -157,22 +159,6 @@ def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list
             f"{run} was made with {name}={modules}, which runs Python code. "
             f'To run it, give --gin.{name}="{modules}"'
         )
-
-
-def encoder_arguments(
-    flags: argparse.ArgumentParser, argv: typing.Sequence[str]
-) -> argparse.Namespace:
-    """Parses `argv` of a command that reads an encoder and no settings.
-
-    Raises:
-        ConfigError: A flag is wrong, --workdir is missing, or a setting is given.
-    """
-    args, bindings = arguments(flags, argv)
-    if not args.workdir:
-        raise ConfigError("give --workdir=PATH: a workdir, an export or a folder of transformers")
-    if args.gin_file or bindings:
-        raise ConfigError("this command reads no settings: leave --gin_file and --gin.NAME out")
-    return args
 
 
 def listed(flag: str, value: str) -> list[str]:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="tokens of a line, <s> and </s> included; default the encoder's longest input",
     )
-    args = cli.encoder_arguments(flags, argv)
+    args = cli.arguments(flags, argv).args
     lines = read_lines(args.input)
     if not args.output.endswith(".npy") or pathlib.Path(args.output).is_dir():
         raise config.ConfigError(f"--output={args.output}: name a file that ends in .npy")

@@ -44,7 +44,7 @@ HEADER = (
     "accuracy",
     "below unigram",
 )
-OF_TEXT = ("Corpus.text_field",)  # settings that --text may need
+TEXT_SETTING = "Corpus.text_field"  # that --text may need
 
 
 def main(argv: list[str]) -> int:
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         length = min(packing.LONGEST_ROW, *(model.length for model in models))
         rows = packing.pack_same_text(
             [model.vocabulary for model in models],
-            _corpus(args.text, bindings),
+            gin_files.load([], [f"Corpus.text_files={args.text!r}", *bindings]).corpus,
             args.tokens,
             length,
         )
@@ -93,14 +93,14 @@ def main(argv: list[str]) -> int:
 def _score_pairs(args: argparse.Namespace) -> int:
     """Scores the models on minimal pairs. Returns the exit status."""
     from maelm_jax.encoders.encoder import Encoder
-    from maelm_jax.pretraining import pairs
+    from maelm_jax.pretraining import pairs, scoring
 
     read, scores = pairs.read(args.pairs), {}
     for path in cli.listed("--models", args.models):
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
-            name = path if encoder.step is None else f"{path}, step {encoder.step}"
+            name = scoring.name_of(path, encoder.step)
             scores[name] = pairs.score(encoder, read, name)
     print(pairs.table(scores))
     if args.output:
@@ -114,13 +114,8 @@ def _steps(path: str, args: argparse.Namespace) -> list[int | None]:
     from maelm_jax.training import checkpoint
 
     if args.all_steps and os.path.isfile(os.path.join(path, gin_files.RECORD)):
-        return list(checkpoint.all_steps(path))
+        return checkpoint.all_steps(path)
     return [args.step]
-
-
-def _corpus(text: str, bindings: list[str]) -> config.Corpus:
-    """Returns the settings that the text is read with."""
-    return gin_files.load([], [f"Corpus.text_files={text!r}", *bindings]).corpus
 
 
 def _cells(score) -> list:
@@ -142,11 +137,11 @@ def _cells(score) -> list:
 
 def _check_flags(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError if flags contradict each other or do not belong to this command."""
-    of_text = all(binding.startswith(OF_TEXT) for binding in bindings) and args.text
+    of_text = all(binding.startswith(TEXT_SETTING) for binding in bindings) and args.text
     if args.gin_file or args.workdir or (bindings and not of_text):
         raise config.ConfigError(
             "--gin_file, --gin.NAME and --workdir are not flags of evaluate: name the models with "
-            f"--models=RUN,RUN. With --text, it reads {' and '.join(OF_TEXT)}"
+            f"--models=RUN,RUN. With --text, it reads {TEXT_SETTING}"
         )
     named = [f"--{name}" for name in ("rate", "tokens", "seed") if getattr(args, name) is not None]
     if args.pairs and (args.text or named):

@@ -25,7 +25,7 @@ FORMATS = ("huggingface", "reference")
 
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
-    args = cli.encoder_arguments(_flags(), argv)
+    args = cli.arguments(_flags(), argv).args
     cli.require_writable("--output", args.output)
 
     import jax

@@ -20,11 +20,14 @@ def use_huge_pages(argv: typing.Sequence[str]):
     """Starts this process again with huge pages, if it trains on CPU.
 
     The process is not started again if the kernel does not let programs ask for huge pages, if
-    GLIBC_TUNABLES is set, under a debugger, or with MAELM_HUGE_PAGES=0.
+    GLIBC_TUNABLES is set, under a Python debugger, or with MAELM_HUGE_PAGES=0.
     """
     if os.environ.get("MAELM_HUGE_PAGES") == "0" or "GLIBC_TUNABLES" in os.environ:
         return
-    if not _trains_on_cpu(argv) or _is_debugged():
+    # A Python debugger would lose a process that starts again.
+    if sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules:
+        return
+    if not _trains_on_cpu(argv):
         return
     try:
         choice = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
@@ -45,15 +48,3 @@ def _trains_on_cpu(argv: typing.Sequence[str]) -> bool:
     if platforms := os.environ.get("JAX_PLATFORMS"):
         return platforms.split(",")[0] == "cpu"
     return not any(glob.glob(f"/dev/{pattern}") for pattern in ACCELERATORS)
-
-
-def _is_debugged() -> bool:
-    """Returns whether a debugger watches this process. It would lose a process that restarts."""
-    try:
-        status = pathlib.Path("/proc/self/status").read_text()
-    except OSError:
-        status = ""
-    traced = any(
-        line.startswith("TracerPid:") and line.split()[1] != "0" for line in status.splitlines()
-    )
-    return traced or sys.gettrace() is not None or "bdb" in sys.modules or "pydevd" in sys.modules

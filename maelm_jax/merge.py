@@ -30,9 +30,7 @@ def main(argv: list[str]) -> int:
         "--checkpoints", required=True, metavar="RUN@STEP,...", help="checkpoints to average"
     )
     flags.add_argument("--weights", metavar="X,...", help="one for each checkpoint; default equal")
-    args, bindings = cli.arguments(flags, argv)
-    if args.gin_file or bindings:
-        raise config.ConfigError("merge reads no settings: leave --gin_file and --gin.NAME out")
+    args = cli.arguments(flags, argv).args
     names = cli.listed("--checkpoints", args.checkpoints)
     weights = read_weights(args.weights, len(names))
     check_output(args.workdir)
@@ -88,10 +86,8 @@ def read_weights(text: str | None, count: int) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def check_output(workdir: str | None):
+def check_output(workdir: str):
     """Raises ConfigError if no new workdir can be written at `workdir`."""
-    if not workdir:
-        raise config.ConfigError("give --workdir=DIR, the workdir to write")
     storage.require_local(workdir)
     cli.require_writable("--workdir", f"{workdir}/{gin_files.RECORD}")
     if os.path.isdir(workdir) and os.listdir(workdir):

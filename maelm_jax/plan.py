@@ -103,7 +103,8 @@ def dry_run(experiment: config.Experiment, workdir: str) -> int:
     sized = vocabularies.with_size_of_file(vocabulary)
     experiment = dataclasses.replace(experiment, vocabulary=sized)
     mesh = sharding.make_mesh(experiment.mesh)
-    summary.print_parameters(objective.abstract_step(experiment, mesh).state.params)
+    state = objective.abstract_step(experiment, mesh).arguments[0]
+    summary.print_parameters(state.params)
     summary.print_flops(experiment)
     count, statistics = jax.device_count(), jax.local_devices()[0].memory_stats() or {}
     memory = statistics.get("bytes_limit")

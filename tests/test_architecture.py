@@ -1,6 +1,7 @@
 """The layers that docs/architecture.md draws, checked on the imports of the source."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 
@@ -28,6 +29,7 @@ LAYERS = (
 )
 
 
+@functools.cache
 def imports(path: pathlib.Path) -> set[str]:
     """Modules of the package that a file imports when it runs, at its top or inside a function."""
     names, tree = set(), ast.parse(path.read_text())

@@ -34,9 +34,9 @@ def test_every_config_loads_with_every_macro_and_objective(name):
         assert gin_files.load([*files, "recipes/causal_phase.gin"], MACROS).model.causal
 
 
-def test_every_ablation_loads_over_every_size_and_leaves_mlm_without_a_decoder():
+def test_every_ablation_loads_over_a_size_and_leaves_mlm_without_a_decoder():
     for ablation in ABLATIONS:
-        for name in COMPLETE:
+        for name in ("base.gin", *MODERN):
             if name in MODERN and ablation.endswith("reference_positions.gin"):
                 continue  # rotary positions have no buckets
             experiment = gin_files.load([name, ablation], MACROS)
@@ -134,14 +134,6 @@ def test_differences_are_those_of_settings_that_change_past_steps():
     old = gin_files.load(["tiny.gin"])
     assert config.differences(old, gin_files.load(["tiny.gin"], ["SEED=1"])) == ["Run.seed: 0 -> 1"]
     assert config.differences(old, gin_files.load(["tiny.gin"], ["Run.log_every=1", "Mesh.fsdp=2"])) == []
-
-
-def test_a_wrong_setting_is_one_line_and_status_2(tmp_path):
-    command = [sys.executable, "-m", "maelm_jax.train", "--gin_file=tiny.gin", "--gin.TRAIN_STEP=5", f"--workdir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: --gin.TRAIN_STEP") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_settings_need_neither_jax_nor_tensorflow():

@@ -11,13 +11,13 @@ import pytest
 from maelm_jax import huge_pages
 
 TRAINING = ["--gin_file=tiny.gin"]
-CHOICE, STATUS = "/sys/kernel/mm/transparent_hugepage/enabled", "/proc/self/status"
+CHOICE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @pytest.fixture(autouse=True)
 def files(monkeypatch) -> dict[str, str]:
     """{path: content} of the files that decide, on a machine without an accelerator. Nobody watches this process."""
-    files, real = {CHOICE: "always [madvise] never\n", STATUS: "Name:\tpython\nTracerPid:\t0\n"}, pathlib.Path.read_text
+    files, real = {CHOICE: "always [madvise] never\n"}, pathlib.Path.read_text
     monkeypatch.setattr(pathlib.Path, "read_text", lambda path, *rest: files.get(str(path)) or real(path, *rest))
     monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr(sys, "gettrace", lambda: None)
@@ -62,11 +62,8 @@ def test_a_machine_with_an_accelerator_stays_as_it_is_unless_it_is_told_cpu(monk
     assert start_of(TRAINING)
 
 
-def test_a_watched_process_stays_as_it_is(files, monkeypatch):
+def test_a_watched_process_stays_as_it_is(monkeypatch):
     monkeypatch.setitem(sys.modules, "bdb", pathlib)
-    assert start_of(TRAINING) is None
-    monkeypatch.delitem(sys.modules, "bdb")
-    files[STATUS] = "TracerPid:\t4711\n"
     assert start_of(TRAINING) is None
 
 

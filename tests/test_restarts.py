@@ -187,32 +187,35 @@ def test_a_worker_knows_a_run_that_was_killed_with_its_shell(worker):
     worker.until_state("lost")
 
 
-@pytest.mark.parametrize("status,starts", [(0, 0), (2, 0), (3, 0), (143, 1), (1, 1), (137, 1)])
-def test_slurm_queues_again_after_143_or_a_lost_process_only(tmp_path, status, starts):
-    assert slurm(tmp_path, status, [100]) == starts
+def starts_again(folder: pathlib.Path, status: str, step: int) -> bool:
+    argv = ["bash", str(LAUNCH / "restarts.sh"), str(folder / "count"), status, str(step)]
+    return subprocess.run(argv, env=os.environ | {"RETRIES": "2"}, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("at,starts", [([0, 100, 100, 100], 3), ([100, 200, 300, 400], 4)], ids=["without progress", "with progress"])
-def test_slurm_gives_up_without_progress(tmp_path, at, starts):
+def test_a_run_starts_again_after_143_or_a_lost_process_only(tmp_path):
+    again = {status: starts_again(tmp_path, status, step) for step, status in enumerate(("0", "2", "3", "143", "1", "137", "lost"))}
+    assert [status for status in again if again[status]] == ["143", "1", "137", "lost"]
+
+
+def test_a_run_is_given_up_without_progress(tmp_path):
     """Two starts at one step, and not a third."""
-    assert slurm(tmp_path, 1, at, RETRIES="2") == starts
+    assert [starts_again(tmp_path, "1", step) for step in (0, 100, 100, 100)] == [True, True, True, False]
+    assert all(starts_again(tmp_path, "1", step) for step in (100, 200, 300, 400))
 
 
-def slurm(folder: pathlib.Path, status: int, at: list[int], **environment: str) -> int:
-    """How often the job is queued again when its srun ends with `status` once for each newest checkpoint in `at`."""
-    executable(folder / "srun", f"#!/bin/sh\nexit {status}\n")
-    executable(folder / "scontrol", f"#!/bin/sh\necho $@ >>{folder}/queued\n")
-    (folder / "launch").mkdir()
+@pytest.mark.parametrize("status,is_queued", [(3, False), (143, True)])
+def test_slurm_queues_a_run_again_that_starts_again(tmp_path, status, is_queued):
+    executable(tmp_path / "srun", f"#!/bin/sh\nexit {status}\n")
+    executable(tmp_path / "scontrol", f"#!/bin/sh\necho $@ >>{tmp_path}/queued\n")
+    (tmp_path / "launch").mkdir()
     for name in ("slurm.sbatch", "restarts.sh", "newest_step.py"):
-        executable(folder / "launch" / name, (LAUNCH / name).read_text())
-    environment |= {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "17", "PYTHON": sys.executable}
-    for step in at:
-        (folder / "runs" / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
-        argv = ["bash", str(folder / "launch" / "slurm.sbatch"), "--gin_file=tiny.gin", f"--workdir={folder / 'runs'}"]
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True)
-        assert done.returncode == status, done.stderr
-    queued = folder / "queued"
-    return len(queued.read_text().splitlines()) if queued.exists() else 0
+        executable(tmp_path / "launch" / name, (LAUNCH / name).read_text())
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_ID": "17", "PYTHON": sys.executable}
+    (tmp_path / "runs" / "checkpoints" / "100").mkdir(parents=True)
+    argv = ["bash", str(tmp_path / "launch" / "slurm.sbatch"), "--gin_file=tiny.gin", f"--workdir={tmp_path / 'runs'}"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True)
+    assert done.returncode == status and (tmp_path / "queued").exists() == is_queued, done.stderr
+    assert not is_queued or (tmp_path / "maelm_jax-17.restarts").read_text() == "100 1\n"
 
 
 def test_the_newest_step_is_that_of_a_complete_checkpoint(tmp_path, capsys, monkeypatch):

@@ -30,8 +30,8 @@ def test_a_run_leaves_what_it_promises(uninterrupted):
     assert (uninterrupted / "checkpoints" / str(STEPS)).is_dir()
 
 
-def test_killed_twice_and_stopped_once_is_bit_for_bit_the_run_never_stopped(text, uninterrupted, tmp_path):
-    """SIGKILL between checkpoints and while one is written; SIGTERM and Ctrl-C save, wherever the step lies between checkpoints."""
+def test_killed_and_stopped_is_bit_for_bit_the_run_never_stopped(text, uninterrupted, tmp_path):
+    """SIGKILL while a checkpoint is written, after lines that no checkpoint covers. SIGTERM saves, wherever the step lies between checkpoints."""
     argv = training(text, tmp_path, "--gin.Run.rank_every=0")
 
     def reached() -> int:
@@ -41,18 +41,15 @@ def test_killed_twice_and_stopped_once_is_bit_for_bit_the_run_never_stopped(text
         return any("tmp" in path.name for path in (tmp_path / "checkpoints").iterdir())
 
     killed = start("train", *argv)
-    send_when(killed, signal.SIGKILL, lambda: reached() >= 13)
+    send_when(killed, signal.SIGKILL, lambda: reached() >= 13 and writing())
     assert finish(killed).status == -signal.SIGKILL
-    killed = start("train", *argv)
-    send_when(killed, signal.SIGKILL, lambda: reached() > 20 and writing())
-    assert finish(killed).status == -signal.SIGKILL
-    for signal_number, status, after in ((signal.SIGTERM, 143, 32), (signal.SIGINT, 130, 40)):
-        stopped = start("train", *argv, "--gin.Run.checkpoint_every=1000")
-        send_when(stopped, signal_number, lambda after=after: reached() > after)
-        done = finish(stopped)
-        assert done.status == status and "resuming" in done.stdout and f"stopped by {signal_number.name} at step" in done.stdout, done
-        stopped_at = metrics(tmp_path)[-1]["step"]
-        assert after < stopped_at < STEPS and (tmp_path / "checkpoints" / str(stopped_at)).is_dir()
+    killed_at = reached()
+    stopped = start("train", *argv, "--gin.Run.checkpoint_every=1000")
+    send_when(stopped, signal.SIGTERM, lambda: reached() > killed_at)
+    done = finish(stopped)
+    assert done.status == 143 and "resuming" in done.stdout and "stopped by SIGTERM at step" in done.stdout, done
+    stopped_at = metrics(tmp_path)[-1]["step"]
+    assert killed_at < stopped_at < STEPS and (tmp_path / "checkpoints" / str(stopped_at)).is_dir()
     done = finish(start("train", *argv))
     assert done.status == 0 and f"at step {stopped_at}" in done.stdout, done
     assert repeated(tmp_path) == repeated(uninterrupted)
@@ -80,15 +77,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_another_mesh_goes_on(text, unin
     workdir = tmp_path / "run"
     shutil.copytree(uninterrupted, workdir)
     for path in (workdir / "checkpoints").iterdir():
-        if int(path.name) > 20:
+        if int(path.name) > 50:
             shutil.rmtree(path)
-    for path in (workdir / "checkpoints" / "20").rglob("*"):
+    for path in (workdir / "checkpoints" / "50").rglob("*"):
         if path.is_file() and path.stat().st_size > 500 and "metadata" not in path.name.lower():
             path.write_bytes(path.read_bytes()[:100])
     seldom = ["--gin.Run.rank_every=0", "--gin.Run.checkpoint_every=1000"]
     done = call("train", *training(text, workdir, "--gin.Mesh.fsdp=2", *seldom), devices=4)
-    assert done.status == 0 and "at step 15" in done.stdout, done
-    assert "checkpoints/20 is damaged" in done.stderr and (workdir / "checkpoints" / "damaged-20").is_dir()
+    assert done.status == 0 and "at step 45" in done.stdout, done
+    assert "checkpoints/50 is damaged" in done.stderr and (workdir / "checkpoints" / "damaged-50").is_dir()
     for ours, theirs in zip(repeated(workdir), repeated(uninterrupted), strict=True):
         assert ours[0] == theirs[0] and abs(ours[1] - theirs[1]) <= 2e-5 * theirs[1]
 
@@ -116,14 +113,6 @@ def test_other_settings_do_not_touch_a_run(text, uninterrupted):
     assert repeated(uninterrupted) == before
 
 
-def test_init_from(text, uninterrupted, tmp_path):
-    short = ["--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0"]
-    done = call("train", *training(text, tmp_path, f"--gin.Run.init_from={uninterrupted}", *short))
-    assert done.status == 0, done.stderr
-    assert metrics(tmp_path)[0]["loss"] < metrics(uninterrupted)[0]["loss"] - 0.3
-    assert "taken over from" in done.stdout
-
-
 def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
     diverging = ["--gin.Optimizer.learning_rate=1e30", "--gin.Optimizer.warmup_steps=8", "--gin.Run.checkpoint_every=1"]
     done = call("train", *training(text, tmp_path, *diverging, "--gin.Run.rank_every=0"))
@@ -133,20 +122,11 @@ def test_nan_stops_the_run_and_names_the_last_good_checkpoint(text, tmp_path):
     assert all(math.isfinite(line["loss"]) for line in steps_of(tmp_path)) and (tmp_path / "checkpoints" / str(good)).is_dir()
 
 
-@pytest.mark.parametrize(
-    "more,message",
-    [
-        (["--gin.TEXT_FILES=nowhere/*.txt"], "nowhere/*.txt"),
-        (["--gin.Vocabulary.size=60000"], "Vocabulary.size"),
-        (["--gin.Mesh.fsdp=3"], "does not equal the 1 devices"),
-    ],
-)
-def test_bad_input_is_one_line_and_status_2(text, tmp_path, more, message):
-    done = call("train", *training(text, tmp_path, *more))
-    assert done.status == 2, done.stderr
+def test_text_that_is_not_there_is_one_line_and_status_2(text, tmp_path):
+    done = call("train", *training(text, tmp_path, "--gin.TEXT_FILES=nowhere/*.txt"))
+    assert done.status == 2 and "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: ") and message in last
-    assert "Traceback" not in done.stderr
+    assert last.startswith("error: ") and "nowhere/*.txt" in last
 
 
 @pytest.mark.parametrize("files,more", [(["tiny.gin"], []), (["tiny.gin", "mlm.gin"], ["--gin.Model.unigram_bias=True"])], ids=["mae-lm", "mlm"])
@@ -162,8 +142,10 @@ def test_small_configs_take_a_step(text, tmp_path, files, more):
 
 @pytest.mark.parametrize("name", ["modern_tiny.gin", *(pytest.param(f"{name}.gin", marks=pytest.mark.slow) for name in ("tiny", "large_plus"))])
 def test_dry_run(name, tmp_path):
+    """It reads no data and writes nothing. A run with other settings in the workdir is no error."""
+    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["small.gin"])))
     done = call("train", f"--gin_file={name}", "--dry_run", f"--workdir={tmp_path}")
     assert done.status == 0, done.stderr
     for what in ("encoder/token_embedding", "FLOPs a step", "optimiser's state", "mesh {'data': 1"):
         assert what in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["config.gin"]

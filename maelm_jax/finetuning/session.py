@@ -284,7 +284,6 @@ class Run:
         """Returns what the training loop runs."""
         session, run = self.session, self.experiment.run
         tokens = int(session.data.train.lengths.sum()) / self.batches.per_epoch
-        work = loop.StepWork(tokens, tokens * flops_per_token(self.experiment.model), None)
 
         def train_step(state: State, batch: Batch, rate: np.float32) -> tuple[State, dict]:
             return session.compiled[batch.ids.shape](state, batch, rate)
@@ -300,7 +299,9 @@ class Run:
             ),
             train_step=train_step,
             batch=batch,
-            work=work,
+            tokens=tokens,
+            flops=tokens * flops_per_token(self.experiment.model),
+            peak_flops=None,
             evaluate=self._evaluate,
             ranks=self._measure_ranks,
             learning_rates=self.learning_rates,

@@ -68,7 +68,7 @@ def lower_step(experiment: config.Experiment, devices: list) -> LoweredStep:
     abstract = objective.abstract_step(experiment, mesh)
     arguments = sum(
         leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves((abstract.state, abstract.batch))
+        for leaf in jax.tree.leaves(abstract.arguments)
     )
     return LoweredStep(mesh, abstract.train_step.lower(*abstract.arguments), arguments)
 

@@ -100,14 +100,7 @@ class AbstractStep(typing.NamedTuple):
     """
 
     train_step: collections.abc.Callable
-    state: step.State
-    batch: jax.ShapeDtypeStruct
-    learning_rate: jax.ShapeDtypeStruct
-
-    @property
-    def arguments(self) -> tuple:
-        """The arguments of the step."""
-        return (self.state, self.batch, self.learning_rate)
+    arguments: tuple[step.State, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]
 
 
 def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> AbstractStep:
@@ -122,9 +115,9 @@ def abstract_step(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> Abs
     state = step.state_shapes(objective.init, optimizer, mesh)
     rows = NamedSharding(mesh, sharding.BATCH)
     shape = (run.batch_size, experiment.corpus.sequence_length)
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+    learning_rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, jax.P()))
     return AbstractStep(
         step.make_train_step(objective.loss, optimizer, state, run.seed, run.accumulate, mesh),
-        state,
-        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows),
-        jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, jax.P())),
+        (state, batch, learning_rate),
     )

@@ -13,10 +13,9 @@ import pathlib
 import typing
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+import optax
 import tqdm
-from jaxtyping import Array, Float, Int
 
 from maelm_jax import config, tables
 from maelm_jax.data import readers
@@ -26,6 +25,8 @@ from maelm_jax.model import model_inputs
 TOKENS = 4096  # of a batch, with padding
 LENGTH_STEP = 4  # lengths of batches are multiples of it: little padding, few programs to compile
 TWO_SIDED_95 = 1.96  # standard errors on each side of a mean
+# In one program: the logits are large.
+_cross_entropy = jax.jit(optax.softmax_cross_entropy_with_integer_labels)
 
 
 class Pair(typing.NamedTuple):
@@ -86,18 +87,10 @@ def _read_file(path: str) -> typing.Iterator[Pair]:
 
 
 def score(encoder: Encoder, pairs: list[Pair], name: str = "pairs") -> list[Paradigm]:
-    """Scores a model on pairs.
+    """Scores a model that has a prediction head on pairs. `name` is the title of the progress bar.
 
-    Args:
-        encoder: A model with a prediction head.
-        pairs: The pairs.
-        name: The title of the progress bar.
-
-    Returns:
-        The score of each paradigm, in the order of phenomena and paradigms.
-
-    Raises:
-        ConfigError: A sentence is longer than the model reads.
+    Returns the score of each paradigm, in the order of phenomena and paradigms. Raises ConfigError
+    if a sentence is longer than the model reads.
     """
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     good, bad = log_likelihoods(encoder, sentences, name).reshape(-1, 2).T
@@ -171,18 +164,10 @@ def _percent(share: float) -> str:
 
 
 def log_likelihoods(encoder: Encoder, sentences: list[str], name: str = "pairs") -> np.ndarray:
-    """Computes the pseudo-log-likelihood of each sentence.
+    """Computes the pseudo-log-likelihood of each sentence, float64 [sentences], in nats.
 
-    Args:
-        encoder: A model with a prediction head.
-        sentences: The sentences.
-        name: The title of the progress bar.
-
-    Returns:
-        Float64 [sentences], in nats. Sentences with the same ids have exactly the same value.
-
-    Raises:
-        ConfigError: A sentence is longer than the model reads.
+    Sentences with the same ids have exactly the same value. Raises ConfigError if a sentence is
+    longer than the model reads.
     """
     vocabulary = encoder.vocabulary
     rows = [
@@ -233,13 +218,4 @@ def _log_probabilities(encoder: Encoder, ids: np.ndarray, slot: np.ndarray) -> n
     segments, masked = (ids != encoder.vocabulary.pad).astype(np.int32), positions == slot[:, None]
     budget = model_inputs.Budget(length if encoder.reads_masks else length - 1, 1)
     logits = encoder.compute_logits(ids, positions, segments, masked, budget)
-    return np.asarray(_take_log_probabilities(logits, ids[masked]))
-
-
-@jax.jit
-def _take_log_probabilities(
-    logits: Float[Array, "B 1 W"], targets: Int[Array, " B"]
-) -> Float[Array, " B"]:
-    """Returns the log-probability of each target. In one program: the logits are large."""
-    chosen = jnp.take_along_axis(logits[:, 0], targets[:, None], axis=1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits[:, 0], axis=1)
+    return -np.asarray(_cross_entropy(logits, ids[masked][:, None]))[:, 0]

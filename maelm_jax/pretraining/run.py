@@ -50,7 +50,10 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     attention = attention_report.describe_run(experiment, mesh)
 
     # Vocabulary.
-    vocabulary = load_vocabulary(workdir, starting_point)
+    if not storage.in_bucket(workdir):
+        distributed.check_shared_folder(workdir)
+    with distributed.process_zero_first("vocabulary"):
+        vocabulary = start.choose_vocabulary(workdir, starting_point)
     special = vocabulary.special
 
     # Model.
@@ -90,7 +93,6 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
     ranks = monitor.RankMonitor(experiment, vocabulary.size, special, heldout, mesh)
     peak = flops.peak_flops()
     terms = flops.flops_terms(experiment, vocabulary.size)
-    tokens = float(experiment.run.batch_size * experiment.corpus.sequence_length)
     job = loop.Job(
         run=experiment.run,
         train_step=train_step,
@@ -100,7 +102,9 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
             experiment.run.train_steps,
             parent.learning_rate if parent else None,
         ),
-        work=loop.StepWork(tokens, sum(terms.values()), peak),
+        tokens=float(experiment.run.batch_size * experiment.corpus.sequence_length),
+        flops=sum(terms.values()),
+        peak_flops=peak,
         evaluate=evaluate,
         ranks=ranks,
     )
@@ -115,14 +119,6 @@ def pretrain(workdir: str, experiment: config.Experiment, accept_new_data: bool,
         loop.run(job, initial.state, initial.step, writer, checkpoints)
     if not jax.process_index():
         summary.report_result(workdir, experiment, began, baseline)
-
-
-def load_vocabulary(workdir: str, starting_point: start.StartingPoint) -> vocabularies.Vocabulary:
-    """Calls `start.choose_vocabulary`, on process 0 first."""
-    if not storage.in_bucket(workdir):
-        distributed.check_shared_folder(workdir, "workdir")
-    with distributed.process_zero_first("vocabulary"):
-        return start.choose_vocabulary(workdir, starting_point)
 
 
 def make_batches(

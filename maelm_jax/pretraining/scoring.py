@@ -75,6 +75,11 @@ class Measurement(typing.NamedTuple):
     counts: np.ndarray  # masked tokens of each batch, float64 [batches]
 
 
+def name_of(path: str, step: int | None) -> str:
+    """Returns how a model is called in what `evaluate` prints."""
+    return path if step is None else f"{path}, step {step}"
+
+
 def open_model(
     path: str, steps: collections.abc.Sequence[int | None], needs_rows: bool
 ) -> TrainedModel:
@@ -142,13 +147,9 @@ def _recorded_rows(
 
 
 def heldout_rows(model: TrainedModel) -> np.ndarray:
-    """Reads the held-out rows of a run's evaluations.
+    """Reads the held-out rows of a run's evaluations, int32 [Run.eval_rows or fewer, L].
 
-    Returns:
-        int32 [Run.eval_rows or fewer, L].
-
-    Raises:
-        ConfigError: The model is no workdir, or its rows are gone.
+    Raises ConfigError if the model is no workdir, or its rows are gone.
     """
     if model.rows is None:
         raise config.ConfigError(
@@ -162,16 +163,8 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
     """Returns the model with masks that compare with those of other models.
 
     Single tokens are masked, special tokens never. The encoder reads [MASK] at as many of them as
-    in pretraining: at none in MAE-LM, at all in MLM.
-
-    Args:
-        model: The model.
-        rate: Share of the tokens that is masked.
-        length: Tokens of a row.
-        seed: Seed of the masks.
-
-    Raises:
-        ConfigError: The rate masks less than one token of a row.
+    in pretraining: at none in MAE-LM, at all in MLM. `length` is the tokens of a row. Raises
+    ConfigError if `rate` masks less than one token of a row.
     """
     experiment = model.experiment
     masking = dataclasses.replace(
@@ -190,16 +183,10 @@ def masked_alike(model: TrainedModel, rate: float, length: int, seed: int) -> Tr
 
 
 def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
-    """Measures the loss of a model on rows, at each of its checkpoints.
+    """Measures the loss of a model on rows of ids, int32 [R, L], at each of its checkpoints.
 
     Masks are those of `Run.seed`. On the held-out rows of a run they are those of its evaluations.
-
-    Args:
-        model: The model.
-        rows: Token ids, int32 [R, L].
-
-    Raises:
-        ConfigError: No token is masked.
+    Raises ConfigError if no token is masked.
     """
     experiment, vocabulary, objective = model.experiment, model.vocabulary, model.objective
     size = max(TOKENS // rows.shape[1], 1)
@@ -214,7 +201,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
     for number, read_params in model.checkpoints:
-        name = model.path if number is None else f"{model.path}, step {number}"
+        name = name_of(model.path, number)
         losses, correct, counts = _sums(loss, read_params(), parts, name)
         masked = counts.sum()
         if not masked:
@@ -275,10 +262,6 @@ def paired_differences(measured: list[Measurement]) -> list[str]:
         interval = (
             "" if half is None else f" (95% interval {mean - half:+.3f} to {mean + half:+.3f})"
         )
-        names = f"{_name(one.score)} - {_name(other.score)}"
+        names = " - ".join(name_of(model.score.path, model.score.step) for model in (one, other))
         lines.append(f"{names}: {mean:+.3f} nats{interval}")
     return lines
-
-
-def _name(score: Score) -> str:
-    return score.path if score.step is None else f"{score.path}, step {score.step}"

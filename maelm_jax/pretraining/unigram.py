@@ -6,10 +6,9 @@ import numpy as np
 
 from maelm_jax import config
 from maelm_jax.data import prepare
+from maelm_jax.data.rows import CHUNK_ROWS
 
-SAMPLED_ROWS = 8192  # of each source
-# Files of each source's store that the sample reads. The store verifies a file as a whole.
-SAMPLED_SHARDS = 16
+SAMPLED_ROWS = 8192  # of each source, in whole chunks, which a store reads as a whole
 # Counts of each source's sample are scaled to rate x this many tokens, before add-one smoothing.
 WEIGHT = 1e7
 
@@ -31,14 +30,13 @@ class Unigram(typing.NamedTuple):
     ) -> "Unigram":
         """Counts the tokens in a sample of training rows, with add-one smoothing.
 
-        The sample reads at most `SAMPLED_SHARDS` files of a store, so a large store is not read as
-        a whole at the start. The ids in `excluded` are never predicted, and not counted.
+        The ids in `excluded` are never predicted, and not counted.
         """
         ids, counts = list(excluded), np.ones(vocabulary_size)
         for name, rate in rows.rates.items():
             store = rows.stores[name]["train"]
-            numbers = sampled_rows(len(store), store.shard_rows)
-            sampled = np.bincount(store[numbers].ravel(), minlength=vocabulary_size)
+            sampled = store[sampled_rows(len(store))]
+            sampled = np.bincount(sampled.ravel(), minlength=vocabulary_size)
             sampled[ids] = 0
             counts += rate * WEIGHT * sampled / max(sampled.sum(), 1)
         counts[ids] = 0
@@ -69,23 +67,13 @@ class Unigram(typing.NamedTuple):
         return bias
 
 
-def sampled_rows(count: int, shard_rows: int) -> np.ndarray:
-    """Returns the numbers of the sampled rows of a store: evenly spaced, the same in every run.
+def sampled_rows(count: int) -> np.ndarray:
+    """Returns the numbers of the sampled rows of a store of `count` rows, int64 [n], ascending.
 
-    They are int64 [n], ascending, and at most `SAMPLED_ROWS`. The store has `count` rows, a file of
-    it `shard_rows`.
+    They are the same in every run: all rows of a small store, evenly spaced chunks of a large one.
     """
-    shards = -(-count // shard_rows)
-    if shards <= SAMPLED_SHARDS:
-        return _evenly_spaced(0, count, SAMPLED_ROWS)
-    starts = _evenly_spaced(0, shards, SAMPLED_SHARDS) * shard_rows
-    parts = [
-        _evenly_spaced(start, min(start + shard_rows, count), SAMPLED_ROWS // SAMPLED_SHARDS)
-        for start in starts
-    ]
-    return np.concatenate(parts)
-
-
-def _evenly_spaced(start: int, end: int, most: int) -> np.ndarray:
-    """Returns at most `most` whole numbers from `start` to `end` - 1, evenly spaced."""
-    return np.linspace(start, end - 1, min(end - start, most)).astype(np.int64)
+    if count <= SAMPLED_ROWS:
+        return np.arange(count)
+    chunks = np.linspace(0, count // CHUNK_ROWS - 1, SAMPLED_ROWS // CHUNK_ROWS)
+    first_rows = chunks.astype(np.int64) * CHUNK_ROWS
+    return (first_rows[:, None] + np.arange(CHUNK_ROWS)).ravel()

@@ -13,20 +13,14 @@ from maelm_jax.model import attention, masking, positions, stack
 def describe(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> str:
     """Returns one line: the backend of each part of the model in training, with the reason.
 
-    It also says so if the layers are no loop (`stack.should_scan`).
-
-    Raises:
-        ConfigError: `Model.attention_backend` cannot compute one of them.
+    It also says so if the layers are no loop (`stack.should_scan`). Raises ConfigError if
+    `Model.attention_backend` cannot compute one of them.
     """
     return _describe_calls(_calls(experiment), experiment.model, mesh)
 
 
 def describe_run(experiment: config.Experiment, mesh: jax.sharding.Mesh) -> list[str]:
-    """Returns the line of `describe` of a run, and that of its evaluations if it differs.
-
-    Raises:
-        ConfigError: `Model.attention_backend` cannot compute one of them.
-    """
+    """Returns the line of `describe` of a run, and that of its evaluations if it differs."""
     lines = [describe(experiment, mesh)]
     without_dropout = dataclasses.replace(experiment.model, attention_dropout=0.0)
     evaluated = dataclasses.replace(experiment.evaluated, model=without_dropout)
@@ -40,9 +34,6 @@ def describe_encoder(
     """Returns the line of `describe` for the training of an encoder alone, as in fine-tuning.
 
     `lengths` are the slots of the rows, one value for each compiled shape.
-
-    Raises:
-        ConfigError: `Model.attention_backend` cannot compute one of the lengths.
     """
     model = experiment.model
     calls = {f"encoder of {slots} slots": _encoder_call(model, slots) for slots in lengths}

@@ -150,28 +150,28 @@ def _text_from_process_zero(text: str) -> str:
     return multihost_utils.broadcast_one_to_all(padded).tobytes().decode()
 
 
-def check_shared_folder(path: str, what: str):
-    """Checks that all processes see the same folder: process 0 writes a file, the others look.
+def check_shared_folder(workdir: str):
+    """Checks that all processes see the same workdir: process 0 writes a file, the others look.
 
-    Process 0 creates the folder if it does not exist. `what` names it in the message. Raises
-    ConfigError if this process does not see the file.
+    Process 0 creates the folder if it does not exist. Raises ConfigError if this process does not
+    see the file.
     """
     if jax.process_count() == 1:
         return
-    folder = pathlib.Path(path)
+    folder = pathlib.Path(workdir)
     marker = folder / f".seen-by-all-{from_process_zero(secrets.randbits(31))}"
     if not jax.process_index():
         folder.mkdir(parents=True, exist_ok=True)
         marker.touch()
-    multihost_utils.sync_global_devices(f"{what} is marked")
+    multihost_utils.sync_global_devices("workdir is marked")
     is_visible = marker.exists()
-    multihost_utils.sync_global_devices(f"{what} is seen")
+    multihost_utils.sync_global_devices("workdir is seen")
     if not jax.process_index():
         marker.unlink()
     if not is_visible:
         raise config.ConfigError(
-            f"process {jax.process_index()} has another view of the {what} {path} than process 0: "
-            "put it on storage that all of them share"
+            f"process {jax.process_index()} has another view of the workdir {workdir} than "
+            "process 0: put it on storage that all of them share"
         )
 
 

@@ -38,14 +38,6 @@ class Evaluation(typing.NamedTuple):
     values: dict[str, float | int]  # to log
 
 
-class StepWork(typing.NamedTuple):
-    """The work of a step, and the rate that the devices could do it at."""
-
-    tokens: float  # of a step; the mean if steps differ
-    flops: float  # model FLOPs of a step
-    peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
-
-
 @dataclasses.dataclass
 class Job:
     """What the loop runs."""
@@ -55,7 +47,9 @@ class Job:
     train_step: collections.abc.Callable[..., tuple[tuple, dict]]
     batch: collections.abc.Callable[[int], typing.Any]  # step, from 0 -> its batch on the devices
     learning_rates: np.ndarray  # of every step, float32
-    work: StepWork
+    tokens: float  # of a step; the mean if steps differ
+    flops: float  # model FLOPs of a step
+    peak_flops: float | None  # FLOP/s of all devices. None: unknown, and MFU is not logged
     evaluate: collections.abc.Callable[[tuple], Evaluation]
     ranks: collections.abc.Callable[[dict], dict[str, float | int]]  # params -> values to log
 
@@ -306,14 +300,14 @@ class StepLog:
         self._bar.set_postfix(self._shown, refresh=False)
 
     def _speed_values(self) -> dict[str, float | int | None]:
-        speed, work = self.timer.speed(), self._job.work
+        speed, job = self.timer.speed(), self._job
         if speed is None:  # only the first step of a start is done: it is compiled, so not timed
             return {"tokens_per_second": None}
         values: dict[str, float | int | None] = {
-            "tokens_per_second": speed.steps_per_second * work.tokens,
+            "tokens_per_second": speed.steps_per_second * job.tokens,
             "step_seconds": speed.median_seconds,
-            "model_flops_per_second": speed.steps_per_second * work.flops,
+            "model_flops_per_second": speed.steps_per_second * job.flops,
         }
-        if work.peak_flops is not None:
-            values["mfu"] = values["model_flops_per_second"] / work.peak_flops
+        if job.peak_flops is not None:
+            values["mfu"] = values["model_flops_per_second"] / job.peak_flops
         return values

@@ -80,17 +80,14 @@ def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonSta
     Source: Jordan 2024, with Nesterov momentum; scaled as by Liu et al. 2025 (arXiv 2502.16982).
     Matrices of one shape are orthogonalised together: fewer programs to compile, larger products.
     """
-    count = (state.count + 1).astype(jnp.float32)
-
-    def average(old, new):
-        return MUON_DECAY * old + (1 - MUON_DECAY) * new
-
-    momentum = jax.tree.map(average, state.momentum, kernels)
-    # Both are divided by the sum of their weights (bias correction), as in optax.
-    ahead = jax.tree.map(
-        lambda m, g: average(m / (1 - MUON_DECAY ** (count + 1)), g / (1 - MUON_DECAY**count)),
-        momentum,
-        kernels,
+    count = state.count + 1
+    momentum = optax.tree.update_moment(kernels, state.momentum, MUON_DECAY, 1)
+    # Both are divided by the sum of their weights, as in optax.contrib.muon.
+    ahead = optax.tree.update_moment(
+        optax.tree.bias_correction(kernels, MUON_DECAY, count),
+        optax.tree.bias_correction(momentum, MUON_DECAY, count + 1),
+        MUON_DECAY,
+        1,
     )
     leaves, tree = jax.tree.flatten(ahead)
     groups = collections.defaultdict(list)
@@ -103,7 +100,7 @@ def _update_muon(kernels: dict, state: MuonState, _=None) -> tuple[dict, MuonSta
         for number, part in zip(numbers, jnp.split(orthogonal, ends), strict=True):
             is_wide = leaves[number].shape == part.shape
             leaves[number] = part if is_wide else part.swapaxes(1, 2)
-    return jax.tree.unflatten(tree, leaves), MuonState(state.count + 1, momentum)
+    return jax.tree.unflatten(tree, leaves), MuonState(count, momentum)
 
 
 def _as_wide(matrices: Float[Array, "N _ _"]) -> Float[Array, "N _ _"]:

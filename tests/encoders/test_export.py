@@ -231,7 +231,7 @@ def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch):
         ("mpnet", ["--step=7"], "step 7; it holds 6, 12"),
         ("reference", [], "docs/encoders.md"),
         ("mpnet", ["--format=reference"], "--gin_file=ablations/reference_positions.gin"),
-        ("mpnet", ["--gin.Model.layers=3"], "reads no settings"),
+        ("mpnet", ["--gin.Model.layers=3"], "unrecognized arguments: --gin.Model.layers=3"),
     ],
 )
 def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(workdirs, tmp_path, name, more, message):

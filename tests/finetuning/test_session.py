@@ -128,7 +128,7 @@ def test_steps_are_epochs_times_batches_and_the_learning_rate_rises_and_falls():
     run = planned()
     job = run._job()
     assert (job.run.train_steps, job.run.eval_every) == (15, 3)
-    assert job.work.tokens == ROWS * LENGTH / 5
+    assert job.tokens == ROWS * LENGTH / 5
     rates = job.learning_rates
     assert rates.shape == (15,) and rates[0] == 0 and np.argmax(rates) == 4
     assert rates[4] == pytest.approx(2e-3) and rates[-1] == pytest.approx(2e-3 / 11)

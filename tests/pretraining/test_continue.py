@@ -3,19 +3,18 @@
 import json
 import pathlib
 import shutil
-import signal
 
 import checkpoint_folders
 import jax
 import numpy as np
 import pytest
-from testing import call, finish, metrics, repeated, send_when, start, steps_of, training
+from testing import call, repeated, steps_of, training
 
-from maelm_jax import config, gin_files
+from maelm_jax import cli, config, gin_files
 from maelm_jax.encoders import adoption, source
 from maelm_jax.model import maelm
 from maelm_jax.pretraining import start as starts
-from maelm_jax.training import checkpoint, optimizers, run_record, sharding, step
+from maelm_jax.training import checkpoint, optimizers, run_record, run_rows, sharding, step
 
 DECAY = ["--gin.Optimizer.schedule=decay", "--gin.TRAIN_STEPS=12", "--gin.Run.rank_every=0"]
 
@@ -36,15 +35,15 @@ def test_weights_and_optimiser_are_those_of_the_other_run_and_the_steps_begin_an
     assert int(state.step) == 0 and max(int(leaf) for leaf in jax.tree.leaves(state.opt_state) if leaf.dtype == np.int32) == 20
 
 
-def test_a_decay_branch_killed_and_resumed_is_the_branch_never_stopped(text, uninterrupted, tmp_path):
+def test_a_decay_branch_that_is_resumed_is_the_branch_never_stopped(text, uninterrupted, tmp_path):
     """It begins at the learning rate and behind the rows of its parent, and evaluate and the loss curve count the tokens of both."""
     argv = [*DECAY, f"--gin.Run.continue_from={uninterrupted}@40"]
     assert call("train", *training(text, tmp_path / "whole", *argv)).status == 0
-    killed = start("train", *training(text, tmp_path / "killed", *argv))
-    send_when(killed, signal.SIGKILL, lambda: len(metrics(tmp_path / "killed")) > 6)
-    finish(killed)
-    assert call("train", *training(text, tmp_path / "killed", *argv)).status == 0
-    assert repeated(tmp_path / "killed") == repeated(tmp_path / "whole")
+    stopped = shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for step_number in (10, 12):
+        shutil.rmtree(stopped / "checkpoints" / str(step_number))
+    done = call("train", *training(text, stopped, *argv))
+    assert "at step 5" in done.stdout and repeated(stopped) == repeated(tmp_path / "whole"), done
 
     parents, lines = steps_of(uninterrupted), steps_of(tmp_path / "whole")
     assert [line["step"] for line in lines] == list(range(1, 13))
@@ -69,8 +68,9 @@ def test_a_causal_phase_goes_on_as_mlm_and_as_mae_lm(text, tmp_path):
     first, short = str(tmp_path / "first"), ["--gin.TRAIN_STEPS=4", "--gin.Run.rank_every=0"]
     done = call("train", *training(text, tmp_path / "first", "--gin_file=recipes/causal_phase.gin", *short))
     assert done.status == 0, done.stderr
-    done = call("train", *training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}", *short))
-    assert done.status == 0 and not settings_of(tmp_path / "mlm").model.causal, done.stderr
+    flags = training(text, tmp_path / "mlm", "--gin_file=mlm.gin", f"--gin.Run.continue_from={first}")
+    found = starts.find_starting_point(cli.parse(cli.parser(""), flags).experiment, str(tmp_path / "mlm"))
+    assert found.parent.step == 4 and not found.experiment.model.causal and "Model.causal: True -> False" in found.parent.changes
     assert not adoption.adopt_settings(gin_files.load(["tiny.gin"]), source.find_encoder(first)).experiment.model.causal
     for command in (["export", f"--workdir={first}", f"--output={tmp_path / 'out'}"], ["evaluate", f"--models={first}"]):
         done = call(*command)
@@ -129,10 +129,13 @@ def test_a_damaged_checkpoint_is_not_continued(uninterrupted, tmp_path):
         starts.find_starting_point(settings_of(uninterrupted, f"Run.continue_from='{parent}@20'"), str(tmp_path / "run"))
 
 
-def test_rows_begin_anew_where_they_are_not_the_parent_s(text, uninterrupted, tmp_path):
-    argv = [*DECAY, "--gin.TRAIN_STEPS=1", f"--gin.Run.continue_from={uninterrupted}@40", "--gin.SEED=3"]
-    assert call("train", *training(text, tmp_path / "run", *argv)).status == 0
-    assert run_record.read_parent(str(tmp_path / "run")).rows_read == 0
+def test_rows_begin_anew_where_they_are_not_the_parent_s(uninterrupted):
+    parent = run_record.Parent(str(uninterrupted), step=40, tokens=0, learning_rate=0.1, rows_read=320, changes=[])
+    experiment = settings_of(uninterrupted)
+    chosen = run_rows.open_recorded(str(uninterrupted), experiment.corpus, run_record.load_vocabulary(uninterrupted))
+    assert starts.count_rows_read(parent, experiment, chosen) == 320
+    for other in ("Run.seed=3", "Corpus.shuffle_shards=1"):
+        assert starts.count_rows_read(parent, settings_of(uninterrupted, other), chosen) == 0
 
 
 def test_rows_are_prepared_with_the_vocabulary_of_the_parent(uninterrupted, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 from maelm_jax import config, gin_files, train
 from maelm_jax.encoders import source
 from maelm_jax.pretraining import run, start
-from maelm_jax.training import run_record
 
 
 def settings(init_from, *more: str) -> config.Experiment:
@@ -32,8 +31,8 @@ def begun(tmp_path, monkeypatch):
 
 def test_a_run_that_began_from_another_source_is_refused(tmp_path, begun):
     begun(settings("enc"))
-    with pytest.raises(config.ConfigError, match="Run.init_from: 'enc' -> 'other'"):
-        run_record.check_settings(str(tmp_path), settings("other"))
+    with pytest.raises(config.ConfigError, match="holds a run with Run.init_from=enc, not other"):
+        start.find_starting_point(settings("other"), str(tmp_path))
 
 
 def test_a_run_goes_on_when_its_source_is_gone(tmp_path, begun):
@@ -110,13 +109,6 @@ def test_what_cannot_run_is_refused_before_text_is_read_and_leaves_nothing(tmp_p
     with pytest.raises(config.ConfigError, match=message):
         train.main(["--gin_file=tiny.gin", "--gin.BATCH_SIZE=12", f"--gin.{binding}", f"--workdir={tmp_path / 'run'}"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_does_not_mind_a_run_with_other_settings(tmp_path, capsys):
-    """It writes nothing."""
-    (tmp_path / "config.gin").write_text(gin_files.render(gin_files.load(["tiny.gin"])))
-    assert train.main(["--gin_file=tiny.gin", f"--workdir={tmp_path}", "--gin.Model.layers=1", "--dry_run"]) == 0
-    assert "encoder/blocks/attention/key" in capsys.readouterr().out and [path.name for path in tmp_path.iterdir()] == ["config.gin"]
 
 
 def test_batches_begin_behind_the_rows_that_are_read():

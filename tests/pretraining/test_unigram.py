@@ -6,22 +6,20 @@ from testing import write_corpus
 
 from maelm_jax import config
 from maelm_jax.data import prepare, vocabulary_training
+from maelm_jax.data.rows import CHUNK_ROWS
 from maelm_jax.pretraining import unigram
 
 
-@pytest.mark.parametrize("count", [1, 100, 8192, 60_000, 16 * 4096])
-def test_rows_of_a_small_store_are_sampled_over_all_of_it(count):
-    numbers = unigram.sampled_rows(count, 4096)
-    assert len(numbers) == min(count, unigram.SAMPLED_ROWS) and numbers[0] == 0 and numbers[-1] == count - 1
-    assert (np.diff(numbers) >= 1).all()
+@pytest.mark.parametrize("count", [1, 100, unigram.SAMPLED_ROWS])
+def test_all_rows_of_a_small_store_are_sampled(count):
+    assert np.array_equal(unigram.sampled_rows(count), np.arange(count))
 
 
-@pytest.mark.parametrize("count", [16 * 4096 + 1, 10**6, 10**9])
-def test_the_sample_of_a_large_store_reads_a_bounded_number_of_files(count):
-    numbers = unigram.sampled_rows(count, 4096)
-    assert len(np.unique(numbers // 4096)) == unigram.SAMPLED_SHARDS
-    assert (np.diff(numbers) >= 1).all() and numbers[0] == 0 and numbers[-1] == count - 1
-    assert unigram.SAMPLED_ROWS - 512 < len(numbers) <= unigram.SAMPLED_ROWS
+@pytest.mark.parametrize("count", [unigram.SAMPLED_ROWS + 1, 60_007, 10**9])
+def test_the_sample_of_a_large_store_is_whole_chunks_from_its_first_to_its_last(count):
+    numbers = unigram.sampled_rows(count)
+    assert len(np.unique(numbers)) == unigram.SAMPLED_ROWS and len(np.unique(numbers // CHUNK_ROWS)) == unigram.SAMPLED_ROWS // CHUNK_ROWS
+    assert numbers[0] == 0 and count - CHUNK_ROWS <= numbers[-1] < count
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def run_rows(tmp_path, documents, vocabulary):
 def test_the_distribution_is_that_of_the_text_tokens(run_rows, vocabulary):
     ((splits),) = run_rows.stores.values()
     train, never = splits["train"], list(vocabulary.special.never_masked)
-    counts = np.bincount(train[unigram.sampled_rows(len(train), train.shard_rows)].ravel(), minlength=vocabulary.size).astype(float)
+    counts = np.bincount(train[unigram.sampled_rows(len(train))].ravel(), minlength=vocabulary.size).astype(float)
     counts[never] = 0
     expected = unigram.WEIGHT * counts / counts.sum() + 1
     expected[never] = 0

@@ -83,15 +83,6 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(workdir, c
     assert newest(workdir) == 2
 
 
-@pytest.mark.parametrize("content", [None, "checksums.json"])
-def test_an_empty_folder_of_a_step_is_passed_over_at_once(workdir, content):
-    shutil.rmtree(workdir / "checkpoints" / "2")
-    (workdir / "checkpoints" / "2").mkdir()
-    if content:
-        (workdir / "checkpoints" / "2" / content).touch()
-    assert newest(workdir) == 1
-
-
 def test_when_all_are_damaged_nothing_changes(workdir):
     for number in (1, 2):
         shutil.rmtree(workdir / "checkpoints" / str(number) / "default" / "d")

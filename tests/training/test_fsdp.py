@@ -34,7 +34,7 @@ def program():
     )
     mesh = mesh_of(2, 4, 1)
     abstract = objective.abstract_step(experiment, mesh)
-    return abstract.state, abstract.train_step.lower(*abstract.arguments).compile().as_text()
+    return abstract.arguments[0], abstract.train_step.lower(*abstract.arguments).compile().as_text()
 
 
 def test_each_byte_of_the_gradient_is_sent_once_a_step(program):

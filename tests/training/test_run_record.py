@@ -27,34 +27,20 @@ with run_record.locked(sys.argv[1]):
 """
 
 
-@pytest.fixture
-def holder(tmp_path):
-    """Another process that holds the workdir `run`."""
-    argv = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
-    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-def test_of_two_processes_one_holds_the_workdir_until_it_is_killed(holder, tmp_path, monkeypatch):
+def test_of_two_processes_one_holds_the_workdir_until_it_ends(tmp_path, monkeypatch):
     workdir = str(tmp_path / "run")
-    monkeypatch.setattr(run_record, "PATIENCE", 0.0)
-    assert run_record.is_running(workdir)
-    with pytest.raises(config.ConfigError, match=rf"run is in use by process {holder.pid} on \S+ since 20"), run_record.locked(workdir):
-        pass
-    holder.kill()
-    holder.wait()
+    argv = [sys.executable, "-c", HOLDER, workdir]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n" and run_record.is_running(workdir)
+        monkeypatch.setattr(run_record, "PATIENCE", 0.0)
+        with pytest.raises(config.ConfigError, match=rf"run is in use by process {holder.pid} on \S+ since 20"), run_record.locked(workdir):
+            pass
+        monkeypatch.setattr(run_record, "PATIENCE", 120.0)
+        holder.stdin.close()
+        with run_record.locked(workdir):
+            text = (tmp_path / "run" / "run.lock").read_text()
+            assert text.startswith(f"process {os.getpid()} on "), "although the holder before removed its empty folder"
     assert not run_record.is_running(workdir)
-    with run_record.locked(workdir):
-        assert (tmp_path / "run" / "run.lock").read_text().startswith(f"process {os.getpid()} on ")
-
-
-def test_a_process_that_is_just_ending_is_waited_for(holder, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_record, "PATIENCE", 120.0)
-    holder.stdin.close()
-    with run_record.locked(str(tmp_path / "run")):
-        assert (tmp_path / "run" / "run.lock").exists(), "although the holder before removed its empty folder"
 
 
 def test_a_workdir_that_stays_empty_is_removed_and_others_are_not(tmp_path):
@@ -98,27 +84,19 @@ def test_other_settings_are_refused_and_free_ones_are_listed(tmp_path):
     assert "CPU cores: 99 -> " in run_record.changes_since_last_start(str(tmp_path), experiment)[0]
 
 
-@pytest.mark.parametrize("lost", ["missing", "empty", "without steps"])
-def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(text, uninterrupted, tmp_path, lost):
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(text, uninterrupted, tmp_path):
     workdir = pathlib.Path(shutil.copytree(uninterrupted, tmp_path / "run"))
     shutil.rmtree(workdir / "checkpoints")
-    if lost != "missing":
-        (workdir / "checkpoints").mkdir()
-    if lost == "without steps":
-        (workdir / "checkpoints" / "5.orbax-checkpoint-tmp").mkdir()
     before = checkpoint_folders.content(workdir)
-    done = call("train", *training(text, workdir))
-    assert done.status == 2 and f"{workdir}/checkpoints has no checkpoint any more" in done.stderr
-    assert checkpoint_folders.content(workdir) == before
-
-
-def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(text, tmp_path):
-    assert call("train", *training(text, tmp_path / "run", "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0")).status == 0
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    lines = [line for line in metrics(tmp_path / "run") if "loss" in line]
-    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    done = call("train", *training(text, tmp_path / "run", "--gin.TRAIN_STEPS=2", "--gin.Run.rank_every=0"))
-    assert done.status == 0 and [line["loss"] for line in metrics(tmp_path / "run")[:2]] == [line["loss"] for line in lines]
+    for folder in (None, "checkpoints", "checkpoints/5.orbax-checkpoint-tmp"):
+        if folder:
+            (workdir / folder).mkdir()
+        done = call("train", *training(text, workdir))
+        assert done.status == 2 and f"{workdir}/checkpoints has no checkpoint any more" in done.stderr
+        assert checkpoint_folders.content(workdir) == before
+    lines = [line for line in metrics(workdir) if "loss" in line]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(line | {"checkpoint": None}) + "\n" for line in lines))
+    run_record.check_checkpoints(str(workdir))  # it was killed before its first one
 
 
 def test_a_vocabulary_that_is_not_the_run_s_is_refused_by_its_readers(text, uninterrupted, tmp_path):
@@ -132,7 +110,7 @@ def test_a_vocabulary_that_is_not_the_run_s_is_refused_by_its_readers(text, unin
         assert done.status == 2 and f"{workdir}/vocabulary is not" in done.stderr, (command, done.stderr)
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1.0}', "\x00\x00"])
+@pytest.mark.parametrize("line", ["{", '{"loss": 1.0}'])
 def test_damaged_metrics_are_named_by_their_line_before_anything_is_changed(text, tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     before = checkpoint_folders.content(tmp_path)

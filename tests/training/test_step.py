@@ -9,6 +9,7 @@ import pytest
 from testing import mesh_of
 
 from maelm_jax import config
+from maelm_jax.model import keys
 from maelm_jax.pretraining import objective as objectives
 from maelm_jax.training import optimizers, sharding, step
 
@@ -62,8 +63,8 @@ def single():
 
 
 @pytest.mark.parametrize("mesh", [(2, 2, 2), *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ((8, 1, 1), (1, 4, 2), (1, 1, 4)))], ids=str)
-def test_any_mesh_gives_the_same_losses(single, mesh):
-    ours, state = run(experiment(mesh))
+def test_any_mesh_and_two_microbatches_give_the_same_losses(single, mesh):
+    ours, state = run(experiment(mesh, accumulate=2))
     for a, b in zip(ours, single[0], strict=True):
         assert a["count"] == b["count"], "other masks were drawn"
         for name in ("loss", "accuracy", "grad_norm"):
@@ -90,22 +91,17 @@ def test_a_mesh_gives_the_same_losses_of_other_layers_and_optimizers(changes, to
             assert abs(a[name] - b[name]) <= tolerance * b[name], name
 
 
-@pytest.mark.parametrize("kind", ["rbg", pytest.param("unsafe_rbg", marks=pytest.mark.slow)])
-def test_the_kind_of_random_key_that_jax_is_asked_for_changes_nothing(single, kind):
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_the_kind_of_random_key_that_jax_is_asked_for_changes_nothing(kind):
+    expected = keys.make_stream_key(3, keys.TRAIN_STREAM)
     with jax.default_prng_impl(kind):
-        assert run(experiment())[0] == single[0]
-
-
-def test_accumulation_is_the_whole_batch():
-    whole, parts = (run(experiment(accumulate=n)) for n in (1, 4))
-    for a, b in zip(parts[0], whole[0], strict=True):
-        assert a["count"] == b["count"]
-        assert abs(a["loss"] - b["loss"]) < 1e-5 * b["loss"] and abs(a["grad_norm"] - b["grad_norm"]) < 1e-4 * b["grad_norm"]
+        found = keys.make_stream_key(3, keys.TRAIN_STREAM)
+    assert found.dtype == expected.dtype and (jax.random.key_data(found) == jax.random.key_data(expected)).all()
 
 
 def test_every_parameter_has_one_rule(single):
-    for keys, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
-        sharding.partition_spec(sharding.parameter_path(keys))
+    for path, _ in jax.tree_util.tree_leaves_with_path(single[1].params):
+        sharding.partition_spec(sharding.parameter_path(path))
     with pytest.raises(config.RunError, match="matches 0"):
         sharding.partition_spec("encoder/blocks/attention/query/kernels")
 
