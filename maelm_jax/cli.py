@@ -162,11 +162,12 @@ def _check_recorded_code(run: str, experiment: config.Experiment, bindings: list
 def encoder_arguments(
     flags: argparse.ArgumentParser, argv: typing.Sequence[str]
 ) -> argparse.Namespace:
-    """Parses `argv` of a command that reads an encoder and no settings.
+    """Parses `argv` of a command that reads an encoder and no settings. Adds the flag --step.
 
-    Raises:
-        ConfigError: A flag is wrong, --workdir is missing, or a setting is given.
+    Raises ConfigError if a flag is wrong, --workdir is missing, or a setting is given.
     """
+    step = "the checkpoint's step; default the newest"
+    flags.add_argument("--step", type=whole_number(0), metavar="N", help=step)
     args, bindings = arguments(flags, argv)
     if not args.workdir:
         raise ConfigError("give --workdir=PATH: a workdir, an export or a folder of transformers")

@@ -33,12 +33,6 @@ def main(argv: list[str]) -> int:
     dtype = "of the computation; default that of the run, or float32"
     flags.add_argument("--dtype", choices=("float32", "bfloat16"), help=dtype)
     flags.add_argument(
-        "--step",
-        type=cli.whole_number(0),
-        metavar="N",
-        help="the checkpoint's step; default the newest",
-    )
-    flags.add_argument(
         "--max_length",
         type=cli.whole_number(3),
         metavar="N",

@@ -64,12 +64,6 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
     flags.add_argument(
-        "--step",
-        type=cli.whole_number(0),
-        metavar="N",
-        help="the checkpoint's step; default the newest",
-    )
-    flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
         help="compare with JAX on real text; default: where PyTorch is installed",
