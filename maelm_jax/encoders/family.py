@@ -363,7 +363,7 @@ class Family:
         tensors: layouts.Tensors,
         model: config.Model,
         pad: int,
-        shapes: dict[str, tuple[int, ...]],
+        shapes: layouts.Shapes,
         folder: str,
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.

@@ -295,7 +295,8 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
-        tensors, shapes = weight_files.read_folder(folder), _parameter_shapes(model, rows)
+        tensors = weight_files.read_folder(folder)
+        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
         params = stock.import_params(tensors, model, pad, shapes, str(folder))
         return params | (decoder_file.read_params(folder) if decoder else {})
 
@@ -323,7 +324,8 @@ def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
     def read_tensors():
-        return published.import_params(stored.tensors, _parameter_shapes(model, rows), str(file))
+        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
+        return published.import_params(stored.tensors, model, shapes, str(file))
 
     return EncoderSource(
         path=str(file),
@@ -353,23 +355,18 @@ def _make_model(settings: dict[str, typing.Any], path: str) -> config.Model:
         ) from error
 
 
-def _check_shapes(
-    params: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], checkpoint_name: str
-):
+def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpoint_name: str):
     """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
     A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
     stored = {path: value.shape for path, value in params.items()}
-    is_fine_tuned = any(path.split("/")[0] in sharding.TASK_HEADS for path in stored)
-    faults = [
-        f"{path} is {stored.get(path, 'missing')} in the checkpoint, "
-        f"{shapes.get(path, 'no parameter')} by the settings"
-        for path in sorted({*stored, *shapes})
-        if stored.get(path) != shapes.get(path)
-        and (path.startswith("encoder/") or not is_fine_tuned)
-    ]
-    if faults:
+    if any(path.split("/")[0] in sharding.TASK_HEADS for path in stored):
+        stored, shapes = (
+            {path: shape for path, shape in part.items() if path.startswith("encoder/")}
+            for part in (stored, shapes)
+        )
+    if faults := layouts.compare_shapes(stored, shapes):
         raise config.ConfigError(
             f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
             f"{layouts.list_faults(faults)}"
@@ -377,7 +374,7 @@ def _check_shapes(
 
 
 @functools.lru_cache(maxsize=4)
-def _parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(model: config.Model, vocabulary_size: int) -> layouts.Shapes:
     """Returns {path: shape} of the parameters of a model."""
     special = config.SpecialIds.of_size(vocabulary_size)
     _, init = maelm.create(model, vocabulary_size, special)

@@ -225,7 +225,7 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
 def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     """Compares the tensors of model.pt with the parameters. The reference's code is not run."""
     stored = weight_files.read_pytorch(folder / "model.pt")["model"]
-    written = published.to_reference(encoder.params, encoder.vocabulary.size)
+    written = published.to_reference(encoder.params, encoder.model, encoder.vocabulary.size)
     if not all(np.array_equal(stored.get(name), value) for name, value in written.items()):
         raise config.RunError(
             "verification failed: torch.load reads other tensors than were written; nothing was "
