@@ -6,7 +6,6 @@ It reads the folder with the library that the export format is for: torch, and t
 
 import collections.abc
 import dataclasses
-import importlib.util
 import json
 import pathlib
 import typing
@@ -35,15 +34,6 @@ class Report(typing.NamedTuple):
     subject: str
     largest_difference: float
     largest_value: float
-
-
-def find_missing_library(format: str) -> str:
-    """Returns a library that verifies an export format and is not installed, or ""."""
-    needed = {"torch": "PyTorch"}
-    if format == "huggingface":
-        needed["transformers"] = "transformers"
-    missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
-    return missing[0] if missing else ""
 
 
 def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
@@ -130,14 +120,18 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
             return torch.stack((outputs.start_logits, outputs.end_logits), -1)
         return outputs.logits
 
-    def predict(ids, masked):
-        return compute_logits(torch.where(masked, encoder.vocabulary.mask, ids))
-
-    if name.endswith("MaskedLM"):
-        return [*reports, _compare_masked(name, predict, rows, encoder)]
-    by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
-    theirs = _run_torch(compute_logits, rows[:HEAD_LINES], pad, by_token)
-    ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
+    rows = rows[:HEAD_LINES]
+    if name.endswith("MaskedLM"):  # every seventh token is masked
+        ends, mask_id = (encoder.vocabulary.bos, encoder.vocabulary.eos), encoder.vocabulary.mask
+        masks = [(np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends) for row in rows]
+        masked = [np.where(mask, mask_id, row) for row, mask in zip(rows, masks, strict=True)]
+        theirs = _run_torch(compute_logits, [row.tolist() for row in masked], pad)
+        theirs = [logits[mask] for logits, mask in zip(theirs, masks, strict=True)]
+        ours = encoder.masked_logits(rows, [mask.tolist() for mask in masks])
+    else:
+        by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
+        theirs = _run_torch(compute_logits, rows, pad, by_token)
+        ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
     return [*reports, _compare(f"logits of {name}", theirs, ours)]
 
 
@@ -178,25 +172,6 @@ def _run_torch(
         for value, row in zip(computed, part, strict=True):
             results.append(value[: len(row)] if by_token else value)
     return results
-
-
-def _compare_masked(
-    name: str, predict: collections.abc.Callable, rows: Rows, encoder: Encoder
-) -> Report:
-    """Compares the logits at every seventh token of the first lines, which is masked.
-
-    `predict` maps ids and masked [1, tokens] to [1, tokens, vocabulary] with PyTorch.
-    """
-    import torch
-
-    rows, ends = rows[:HEAD_LINES], (encoder.vocabulary.bos, encoder.vocabulary.eos)
-    masks = [((np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends)).tolist() for row in rows]
-    with torch.no_grad():
-        theirs = [
-            predict(torch.tensor([row]), torch.tensor([mask])).numpy()[0][mask]
-            for row, mask in zip(rows, masks, strict=True)
-        ]
-    return _compare(f"logits of {name}", theirs, encoder.masked_logits(rows, masks))
 
 
 def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:

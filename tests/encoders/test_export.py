@@ -1,7 +1,7 @@
 """The command `export`: formats, the card, what it refuses, and that nothing half-written is left. No PyTorch needed unless it says so."""
 
 import dataclasses
-import errno
+import importlib.util
 import json
 import pathlib
 import re
@@ -17,7 +17,7 @@ from testing import ROOT, call, flatten
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, family, published, source, verify
+from maelm_jax.encoders import card, encoder, family, published, source
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
@@ -127,9 +127,9 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
 
 @pytest.mark.parametrize("missing,named", [(("torch", "transformers"), "PyTorch"), (("transformers",), "transformers")])
 def test_verification_without_a_library_says_how_to_get_it(workdirs, tmp_path, monkeypatch, missing, named):
-    original, libraries = verify.importlib.util.find_spec, ("torch", "transformers")
-    found = {name: None if name in missing else object() for name in libraries}  # whatever is installed here
-    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name, *more: found[name] if name in found else original(name, *more))
+    original = importlib.util.find_spec
+    found = {name: None if name in missing else object() for name in ("torch", "transformers")}  # whatever is installed here
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: found[name] if name in found else original(name, *more))
     with pytest.raises(config.ConfigError, match=f"{named}.*pip install torch"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
