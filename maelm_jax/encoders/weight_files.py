@@ -79,14 +79,6 @@ def write_safetensors(path: str | os.PathLike, tensors: Tensors, **metadata: str
     safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
 
 
-def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Reads the metadata of a .safetensors file."""
-    import safetensors
-
-    with safetensors.safe_open(path, framework="np") as file:
-        return file.metadata()
-
-
 def _read_pytorch_weights(path: pathlib.Path) -> dict[str, np.ndarray]:
     content = read_pytorch(path)
     if not isinstance(content, dict):
