@@ -112,9 +112,8 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
 
 def check_output(output: str | os.PathLike):
     """Raises ConfigError if no folder can be written at `output`."""
+    storage.require_local(os.fspath(output))
     target = pathlib.Path(output).expanduser()
-    if target.parts[:1] in (("gs:",), ("s3:",)):
-        raise config.ConfigError(f"{output} is in a bucket. Give a folder of this machine")
     is_empty_folder = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty_folder:
         raise config.ConfigError(f"{output} exists. Remove it, or give another folder")

@@ -120,27 +120,19 @@ def export_tensors(
     """
     values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
-        value = _exported_value(params, mapping, vocabulary_size)
-        values.setdefault(mapping.name, []).append(value)
+        value = params[mapping.path]
+        if mapping.layer is not None:
+            value = value[mapping.layer]
+        if mapping.path in VOCABULARY:
+            value = value[:vocabulary_size]
+        if mapping.offset:
+            unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
+            value = np.concatenate([unused, value])
+        values.setdefault(mapping.name, []).append(value.T if mapping.transposed else value)
     return {
         name: np.concatenate(parts) if len(parts) > 1 else parts[0]
         for name, parts in values.items()
     }
-
-
-def _exported_value(
-    params: dict[str, np.ndarray], mapping: TensorMapping, vocabulary_size: int
-) -> np.ndarray:
-    """Returns the tensor of `mapping`, or its part of the tensor."""
-    value = params[mapping.path]
-    if mapping.layer is not None:
-        value = value[mapping.layer]
-    if mapping.path in VOCABULARY:
-        value = value[:vocabulary_size]
-    if mapping.offset:
-        unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
-        value = np.concatenate([unused, value])
-    return value.T if mapping.transposed else value
 
 
 def import_tensors(
@@ -204,6 +196,14 @@ def _expected_shape(mapping: TensorMapping, shape: tuple[int, ...]) -> tuple[int
 def _describe_fault(value: np.ndarray | None, shape: tuple[int, ...]) -> str:
     """Returns what is wrong with a tensor that must have `shape`, in words; "" if nothing is."""
     if value is None:
+        return "is missing"
+    if tuple(value.shape) != shape:
+        return f"has shape {tuple(value.shape)}, expected {shape}"
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_finite = np.isfinite(value.astype(np.float32, copy=False)).all()
+    return "" if is_finite else "holds numbers that are not finite"
+
+
 def unpad_shapes(shapes: Shapes, rows: int) -> Shapes:
     """Returns the shapes with tables over the vocabulary that have `rows` rows."""
     return shapes | {path: (rows, *shapes[path][1:]) for path in VOCABULARY if path in shapes}
@@ -216,14 +216,6 @@ def compare_shapes(shapes: Shapes, expected: Shapes) -> list[str]:
         for path in sorted({*shapes, *expected})
         if shapes.get(path) != expected.get(path)
     ]
-
-
-        return "is missing"
-    if tuple(value.shape) != shape:
-        return f"has shape {tuple(value.shape)}, expected {shape}"
-    with np.errstate(over="ignore", invalid="ignore"):
-        is_finite = np.isfinite(value.astype(np.float32, copy=False)).all()
-    return "" if is_finite else "holds numbers that are not finite"
 
 
 def list_faults(faults: list[str]) -> str:

@@ -53,11 +53,8 @@ def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     return _verify_tensors(folder, encoder)
 
 
-def sample_texts(count: int = 60) -> list[str]:
-    """Returns the texts of the comparison, with `count` or a few more lines of growing length.
-
-    The last two have more tokens than LONGEST_LINE.
-    """
+def sample_texts() -> list[str]:
+    """Returns the texts of the comparison. The last two have more tokens than LONGEST_LINE."""
     from pydoc_data import topics
 
     lines = [
@@ -67,16 +64,9 @@ def sample_texts(count: int = 60) -> list[str]:
         if line.strip()
     ]
     text = " ".join(lines)
-    starts = range(0, len(text), len(text) // count)
+    starts = range(0, len(text), len(text) // 60)
     growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
     return [SENTENCE, *tokenizer.HARD_TEXTS, *growing, text[:40_000], text[50_000:90_000]]
-
-
-def _encode_samples(encoder: Encoder) -> Rows:
-    """Returns the ids of the sample texts, cut at the last position or at LONGEST_LINE."""
-    length = min(encoder.model.max_positions, LONGEST_LINE)
-    encoded = encoder.vocabulary.encode_batch(sample_texts())
-    return dataclasses.replace(encoder, length=length).add_ends(encoded)
 
 
 def _compare(subject: str, theirs: list[np.ndarray], ours: list[np.ndarray]) -> Report:
@@ -100,7 +90,9 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     transformers.utils.logging.disable_progress_bar()
     if (folder / "tokenizer.json").is_file():
         _compare_tokenizer(folder, encoder)
-    rows, pad = _encode_samples(encoder), encoder.vocabulary.pad
+    length, pad = min(encoder.model.max_positions, LONGEST_LINE), encoder.vocabulary.pad
+    encoded = encoder.vocabulary.encode_batch(sample_texts())
+    rows = dataclasses.replace(encoder, length=length).add_ends(encoded)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
     def compute_states(ids):

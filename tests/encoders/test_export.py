@@ -326,9 +326,8 @@ def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
     loaded.save_pretrained(tmp_path / "out")
     with pytest.raises(config.ConfigError, match="out exists"):
         loaded.save_pretrained(tmp_path / "out")
-    for bucket in ("gs://bucket/out", "s3://bucket/out", pathlib.Path("gs://bucket/out")):
-        with pytest.raises(config.ConfigError, match="bucket"):
-            loaded.save_pretrained(bucket)
+    with pytest.raises(config.ConfigError, match="gs://bucket/out"):
+        loaded.save_pretrained("gs://bucket/out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
