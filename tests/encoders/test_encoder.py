@@ -59,6 +59,10 @@ def test_a_server_compiles_eight_shapes_at_most():
     assert len(shapes) <= 8
 
 
+def test_a_row_holds_a_text_of_any_length():
+    assert [inference.row_length(longest) for longest in (32, 33, 512, 513, 1025, 20_000)] == [64, 256, 1024, 1024, 2048, 32_768]
+
+
 # Vectors.
 
 
