@@ -127,8 +127,8 @@ def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]
     which may be removed.
 
     Raises:
-        ConfigError: `check_output` fails, at the start or at the end.
-        OSError: The disk is full.
+        ConfigError: `check_output` fails.
+        OSError: The disk is full, or `output` is no empty folder any more.
     """
     check_output(output)
     target = pathlib.Path(output).expanduser().resolve()  # a link stays a link
@@ -144,5 +144,4 @@ def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]
             if "No space left" in str(error):  # libraries do not say where
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output)) from error
             raise
-        check_output(output)
         folder.rename(target)
