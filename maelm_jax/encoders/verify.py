@@ -25,7 +25,6 @@ HEAD_LINES = 8  # lines whose logits are compared
 # Tokens of a compared line. The attention scores of 8 lines of 8192 tokens would need 26 GB.
 LONGEST_LINE = 1024
 LINES_AT_A_TIME = 8
-Rows = list[list[int]]  # the ids of lines
 
 
 class Report(typing.NamedTuple):
@@ -145,7 +144,7 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
 
 
 def _run_torch(
-    run: collections.abc.Callable, rows: Rows, pad: int, by_token: bool = True
+    run: collections.abc.Callable, rows: list[list[int]], pad: int, by_token: bool = True
 ) -> list[np.ndarray]:
     """Returns what a function of PyTorch computes for each line, a few lines at a time.
 

@@ -129,14 +129,11 @@ def test_a_config_json_that_is_none_is_one_line(copy_export, tmp_path, content):
     assert str(folder) in one_line(error)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_file_is_named(copy_export, tmp_path, file):
-    folder = copy_export("mpnet", tmp_path / "out")
-    (folder / "sentencepiece.model").unlink()
-    content = (folder / file).read_bytes()
-    (folder / file).write_bytes(content[: len(content) // 2])
-    with pytest.raises(config.ConfigError, match=file) as error:
-        read_params(folder)
+def test_a_damaged_file_is_named(copy_export, tmp_path):
+    file = copy_export("mpnet", tmp_path / "out") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:10_000])
+    with pytest.raises(config.ConfigError, match=r"model\.safetensors") as error:
+        read_params(file.parent)
     one_line(error)
 
 
@@ -192,10 +189,7 @@ def edited(workdirs, tmp_path):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32), expected (1, 32, 32)"),
         ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48), expected (2, 32, 64)"),
-        ({"heads": 2}, "encoder/relative_bias/table is (64, 4), expected (64, 2)"),
-        ({"decoder_layers": 1}, "decoder/blocks"),
         ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4), expected no parameter"),
         ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing"),
     ],

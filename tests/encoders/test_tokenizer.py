@@ -137,17 +137,6 @@ def make_wordpiece(words, special, unknown="[UNK]", **normalizer) -> library.Tok
     return made
 
 
-def test_tokens_that_a_user_added_are_tokens_and_those_of_the_model_text(marked, tmp_path):
-    marked.save(str(tmp_path / "tokenizer.json"))
-    loaded = vocabularies.load(tmp_path)
-    for text in ("The [E1] cabinet [/E1] was led.", "a covid19x case", "[E1]a[/E1]"):
-        assert loaded.encode(text) == marked.encode(text, add_special_tokens=False).ids, text
-    assert not {loaded.mask, loaded.eos} & set(loaded.encode("a [MASK] b [SEP] c"))
-    tokenizer.write(tmp_path / "..", loaded, 48, MPNET.pair)
-    exported = library.Tokenizer.from_file(str(tmp_path / ".." / "tokenizer.json"))
-    assert exported.encode("The [E1] cabinet").ids[1:-1] == loaded.encode("The [E1] cabinet")
-
-
 def find_difference(stock: library.Tokenizer, vocabulary, texts=()) -> str | None:
     def encode(text: str, split_special_tokens: bool) -> list[int]:
         stock.encode_special_tokens = split_special_tokens
