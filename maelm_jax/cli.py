@@ -67,6 +67,12 @@ def whole_number(least: int) -> collections.abc.Callable[[str], int]:
     return parse_number
 
 
+def add_step_flag(flags: argparse.ArgumentParser):
+    """Adds the flag that chooses a checkpoint of --workdir."""
+    step = "the checkpoint's step; default the newest"
+    flags.add_argument("--step", type=whole_number(0), metavar="N", help=step)
+
+
 def add_process_flags(flags: argparse.ArgumentParser):
     """Adds the flags of a command that may run as several processes (training/distributed.py)."""
     group = flags.add_argument_group(

@@ -24,6 +24,7 @@ from maelm_jax import cli, config, storage
 def main(argv: list[str]) -> int:
     """Runs the command with these arguments. Returns the exit status."""
     flags = cli.parser(__doc__, reads_settings=False)
+    cli.add_step_flag(flags)
     flags.add_argument(
         "--input", required=True, metavar="FILE", help="UTF-8 text, a line an embedding"
     )
@@ -32,12 +33,6 @@ def main(argv: list[str]) -> int:
     flags.add_argument("--normalize", action="store_true", help="divide each vector by its length")
     dtype = "of the computation; default that of the run, or float32"
     flags.add_argument("--dtype", choices=("float32", "bfloat16"), help=dtype)
-    flags.add_argument(
-        "--step",
-        type=cli.whole_number(0),
-        metavar="N",
-        help="the checkpoint's step; default the newest",
-    )
     flags.add_argument(
         "--max_length",
         type=cli.whole_number(3),

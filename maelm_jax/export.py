@@ -16,6 +16,7 @@ folder back and compares it with JAX on real text. If the two differ, it writes 
 """
 
 import argparse
+import importlib.util
 import pathlib
 
 from maelm_jax import cli, config
@@ -63,12 +64,7 @@ def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__, reads_settings=False)
     flags.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     flags.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="default huggingface")
-    flags.add_argument(
-        "--step",
-        type=cli.whole_number(0),
-        metavar="N",
-        help="the checkpoint's step; default the newest",
-    )
+    cli.add_step_flag(flags)
     flags.add_argument(
         "--verify",
         action=argparse.BooleanOptionalAction,
@@ -82,16 +78,20 @@ def _why_unverified(verify_flag: bool | None, format: str) -> str:
 
     Raises ConfigError if --verify is given and a library is not installed.
     """
-    from maelm_jax.encoders import verify, weight_files
+    from maelm_jax.encoders import weight_files
 
     if verify_flag is False:
         return "--no-verify was given"
-    missing = verify.find_missing_library(format)
-    if missing and verify_flag:
-        raise config.ConfigError(
-            f"--verify needs {missing}, which is not installed here: {weight_files.INSTALL}"
-        )
-    return f"{missing} is not installed ({weight_files.INSTALL})" if missing else ""
+    libraries = {"torch": "PyTorch"}
+    if format == "huggingface":
+        libraries["transformers"] = "transformers"
+    for module, name in libraries.items():
+        if importlib.util.find_spec(module) is None:
+            reason = f"{name} is not installed ({weight_files.INSTALL})"
+            if verify_flag:
+                raise config.ConfigError(f"--verify: {reason}")
+            return reason
+    return ""
 
 
 def command():

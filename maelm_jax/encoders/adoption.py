@@ -49,11 +49,10 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
     if model.decoder_layers and settings["decoder_layers"] and model.has_plain_decoder:
         fields += config.field_names(config.Model, part="decoder")
     adopted = {name: value for name, value in settings.items() if name in fields}
-    if adopted.get("positions") == "rotary":
-        adopted["decoder_relative_bias"] = False
-    adopted = keep_raised(adopted, model)
-    length, is_rotary = experiment.corpus.sequence_length, adopted.get("positions") == "rotary"
-    if not is_rotary:
+    length, is_rotary = experiment.corpus.sequence_length, adopted["positions"] == "rotary"
+    if is_rotary:
+        adopted = keep_raised(adopted, model) | {"decoder_relative_bias": False}
+    else:
         adopted["max_positions"] = max(adopted["max_positions"], length)
     changes = [
         f"Model.{name}: {getattr(model, name)!r} -> {value!r}"
@@ -86,9 +85,8 @@ def adopt_settings(experiment: config.Experiment, encoder_source: EncoderSource)
 def keep_raised(encoder: dict[str, typing.Any], model: config.Model) -> dict[str, typing.Any]:
     """Returns the settings of an encoder with those that are larger in the run's model.
 
-    Args:
-        encoder: {field of config.Model: value} that a run takes over.
-        model: The run's own settings. RAISED of them count if the encoder has rotary positions.
+    `encoder` is {field of config.Model: value} that a run takes over. RAISED of `model`, the run's
+    own settings, count if the encoder has rotary positions.
     """
     names = RAISED if encoder.get("positions") == "rotary" else ()
     return encoder | {name: max(encoder[name], getattr(model, name)) for name in names}
@@ -131,22 +129,20 @@ def load_params(
     resize = "head/resize/kernel"
     if np.shape(values.get(resize)) != np.shape(fresh_params.get(resize)):
         loaded.discard("head")  # the source's head reads states of another width
-    result, faults = dict(fresh_params), []
-    for path in sorted({*fresh_params, *values}):
-        if path.split("/")[0] not in loaded:
-            continue
-        given = values[path].shape if path in values else "missing"
-        expected = fresh_params[path].shape if path in fresh_params else "no parameter"
-        if path in layouts.VOCABULARY:
-            expected = (vocabulary_size, *expected[1:])
-        if given != expected:
-            faults.append(f"{path} is {given} there, {expected} here")
-        else:
-            result[path] = shard_like(fresh_params[path], values[path])
-    if faults:
-        faults = layouts.list_faults(faults)
-        raise config.ConfigError(f"{source_path} does not fit this model: {faults}")
-    tree = traverse_util.unflatten_dict(result, sep="/")
+    values = {path: value for path, value in values.items() if path.split("/")[0] in loaded}
+    shapes = {path: value.shape for path, value in values.items()}
+    expected = {
+        path: parameter.shape
+        for path, parameter in fresh_params.items()
+        if path.split("/")[0] in loaded
+    }
+    expected = layouts.unpad_shapes(expected, vocabulary_size)
+    if faults := layouts.compare_shapes(shapes, expected):
+        raise config.ConfigError(
+            f"{source_path} does not fit this model: {layouts.list_faults(faults)}"
+        )
+    sharded = {path: shard_like(fresh_params[path], value) for path, value in values.items()}
+    tree = traverse_util.unflatten_dict(fresh_params | sharded, sep="/")
     return LoadedParams(tree, sorted(modules - loaded), sorted(stored - modules))
 
 

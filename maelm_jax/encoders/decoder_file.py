@@ -1,13 +1,11 @@
-"""Writes and reads what a stock class has no place for: the decoder of MAE-LM, and its head.
+"""The file of what a stock class has no place for: the decoder of MAE-LM, and its head.
 
-They are in a file beside the weights of the encoder. transformers does not read it.
+It is beside the weights of the encoder. transformers does not read it.
 """
 
 import json
 import pathlib
 import typing
-
-import numpy as np
 
 from maelm_jax import config, storage
 from maelm_jax.encoders import weight_files
@@ -51,16 +49,14 @@ def write(folder: pathlib.Path, encoder: "Encoder"):
 def read_settings(folder: pathlib.Path) -> DecoderSettings | None:
     """Reads the settings in FILE; None if there is no such file.
 
-    Raises:
-        ConfigError: The file is damaged.
+    Raises ConfigError if the file is damaged.
     """
     if not (folder / FILE).is_file():
         return None
-    with storage.reading(folder / FILE):
-        metadata = weight_files.read_metadata(folder / FILE)
-        return DecoderSettings(**json.loads(metadata["settings"]))
+    import safetensors
 
-
-def read_params(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads {parameter path: float32 array} in FILE. Raises ConfigError if it is damaged."""
-    return weight_files.read_safetensors(folder / FILE)
+    with (
+        storage.reading(folder / FILE),
+        safetensors.safe_open(folder / FILE, framework="np") as file,
+    ):
+        return DecoderSettings(**json.loads(file.metadata()["settings"]))

@@ -3,7 +3,6 @@
 import collections.abc
 import dataclasses
 import functools
-import operator
 import os
 import sys
 import typing
@@ -71,7 +70,6 @@ class Encoder:
     @classmethod
     def load(cls, path: str | os.PathLike, step: int | None = None) -> "Encoder":
         """Loads an encoder as `maelm_jax.load_encoder`."""
-        step = None if step is None else operator.index(step)
         return cls.read(source.find_encoder(path, step))
 
     @classmethod
@@ -139,9 +137,13 @@ class Encoder:
             total=len(rows), unit="text", desc="embedding", mininterval=interval, disable=is_short
         ) as bar:
             for batch in inference.pack_texts(rows, self.vocabulary.pad):
-                sums = self._sum_states(batch, pooling)[: len(batch.texts)]
+                pooled = batch.segments > 0
+                if pooling == "first":
+                    pooled &= batch.positions == 0
+                sums = self._pool(batch.ids, batch.positions, batch.segments, batch.owners, pooled)
                 counts = [len(rows[number]) if pooling == "mean" else 1 for number in batch.texts]
-                vectors[batch.texts] = np.asarray(sums) / np.asarray(counts, np.float32)[:, None]
+                sums = np.asarray(sums)[: len(counts)]
+                vectors[batch.texts] = sums / np.array(counts, np.float32)[:, None]
                 bar.update(len(batch.texts))
         if normalize:
             vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -253,20 +255,13 @@ class Encoder:
         shares = np.exp(logits - logits.max(), dtype=np.float64)
         shares /= shares.sum()
         return [
-            Candidate(self._spelling(index), float(shares[index]))
+            Candidate(
+                # A special id has no text but a name.
+                self.vocabulary.decode([index]) or self.vocabulary.pieces[index],
+                float(shares[index]),
+            )
             for index in np.argsort(-shares, kind="stable")[:top]
         ]
-
-    def _spelling(self, index: int) -> str:
-        """Returns the text of one id, and of a special id its name."""
-        return self.vocabulary.decode([index]) or self.vocabulary.pieces[index]
-
-    def _sum_states(self, batch: inference.PackedBatch, pooling: Pooling) -> jax.Array:
-        """Returns the sums of the pooled states of each text, float32 [slots / 2, width]."""
-        pooled = batch.segments > 0
-        if pooling == "first":
-            pooled &= batch.positions == 0
-        return self._pool(batch.ids, batch.positions, batch.segments, batch.owners, pooled)
 
     def _compute_states(
         self, params: dict, ids: jax.Array, positions: jax.Array, segments: jax.Array
@@ -287,13 +282,15 @@ class Encoder:
 
     @functools.cached_property
     def _pool(self) -> collections.abc.Callable[..., jax.Array]:
-        """Maps ids, positions, segments, owners and pooled to sums of the pooled states."""
+        """Maps ids, positions, segments, owners and pooled to sums of the pooled states.
+
+        The result is float32 [slots / 2, width]: a text has two tokens or more.
+        """
 
         @jax.jit
         def pool(params, ids, positions, segments, owners, pooled):
             states = self._compute_states(params, ids, positions, segments)
             states = jnp.where(pooled[:, :, None], states, 0.0).reshape(-1, states.shape[2])
-            # A text has two tokens or more.
             return jax.ops.segment_sum(states, owners.reshape(-1), owners.size // 2)
 
         return functools.partial(pool, self._device_tree)
@@ -335,7 +332,7 @@ def _checked(texts: typing.Iterable) -> list[str]:
     """Returns the texts as a list. Raises ConfigError if one of them is no string."""
     if isinstance(texts, str):
         raise config.ConfigError("texts is one string: give a list, as in encode(['A text.'])")
-    checked = list(texts) if isinstance(texts, typing.Iterable) else [texts]
+    checked = list(texts)
     for number, text in enumerate(checked):
         if not isinstance(text, str):  # tokenizers joins a pair without a word
             raise config.ConfigError(

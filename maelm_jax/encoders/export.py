@@ -112,9 +112,8 @@ def _write_stock_model(folder: pathlib.Path, encoder: "Encoder") -> Written:
 
 def check_output(output: str | os.PathLike):
     """Raises ConfigError if no folder can be written at `output`."""
+    storage.require_local(os.fspath(output))
     target = pathlib.Path(output).expanduser()
-    if target.parts[:1] in (("gs:",), ("s3:",)):
-        raise config.ConfigError(f"{output} is in a bucket. Give a folder of this machine")
     is_empty_folder = target.is_dir() and not any(target.iterdir())
     if target.exists() and not is_empty_folder:
         raise config.ConfigError(f"{output} exists. Remove it, or give another folder")
@@ -128,8 +127,8 @@ def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]
     which may be removed.
 
     Raises:
-        ConfigError: `check_output` fails, at the start or at the end.
-        OSError: The disk is full.
+        ConfigError: `check_output` fails.
+        OSError: The disk is full, or `output` is no empty folder any more.
     """
     check_output(output)
     target = pathlib.Path(output).expanduser().resolve()  # a link stays a link
@@ -145,5 +144,4 @@ def write_atomically(output: str | os.PathLike) -> typing.Iterator[pathlib.Path]
             if "No space left" in str(error):  # libraries do not say where
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(output)) from error
             raise
-        check_output(output)
         folder.rename(target)

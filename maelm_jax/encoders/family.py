@@ -109,9 +109,6 @@ class ClassifierStyle(typing.NamedTuple):
     transforms_tokens: bool = False
 
 
-TANH_CLASSIFIER = ClassifierStyle()
-
-
 class LanguageHeadNames(typing.NamedTuple):
     """The names of the tensors of a stock language-model head.
 
@@ -180,10 +177,7 @@ def find_head(
 ) -> FineTunedHead | None:
     """Returns the head among the parameters {path: array}; None for a pretraining run.
 
-    `results` is the results.json of the run, which has the names of the classes.
-
-    Raises:
-        ConfigError: `results` does not hold one name for each class.
+    `results` is the results.json of the run. Raises ConfigError unless it names each class.
     """
     if "span/kernel" in params or "span/out/kernel" in params:
         return FineTunedHead(QUESTION_ANSWERING)
@@ -241,7 +235,7 @@ class Family:
     classifier_names: dict[str, str] = dataclasses.field(
         default_factory=lambda: {"dense": "classifier.dense", "out": "classifier.out_proj"}
     )
-    classifier: ClassifierStyle = TANH_CLASSIFIER
+    classifier: ClassifierStyle = dataclasses.field(default_factory=ClassifierStyle)
     fields: dict[str, str] = dataclasses.field(default_factory=lambda: BERT_FIELDS)
     fixed: dict[str, typing.Any]
     equal: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -306,10 +300,7 @@ class Family:
     # Tensors
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
-        """Returns the mappings of the encoder; the names of its stock tensors start with `prefix`.
-
-        `pad` is the id of `<pad>`.
-        """
+        """Returns the mappings of the encoder. `prefix` begins the names of its stock tensors."""
         embeddings = f"{prefix}embeddings."
         mappings = [
             TensorMapping(prefix + self.token_table, "encoder/token_embedding"),
@@ -363,14 +354,13 @@ class Family:
         tensors: layouts.Tensors,
         model: config.Model,
         pad: int,
-        shapes: dict[str, tuple[int, ...]],
+        shapes: layouts.Shapes,
         folder: str,
     ) -> dict[str, np.ndarray]:
         """Reads the encoder, and the language-model head and pooler if they are there.
 
         Other tensors outside the encoder, such as heads of fine-tuned models, are left out, and so
-        is a language-model head without its bias. `pad` is the id of `<pad>`, `shapes` is
-        {parameter path: shape} of the model.
+        is a language-model head without its bias. `shapes` are those of the model's parameters.
 
         Returns:
             {parameter path: float32 array}.

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 # Lengths of rows. A text is put into a row at least twice as long, up to 512 tokens, because then
-# others fill the rest.
+# others fill the rest. For longer texts it is the next power of two.
 LENGTHS = (64, 256, 1024)
-LONG = (1024, 2048, 4096, 8192, 16_384)  # for longer texts
 # Slots of a batch. On CPU the activations of so many stay in the cache.
 SLOTS = {"cpu": 1024}
 ACCELERATOR_SLOTS = 16_384
@@ -88,7 +87,7 @@ def pack_texts(
 def row_length(longest: int) -> int:
     """Returns the length of a row for texts of at most `longest` tokens."""
     fitting = [length for length in LENGTHS if 2 * longest <= length]
-    return min(fitting or [length for length in LONG if longest <= length])
+    return fitting[0] if fitting else max(LENGTHS[-1], 1 << (longest - 1).bit_length())
 
 
 def batch_slots() -> int:

@@ -17,6 +17,7 @@ from maelm_jax import config
 VOCABULARY = ("encoder/token_embedding", "head/bias")
 MOST_FAULTS = 8  # that one error message names
 Tensors = collections.abc.Mapping[str, np.ndarray]
+Shapes = dict[str, tuple[int, ...]]  # {parameter path: shape}
 # The settings of config.Model that make its layers BERT's.
 BERT_LAYERS = {
     "normalization": "post",
@@ -119,33 +120,25 @@ def export_tensors(
     """
     values: dict[str, list[np.ndarray]] = {}
     for mapping in mappings:
-        value = _exported_value(params, mapping, vocabulary_size)
-        values.setdefault(mapping.name, []).append(value)
+        value = params[mapping.path]
+        if mapping.layer is not None:
+            value = value[mapping.layer]
+        if mapping.path in VOCABULARY:
+            value = value[:vocabulary_size]
+        if mapping.offset:
+            unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
+            value = np.concatenate([unused, value])
+        values.setdefault(mapping.name, []).append(value.T if mapping.transposed else value)
     return {
         name: np.concatenate(parts) if len(parts) > 1 else parts[0]
         for name, parts in values.items()
     }
 
 
-def _exported_value(
-    params: dict[str, np.ndarray], mapping: TensorMapping, vocabulary_size: int
-) -> np.ndarray:
-    """Returns the tensor of `mapping`, or its part of the tensor."""
-    value = params[mapping.path]
-    if mapping.layer is not None:
-        value = value[mapping.layer]
-    if mapping.path in VOCABULARY:
-        value = value[:vocabulary_size]
-    if mapping.offset:
-        unused = np.zeros((mapping.offset, *value.shape[1:]), value.dtype)
-        value = np.concatenate([unused, value])
-    return value.T if mapping.transposed else value
-
-
 def import_tensors(
     tensors: Tensors,
     mappings: list[TensorMapping],
-    shapes: dict[str, tuple[int, ...]],
+    shapes: Shapes,
     source: str,
     tied: dict[str, str] | None = None,
 ) -> dict[str, np.ndarray]:
@@ -154,8 +147,7 @@ def import_tensors(
     Args:
         tensors: {name in the other format: array}.
         mappings: The mappings of the format.
-        shapes: {parameter path: shape} of the model. Tables over the vocabulary may have fewer
-            rows than this, all of them the same number.
+        shapes: {parameter path: shape} of the model.
         source: The file or folder, for error messages.
         tied: {name of an optional tied tensor: name of the tensor that it must equal}.
 
@@ -168,13 +160,10 @@ def import_tensors(
     """
     params: dict[str, np.ndarray] = {}
     tied = tied or {}
-    table_name = next(mapping.name for mapping in mappings if mapping.path == VOCABULARY[0])
-    token_table = tensors.get(table_name, np.zeros((0, 0)))
-    ids = token_table.shape[0] if token_table.ndim else 0
     faults = []
     for mapping in mappings:
         value = tensors.get(mapping.name)
-        if fault := _describe_fault(value, _expected_shape(mapping, shapes, ids)):
+        if fault := _describe_fault(value, _expected_shape(mapping, shapes[mapping.path])):
             faults.append(f"{mapping.name} {fault}")
             continue
         value = np.split(value, mapping.parts)[mapping.part]
@@ -184,8 +173,7 @@ def import_tensors(
         else:
             stacked = params.setdefault(mapping.path, np.empty(shapes[mapping.path], np.float32))
             stacked[mapping.layer] = value
-    unmapped = sorted(set(tensors) - {mapping.name for mapping in mappings})
-    for name in unmapped:
+    for name in sorted(set(tensors) - {mapping.name for mapping in mappings}):
         if tied.get(name) not in tensors:
             faults.append(f"{name} is not a tensor of this model")
         elif not np.array_equal(tensors[name], tensors[tied[name]]):
@@ -197,15 +185,10 @@ def import_tensors(
     return params
 
 
-def _expected_shape(
-    mapping: TensorMapping, shapes: dict[str, tuple[int, ...]], ids: int
-) -> tuple[int, ...]:
-    """Returns the shape that the tensor of `mapping` must have, if there are `ids` token rows."""
-    shape = shapes[mapping.path]
+def _expected_shape(mapping: TensorMapping, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the tensor of `mapping`, if that of the parameter is `shape`."""
     if mapping.layer is not None:
         shape = shape[1:]
-    if mapping.path in VOCABULARY and 0 < ids <= shape[0]:
-        shape = (ids, *shape[1:])
     shape = shape[::-1] if mapping.transposed else shape
     return (shape[0] * mapping.parts + mapping.offset, *shape[1:])
 
@@ -219,6 +202,20 @@ def _describe_fault(value: np.ndarray | None, shape: tuple[int, ...]) -> str:
     with np.errstate(over="ignore", invalid="ignore"):
         is_finite = np.isfinite(value.astype(np.float32, copy=False)).all()
     return "" if is_finite else "holds numbers that are not finite"
+
+
+def unpad_shapes(shapes: Shapes, rows: int) -> Shapes:
+    """Returns the shapes with tables over the vocabulary that have `rows` rows."""
+    return shapes | {path: (rows, *shapes[path][1:]) for path in VOCABULARY if path in shapes}
+
+
+def compare_shapes(shapes: Shapes, expected: Shapes) -> list[str]:
+    """Returns the differences of the shapes from those expected, in words."""
+    return [
+        f"{path} is {shapes.get(path, 'missing')}, expected {expected.get(path, 'no parameter')}"
+        for path in sorted({*shapes, *expected})
+        if shapes.get(path) != expected.get(path)
+    ]
 
 
 def list_faults(faults: list[str]) -> str:

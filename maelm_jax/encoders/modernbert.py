@@ -74,7 +74,6 @@ class ModernBert(family.Family):
         return entries | window
 
     def encoder_mappings(self, model: config.Model, pad: int, prefix: str) -> list[TensorMapping]:
-        """Returns the mappings of the encoder. `prefix` begins the names of its stock tensors."""
         mappings = [
             TensorMapping(prefix + self.token_table, "encoder/token_embedding"),
             TensorMapping(f"{prefix}embeddings.norm.weight", "encoder/norm/scale"),
@@ -89,11 +88,9 @@ class ModernBert(family.Family):
         return mappings
 
     def language_model_mappings(self) -> list[TensorMapping]:
-        """Returns the mappings of the language-model head."""
         return [*_transform_mappings("head"), TensorMapping("decoder.bias", "head/bias")]
 
     def task_head_mappings(self, task_class: str) -> list[TensorMapping]:
-        """Returns the mappings of the head of a fine-tuned model."""
         module = family.HEADS[task_class]
         return [*_transform_mappings(module), *layouts.linear("classifier", f"{module}/out")]
 

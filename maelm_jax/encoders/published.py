@@ -3,7 +3,6 @@
 `_mappings` lists the correspondence of all parameters. A tensor without a counterpart is an error.
 """
 
-import collections.abc
 import os
 import typing
 
@@ -48,29 +47,20 @@ _FIXED = (
 CONFIG = "ablations/reference_positions.gin"
 
 
-def _mappings(shapes: collections.abc.Mapping[str, tuple[int, ...]]) -> list[TensorMapping]:
-    """Returns the mappings of a model with parameters of these shapes."""
-    decoder_layers = _count_layers(shapes, "decoder")
+def _mappings(model: config.Model) -> list[TensorMapping]:
+    head = _head(model.decoder_layers)
     mappings = [
         TensorMapping(TOKENS, "encoder/token_embedding"),
-        *_stack(_ENCODER, "encoder", _count_layers(shapes, "encoder")),
-    ]
-    if decoder_layers:
-        mappings += _stack(_DECODER, "decoder", decoder_layers)
-    if "encoder/relative_bias/table" in shapes:
-        mappings.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
-    head = _head(decoder_layers)
-    return [
-        *mappings,
+        *_stack(_ENCODER, "encoder", model.layers),
         *layouts.linear(head + "dense", "head/dense"),
         *layouts.norm(head + "layer_norm", "head/norm"),
         TensorMapping(head + "bias", "head/bias"),
     ]
-
-
-def _count_layers(shapes: collections.abc.Mapping[str, tuple[int, ...]], module: str) -> int:
-    """Returns the number of layers of `module` by the {parameter path: shape} of a model."""
-    return shapes.get(f"{module}/blocks/attention/query/kernel", (0,))[0]
+    if model.decoder_layers:
+        mappings += _stack(_DECODER, "decoder", model.decoder_layers)
+    if model.relative_buckets != "none":
+        mappings.append(TensorMapping(BUCKETS, "encoder/relative_bias/table"))
+    return mappings
 
 
 def _stack(prefix: str, module: str, layers: int) -> list[TensorMapping]:
@@ -94,13 +84,11 @@ def _tied(decoder_layers: int) -> dict[str, str]:
     return dict.fromkeys(copies, TOKENS)
 
 
-def to_reference(params: dict[str, np.ndarray], vocabulary_size: int) -> dict[str, np.ndarray]:
-    """Converts parameters {path: array} to {reference name: array}.
-
-    Tied copies and the padding rows of tables over the vocabulary are left out.
-    """
-    shapes = {path: value.shape for path, value in params.items()}
-    return layouts.export_tensors(params, _mappings(shapes), vocabulary_size)
+def to_reference(
+    params: dict[str, np.ndarray], model: config.Model, vocabulary_size: int
+) -> dict[str, np.ndarray]:
+    """Converts parameters {path: array} to {reference name: array}, without tied copies."""
+    return layouts.export_tensors(params, _mappings(model), vocabulary_size)
 
 
 def check_special_ids(special: config.SpecialIds, size: int, vocabulary: str):
@@ -146,7 +134,7 @@ def write(
     }
     for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
         args[f"decoder_{name}"] = args[f"encoder_{name}"]
-    tensors = to_reference(params, vocabulary_size)
+    tensors = to_reference(params, model, vocabulary_size)
     weight_files.write_pytorch(path, tensors, _tied(model.decoder_layers), args)
     return sum(value.size for value in tensors.values())
 
@@ -177,16 +165,15 @@ def read(path: str | os.PathLike) -> Checkpoint:
 
 def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
     """Returns the fields of config.Model that the names and shapes of the tensors determine."""
-    layers = {name.rpartition("layers.")[0]: 0 for name in tensors}
-    for prefix in layers:
-        numbers = {name.split(".")[3] for name in tensors if name.startswith(f"{prefix}layers.")}
-        layers[prefix] = len(numbers)
-    settings = layouts.BERT_LAYERS | {
-        "layers": layers[_ENCODER],
-        "decoder_layers": layers.get(_DECODER, 0),
-        "decoder_relative_bias": False,
+
+    def count_layers(prefix: str) -> int:
+        start = f"{prefix}layers."
+        return len({name.split(".")[3] for name in tensors if name.startswith(start)})
+
+    settings = _FIXED | {
+        "layers": count_layers(_ENCODER),
+        "decoder_layers": count_layers(_DECODER),
         "decoder_refills_mask": True,
-        "layer_norm_eps": 1e-5,
         "width": tensors[TOKENS].shape[1],
         "max_positions": tensors[_ENCODER + "embed_positions.weight"].shape[0],
         "feed_forward": tensors[_ENCODER + "layers.0.fc1.weight"].shape[0],
@@ -199,15 +186,12 @@ def read_settings(tensors: layouts.Tensors) -> dict[str, typing.Any]:
 
 
 def import_params(
-    tensors: layouts.Tensors, shapes: dict[str, tuple[int, ...]], path: str
+    tensors: layouts.Tensors, model: config.Model, shapes: layouts.Shapes, path: str
 ) -> dict[str, np.ndarray]:
     """Converts the tensors of a checkpoint to {parameter path: float32 array}.
-
-    Tables over the vocabulary keep the number of rows of the checkpoint. `shapes` is
-    {parameter path: shape} of the model.
 
     Raises:
         ConfigError: As `layouts.import_tensors`. `path` names the file in the message.
     """
-    tied = _tied(_count_layers(shapes, "decoder"))
-    return layouts.import_tensors(tensors, _mappings(shapes), shapes, path, tied)
+    tied = _tied(model.decoder_layers)
+    return layouts.import_tensors(tensors, _mappings(model), shapes, path, tied)

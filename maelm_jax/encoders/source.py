@@ -64,8 +64,6 @@ class EncoderSource:
         experiment: The settings of a workdir; None for every other source.
         step: The step of a workdir's checkpoint; None for every other source.
         results: The results.json of a fine-tuned run; {} for every other source.
-        ignored_head: The stock class whose head is not read, or None.
-        pad: The id of padding that a stock folder's config.json states, or None.
         mask_fraction: The share of the masked positions at which the encoder read `<mask>` in
             pretraining: 0 in MAE-LM, 1 in MLM.
         renumber: `Masking.renumber` of the pretraining.
@@ -81,8 +79,6 @@ class EncoderSource:
     experiment: config.Experiment | None = None
     step: int | None = None
     results: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
-    ignored_head: str | None = None
-    pad: int | None = None
     renumber: bool = False
 
     def write_origin(self, workdir: str | os.PathLike):
@@ -101,11 +97,7 @@ class EncoderSource:
 
     @functools.cached_property
     def model(self) -> config.Model:
-        """The model of the source. What the source leaves open has the value of the defaults.
-
-        Raises:
-            ConfigError: The settings of the source and the defaults contradict each other.
-        """
+        """The model of the source. What the source leaves open has the value of the defaults."""
         if self.experiment:  # the run may have been trained on another kind of device
             return dataclasses.replace(self.experiment.model, attention_backend="auto")
         return _make_model(self.settings, self.path)
@@ -133,8 +125,6 @@ class EncoderSource:
         Raises:
             ConfigError: Weights are missing, unknown or of the wrong shape. The message lists them.
         """
-        if self.ignored_head:
-            print(f"{self.path}: the head of {self.ignored_head} is ignored")
         params = self._read_tensors()
         fields = config.field_names(config.Model, part="decoder")
         if run and any(getattr(run, name) != getattr(self.model, name) for name in fields):
@@ -153,7 +143,7 @@ class EncoderSource:
         """The vocabulary of the source, loaded once.
 
         Raises:
-            ConfigError: The source has no vocabulary, or it contradicts what the source states.
+            ConfigError: The source has no vocabulary, or a run had another one when it began.
         """
         if self.vocabulary is None:
             raise config.ConfigError(
@@ -162,13 +152,7 @@ class EncoderSource:
             )
         if self.experiment:
             return run_record.load_vocabulary(self.path)
-        vocabulary = vocabularies.load(self.vocabulary)
-        if self.pad not in (None, vocabulary.pad):
-            raise config.ConfigError(
-                f"{self.path}: config.json has pad_token_id {self.pad}, but its tokenizer pads "
-                f"with {vocabulary.pad}. Correct the one that the weights were not trained with"
-            )
-        return vocabulary
+        return vocabularies.load(self.vocabulary)
 
     def check_vocabulary(self, vocabulary: vocabularies.Vocabulary):
         """Raises ConfigError if `vocabulary` has other ids than the weights of the source."""
@@ -236,13 +220,13 @@ def find_encoder(path: str | os.PathLike, step: int | None = None) -> EncoderSou
     if (folder / "config.json").is_file():
         with storage.reading(folder / "config.json"):
             return _find_stock_folder(folder)
+    near = run_record.near(str(path))
     if folder.is_dir():
         names = ", ".join(sorted(item.name for item in folder.iterdir())[:6]) or "nothing"
         raise config.ConfigError(
             f"{path} is neither a workdir (config.gin), an exported or stock folder (config.json) "
-            f"nor a checkpoint; it holds {names}{run_record.near(str(path))}"
+            f"nor a checkpoint; it holds {names}{near}"
         )
-    near = run_record.near(str(path))
     raise config.ConfigError(f"{path}: no such file or folder{near}. Hub names are not downloaded")
 
 
@@ -295,22 +279,24 @@ def _find_stock_folder(folder: pathlib.Path) -> EncoderSource:
 
     def read_tensors():
         pad = (stock.defaults | content)["pad_token_id"]
-        tensors, shapes = weight_files.read_folder(folder), _parameter_shapes(model, rows)
+        tensors = weight_files.read_folder(folder)
+        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
         params = stock.import_params(tensors, model, pad, shapes, str(folder))
-        return params | (decoder_file.read_params(folder) if decoder else {})
+        class_name = (content.get("architectures") or ["Model"])[0]
+        if not class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining")):
+            print(f"{folder}: the head of {class_name} is ignored")
+        if decoder:
+            params |= weight_files.read_safetensors(folder / decoder_file.FILE)
+        return params
 
-    class_name = (content.get("architectures") or ["Model"])[0]
-    has_known_head = class_name.endswith(("Model", "ForMaskedLM", "BertForPreTraining"))
     return EncoderSource(
         path=str(folder),
         kind=f"{content['model_type']} folder",
         settings=settings | (decoder.model if decoder else {}),
-        vocabulary=tokenizer.choose_vocabulary(folder),
+        vocabulary=tokenizer.choose_vocabulary(folder, content.get("pad_token_id")),
         length=tokenizer.read_longest_input(folder, model.max_positions),
         mask_fraction=decoder.mask_fraction if decoder else 1.0,
         _read_tensors=read_tensors,
-        ignored_head=None if has_known_head else class_name,
-        pad=content.get("pad_token_id"),
         renumber=decoder.renumber if decoder else False,
     )
 
@@ -323,7 +309,8 @@ def _find_published(file: pathlib.Path, vocabulary: str | None) -> EncoderSource
         published.check_special_ids(loaded.special, loaded.size, vocabulary)
 
     def read_tensors():
-        return published.import_params(stored.tensors, _parameter_shapes(model, rows), str(file))
+        shapes = layouts.unpad_shapes(_parameter_shapes(model, rows), rows)
+        return published.import_params(stored.tensors, model, shapes, str(file))
 
     return EncoderSource(
         path=str(file),
@@ -353,23 +340,18 @@ def _make_model(settings: dict[str, typing.Any], path: str) -> config.Model:
         ) from error
 
 
-def _check_shapes(
-    params: dict[str, np.ndarray], shapes: dict[str, tuple[int, ...]], checkpoint_name: str
-):
+def _check_shapes(params: dict[str, np.ndarray], shapes: layouts.Shapes, checkpoint_name: str):
     """Raises ConfigError if the parameters of a workdir contradict its config.gin or vocabulary.
 
     A fine-tuned run holds only the encoder and its own head, so only the encoder is compared.
     """
     stored = {path: value.shape for path, value in params.items()}
-    is_fine_tuned = any(path.split("/")[0] in sharding.TASK_HEADS for path in stored)
-    faults = [
-        f"{path} is {stored.get(path, 'missing')} in the checkpoint, "
-        f"{shapes.get(path, 'no parameter')} by the settings"
-        for path in sorted({*stored, *shapes})
-        if stored.get(path) != shapes.get(path)
-        and (path.startswith("encoder/") or not is_fine_tuned)
-    ]
-    if faults:
+    if any(path.split("/")[0] in sharding.TASK_HEADS for path in stored):
+        stored, shapes = (
+            {path: shape for path, shape in part.items() if path.startswith("encoder/")}
+            for part in (stored, shapes)
+        )
+    if faults := layouts.compare_shapes(stored, shapes):
         raise config.ConfigError(
             f"{checkpoint_name}: config.gin or vocabulary/ contradicts the checkpoint: "
             f"{layouts.list_faults(faults)}"
@@ -377,7 +359,7 @@ def _check_shapes(
 
 
 @functools.lru_cache(maxsize=4)
-def _parameter_shapes(model: config.Model, vocabulary_size: int) -> dict[str, tuple[int, ...]]:
+def _parameter_shapes(model: config.Model, vocabulary_size: int) -> layouts.Shapes:
     """Returns {path: shape} of the parameters of a model."""
     special = config.SpecialIds.of_size(vocabulary_size)
     _, init = maelm.create(model, vocabulary_size, special)

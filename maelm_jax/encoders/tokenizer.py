@@ -369,11 +369,19 @@ def check_options(family: Family, folder: pathlib.Path):
             )
 
 
-def choose_vocabulary(folder: pathlib.Path) -> str:
-    """Returns a folder's vocabulary. transformers adds tokens to tokenizer.json only."""
-    files = vocabularies.files_in(folder)
-    sizes = [vocabularies.load(file).size for file in files]
-    return str(files[sizes.index(max(sizes))])
+def choose_vocabulary(folder: pathlib.Path, pad: int | None) -> str:
+    """Returns the file of a folder's vocabulary. transformers adds tokens to tokenizer.json only.
+
+    Raises ConfigError unless the vocabulary pads with `pad`, the id in config.json if it has one.
+    """
+    loaded = [vocabularies.load(file) for file in vocabularies.files_in(folder)]
+    largest = max(loaded, key=lambda vocabulary: vocabulary.size)
+    if pad not in (None, largest.pad):
+        raise config.ConfigError(
+            f"{folder}: config.json has pad_token_id {pad}, but its tokenizer pads with "
+            f"{largest.pad}. Correct the one that the weights were not trained with"
+        )
+    return str(folder / largest.FILE)
 
 
 def read_longest_input(folder: pathlib.Path, positions: int) -> int:

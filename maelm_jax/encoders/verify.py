@@ -6,7 +6,6 @@ It reads the folder with the library that the export format is for: torch, and t
 
 import collections.abc
 import dataclasses
-import importlib.util
 import json
 import pathlib
 import typing
@@ -26,7 +25,6 @@ HEAD_LINES = 8  # lines whose logits are compared
 # Tokens of a compared line. The attention scores of 8 lines of 8192 tokens would need 26 GB.
 LONGEST_LINE = 1024
 LINES_AT_A_TIME = 8
-Rows = list[list[int]]  # the ids of lines
 
 
 class Report(typing.NamedTuple):
@@ -35,15 +33,6 @@ class Report(typing.NamedTuple):
     subject: str
     largest_difference: float
     largest_value: float
-
-
-def find_missing_library(format: str) -> str:
-    """Returns a library that verifies an export format and is not installed, or ""."""
-    needed = {"torch": "PyTorch"}
-    if format == "huggingface":
-        needed["transformers"] = "transformers"
-    missing = [name for module, name in needed.items() if not importlib.util.find_spec(module)]
-    return missing[0] if missing else ""
 
 
 def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
@@ -63,11 +52,8 @@ def verify(format: str, folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     return _verify_tensors(folder, encoder)
 
 
-def sample_texts(count: int = 60) -> list[str]:
-    """Returns the texts of the comparison, with `count` or a few more lines of growing length.
-
-    The last two have more tokens than LONGEST_LINE.
-    """
+def sample_texts() -> list[str]:
+    """Returns the texts of the comparison. The last two have more tokens than LONGEST_LINE."""
     from pydoc_data import topics
 
     lines = [
@@ -77,16 +63,9 @@ def sample_texts(count: int = 60) -> list[str]:
         if line.strip()
     ]
     text = " ".join(lines)
-    starts = range(0, len(text), len(text) // count)
+    starts = range(0, len(text), len(text) // 60)
     growing = [text[start : start + 12 * number] for number, start in enumerate(starts)]
     return [SENTENCE, *tokenizer.HARD_TEXTS, *growing, text[:40_000], text[50_000:90_000]]
-
-
-def _encode_samples(encoder: Encoder) -> Rows:
-    """Returns the ids of the sample texts, cut at the last position or at LONGEST_LINE."""
-    length = min(encoder.model.max_positions, LONGEST_LINE)
-    encoded = encoder.vocabulary.encode_batch(sample_texts())
-    return dataclasses.replace(encoder, length=length).add_ends(encoded)
 
 
 def _compare(subject: str, theirs: list[np.ndarray], ours: list[np.ndarray]) -> Report:
@@ -110,7 +89,9 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     transformers.utils.logging.disable_progress_bar()
     if (folder / "tokenizer.json").is_file():
         _compare_tokenizer(folder, encoder)
-    rows, pad = _encode_samples(encoder), encoder.vocabulary.pad
+    length, pad = min(encoder.model.max_positions, LONGEST_LINE), encoder.vocabulary.pad
+    encoded = encoder.vocabulary.encode_batch(sample_texts())
+    rows = dataclasses.replace(encoder, length=length).add_ends(encoded)
     stock = transformers.AutoModel.from_pretrained(folder).eval()
 
     def compute_states(ids):
@@ -130,14 +111,18 @@ def _verify_stock(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
             return torch.stack((outputs.start_logits, outputs.end_logits), -1)
         return outputs.logits
 
-    def predict(ids, masked):
-        return compute_logits(torch.where(masked, encoder.vocabulary.mask, ids))
-
-    if name.endswith("MaskedLM"):
-        return [*reports, _compare_masked(name, predict, rows, encoder)]
-    by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
-    theirs = _run_torch(compute_logits, rows[:HEAD_LINES], pad, by_token)
-    ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
+    rows = rows[:HEAD_LINES]
+    if name.endswith("MaskedLM"):  # every seventh token is masked
+        ends, mask_id = (encoder.vocabulary.bos, encoder.vocabulary.eos), encoder.vocabulary.mask
+        masks = [(np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends) for row in rows]
+        masked = [np.where(mask, mask_id, row) for row, mask in zip(rows, masks, strict=True)]
+        theirs = _run_torch(compute_logits, [row.tolist() for row in masked], pad)
+        theirs = [logits[mask] for logits, mask in zip(theirs, masks, strict=True)]
+        ours = encoder.masked_logits(rows, [mask.tolist() for mask in masks])
+    else:
+        by_token = not name.endswith(family.SEQUENCE_CLASSIFICATION)
+        theirs = _run_torch(compute_logits, rows, pad, by_token)
+        ours = [_compute_task_logits(encoder, of_line) for of_line in states[:HEAD_LINES]]
     return [*reports, _compare(f"logits of {name}", theirs, ours)]
 
 
@@ -159,7 +144,7 @@ def _compare_tokenizer(folder: pathlib.Path, encoder: Encoder):
 
 
 def _run_torch(
-    run: collections.abc.Callable, rows: Rows, pad: int, by_token: bool = True
+    run: collections.abc.Callable, rows: list[list[int]], pad: int, by_token: bool = True
 ) -> list[np.ndarray]:
     """Returns what a function of PyTorch computes for each line, a few lines at a time.
 
@@ -178,25 +163,6 @@ def _run_torch(
         for value, row in zip(computed, part, strict=True):
             results.append(value[: len(row)] if by_token else value)
     return results
-
-
-def _compare_masked(
-    name: str, predict: collections.abc.Callable, rows: Rows, encoder: Encoder
-) -> Report:
-    """Compares the logits at every seventh token of the first lines, which is masked.
-
-    `predict` maps ids and masked [1, tokens] to [1, tokens, vocabulary] with PyTorch.
-    """
-    import torch
-
-    rows, ends = rows[:HEAD_LINES], (encoder.vocabulary.bos, encoder.vocabulary.eos)
-    masks = [((np.arange(len(row)) % 7 == 3) & ~np.isin(row, ends)).tolist() for row in rows]
-    with torch.no_grad():
-        theirs = [
-            predict(torch.tensor([row]), torch.tensor([mask])).numpy()[0][mask]
-            for row, mask in zip(rows, masks, strict=True)
-        ]
-    return _compare(f"logits of {name}", theirs, encoder.masked_logits(rows, masks))
 
 
 def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
@@ -225,7 +191,7 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
 def _verify_tensors(folder: pathlib.Path, encoder: Encoder) -> list[Report]:
     """Compares the tensors of model.pt with the parameters. The reference's code is not run."""
     stored = weight_files.read_pytorch(folder / "model.pt")["model"]
-    written = published.to_reference(encoder.params, encoder.vocabulary.size)
+    written = published.to_reference(encoder.params, encoder.model, encoder.vocabulary.size)
     if not all(np.array_equal(stored.get(name), value) for name, value in written.items()):
         raise config.RunError(
             "verification failed: torch.load reads other tensors than were written; nothing was "

@@ -19,8 +19,6 @@ WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"  # as transformers wrote before safetensors
 INDEX = ".index.json"  # after either name: lists the files of weights that are in several files
 INSTALL = "pip install torch==2.13.0 transformers==5.23.0"
-# Endings of names in Google's files of BERT. transformers renames them, too.
-RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 # Beginnings of the names of classes that published checkpoints hold beside their tensors: settings
 # and training state. A `_Placeholder` takes their place.
 REPLACED = (
@@ -39,7 +37,7 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
     The folder holds one .safetensors file, several with an index, or the same of an older
     pytorch_model.bin, in the order in which transformers looks for them. The names are those of
-    present transformers (RENAMED).
+    present transformers.
 
     Raises:
         ConfigError: There is no such file, or a file is damaged.
@@ -59,15 +57,9 @@ def read_folder(folder: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _rename(tensors: Tensors) -> dict[str, np.ndarray]:
-    """Returns the tensors under their names in present transformers."""
-    renamed = {}
-    for name, value in tensors.items():
-        present = name
-        for ending, new_ending in RENAMED.items():
-            if name.endswith(ending):
-                present = name.removesuffix(ending) + new_ending
-        renamed[name if present in tensors else present] = value
-    return renamed
+    """Renames what has other names in Google's files of BERT, as transformers does."""
+    scale, bias = ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")
+    return {name.replace(*scale).replace(*bias): value for name, value in tensors.items()}
 
 
 def read_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -85,14 +77,6 @@ def write_safetensors(path: str | os.PathLike, tensors: Tensors, **metadata: str
 
     contiguous = {name: np.ascontiguousarray(value, "<f4") for name, value in tensors.items()}
     safetensors.numpy.save_file(contiguous, path, metadata or {"format": "pt"})
-
-
-def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Reads the metadata of a .safetensors file."""
-    import safetensors
-
-    with safetensors.safe_open(path, framework="np") as file:
-        return file.metadata()
 
 
 def _read_pytorch_weights(path: pathlib.Path) -> dict[str, np.ndarray]:

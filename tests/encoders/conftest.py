@@ -2,13 +2,14 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 import numpy as np
 import pytest
-from testing import english
+from testing import english, stock_folder
 
-from maelm_jax import config, gin_files
+from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabularies, vocabulary_training
 from maelm_jax.model import maelm
 from maelm_jax.training import checkpoint
@@ -62,8 +63,8 @@ def random_params(init, seed: int) -> dict:
     return jax.tree_util.tree_map_with_path(leaf, jax.eval_shape(init, jax.random.key(0)))
 
 
-def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None) -> pathlib.Path:
-    """A workdir with checkpoints of steps 6 and 12."""
+def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, settings: dict, params: dict | None = None, steps=(12,)) -> pathlib.Path:
+    """A workdir of a run of 12 steps, with checkpoints of these."""
     experiment = gin_files.load(["tiny.gin"], [f"{name}={value}" for name, value in (SETTINGS | settings).items()])
     folder.mkdir(parents=True)
     (folder / "config.gin").write_text(gin_files.render(experiment))
@@ -72,7 +73,7 @@ def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, set
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     _, init = maelm.create(experiment.model, vocabulary.size, vocabulary.special)
     checkpoints = checkpoint.Checkpoints(str(folder))
-    for step in (6, 12):
+    for step in steps:
         checkpoints.save(step, {"params": params or random_params(init, step), "step": np.asarray(step)})
     checkpoints.wait()
     checkpoints.close()
@@ -81,9 +82,35 @@ def write_workdir(folder: pathlib.Path, vocabulary: vocabularies.Vocabulary, set
 
 @pytest.fixture(scope="session")
 def workdirs(tmp_path_factory, vocabulary) -> dict[str, pathlib.Path]:
-    """{name of KINDS: workdir}."""
+    """{name of KINDS: workdir}. That of mpnet has a checkpoint of step 6 too."""
     root = tmp_path_factory.mktemp("workdirs")
-    return {name: write_workdir(root / name, vocabulary, settings) for name, settings in KINDS.items()}
+    return {name: write_workdir(root / name, vocabulary, settings, steps=(6, 12) if name == "mpnet" else (12,)) for name, settings in KINDS.items()}
+
+
+@pytest.fixture(scope="session")
+def copy_export(workdirs, tmp_path_factory):
+    """(name of KINDS, folder) -> `folder`, with the export of that workdir, which is made once."""
+    root = tmp_path_factory.mktemp("exports")
+
+    def copy(name: str, folder: pathlib.Path) -> pathlib.Path:
+        if not (root / name).exists():
+            assert export.main([f"--workdir={workdirs[name]}", f"--output={root / name}", "--no-verify"]) == 0
+        return shutil.copytree(root / name, folder)
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def copy_stock(vocabulary, tmp_path_factory):
+    """(stock encoder, class, folder) -> `folder`, with what `testing.stock_folder` makes of these, which is made once."""
+    root = tmp_path_factory.mktemp("stock")
+
+    def copy(name: str, auto: str, folder: pathlib.Path) -> pathlib.Path:
+        if not (root / name / auto).exists():
+            stock_folder(root / name / auto, name, auto, vocabulary)
+        return shutil.copytree(root / name / auto, folder)
+
+    return copy
 
 
 @pytest.fixture(scope="session")

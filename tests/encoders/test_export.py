@@ -1,10 +1,9 @@
 """The command `export`: formats, the card, what it refuses, and that nothing half-written is left. No PyTorch needed unless it says so."""
 
 import dataclasses
-import errno
+import importlib.util
 import json
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from testing import ROOT, call, flatten
 import maelm_jax
 from maelm_jax import config, embed, export, gin_files
 from maelm_jax.data import vocabularies
-from maelm_jax.encoders import card, encoder, family, published, source, verify
+from maelm_jax.encoders import card, encoder, family, published, source
 from maelm_jax.encoders import export as folders
 from maelm_jax.model import maelm
 
@@ -72,9 +71,9 @@ def test_the_folder_of_an_mae_lm_run(workdirs, tmp_path, capsys):
     assert "6.5000 (batch of step 6)" in text and "6.1250" not in text, "a card tells nothing of later steps"
 
 
-@pytest.mark.parametrize("name", ["mpnet", "mpnet-mlm", "roberta-mlm", "modernbert"])
-def test_an_export_that_is_exported_again_is_byte_identical(workdirs, tmp_path, name):
-    assert run(workdirs[name], tmp_path / "first") == 0
+@pytest.mark.parametrize("name", ["mpnet", "roberta-mlm", "modernbert"])
+def test_an_export_that_is_exported_again_is_byte_identical(copy_export, workdirs, tmp_path, name):
+    copy_export(name, tmp_path / "first")
     assert run(tmp_path / "first", tmp_path / "second") == 0
     first, second = (read_files(tmp_path / folder) for folder in ("first", "second"))
     assert first.keys() == second.keys()
@@ -88,17 +87,13 @@ def test_an_export_that_is_exported_again_is_byte_identical(workdirs, tmp_path, 
         assert np.array_equal(value, original.get(path, np.zeros_like(value))), path
 
 
-def test_every_command_takes_an_exported_folder(workdirs, tmp_path, capsys):
-    """`embed` and `export` read a folder as they read the run that it came from."""
+def test_embed_reads_an_export_as_the_run_that_it_came_from(copy_export, workdirs, tmp_path, capsys):
     (tmp_path / "lines.txt").write_text("a short line\n" + "a line of more than 48 tokens " * 9 + "\n", encoding="utf-8")
-    assert run(workdirs["mpnet"], tmp_path / "out") == 0
+    copy_export("mpnet", tmp_path / "out")
     for path, name in ((workdirs["mpnet"], "a.npy"), (tmp_path / "out", "b.npy")):
         assert embed.main([f"--workdir={path}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / name}"]) == 0
     assert "1 lines cut to 48" in capsys.readouterr().out
     assert np.array_equal(np.load(tmp_path / "a.npy"), np.load(tmp_path / "b.npy"))
-    for more in ("--step=3", "--gin.Model.layers=3", "--gin_file=tiny.gin"):
-        with pytest.raises(config.ConfigError, match=r"workdir|gin_file"):
-            run(tmp_path / "out", tmp_path / "third", more)
 
 
 def test_the_lines_of_the_readme_s_table(workdirs, tmp_path, monkeypatch):
@@ -127,9 +122,9 @@ def test_export_and_embed_import_neither_tensorflow_nor_torch(workdirs, tmp_path
 
 @pytest.mark.parametrize("missing,named", [(("torch", "transformers"), "PyTorch"), (("transformers",), "transformers")])
 def test_verification_without_a_library_says_how_to_get_it(workdirs, tmp_path, monkeypatch, missing, named):
-    original, libraries = verify.importlib.util.find_spec, ("torch", "transformers")
-    found = {name: None if name in missing else object() for name in libraries}  # whatever is installed here
-    monkeypatch.setattr(verify.importlib.util, "find_spec", lambda name, *more: found[name] if name in found else original(name, *more))
+    original = importlib.util.find_spec
+    found = {name: None if name in missing else object() for name in ("torch", "transformers")}  # whatever is installed here
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: found[name] if name in found else original(name, *more))
     with pytest.raises(config.ConfigError, match=f"{named}.*pip install torch"):
         export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--verify"])
     assert export.main([f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}"]) == 0
@@ -186,10 +181,11 @@ def test_a_fine_tuned_run(workdirs, vocabulary, make_workdir, tmp_path):
 # The card.
 
 
-def test_a_card_says_what_is_known_of_the_training_and_which_output_is_trained(workdirs, tmp_path):
+def test_a_card_says_what_is_known_of_the_training_and_which_output_is_trained(copy_export, tmp_path):
     """The second export is of the first one, a folder of whose training nothing is known."""
-    for origin, name in ((workdirs["mpnet"], "first"), (tmp_path / "first", "second"), (workdirs["mpnet-mlm"], "mlm")):
-        assert run(origin, tmp_path / name) == 0
+    copy_export("mpnet", tmp_path / "first")
+    copy_export("mpnet-mlm", tmp_path / "mlm")
+    assert run(tmp_path / "first", tmp_path / "second") == 0
     first, second, mlm = ((tmp_path / name / "README.md").read_text() for name in ("first", "second", "mlm"))
     assert f"converted from | `{tmp_path / 'first'}`" in second and "objective" not in second
     assert "tags: [mae-lm]" in first and "mae-lm" not in second and "tags:" not in mlm
@@ -207,19 +203,6 @@ def test_a_card_describes_every_ablation(file, tmp_path, vocabulary):
     text = card.render("huggingface", "name", found, untrained, folders.Written("MPNetModel", 3), True, "x")
     assert f"masked, by {experiment.masking.unit}." in text
     assert f"{experiment.masking.random_fraction:.0%} become random tokens" in text
-
-
-def test_the_lines_of_a_card_run(workdirs, tmp_path, monkeypatch):
-    """In the folder above the export, as its reader would type them."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    monkeypatch.chdir(tmp_path)
-    assert export.main([f"--workdir={workdirs['mpnet']}", "--output=out"]) == 0
-    lines = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.S)[0]
-    names: dict = {}
-    exec(lines, names)
-    states = names["output"].last_hidden_state
-    assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())
 
 
 # What is refused.
@@ -293,22 +276,21 @@ def test_a_vocabulary_that_has_no_tokenizer_json_is_exported_without_it(make_wor
     assert export.main([f"--workdir={workdir}", f"--output={tmp_path / 'out'}"]) == 0
     assert "no tokenizer.json" in capsys.readouterr().out
     assert "out/sentencepiece.model" in (tmp_path / "out" / "README.md").read_text()
-    one, other = (maelm_jax.load_encoder(path).encode(["for a text"]) for path in (workdir, tmp_path / "out"))
-    assert np.array_equal(one, other)
+    one, other = (maelm_jax.load_encoder(path).vocabulary.fingerprint for path in (workdir, tmp_path / "out"))
+    assert one == other
 
 
 # The folder.
 
 
-@pytest.mark.parametrize("output", ["runs/mpnet", "runs", ".", "/", "link", "file", "out"])
-def test_what_exists_is_never_replaced(workdir, tmp_path, output):
-    assert run("runs/mpnet", "out") == 0
+def test_what_exists_is_never_replaced(workdir, tmp_path):
     (tmp_path / "link").symlink_to("runs")
     (tmp_path / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
-    done = call("export", f"--workdir={workdir}", f"--output={tmp_path / output}", "--no-verify")
-    assert done.status == 2 and done.stderr.count("\n") == 1 and output in done.stderr, done.stderr
-    assert sorted(tmp_path.rglob("*")) == before
+    for output in ("runs/mpnet", "runs", ".", "/", "link", "file"):
+        done = call("export", f"--workdir={workdir}", f"--output={tmp_path / output}", "--no-verify")
+        assert done.status == 2 and done.stderr.count("\n") == 1 and output in done.stderr, done.stderr
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_an_empty_folder_is_filled_also_behind_a_link(workdir, tmp_path):
@@ -326,9 +308,8 @@ def test_a_folder_that_python_saved_is_not_replaced(workdir, tmp_path):
     loaded.save_pretrained(tmp_path / "out")
     with pytest.raises(config.ConfigError, match="out exists"):
         loaded.save_pretrained(tmp_path / "out")
-    for bucket in ("gs://bucket/out", "s3://bucket/out", pathlib.Path("gs://bucket/out")):
-        with pytest.raises(config.ConfigError, match="bucket"):
-            loaded.save_pretrained(bucket)
+    with pytest.raises(config.ConfigError, match="gs://bucket/out"):
+        loaded.save_pretrained("gs://bucket/out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
@@ -341,19 +322,17 @@ def test_what_appears_meanwhile_is_kept(workdir, tmp_path, monkeypatch):
         return write(*arguments)
 
     monkeypatch.setattr(folders, "write", slow)
-    assert "out" in refuse("runs/mpnet", "out")
+    with pytest.raises(OSError, match="not empty"):
+        run("runs/mpnet", "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
-@pytest.mark.parametrize(
-    "reason", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("I/O error: No space left on device (os error 28)")]
-)
-def test_a_full_disk_leaves_nothing_and_names_the_folder(workdirs, tmp_path, monkeypatch, reason):
+def test_a_full_disk_leaves_nothing_and_names_the_folder(workdirs, tmp_path, monkeypatch):
     """Status 1, one line. Libraries do not say which file it was."""
 
     def fail(*_):
-        raise reason
+        raise RuntimeError("I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(folders.weight_files, "write_safetensors", fail)
     done = call("export", f"--workdir={workdirs['mpnet']}", f"--output={tmp_path / 'out'}", "--no-verify")

@@ -1,4 +1,4 @@
-"""Invariant 6: weights out to stock transformers. The same hidden states, gradients and optimiser step; tools run on an exported folder."""
+"""Invariant 6: weights out to stock transformers. The same hidden states and gradients; tools run on an exported folder."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from testing import ROOT, call, encoder_states, padded_ids, training, unflatten
+from testing import ROOT, encoder_states, padded_ids, unflatten
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -r requirements-torch.txt")
@@ -20,7 +20,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import maelm_jax  # noqa: E402
 from maelm_jax import config, export  # noqa: E402
 from maelm_jax.encoders import export as folders  # noqa: E402
-from maelm_jax.encoders import families, family, layouts, mpnet, source, verify  # noqa: E402
+from maelm_jax.encoders import families, family, layouts, mpnet, verify  # noqa: E402
 from maelm_jax.model import maelm  # noqa: E402
 
 
@@ -28,43 +28,16 @@ from maelm_jax.model import maelm  # noqa: E402
 def exported(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
     """{kind: folder}, verified as they were written."""
     root = tmp_path_factory.mktemp("exported")
-    for name in ("mpnet", "mpnet-mlm", "roberta", "roberta-mlm", "modernbert"):
+    for name in ("mpnet", "roberta-mlm", "modernbert"):
         assert export.main([f"--workdir={workdirs[name]}", f"--output={root / name}", "--verify"]) == 0
     return {path.name: path for path in root.iterdir()}
 
 
-@pytest.mark.parametrize(
-    "name,stock",
-    [
-        ("mpnet", "MPNetModel"),
-        ("mpnet-mlm", "MPNetForMaskedLM"),
-        ("roberta", "RobertaModel"),
-        ("roberta-mlm", "RobertaForMaskedLM"),
-        ("modernbert", "ModernBertModel"),
-    ],
-)
+@pytest.mark.parametrize("name,stock", [("mpnet", "MPNetModel"), ("roberta-mlm", "RobertaForMaskedLM"), ("modernbert", "ModernBertModel")])
 def test_what_was_verified(exported, name, stock):
     assert json.loads((exported[name] / "config.json").read_text())["architectures"] == [stock]
     card = (exported[name] / "README.md").read_text()
     assert f"hidden states of {stock.replace('ForMaskedLM', 'Model')}" in card and (f"logits of {stock}" in card) == ("mlm" in name)
-
-
-def test_an_encoder_that_goes_on_with_longer_rows_and_another_theta(exported, text, tmp_path):
-    """Stock ModernBERT agrees at the new length, where the source had 160 positions."""
-    longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0", f"Run.init_from={exported['modernbert']}"]
-    flags = [f"--gin.{flag}" for flag in (*longer, "TRAIN_STEPS=1", "Run.rank_every=0")]
-    done = call("train", *training(text, tmp_path / "run", "--gin_file=recipes/modern_layers.gin", *flags))
-    assert done.status == 0 and "rotary_theta stays 160000.0" in done.stdout, done.stderr
-    folder = tmp_path / "longer"
-    assert export.main([f"--workdir={tmp_path / 'run'}", f"--output={folder}"]) == 0
-    ids = np.random.default_rng(0).integers(5, 590, (2, 256)).astype(np.int32)
-    stock = transformers.AutoModel.from_pretrained(folder).eval()
-    assert (stock.config.max_position_embeddings, stock.config.rope_parameters["full_attention"]["rope_theta"]) == (256, 160_000.0)
-    assert transformers.AutoTokenizer.from_pretrained(folder).model_max_length == 256
-    with torch.no_grad():
-        theirs = stock(input_ids=torch.tensor(ids).long()).last_hidden_state.numpy()
-    ours = np.stack(maelm_jax.load_encoder(folder).hidden_states(ids.tolist()))
-    assert np.abs(theirs - ours).max() < 1e-5 * np.abs(ours).max()
 
 
 def test_the_stock_tokenizer(exported, vocabulary):
@@ -75,8 +48,8 @@ def test_the_stock_tokenizer(exported, vocabulary):
     assert tokenizer.decode(tokenizer("hello there")["input_ids"], skip_special_tokens=True) == "hello there"
 
 
-def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
-    """A classification loss on the first state, through the whole encoder, in both; then one step of Adam."""
+def test_gradients(exported, workdirs, vocabulary):
+    """Of a classification loss on the first state, through the whole encoder, in both."""
     draw = np.random.default_rng(0)
     ids = padded_ids(verify.sample_texts()[:12], vocabulary, 40)
     weight, labels = draw.normal(size=(32, 3)).astype(np.float32), draw.integers(0, 3, len(ids))
@@ -91,13 +64,7 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
         return optax.softmax_cross_entropy_with_integer_labels(states[:, 0] @ weight, jnp.asarray(labels)).mean()
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(jax.tree.map(jnp.asarray, params))
-    optimiser = optax.adam(1e-3, b1=0.9, b2=0.98, eps=1e-6)
-    with jax.numpy_dtype_promotion("standard"):
-        updates, _ = optimiser.update(gradient, optimiser.init(params))
-    stepped = {path: params[path] + np.asarray(updates[path]) for path in params}
-
     stock = transformers.AutoModel.from_pretrained(exported["mpnet"], add_pooling_layer=False).eval()
-    their_optimiser = torch.optim.Adam(stock.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-6)
     attention = torch.tensor(ids != vocabulary.pad).long()
     logits = stock(input_ids=torch.tensor(ids).long(), attention_mask=attention).last_hidden_state[:, 0] @ torch.tensor(weight)
     their_loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
@@ -111,16 +78,9 @@ def test_gradients_and_an_adam_step(exported, workdirs, vocabulary):
             assert max(np.abs(theirs).max(), np.abs(ours).max()) < 1e-6
         else:
             assert np.abs(theirs - ours).max() < 1e-4 * np.abs(ours).max(), name
-    their_optimiser.step()
-    for name, ours in layouts.export_tensors(stepped, mappings, vocabulary.size).items():
-        theirs = stock.get_parameter(name).detach().numpy()
-        # Adam divides by the gradient's size: where that is noise about 0, so is the step.
-        settled = np.abs(expected[name]) > 1e-5 * np.abs(expected[name]).max()
-        if not name.endswith(".k.bias"):
-            assert settled.mean() > 0.05 and np.abs(theirs - ours)[settled].max() < 1e-5, name
 
 
-@pytest.mark.parametrize("name", ["mpnet", "roberta", "modernbert"])
+@pytest.mark.parametrize("name", ["mpnet", "modernbert"])
 @pytest.mark.parametrize("task_class", family.HEADS)
 def test_fine_tuned_heads(workdirs, tmp_path, name, task_class):
     """The stock heads compute ours, which `verify` computes by itself."""
@@ -155,33 +115,24 @@ def test_a_folder_that_computes_something_else_is_not_kept(workdirs, tmp_path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_trainer_step(exported, tmp_path):
-    """transformers' own training loop moves the exported encoder and saves it; what it saves comes back in."""
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(exported["mpnet"])
-    torch.manual_seed(0)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(exported["mpnet"], num_labels=2)
-    before = model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().clone()
-    rows = [{"labels": number % 2, **tokenizer(line, truncation=True)} for number, line in enumerate(verify.sample_texts()[:8])]
-    settings = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        max_steps=1,
-        per_device_train_batch_size=8,
-        learning_rate=1e-3,
-        use_cpu=True,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    collate = transformers.DataCollatorWithPadding(tokenizer)
-    trainer = transformers.Trainer(model=model, args=settings, train_dataset=rows, data_collator=collate, processing_class=tokenizer)
-    assert np.isfinite(trainer.train().training_loss)
-    moved = (model.mpnet.encoder.layer[0].attention.attn.q.weight.detach() - before).abs().max().item()
-    assert 1e-5 < moved < 1e-2
-    trainer.save_model(str(tmp_path / "saved"))
-    values = source.find_encoder(tmp_path / "saved").read_params()
-    assert np.array_equal(values["encoder/blocks/attention/query/kernel"][0].T, model.mpnet.encoder.layer[0].attention.attn.q.weight.detach().numpy())
+def test_mlm_predicts_as_the_fill_mask_of_transformers(exported, workdirs):
+    texts = ["The value of the <mask> is used.", "A <mask> of an object, and an object has a <mask>."]
+    pipeline = transformers.pipeline("fill-mask", str(exported["roberta-mlm"]), device="cpu")
+    for folder in (workdirs["roberta-mlm"], exported["roberta-mlm"]):
+        for text, masks in zip(texts, maelm_jax.load_encoder(folder).fill_mask(texts, top=4), strict=True):
+            theirs = pipeline(text, top_k=4)
+            for ours, expected in zip(masks, theirs if len(masks) > 1 else [theirs], strict=True):
+                np.testing.assert_allclose([one.probability for one in ours], [one["score"] for one in expected], rtol=1e-4)
+
+
+def test_the_lines_of_a_card_run(exported, monkeypatch):
+    """In the folder above the export, as its reader would type them."""
+    monkeypatch.chdir(exported["mpnet"].parent)
+    lines = re.findall(r"```python\n(.*?)```", (exported["mpnet"] / "README.md").read_text(), re.S)[0]
+    names: dict = {}
+    exec(lines, names)
+    states = names["output"].last_hidden_state
+    assert states.shape[0] == 1 and states.shape[2] == 32 and bool(states.isfinite().all())
 
 
 def test_the_lines_of_the_readme(exported, workdirs, tmp_path):

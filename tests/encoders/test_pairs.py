@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from testing import stock_folder
 
 from maelm_jax import config, evaluate
 from maelm_jax.encoders.encoder import Encoder
@@ -26,11 +25,11 @@ def write_pairs(path, couples, **fields):
     return path
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert-local"])
-def test_sums_of_stock_models_are_those_of_transformers(name, vocabulary, tmp_path):
+@pytest.mark.parametrize("name", ["bert", "modernbert-local"])
+def test_sums_of_stock_models_are_those_of_transformers(name, vocabulary, copy_stock, tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install -r requirements-torch.txt")
     transformers = pytest.importorskip("transformers")
-    folder = stock_folder(tmp_path / "stock", name, "AutoModelForMaskedLM", vocabulary)
+    folder = copy_stock(name, "AutoModelForMaskedLM", tmp_path / "stock")
     ours = pairs.log_likelihoods(Encoder.load(folder), SENTENCES)
     model = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()
     for sentence, value in zip(SENTENCES, ours, strict=True):
@@ -48,7 +47,7 @@ def test_sums_of_stock_models_are_those_of_transformers(name, vocabulary, tmp_pa
 def test_sums_of_our_models_are_those_of_the_full_length_encoder(workdirs):
     for kind in ("mpnet", "mpnet-mlm"):
         encoder = Encoder.load(workdirs[kind])
-        sentences = [SENTENCES[0][:end] for end in range(1, 12)]  # with and without padding
+        sentences = [SENTENCES[0][:end] for end in range(1, 12, 3)]  # with and without padding
         assert any((len(encoder.vocabulary.encode(sentence)) + 2) % pairs.LENGTH_STEP == 0 for sentence in sentences)
         for sentence, value in zip(sentences, pairs.log_likelihoods(encoder, sentences), strict=True):
             ids = np.array([[encoder.vocabulary.bos, *encoder.vocabulary.encode(sentence), encoder.vocabulary.eos]], np.int32)

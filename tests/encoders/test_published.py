@@ -14,16 +14,6 @@ from maelm_jax.encoders import published, source, weight_files  # noqa: E402
 CASES = pathlib.Path(__file__).parents[1] / "data" / "reference"
 
 
-def read_case(path: pathlib.Path, folder: pathlib.Path) -> source.EncoderSource:
-    """The weights of a test case of the reference as a checkpoint of it."""
-    data = np.load(path)
-    case = json.loads(str(data["config"]))
-    weights = {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    args = {"encoder_attention_heads": case["heads"], "max_rel_pos": case["max_rel_pos"]}
-    weight_files.write_pytorch(folder / "case.pt", weights, {}, args)
-    return source.find_encoder(folder / "case.pt")
-
-
 @pytest.fixture(scope="module")
 def published_folders(workdirs, tmp_path_factory) -> dict[str, pathlib.Path]:
     """{kind: folder in the reference's layout}."""
@@ -55,7 +45,9 @@ def test_the_config_that_the_message_names_makes_any_run_exportable(make_workdir
 def test_a_case_of_the_reference_as_a_checkpoint(path, tmp_path):
     data = np.load(path)
     case, weights = json.loads(str(data["config"])), {key.removeprefix("weights/"): data[key] for key in data.files if key.startswith("weights/")}
-    found = read_case(path, tmp_path)
+    args = {"encoder_attention_heads": case["heads"], "max_rel_pos": case["max_rel_pos"]}
+    weight_files.write_pytorch(tmp_path / "case.pt", weights, {}, args)
+    found = source.find_encoder(tmp_path / "case.pt")
     expected = {"layers": case["layers"], "width": case["dim"], "heads": case["heads"], "num_buckets": case["rel_pos_bins"]}
     assert expected.items() <= found.settings.items() and found.settings["max_distance"] == case["max_rel_pos"]
     values = found.read_params()

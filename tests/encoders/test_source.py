@@ -7,6 +7,7 @@ import shutil
 from pydoc_data import topics
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import safetensors.numpy
 from testing import LITTLE, ROOT, call, flatten, training
 
 import maelm_jax
-from maelm_jax import config, embed, export, gin_files
+from maelm_jax import config, export, gin_files
 from maelm_jax.data import vocabulary_training
 from maelm_jax.encoders import adoption, source, weight_files
 from maelm_jax.model import maelm
@@ -33,8 +34,8 @@ def read_params(path, step=None):
     return source.find_encoder(path, step).read_params()
 
 
-def write(workdir, output, format="huggingface") -> pathlib.Path:
-    assert export.main([f"--workdir={workdir}", f"--output={output}", f"--format={format}", "--no-verify"]) == 0
+def write(workdir, output) -> pathlib.Path:
+    assert export.main([f"--workdir={workdir}", f"--output={output}", "--no-verify"]) == 0
     return output
 
 
@@ -52,6 +53,12 @@ def change_tensors(folder: pathlib.Path, **changes):
     safetensors.numpy.save_file({name: np.ascontiguousarray(value) for name, value in tensors.items() if value is not None}, path)
 
 
+def blank_params(model: config.Model, vocabulary_size: int) -> dict:
+    """Parameters of 0 for a run of this model."""
+    _, init = maelm.create(model, vocabulary_size, config.SpecialIds.of_size(vocabulary_size))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), jax.eval_shape(init, jax.random.key(0)))
+
+
 @pytest.fixture(scope="module")
 def other_vocabulary():
     return vocabulary_training.train([topics.topics["if"], topics.topics["for"]], config.Vocabulary(size=300))
@@ -67,9 +74,9 @@ def test_steps(workdirs):
     assert len(newest["encoder/token_embedding"]) == 600, "rows of padding are not given away"
 
 
-def test_half_precision_and_parts(workdirs, tmp_path):
+def test_half_precision_and_parts(copy_export, tmp_path):
     """Folders in several files, and tensors of other float types."""
-    folder = write(workdirs["mpnet"], tmp_path / "out")
+    folder = copy_export("mpnet", tmp_path / "out")
     expected, tensors = read_params(folder), weight_files.read_folder(folder)
     names = sorted(tensors)
     safetensors.numpy.save_file({name: tensors[name].astype(np.float16) for name in names[::2]}, folder / "a.safetensors")
@@ -86,8 +93,8 @@ def test_half_precision_and_parts(workdirs, tmp_path):
         read_params(folder)
 
 
-def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
-    folder = write(workdirs["mpnet-mlm"], tmp_path / "out")
+def test_the_head_of_a_stock_model_needs_a_tied_table(copy_export, tmp_path):
+    folder = copy_export("mpnet-mlm", tmp_path / "out")
     table = weight_files.read_folder(folder)["mpnet.embeddings.word_embeddings.weight"]
     change_tensors(folder, **{"lm_head.decoder.weight": table})
     assert "head/dense/kernel" in read_params(folder)
@@ -96,8 +103,8 @@ def test_the_head_of_a_stock_model_needs_a_tied_table(workdirs, tmp_path):
         read_params(folder)
 
 
-def test_tensors_that_do_not_fit_are_listed(workdirs, tmp_path):
-    folder = write(workdirs["roberta-mlm"], tmp_path / "out")
+def test_tensors_that_do_not_fit_are_listed(copy_export, tmp_path):
+    folder = copy_export("roberta-mlm", tmp_path / "out")
     changes = {
         "encoder.layer.0.output.dense.bias": None,
         "extra": np.ones(3, np.float32),
@@ -113,37 +120,20 @@ def test_tensors_that_do_not_fit_are_listed(workdirs, tmp_path):
     assert "pooler" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"null",
-        b"{",
-        b"\xff\xfe",
-        b'{"model_type": ["mpnet"]}',
-        b'{"format": "maelm_jax"}',
-        b'{"format": "maelm_jax", "model": {"layers": 2}}',
-    ],
-)
-def test_a_config_json_that_is_none_is_one_line(workdirs, tmp_path, content):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b'{"model_type": ["mpnet"]}'])
+def test_a_config_json_that_is_none_is_one_line(copy_export, tmp_path, content):
+    folder = copy_export("mpnet", tmp_path / "out")
     (folder / "config.json").write_bytes(content)
     with pytest.raises(config.ConfigError) as error:
         source.find_encoder(folder)
     assert str(folder) in one_line(error)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda content: content[: len(content) // 2], lambda content: b"x" * 50, lambda content: b""], ids=["half", "text", "empty"]
-)
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_file_is_named(workdirs, tmp_path, damage, file):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
-    (folder / "sentencepiece.model").unlink()
-    (folder / file).write_bytes(damage((folder / file).read_bytes()))
-    with pytest.raises(config.ConfigError, match=file) as error:
-        read_params(folder)
+def test_a_damaged_file_is_named(copy_export, tmp_path):
+    file = copy_export("mpnet", tmp_path / "out") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:10_000])
+    with pytest.raises(config.ConfigError, match=r"model\.safetensors") as error:
+        read_params(file.parent)
     one_line(error)
 
 
@@ -158,13 +148,11 @@ def test_what_is_nothing_of_the_kind_is_one_line(tmp_path):
         source.find_encoder(tmp_path)
 
 
-def test_a_step_that_is_none_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
+def test_a_step_that_is_none_is_refused(copy_export, workdirs, tmp_path):
+    folder = copy_export("mpnet", tmp_path / "out")
     with pytest.raises(config.ConfigError, match=f"step 3: {folder}"):
         source.find_encoder(folder, 3)
-    with pytest.raises(TypeError, match="float"):
-        maelm_jax.load_encoder(workdirs["mpnet"], step=6.0)
-    assert maelm_jax.load_encoder(workdirs["mpnet"], step=np.int64(6)).step == 6
+    assert maelm_jax.load_encoder(workdirs["mpnet"], step=6).step == 6
 
 
 def test_an_export_keeps_its_dropout_and_changes_none_of_a_run(make_workdir, tmp_path):
@@ -201,28 +189,15 @@ def edited(workdirs, tmp_path):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"layers": 1}, "encoder/blocks/attention/key/kernel is (2, 32, 32) in the checkpoint, (1, 32, 32) by the"),
-        ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48) in the checkpoint, (2, 32, 64)"),
-        ({"heads": 2}, "encoder/relative_bias/table is (64, 4) in the checkpoint, (64, 2) by the settings"),
-        ({"decoder_layers": 1}, "decoder/blocks"),
-        ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4) in the checkpoint, no"),
-        ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing in the checkpoint"),
+        ({"feed_forward": 64}, "encoder/blocks/feed_forward/up/kernel is (2, 32, 48), expected (2, 32, 64)"),
+        ({"relative_buckets": "none"}, "encoder/relative_bias/table is (64, 4), expected no parameter"),
+        ({"decoder_relative_bias": True}, "decoder/relative_bias/table is missing"),
     ],
 )
 def test_settings_that_contradict_the_weights_are_named(edited, changes, message):
     with pytest.raises(config.ConfigError) as error:
         read_params(edited("reference", **changes))
     assert message in one_line(error)
-
-
-def test_nothing_is_made_of_settings_that_contradict(edited, tmp_path):
-    run = edited("mpnet", feed_forward=64)
-    (tmp_path / "lines.txt").write_text("a line\n")
-    with pytest.raises(config.ConfigError, match="contradicts the checkpoint"):
-        write(run, tmp_path / "out")
-    with pytest.raises(config.ConfigError, match="contradicts the checkpoint"):
-        embed.main([f"--workdir={run}", f"--input={tmp_path / 'lines.txt'}", f"--output={tmp_path / 'v.npy'}"])
-    assert not (tmp_path / "out").exists() and not (tmp_path / "v.npy").exists()
 
 
 def test_a_vocabulary_of_another_run_is_refused(edited, tmp_path, vocabulary, other_vocabulary):
@@ -253,14 +228,14 @@ def test_the_longest_input_is_what_was_trained(edited, results, started_from, le
 
 
 @pytest.mark.parametrize(("stated", "length"), [(None, 160), (128, 128), (10**30, 160)])
-def test_the_longest_input_of_a_folder_is_what_it_states(workdirs, tmp_path, stated, length):
-    folder = write(workdirs["mpnet"], tmp_path / "out")
+def test_the_longest_input_of_a_folder_is_what_it_states(copy_export, tmp_path, stated, length):
+    folder = copy_export("mpnet", tmp_path / "out")
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": stated} if stated else {}))
     assert source.find_encoder(folder).length == length
 
 
-def test_a_tokenizer_that_contradicts_the_weights_is_refused(workdirs, tmp_path):
-    folder = write(workdirs["roberta"], tmp_path / "out")
+def test_a_tokenizer_that_contradicts_the_weights_is_refused(copy_export, tmp_path):
+    folder = copy_export("roberta", tmp_path / "out")
     change_config(folder, pad_token_id=0)
     with pytest.raises(config.ConfigError, match="pad_token_id 0"):
         read_params(folder)
@@ -280,9 +255,9 @@ MODULES = [
 
 
 @pytest.fixture
-def with_modules(workdirs, tmp_path) -> pathlib.Path:
+def with_modules(copy_export, tmp_path) -> pathlib.Path:
     """An exported folder, with the modules of sentence-transformers added."""
-    folder = write(workdirs["mpnet"], tmp_path / "in")
+    folder = copy_export("mpnet", tmp_path / "in")
     (folder / "modules.json").write_text(json.dumps(MODULES))
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 7}')
     (folder / "1_Pooling").mkdir()
@@ -298,12 +273,9 @@ def test_the_modules_go_out_as_they_came_in(with_modules, workdirs, tmp_path):
     assert source.read_module_files(workdirs["mpnet"]) == {}
 
 
-@pytest.mark.parametrize("content", ["{", "{}", "[3]", '[{"path": 3}]'])
+@pytest.mark.parametrize("content", ["{", "[3]", '[{"path": 3}]'])
 def test_a_damaged_list_of_modules_is_one_line(with_modules, content):
     (with_modules / "modules.json").write_text(content)
-    if content == "{}":
-        assert source.read_module_files(with_modules).keys() == {"modules.json", "sentence_bert_config.json"}
-        return
     with pytest.raises(config.ConfigError, match=r"modules\.json") as error:
         source.read_module_files(with_modules)
     one_line(error)
@@ -341,9 +313,9 @@ def test_the_links_in_the_cache_of_the_hub_are_followed(with_modules, tmp_path):
 # What a run takes over.
 
 
-def stock_roberta(folder, workdir) -> pathlib.Path:
+def stock_roberta(copy_export, folder) -> pathlib.Path:
     """A folder as transformers users have them: another epsilon, a token-type row, a pooler, a tokenizer.json alone, a table longer than it."""
-    write(workdir, folder)
+    copy_export("roberta-mlm", folder)
     (folder / "sentencepiece.model").unlink()
     change_config(folder, layer_norm_eps=1e-6, vocab_size=608)
 
@@ -360,8 +332,8 @@ def stock_roberta(folder, workdir) -> pathlib.Path:
     return folder
 
 
-def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
-    folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
+def test_a_stock_folder_is_taken_over(copy_export, workdirs, tmp_path):
+    folder = stock_roberta(copy_export, tmp_path / "stock")
     original, found, experiment = read_params(workdirs["roberta-mlm"]), source.find_encoder(folder), gin_files.load(["tiny.gin"])
     adopted, changes = adoption.adopt_settings(experiment, found)
     assert adopted.model.layer_norm_eps == 1e-6 and adopted.model.relative_buckets == "none" and adopted.model.max_positions == 160
@@ -373,11 +345,10 @@ def test_a_stock_folder_is_taken_over(workdirs, tmp_path):
     assert np.array_equal(values["encoder/token_type_embedding"], np.linspace(-1, 1, 32, dtype=np.float32)[None])
     assert np.array_equal(values["encoder/token_embedding"], original["encoder/token_embedding"]), "cut to the tokenizer's ids"
 
-    _, init = maelm.create(adopted.model, 600, config.SpecialIds(0, 1, 2, 3, 599))
-    params, fresh, unused = adoption.load_params(values, jax.jit(init)(jax.random.key(0)), 600, str(folder))
+    params, fresh, unused = adoption.load_params(values, blank_params(adopted.model, 600), 600, str(folder))
     assert (fresh, unused) == (["decoder"], [])
     assert np.array_equal(np.asarray(params["encoder"]["token_embedding"])[:600], values["encoder/token_embedding"])
-    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding is \(600, 32\) there, \(500, 32\) here"):
+    with pytest.raises(config.ConfigError, match=r"encoder/token_embedding is \(600, 32\), expected \(500, 32\)"):
         adoption.load_params(values, params, 500, "x")
 
 
@@ -409,7 +380,7 @@ def test_another_vocabulary_than_that_of_the_encoder_is_refused(other_vocabulary
 
 def test_rows_longer_than_those_of_a_rotary_encoder_are_read_if_the_run_has_the_positions(workdirs):
     """A larger theta of the run stays too, a smaller one does not."""
-    found = source.find_encoder(write(workdirs["modernbert"], workdirs["modernbert"].parent / "longer"))
+    found = source.find_encoder(workdirs["modernbert"])
     longer = ["SEQUENCE_LENGTH=256", "Model.max_positions=256", "Model.rotary_theta=160000.0"]
     adopted, changes = adoption.adopt_settings(gin_files.load(["modern_tiny.gin"], longer), found)
     assert (adopted.model.max_positions, adopted.model.rotary_theta) == (256, 160_000.0) and adopted.model.layers == 2
@@ -427,8 +398,7 @@ def test_a_table_of_learned_positions_is_repeated_for_longer_rows(workdirs, tmp_
     adopted, changes = adoption.adopt_settings(gin_files.load(["tiny.gin"], settings), found)
     model = adopted.model
     assert model.max_positions == 319 and "160 learned positions" in " ".join(changes)
-    _, init = maelm.create(model, 600, config.SpecialIds.of_size(600))
-    fresh = step.State(np.int32(0), jax.jit(init)(jax.random.key(0)), ())
+    fresh = step.State(np.int32(0), blank_params(model, 600), ())
     loaded = start.load_state(start.StartingPoint(adopted, encoder=found), str(tmp_path), fresh, lambda: fresh, 600)
     before, after = found.read_params(model)["encoder/position_embedding"], loaded.state.params["encoder"]["position_embedding"]
     assert after.shape == (319, 32) and after.dtype == np.float32
@@ -447,19 +417,15 @@ def test_the_width_of_a_decoder_is_that_of_heads_of_the_encoder_that_is_taken_ov
 
 @pytest.mark.parametrize("theirs,ours", [(None, None), (64, 64), (None, 64), (64, None), (64, 96)])
 def test_a_head_that_reads_another_width_is_left_out(theirs, ours):
-    def init(width: int | None) -> dict:
-        settings = dataclasses.replace(LITTLE, decoder_layers=1, decoder_width=width)
-        _, init = maelm.create(settings, 128, config.SpecialIds.of_size(128))
-        return jax.jit(init)(jax.random.key(0))
-
-    values = {path: np.asarray(value) for path, value in flatten(init(theirs)).items() if not path.startswith("decoder/")}
-    fresh = adoption.load_params(values, init(ours), 128, "source").fresh
+    source_params, run_params = (blank_params(dataclasses.replace(LITTLE, decoder_layers=1, decoder_width=width), 128) for width in (theirs, ours))
+    values = {path: np.asarray(value) for path, value in flatten(source_params).items() if not path.startswith("decoder/")}
+    fresh = adoption.load_params(values, run_params, 128, "source").fresh
     assert fresh == (["decoder"] if theirs == ours else ["decoder", "head"])
 
 
-def test_an_existing_encoder_is_continued(workdirs, text, tmp_path):
+def test_an_existing_encoder_is_continued(copy_export, text, tmp_path):
     """The settings of a stock folder replace those of the run, which goes on when the folder is gone."""
-    folder = stock_roberta(tmp_path / "stock", workdirs["roberta-mlm"])
+    folder = stock_roberta(copy_export, tmp_path / "stock")
     more = [f"Run.init_from={folder}", f"Corpus.rows_dir={tmp_path / 'rows'}", "TRAIN_STEPS=2", "Run.rank_every=0"]
     more += ["Optimizer.learning_rate=1e-6", "Optimizer.muon_learning_rate=1e-6"]
     argv = training(text, tmp_path / "run", *(f"--gin.{one}" for one in more))
@@ -475,8 +441,6 @@ def test_an_existing_encoder_is_continued(workdirs, text, tmp_path):
     done = call("train", *argv)  # the same command
     assert done.status == 0 and "resuming" in done.stdout, done.stderr
     assert source.find_encoder(tmp_path / "run").length == longest, "what the run recorded at its start"
-    done = call("train", *argv, "--dry_run")
-    assert done.status == 0 and "encoder/token_embedding" in done.stdout, done.stderr
 
 
 def test_what_a_stranger_s_run_names_is_not_run(workdirs, tmp_path):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tokenizers as library
+from testing import ROOT
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from maelm_jax import config, export
@@ -60,11 +61,6 @@ def random_texts() -> list[str]:
     return texts + ["".join(draw.choice("etaoinshrdlu  .,'\"") for _ in range(80)) for _ in range(1000)]
 
 
-def test_pairs_are_separated_as_in_fine_tuning(built, vocabulary):
-    a, b, eos = vocabulary.encode("first"), vocabulary.encode("and second"), vocabulary.eos
-    assert built.encode("first", "and second").ids == [vocabulary.bos, *a, eos, eos, *b, eos]
-
-
 def test_every_character_by_itself_and_inside_a_word(built, vocabulary):
     characters = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE100]
     assert find_differing(built, vocabulary, characters) == []
@@ -76,9 +72,9 @@ def test_random_and_hard_texts(built, vocabulary, random_texts):
 
 
 def test_real_text(corpus_file):
-    """Every line of the held-out corpus and every cell of the GLUE dev sets, with a vocabulary of that corpus's size and kind."""
+    """Every line of the held-out corpus and every cell of the GLUE dev sets, with a vocabulary that was trained on such text."""
     text = lzma.decompress(corpus_file.read_bytes()).decode("utf-8")
-    vocabulary = vocabulary_training.train(text.split("\n\n"), config.Vocabulary(size=4096))
+    vocabulary = vocabularies.load(ROOT / "pretrained")
     lines = text.split("\n")
     for path in sorted((corpus_file.parent.parent / "glue").glob("*/dev*")):
         content = path.read_bytes()
@@ -141,25 +137,6 @@ def make_wordpiece(words, special, unknown="[UNK]", **normalizer) -> library.Tok
     return made
 
 
-def test_tokens_that_a_user_added_are_tokens_and_those_of_the_model_text(marked, tmp_path):
-    marked.save(str(tmp_path / "tokenizer.json"))
-    loaded = vocabularies.load(tmp_path)
-    for text in ("The [E1] cabinet [/E1] was led.", "a covid19x case", "[E1]a[/E1]"):
-        assert loaded.encode(text) == marked.encode(text, add_special_tokens=False).ids, text
-    assert not {loaded.mask, loaded.eos} & set(loaded.encode("a [MASK] b [SEP] c"))
-    tokenizer.write(tmp_path / "..", loaded, 48, MPNET.pair)
-    exported = library.Tokenizer.from_file(str(tmp_path / ".." / "tokenizer.json"))
-    assert exported.encode("The [E1] cabinet").ids[1:-1] == loaded.encode("The [E1] cabinet")
-
-
-def test_text_that_names_a_special_token_is_no_difference(marked, tmp_path):
-    """The texts that an export is verified on speak of [MASK]."""
-    marked.save(str(tmp_path / "tokenizer.json"))
-    tokenizer.write(tmp_path, vocabularies.load(tmp_path), 48, MPNET.pair)
-    stock = library.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert find_difference(stock, vocabularies.load(tmp_path), ["never trained on [MASK]"]) is None
-
-
 def find_difference(stock: library.Tokenizer, vocabulary, texts=()) -> str | None:
     def encode(text: str, split_special_tokens: bool) -> list[int]:
         stock.encode_special_tokens = split_special_tokens
@@ -174,7 +151,7 @@ def test_a_tokenizer_that_reads_hard_text_otherwise_is_found(marked, tmp_path, r
     marked.save(str(tmp_path / "tokenizer.json"))
     loaded = vocabularies.load(tmp_path)
     other = tokenizer.build(loaded, MPNET.pair)
-    assert find_difference(other, loaded) is None
+    assert find_difference(other, loaded, ["never trained on [MASK]"]) is None
     if removed == "lower case":
         other.normalizer = normalizers.BertNormalizer(lowercase=False)
     else:
@@ -254,10 +231,9 @@ def test_a_normalization_that_the_files_contradict_is_refused(tmp_path, stated, 
         tokenizer.check_options(BERT, tmp_path)
 
 
-def test_tokens_that_were_added_to_an_export_are_read(workdirs, tmp_path):
+def test_tokens_that_were_added_to_an_export_are_read(copy_export, tmp_path):
     """transformers rewrites tokenizer.json and leaves sentencepiece.model as it was."""
-    folder = tmp_path / "out"
-    assert export.main([f"--workdir={workdirs['roberta']}", f"--output={folder}", "--no-verify"]) == 0
+    folder = copy_export("roberta", tmp_path / "out")
     assert source.find_encoder(folder).vocabulary == str(folder / "sentencepiece.model")
     longer = library.Tokenizer.from_file(str(folder / "tokenizer.json"))
     size = longer.get_vocab_size()
