@@ -1,7 +1,7 @@
 """Run the benchmarks of training one after the other and print their results as one table.
 
-The table has the columns measure, figure, target and log. `prepare.py` and
-`finetune_vs_transformers.py`, the benchmarks of preparation and fine-tuning, are not part of it.
+The table has the columns measure, figure, target and log. `finetune_vs_transformers.py`, the
+benchmark of fine-tuning, is not part of it.
 
     python benchmarks/all.py --workdir=runs/benchmarks --text='books/*.txt'
 
