@@ -170,7 +170,7 @@ def key_words(keys: Key[Array, " B"]) -> UInt32[Array, "B 2"]:
 
 def dropout_threshold(rate: float) -> int:
     """Returns the threshold of the 32-bit hashes. `dropout` sets an element below it to 0."""
-    return min(round(rate * 2**32), 2**32 - 1)
+    return round(rate * 2**32)
 
 
 def dropout(
