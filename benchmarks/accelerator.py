@@ -109,10 +109,9 @@ def available(backend: str, interpret: bool) -> bool:
     """Whether the platform is one that the backend is for."""
     import jax
 
-    platform = jax.default_backend()
-    if backend.startswith("pallas_") and interpret:
+    if backend == "xla" or (backend == "pallas_tpu" and interpret):
         return True
-    return backend == "xla" or platform == PLATFORMS[backend]
+    return jax.default_backend() == PLATFORMS[backend]
 
 
 def check_all(shape: Shape, interpret: bool) -> list[Check]:
