@@ -105,7 +105,7 @@ def attend(
         queries, keys = (x.astype(jnp.float32)[:, None] for x in (mask.queries, mask.keys))
         operands = Operands(queries, keys)
     if dropout_rate > 0:
-        words = ops.key_words(dropout_keys)
+        words = jax.random.key_data(dropout_keys)
         head_words = ops.hash_words(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
         operands = operands._replace(head_words=head_words, row_words=words[:, 1])
     if bias is not None:
