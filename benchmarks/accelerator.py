@@ -109,10 +109,9 @@ def available(backend: str, interpret: bool) -> bool:
     """Whether the platform is one that the backend is for."""
     import jax
 
-    platform = jax.default_backend()
-    if backend.startswith("pallas_") and interpret:
+    if backend == "xla" or (backend == "pallas_tpu" and interpret):
         return True
-    return backend == "xla" or platform == PLATFORMS[backend]
+    return jax.default_backend() == PLATFORMS[backend]
 
 
 def check_all(shape: Shape, interpret: bool) -> list[Check]:
@@ -210,18 +209,14 @@ def measure_all(
 
 def measure(name: str, experiment: config.Experiment, steps: int) -> Measurement:
     """Times `steps` training steps, after two that are not counted."""
-    import jax
     import training_setup
 
     from maelm_jax.training import flops
 
     setup = training_setup.set_up(experiment)
     program = setup.train_step.lower(setup.state, setup.batch, setup.learning_rate).compile()
-    memory, state, seconds = program.memory_analysis(), setup.state, []
-    for _ in range(steps + 2):
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(program(state, setup.batch, setup.learning_rate))
-        seconds.append(time.perf_counter() - start)
+    memory = program.memory_analysis()
+    seconds = training_setup.time_steps(setup._replace(train_step=program), steps + 2)
     median = statistics.median(seconds[2:])
     step_flops = sum(flops.flops_terms(experiment, experiment.vocabulary.size).values())
     peak = flops.peak_flops()

@@ -1,7 +1,7 @@
 """Run the benchmarks of training one after the other and print their results as one table.
 
-The table has the columns measure, figure, target and log. `prepare.py` and
-`finetune_vs_transformers.py`, the benchmarks of preparation and fine-tuning, are not part of it.
+The table has the columns measure, figure, target and log. `finetune_vs_transformers.py`, the
+benchmark of fine-tuning, is not part of it.
 
     python benchmarks/all.py --workdir=runs/benchmarks --text='books/*.txt'
 
@@ -87,96 +87,61 @@ def plan(shapes: typing.Sequence[str], text: str | None, with_torch: bool) -> Pl
     """Lists the commands and the rows of the table.
 
     Args:
-        shapes: Names of the configs in `shapes/` to measure.
+        shapes: Names of the configs in `shapes/` to measure; the last one also in variants.
         text: Glob of the text files, or None for the installed documentation.
         with_torch: Whether PyTorch is installed. If not, its commands are left out.
 
     Returns:
         The plan. The table shows a row without a command as "not measured".
     """
-    parts = []
+    commands, measures = {}, []
     for shape in shapes:
-        parts.append(plan_step(shape))
-        parts += [plan_torch(shape, rate, with_torch) for rate in ATTENTION_DROPOUTS]
-    parts += [plan_variants(shapes[-1]), plan_input(text)]
-    commands = {name: command for part in parts for name, command in part.commands.items()}
-    return Plan(commands, [measure for part in parts for measure in part.measures])
+        step, file = f"step-{shape}", gin_file(shape)
+        commands[step] = ["train_step.py", file, "--steps=6"]
+        share = MATMUL_SHARE_TARGETS.get(shape, "")
+        measures += [
+            Measure(f"{shape}: tokens/s", "", step, TOKENS_PER_SECOND),
+            Measure(f"{shape}: share of the matmul rate", share, step, r"share\s+([\d.]+%)"),
+            Measure(f"{shape}: peak memory", "", step, PEAK_MEMORY),
+        ]
+        for rate in ATTENTION_DROPOUTS:
+            name, dropout = f"torch-{shape}-{rate}", f"attention dropout {rate}"
+            if with_torch:
+                settings = [file, f"--gin.Model.attention_dropout={rate}"]
+                steps = 2 if shape == "base" else 3
+                commands[name] = ["against_torch.py", *settings, "--rounds=4", f"--steps={steps}"]
+            same_step = f"{shape}: against the same step in PyTorch, {dropout}"
+            hidden = f"{shape}: against RobertaModel and a mask, {dropout}"
+            measures += [
+                Measure(same_step, "1.0x", name, r"gathered .*\s([\d.]+x)"),
+                Measure(hidden, "1.5x", name, r"hidden .*\s([\d.]+x)"),
+            ]
+    mlm, remat, dropout = f"mlm-{shape}", f"rematerialised-{shape}", f"attention-dropout-{shape}"
+    rows = f"--gin.TEXT_FILES={text}" if text else "--gin.Corpus.sources={'installed_docs': 1.0}"
+    commands |= {
+        mlm: ["train_step.py", file, "--gin_file=mlm.gin", "--steps=6"],
+        remat: ["train_step.py", file, "--gin.Model.rematerialise=True", "--steps=4"],
+        dropout: ["train_step.py", file, "--gin.Model.attention_dropout=0.1", "--steps=4"],
+        "input": ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", rows],
+        "startup": ["startup.py", gin_file("base"), rows],
+    }
+    reading = "rows of 512 from the row store to the device, rows/s"
+    cold = "base: seconds from the command to the first step, cold cache"
+    measures += [
+        Measure(f"{shape}: tokens/s of MLM", "", mlm, TOKENS_PER_SECOND),
+        Measure(f"{shape}: tokens/s, rematerialised", "", remat, TOKENS_PER_SECOND),
+        Measure(f"{shape}: peak memory, rematerialised", "", remat, PEAK_MEMORY),
+        Measure(f"{shape}: tokens/s, attention dropout 0.1", "", dropout, TOKENS_PER_SECOND),
+        Measure(reading, "9,000", "input", r"([\d,]+) rows/s"),
+        Measure(cold, "", "startup", r"cold cache: ([\d.]+)"),
+        Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
+    ]
+    return Plan(commands, measures)
 
 
 def gin_file(shape: str) -> str:
     """The flag that names the config of a shape."""
     return f"--gin_file={HERE / 'shapes' / shape}.gin"
-
-
-def plan_step(shape: str) -> Plan:
-    """The training step of a shape."""
-    name = f"step-{shape}"
-    share = MATMUL_SHARE_TARGETS.get(shape, "")
-    return Plan(
-        {name: ["train_step.py", gin_file(shape), "--steps=6"]},
-        [
-            Measure(f"{shape}: tokens/s", "", name, TOKENS_PER_SECOND),
-            Measure(f"{shape}: share of the matmul rate", share, name, r"share\s+([\d.]+%)"),
-            Measure(f"{shape}: peak memory", "", name, PEAK_MEMORY),
-        ],
-    )
-
-
-def plan_torch(shape: str, rate: str, with_torch: bool) -> Plan:
-    """The training step of a shape beside PyTorch's, with attention dropout `rate`."""
-    name, dropout = f"torch-{shape}-{rate}", f"attention dropout {rate}"
-    steps = 2 if shape == "base" else 3
-    settings = [gin_file(shape), f"--gin.Model.attention_dropout={rate}"]
-    command = ["against_torch.py", *settings, "--rounds=4", f"--steps={steps}"]
-    same_step = f"{shape}: against the same step in PyTorch, {dropout}"
-    hidden = f"{shape}: against RobertaModel and a mask, {dropout}"
-    return Plan(
-        {name: command} if with_torch else {},
-        [
-            Measure(same_step, "1.0x", name, r"gathered .*\s([\d.]+x)"),
-            Measure(hidden, "1.5x", name, r"hidden .*\s([\d.]+x)"),
-        ],
-    )
-
-
-def plan_variants(shape: str) -> Plan:
-    """The training step of a shape as MLM, rematerialised, and with attention dropout."""
-    mlm, rematerialised = f"mlm-{shape}", f"rematerialised-{shape}"
-    dropout = f"attention-dropout-{shape}"
-    step = ["train_step.py", gin_file(shape)]
-    return Plan(
-        {
-            mlm: [*step, "--gin_file=mlm.gin", "--steps=6"],
-            rematerialised: [*step, "--gin.Model.rematerialise=True", "--steps=4"],
-            dropout: [*step, "--gin.Model.attention_dropout=0.1", "--steps=4"],
-        },
-        [
-            Measure(f"{shape}: tokens/s of MLM", "", mlm, TOKENS_PER_SECOND),
-            Measure(f"{shape}: tokens/s, rematerialised", "", rematerialised, TOKENS_PER_SECOND),
-            Measure(f"{shape}: peak memory, rematerialised", "", rematerialised, PEAK_MEMORY),
-            Measure(f"{shape}: tokens/s, attention dropout 0.1", "", dropout, TOKENS_PER_SECOND),
-        ],
-    )
-
-
-def plan_input(text: str | None) -> Plan:
-    """Reading of rows, and the start of training, at base's shape."""
-    source = "--gin.Corpus.sources={'installed_docs': 1.0}"
-    if text:
-        source = f"--gin.TEXT_FILES={text}"
-    rate = "rows of 512 from the row store to the device, rows/s"
-    cold = "base: seconds from the command to the first step, cold cache"
-    return Plan(
-        {
-            "input": ["input.py", "--gin_file=base.gin", "--gin.BATCH_SIZE=256", source],
-            "startup": ["startup.py", gin_file("base"), source],
-        },
-        [
-            Measure(rate, "9,000", "input", r"([\d,]+) rows/s"),
-            Measure(cold, "", "startup", r"cold cache: ([\d.]+)"),
-            Measure("the same, warm cache", "20", "startup", r"warm cache: ([\d.]+)"),
-        ],
-    )
 
 
 def run(name: str, command: list[str], folder: pathlib.Path, commit: str) -> str:

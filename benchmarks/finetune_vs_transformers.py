@@ -48,14 +48,6 @@ CONFIDENCE = 0.95
 WITHOUT_DROPOUT = ("Model.dropout=0.0", "Model.attention_dropout=0.0")
 
 
-class Difference(typing.NamedTuple):
-    """Difference of two means, and the ends of its interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 class Agreement(typing.NamedTuple):
     """What two trainings without randomness agree in. Logits are of the dev set."""
 
@@ -265,25 +257,19 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def difference(ours: list[float], theirs: list[float]) -> Difference:
-    """Difference of the means, ours minus theirs, with the interval of Welch's t test."""
-    test = scipy.stats.ttest_ind(ours, theirs, equal_var=False)
-    low, high = test.confidence_interval(CONFIDENCE)
-    return Difference(float(np.mean(ours) - np.mean(theirs)), float(low), float(high))
-
-
 def table(scores: dict[str, dict[str, list[float]]]) -> str:
-    """The means and differences of each task as text."""
+    """The means of each task and their difference, with the interval of Welch's t test."""
     rows = []
     for name, by_program in scores.items():
         ours, theirs = by_program[OURS], by_program[THEIRS]
-        mean, low, high = difference(ours, theirs)
+        test = scipy.stats.ttest_ind(ours, theirs, equal_var=False)
+        low, high = test.confidence_interval(CONFIDENCE)
+        means = np.mean(ours), np.mean(theirs)
         rows.append(
             (
                 name,
-                f"{np.mean(ours):.2f}",
-                f"{np.mean(theirs):.2f}",
-                f"{mean:+.2f}",
+                *(f"{mean:.2f}" for mean in means),
+                f"{means[0] - means[1]:+.2f}",
                 f"{low:+.2f} to {high:+.2f}",
             )
         )

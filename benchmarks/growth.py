@@ -41,16 +41,10 @@ def time_step(flags: list[str], devices: int = 1) -> float:
     """Returns the CPU seconds of a training step of tiny.gin with some more flags."""
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     _, experiment = cli.parse(cli.parser(__doc__), ["--gin_file=tiny.gin", *flags])
-    import jax
     import training_setup
 
     setup = training_setup.set_up(experiment)
-    state, seconds = setup.state, []
-    for _ in range(STEPS + 1):
-        start = time.process_time()
-        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
-        seconds.append(time.process_time() - start)
-    return statistics.median(seconds[1:])
+    return statistics.median(training_setup.time_steps(setup, STEPS + 1, time.process_time)[1:])
 
 
 def length(size: int) -> float:

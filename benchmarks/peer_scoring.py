@@ -25,13 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-from flax import traverse_util
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
 from maelm_jax.data import readers
 from maelm_jax.encoders.encoder import Encoder
-from maelm_jax.model import attention, loss, maelm, model_inputs
+from maelm_jax.model import model_inputs
 from maelm_jax.pretraining import pairs
 
 ROWS = 32  # of a batch
@@ -95,38 +94,20 @@ def heldout_loss(encoder: Encoder, ids: np.ndarray, masked: np.ndarray, one_segm
         one_segment: Whether a row is one text, as stock models read it. If not, each <s> starts
             a text, as in maelm_jax.train.
     """
-    special, pad = encoder.vocabulary.special, encoder.vocabulary.pad
-    graph, _ = maelm.create(encoder.model, encoder.vocabulary.size, special)
-    reads_masks, length = encoder.mask_fraction > 0.5, ids.shape[1]
-    sizes = model_inputs.Budget(length, int(masked.sum(1).max()))
-
-    @jax.jit
-    def sums(params, ids, masked):
-        where = model_inputs.segments_and_positions(ids, special.bos, pad)
-        if one_segment:
-            slots = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), ids.shape)
-            where = model_inputs.SlotInfo((ids != pad).astype(jnp.int32), slots)
-        visible_to_encoder = masked if reads_masks else jnp.zeros_like(masked)
-        inputs = model_inputs.split(
-            ids,
-            where.segments,
-            where.positions,
-            masked,
-            visible_to_encoder,
-            sizes,
-            special.mask,
-            encoder.renumber,
-        )
-        with attention.trace_for_one_device():
-            prediction = maelm.apply(graph, params).predict(inputs)
-        return loss.masked_cross_entropy(prediction, inputs)
-
-    params = jax.device_put(traverse_util.unflatten_dict(encoder.params, sep="/"))
-    total = count = 0.0
+    bos, pad, length = encoder.vocabulary.bos, encoder.vocabulary.pad, ids.shape[1]
+    budget = model_inputs.Budget(length, int(masked.sum(1).max()))
+    total = 0.0
     for start in range(0, len(ids), ROWS):  # the number of rows is a multiple of ROWS
-        part = sums(params, ids[start : start + ROWS], masked[start : start + ROWS])
-        total, count = total + float(part.loss_nats), count + float(part.count)
-    return total / count
+        part, at = ids[start : start + ROWS], masked[start : start + ROWS]
+        segments, positions = model_inputs.segments_and_positions(jnp.asarray(part), bos, pad)
+        if one_segment:
+            segments = (part != pad).astype(np.int32)
+            positions = np.broadcast_to(np.arange(length, dtype=np.int32), part.shape)
+        logits = encoder.compute_logits(part, positions, segments, at, budget)
+        used = np.arange(budget.masked) < at.sum(1, keepdims=True)
+        likelihoods = np.asarray(jax.nn.log_softmax(logits))[used]
+        total -= float(np.take_along_axis(likelihoods, part[at][:, None], axis=1).sum())
+    return total / int(masked.sum())
 
 
 def checked_loss(

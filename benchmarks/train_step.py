@@ -44,16 +44,11 @@ def main(argv: list[str]):
 
 def measure(experiment: config.Experiment, steps: int) -> Timing:
     """Times `steps` training steps, after two that are not counted."""
-    import jax
     import training_setup
 
     setup = training_setup.set_up(experiment)
-    state, seconds = setup.state, []
     before = measure_matmul_rate(experiment.model.dtype)
-    for _ in range(steps + 2):
-        start = time.perf_counter()
-        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
-        seconds.append(time.perf_counter() - start)
+    seconds = training_setup.time_steps(setup, steps + 2)
     after = measure_matmul_rate(experiment.model.dtype)
     return Timing(seconds[0], seconds[2:], max(before, after))
 

@@ -1,5 +1,7 @@
 """The training step of an experiment on random rows. Several benchmarks time it."""
 
+import collections.abc
+import time
 import typing
 
 import jax
@@ -44,6 +46,20 @@ def set_up(experiment: config.Experiment) -> TrainingSetup:
     batch = sharding.shard_batch(ids, mesh)
     rate = np.float32(experiment.optimizer.learning_rate)
     return TrainingSetup(special, objective, state, train_step, ids, batch, rate)
+
+
+def time_steps(
+    setup: TrainingSetup,
+    count: int,
+    clock: collections.abc.Callable[[], float] = time.perf_counter,
+) -> list[float]:
+    """Returns the seconds of each of `count` training steps. The first one includes compilation."""
+    state, seconds = setup.state, []
+    for _ in range(count):
+        start = clock()
+        state, _ = jax.block_until_ready(setup.train_step(state, setup.batch, setup.learning_rate))
+        seconds.append(clock() - start)
+    return seconds
 
 
 def shape_of(experiment: config.Experiment) -> str:

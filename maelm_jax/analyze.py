@@ -89,9 +89,7 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
     """Raises ConfigError if flags contradict each other or name nothing."""
     if not 0 < args.tau <= 1:
         raise config.ConfigError(f"--tau={args.tau} is not above 0 and at most 1")
-    if (args.runs is None) == (args.encoders is None):
-        raise config.ConfigError("give either --runs=RUN,RUN or --encoders=PATH,PATH --text=FILES")
-    if args.runs is not None:
+    if args.runs:
         if args.text:
             raise config.ConfigError(
                 "--text goes with --encoders. With --runs, give --gin.Corpus.text_files"
@@ -107,10 +105,11 @@ def _check_flags(args: argparse.Namespace, bindings: list[str]):
 
 def _flags() -> argparse.ArgumentParser:
     flags = cli.parser(__doc__)
+    analysed = flags.add_mutually_exclusive_group(required=True)
     runs = "workdirs to analyse, separated by commas"
-    flags.add_argument("--runs", metavar="RUN,RUN", help=runs)
+    analysed.add_argument("--runs", metavar="RUN,RUN", help=runs)
     encoders = "any encoders instead of runs, measured on the documents of --text"
-    flags.add_argument("--encoders", metavar="PATH,PATH", help=encoders)
+    analysed.add_argument("--encoders", metavar="PATH,PATH", help=encoders)
     text = "with --encoders: glob of text files, as Corpus.text_files"
     flags.add_argument("--text", metavar="FILES", help=text)
     tau = f"share of the squared length that the effective rank holds; default {ranks.TAU}"

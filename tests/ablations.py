@@ -1,6 +1,6 @@
 """Models and inputs of the files of configs/ablations/, for the tests of what the files change."""
 
-import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -36,12 +36,9 @@ def some_rows(rows=ROWS, length=LENGTH):
     return jnp.asarray(ids)
 
 
-def draw(settings: config.Masking, ids, full_length: bool = False) -> model_inputs.Inputs:
-    """The inputs of rows. With `full_length`, the encoder has a slot for each token, and dropped ones are empty."""
+def draw(settings: config.Masking, ids) -> model_inputs.Inputs:
     keys = jax.random.split(jax.random.key(0), ids.shape[0])
     sizes = masking.budget(settings, ids.shape[1])
-    if full_length:
-        sizes = dataclasses.replace(sizes, visible=ids.shape[1])
     return jax.jit(lambda keys, ids: masking.draw(keys, ids, settings, sizes, SPECIAL))(keys, ids)
 
 
@@ -63,7 +60,11 @@ def is_masked(inputs: model_inputs.Inputs) -> np.ndarray:
     return np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _encode(graph, params, inputs):
+    return maelm.apply(graph, params).encode(inputs)
+
+
 def encoded(graph, params, inputs) -> np.ndarray:
     """The encoder's states at the slots it reads, 0 elsewhere."""
-    states = jax.jit(lambda p, x: maelm.apply(graph, p).encode(x))(params, inputs)
-    return np.asarray(states) * (np.asarray(inputs.encoder_slots) < LENGTH)[:, :, None]
+    return np.asarray(_encode(graph, params, inputs)) * (np.asarray(inputs.encoder_slots) < LENGTH)[:, :, None]

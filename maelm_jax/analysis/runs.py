@@ -43,11 +43,8 @@ def open_runs(
 ) -> list[MeasuredRun]:
     """Opens workdirs, to be measured on held-out rows of their own.
 
-    Args:
-        workdirs: Local paths.
-        files: Gin files to read after each run's config.gin, for the measurement.
-        bindings: Gin bindings to apply last, for the measurement.
-        step: Step of the checkpoints. None: the newest of each run.
+    `files` and `bindings` change the settings of the measurement. `step` is that of the
+    checkpoints. None: the newest of each run.
 
     Raises:
         ConfigError: A folder is no workdir, or it has no checkpoint of `step`.
@@ -60,18 +57,7 @@ def open_runs(
             raise config.ConfigError(run_record.no_run(path))
         training = gin_files.load([record])
         experiment = gin_files.load([record, *files], bindings)
-        encoder = Encoder.load(path, step)
-        opened.append(
-            MeasuredRun(
-                _name(path, training),
-                path,
-                experiment,
-                training,
-                encoder.vocabulary,
-                encoder.step or 0,
-                encoder.tree(),
-            )
-        )
+        opened.append(_measured(path, Encoder.load(path, step), experiment, training))
     return _with_unique_names(opened)
 
 
@@ -87,24 +73,18 @@ def open_encoders(paths: list[str], text: str) -> list[MeasuredRun]:
     loaded = [Encoder.load(path) for path in paths]
     length = min(packing.LONGEST_ROW, *(encoder.length for encoder in loaded))
     corpus = config.Corpus(text_files=text, sequence_length=length)
-    opened = [
-        MeasuredRun(
-            _name(path, None),
-            path,
-            config.Experiment(corpus=corpus, masking=MASKING, model=encoder.model),
-            None,
-            encoder.vocabulary,
-            encoder.step or 0,
-            encoder.tree(),
-        )
-        for path, encoder in zip(paths, loaded, strict=True)
-    ]
+    opened = []
+    for path, encoder in zip(paths, loaded, strict=True):
+        experiment = config.Experiment(corpus=corpus, masking=MASKING, model=encoder.model)
+        opened.append(_measured(path, encoder, experiment, None))
     return _with_unique_names(opened)
 
 
-def at_step(run: MeasuredRun, step: int) -> MeasuredRun:
-    """Returns the run with the parameters of the checkpoint of `step`."""
-    return run._replace(step=step, params=Encoder.load(run.path, step).tree())
+def _measured(
+    path: str, encoder: Encoder, experiment: config.Experiment, training: config.Experiment | None
+) -> MeasuredRun:
+    name, step = _name(path, training), encoder.step or 0
+    return MeasuredRun(name, path, experiment, training, encoder.vocabulary, step, encoder.tree())
 
 
 def _name(path: str, training: config.Experiment | None) -> str:
@@ -282,7 +262,8 @@ def measure_steps(
     measure_batch = _compile(run, layers=(run.experiment.model.layers,))
     result = []
     for step in checkpoint.all_steps(run.path):
-        moments_by_set = _measure_sets(at_step(run, step), measure_batch, rows, sets, seed)
+        at_step = run._replace(step=step, params=Encoder.load(run.path, step).tree())
+        moments_by_set = _measure_sets(at_step, measure_batch, rows, sets, seed)
         described = ranks.describe(moments_by_set, 0, tau)
         for kind in (*moments.TOKEN_KINDS, "all"):
             for large in ("spectrum", "centred_spectrum"):

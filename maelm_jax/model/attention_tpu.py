@@ -105,7 +105,7 @@ def attend(
         queries, keys = (x.astype(jnp.float32)[:, None] for x in (mask.queries, mask.keys))
         operands = Operands(queries, keys)
     if dropout_rate > 0:
-        words = ops.key_words(dropout_keys)
+        words = jax.random.key_data(dropout_keys)
         head_words = ops.hash_words(jnp.arange(heads, dtype=jnp.uint32)[None] + words[:, :1])
         operands = operands._replace(head_words=head_words, row_words=words[:, 1])
     if bias is not None:
@@ -135,13 +135,26 @@ def _divide_heads(run: collections.abc.Callable, arrays: tuple) -> collections.a
     )
 
 
+# The statistics have the shape [B, H / g, 2 g, T], with g heads in a step of the grid.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(settings: Settings, q, k, v, bias, carrier, operands: Operands) -> AttentionOutput:
     return _attend_forward(settings, q, k, v, bias, carrier, operands)[0]
 
 
 def _attend_forward(settings, q, k, v, bias, carrier, operands):
-    results = run_forward_kernel(settings, q, k, v, bias, operands)
+    specs = _specs(settings, q, k, bias, operands)
+    group = heads_per_step(q.shape[2] // settings.heads)
+    statistics = (q.shape[0], settings.heads // group, 2 * group, q.shape[1])
+    results = _call(
+        _forward,
+        settings,
+        q,
+        k,
+        bias,
+        in_specs=(specs.queries, specs.keys, specs.keys, specs.bias, specs.operands),
+        out_specs=(specs.queries, specs.statistics),
+        out_shape=(_shape_of(q), jax.ShapeDtypeStruct(statistics, jnp.float32)),
+    )(q, k, v, bias, operands)
     out, statistics = (ops.save_for_backward(x) for x in results)
     return AttentionOutput(out, carrier), (q, k, v, out, statistics, bias, operands)
 
@@ -149,9 +162,22 @@ def _attend_forward(settings, q, k, v, bias, carrier, operands):
 def _attend_backward(settings, saved, gradients):
     q, k, v, out, statistics, bias, operands = saved
     d_out, d_carrier = gradients
-    dq, dk, dv, d_carrier = run_backward_kernel(
-        settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out
-    )
+    specs = _specs(settings, q, k, bias, operands)
+    dq, dk, dv, d_carrier = _call(
+        _backward,
+        settings,
+        q,
+        k,
+        bias,
+        in_specs=(
+            *(specs.bias, specs.bias, specs.queries, specs.keys, specs.keys),
+            *(specs.operands, specs.queries, specs.statistics, specs.queries),
+        ),
+        out_specs=(specs.queries, specs.keys, specs.keys, specs.bias),
+        out_shape=jax.tree.map(_shape_of, (q, k, v, bias)),
+        # The gradient of the bias is added to that of later layers in place.
+        input_output_aliases={} if bias is None else {0: 3},
+    )(d_carrier, bias, q, k, v, operands, out, statistics, d_out)
     return dq, dk, dv, None, d_carrier, None
 
 
@@ -215,7 +241,11 @@ def _specs(settings: Settings, q, k, bias, operands: Operands) -> _Specs:
     )
 
 
-def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs, shapes, aliases):
+def _shape_of(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _call(kernel, settings: Settings, q, k, bias, **blocks):
     """Returns the Pallas call of a kernel, over the grid (rows, groups of heads)."""
     rows, queries, width = q.shape
     head_size = width // settings.heads
@@ -223,66 +253,14 @@ def _call(name: str, kernel, settings: Settings, q, k, bias, in_specs, out_specs
     return pl.pallas_call(
         functools.partial(kernel, settings, head_size),
         grid=(rows, settings.heads // heads_per_step(head_size)),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        out_shape=shapes,
-        input_output_aliases=aliases,
         interpret=settings.interpret,
-        name=f"attention_{name}",
+        name=f"attention{kernel.__name__}",
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
             vmem_limit_bytes=max(needed, MEMORY_BY_DEFAULT),
         ),
+        **blocks,
     )
-
-
-def run_forward_kernel(settings, q, k, v, bias, operands):
-    """Returns the output, and the two statistics of each query and head [B, H / g, 2 g, T].
-
-    g is `heads_per_step`. The arguments are those of `attend`.
-    """
-    specs = _specs(settings, q, k, bias, operands)
-    group = heads_per_step(q.shape[2] // settings.heads)
-    shape = (q.shape[0], settings.heads // group, 2 * group, q.shape[1])
-    statistics = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return _call(
-        "forward",
-        _forward,
-        settings,
-        q,
-        k,
-        bias,
-        in_specs=(specs.queries, specs.keys, specs.keys, specs.bias, specs.operands),
-        out_specs=(specs.queries, specs.statistics),
-        shapes=(jax.ShapeDtypeStruct(q.shape, q.dtype), statistics),
-        aliases={},
-    )(q, k, v, bias, operands)
-
-
-def run_backward_kernel(settings, q, k, v, bias, d_carrier, operands, out, statistics, d_out):
-    """Returns the gradients of queries, keys, values and the carrier.
-
-    `d_carrier` is the sum of the gradients of the bias in later layers, or None without a bias. The
-    kernel adds its own gradient in place. `out` and `statistics` are those of the forward kernel.
-    """
-    specs = _specs(settings, q, k, bias, operands)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-    d_bias_shape = None if bias is None else jax.ShapeDtypeStruct(bias.shape, bias.dtype)
-    return _call(
-        "backward",
-        _backward,
-        settings,
-        q,
-        k,
-        bias,
-        in_specs=(
-            *(specs.bias, specs.bias, specs.queries, specs.keys, specs.keys),
-            *(specs.operands, specs.queries, specs.statistics, specs.queries),
-        ),
-        out_specs=(specs.queries, specs.keys, specs.keys, specs.bias),
-        shapes=(*shapes, d_bias_shape),
-        aliases={} if bias is None else {0: 3},
-    )(d_carrier, bias, q, k, v, operands, out, statistics, d_out)
 
 
 # Contracted axes of a matrix product: x y^T, x y, x^T y.

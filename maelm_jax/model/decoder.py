@@ -26,8 +26,7 @@ class Decoder(nnx.Module):
         if sizes.positions == "learned":
             self.position_embedding = layers.create_embedding(sizes.max_positions, sizes, rngs)
         self.norm = layers.LayerNorm(sizes)
-        if sizes.decoder_relative_bias:
-            self.relative_bias = RelativeBias(sizes, rngs)
+        self.relative_bias = RelativeBias(sizes, rngs) if sizes.decoder_relative_bias else None
         self.blocks = stack.create(sizes, rngs, sizes.decoder_attention)
         self.resizes = sizes.width != settings.width
         if self.resizes:
@@ -53,8 +52,7 @@ class Decoder(nnx.Module):
             rows = jnp.take(self.position_embedding[...], slots.positions, axis=0)
             x = x + rows.astype(x.dtype)
         x = layers.zero_empty_slots(self.norm(x), slots.segments)
-        bias = self.relative_bias if settings.decoder_relative_bias else None
-        cross = None
+        bias, cross = self.relative_bias, None
         if "cross" in settings.decoder_attention:
             terms = layers.compute_terms(settings, slots, encoded_slots, x.dtype, bias)
             cross = layers.CrossAttentionInputs(self._resize_states(encoded), terms)

@@ -41,14 +41,12 @@ class Linear(nnx.Module):
                 rngs.params(), (inputs, outputs), jnp.float32
             )
         )
-        self.use_bias = use_bias
-        if use_bias:
-            self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(outputs, jnp.float32)) if use_bias else None
         self.dtype = jnp.dtype(settings.dtype)
 
     def __call__(self, x: Float[Array, "*S I"]) -> Float[Array, "*S O"]:
         kernel = self.kernel[...].astype(self.dtype)
-        bias = self.bias[...] if self.use_bias else None
+        bias = None if self.bias is None else self.bias[...]
         y = linear(x.astype(self.dtype).reshape(-1, x.shape[-1]), kernel, bias)
         return y.reshape(*x.shape[:-1], -1)
 
@@ -93,13 +91,12 @@ class LayerNorm(nnx.Module):
 
     def __init__(self, settings: config.Model):
         self.scale = nnx.Param(jnp.ones(settings.width, jnp.float32))
-        self.use_bias = settings.biases
-        if self.use_bias:
-            self.bias = nnx.Param(jnp.zeros(settings.width, jnp.float32))
+        width = settings.width
+        self.bias = nnx.Param(jnp.zeros(width, jnp.float32)) if settings.biases else None
         self.epsilon = settings.layer_norm_eps
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        bias = self.bias[...] if self.use_bias else None
+        bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, self.scale[...], bias, self.epsilon)
 
 
@@ -153,13 +150,12 @@ class FeedForward(nnx.Module):
         width, inner, biases = settings.width, settings.feed_forward, settings.biases
         self.up = Linear(width, inner, settings, rngs, biases)
         self.down = Linear(inner, width, settings, rngs, biases)
-        self.has_gate = settings.feed_forward_gate
-        if self.has_gate:
-            self.gate = Linear(width, inner, settings, rngs, biases)
+        has_gate = settings.feed_forward_gate
+        self.gate = Linear(width, inner, settings, rngs, biases) if has_gate else None
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         activation = gelu(save_for_backward(self.up(x)))
-        if self.has_gate:
+        if self.gate is not None:
             activation = activation * save_for_backward(self.gate(x))
         return self.down(activation)
 

@@ -48,8 +48,8 @@ class Encoder(nnx.Module):
                 settings.token_types, settings, rngs
             )
         self.norm = layers.LayerNorm(settings)
-        if settings.relative_buckets != "none":
-            self.relative_bias = RelativeBias(settings, rngs)
+        has_bias = settings.relative_buckets != "none"
+        self.relative_bias = RelativeBias(settings, rngs) if has_bias else None
         self.blocks = stack.create(settings, rngs)
         self.settings = settings
 
@@ -89,8 +89,9 @@ class Encoder(nnx.Module):
         keys = ops.split_keys(keys, 2)
         x = layers.zero_empty_slots(ops.dropout(self.norm(x), settings.dropout, keys[0]), segments)
         slots = SlotInfo(segments, positions)
-        bias = self.relative_bias if settings.relative_buckets != "none" else None
-        terms = layers.compute_terms(settings, slots, slots, dtype, bias, settings.causal)
+        terms = layers.compute_terms(
+            settings, slots, slots, dtype, self.relative_bias, settings.causal
+        )
         if settings.local_attention:
             terms = terms._replace(local=self._compute_local_terms(slots, dtype))
         states = stack.run(self.blocks, x, terms, settings, keys[1], all_layers=all_layers)

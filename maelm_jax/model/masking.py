@@ -62,10 +62,8 @@ def _find_unit_starts(
         return slots
     if unit == "word":
         begins = ~jnp.take(_continues_word(special), ids)
-    elif unit == "span":
-        begins = jax.random.bernoulli(key, SPAN_ENDS, ids.shape)
     else:
-        raise ValueError(f"Masking.unit={unit!r} has no case here; add one")
+        begins = jax.random.bernoulli(key, SPAN_ENDS, ids.shape)
     begins |= ~eligible | ~jnp.roll(eligible, 1)
     begins = begins.at[0].set(True)
     offset = slots - jax.lax.cummax(jnp.where(begins, slots, 0))

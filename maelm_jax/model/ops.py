@@ -163,14 +163,9 @@ def split_keys(keys: Key[Array, " B"] | None, count: int) -> tuple[Key[Array, " 
     )
 
 
-def key_words(keys: Key[Array, " B"]) -> UInt32[Array, "B 2"]:
-    """Returns the two words of each key."""
-    return jax.random.key_data(keys).astype(jnp.uint32)
-
-
 def dropout_threshold(rate: float) -> int:
     """Returns the threshold of the 32-bit hashes. `dropout` sets an element below it to 0."""
-    return min(round(rate * 2**32), 2**32 - 1)
+    return round(rate * 2**32)
 
 
 def dropout(
@@ -193,7 +188,7 @@ def dropout(
     """
     if keys is None or rate == 0.0:
         return x
-    words = key_words(keys).reshape(x.shape[0], 2, *(1,) * (x.ndim - 1))
+    words = jax.random.key_data(keys).reshape(x.shape[0], 2, *(1,) * (x.ndim - 1))
     shape = (1, *x.shape[1:])
     matrix, element = jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32)
     # One counter numbers the matrices of a row, one the elements of a matrix. A single counter of

@@ -56,24 +56,19 @@ def compute_distance_buckets(settings: config.Model) -> np.ndarray:
     n = np.abs(distance)
     half = settings.num_buckets // 2
     exact = half // 2
+    is_reference = settings.relative_buckets == "reference"
+    last = half - is_reference
+    share = np.log(np.maximum(n, exact) / exact) / math.log(
+        (settings.max_distance - is_reference) / exact
+    )
+    spread = share * (last - exact)
     # The term 1e-9 puts a distance on a boundary into the same bucket whatever the rounding.
-    if settings.relative_buckets != "reference":
-        spread = (
-            np.log(np.maximum(n, exact) / exact)
-            / math.log(settings.max_distance / exact)
-            * (half - exact)
-        )
-        bucket = np.where(n < exact, n, np.minimum(half - 1, exact + np.floor(spread + 1e-9)))
-        return (bucket + half * (distance > 0)).astype(np.int32)
-    spread = (
-        np.log(np.maximum(n, exact) / exact)
-        / math.log((settings.max_distance - 1) / exact)
-        * (half - 1 - exact)
-    )
-    bucket = np.sign(distance) * np.where(
-        n < exact, n, np.minimum(half - 1, exact + np.ceil(spread - 1e-9))
-    )
-    return (bucket - bucket.min()).astype(np.int32)
+    steps = np.ceil(spread - 1e-9) if is_reference else np.floor(spread + 1e-9)
+    bucket = np.where(n < exact, n, np.minimum(half - 1, exact + steps))
+    if is_reference:
+        bucket *= np.sign(distance)
+        return (bucket - bucket.min()).astype(np.int32)
+    return (bucket + half * (distance > 0)).astype(np.int32)
 
 
 def _find_buckets(

@@ -20,11 +20,11 @@ def encoder():
     return graph, random_parameters(jax.eval_shape(maelm.create(LITTLE, 100, SPECIAL).init, jax.random.key(0))["encoder"], seed=1)
 
 
-def measured(encoder, settings, layers=None, **how):
+def measured(encoder, settings, layers=None, size=16):
     _, params = encoder
     experiment = config.Experiment(corpus=config.Corpus(sequence_length=LENGTH), masking=settings, model=LITTLE)
     compiled = jax.jit(moments.measure(experiment, 100, SPECIAL, layers))
-    return moments.accumulate(compiled, params, little_rows(ROWS), 5, jax.random.key(3), SPECIAL.pad, **{"size": 16, **how})
+    return moments.accumulate(compiled, params, little_rows(ROWS), 5, jax.random.key(3), SPECIAL.pad, size=size)
 
 
 def states(encoder, settings):
@@ -46,10 +46,9 @@ def states(encoder, settings):
     "settings",
     [
         config.Masking(rate=0.3),
-        config.Masking(rate=0.3, encoder_mask_fraction=1.0),
         config.Masking(rate=0.4, encoder_mask_fraction=1.0, random_fraction=0.2, keep_fraction=0.2),
     ],
-    ids=["mae-lm", "mlm", "corrupted"],
+    ids=["mae-lm", "corrupted mlm"],
 )
 def test_moments_are_those_of_the_whole_matrix(encoder, settings):
     found, whole = measured(encoder, settings), states(encoder, settings)
@@ -72,10 +71,7 @@ def test_moments_are_those_of_the_whole_matrix(encoder, settings):
 
 def test_batches_and_layers_make_no_difference(encoder):
     settings = config.Masking(rate=0.3, encoder_mask_fraction=1.0)
-    one, other = measured(encoder, settings), measured(encoder, settings, size=ROWS)
-    last = measured(encoder, settings, layers=(1, 2))
+    every, last = measured(encoder, settings), measured(encoder, settings, layers=(1, 2), size=ROWS)
     for name in moments.TOKEN_KINDS:
-        np.testing.assert_allclose(one[name].product, other[name].product, rtol=1e-4, atol=1e-3)
-        np.testing.assert_allclose(last[name].product, one[name].product[1:], rtol=1e-4, atol=1e-3)
-        both = one[name] + other[name]
-        assert both.count == 2 * one[name].count
+        np.testing.assert_allclose(last[name].product, every[name].product[1:], rtol=1e-4, atol=1e-3)
+        assert every[name].count == last[name].count

@@ -10,7 +10,7 @@ import pytest
 from testing import mesh_of
 
 from maelm_jax import config
-from maelm_jax.model import attention, ops, positions
+from maelm_jax.model import attention, positions
 
 RATE = 0.2
 NAMES = ("states", "dq", "dk", "dv", "d_bias")
@@ -94,18 +94,6 @@ def test_kernels_agree_with_xla(case):
         assert float(jnp.linalg.norm(value)) > 0.0, f"{name} is zero, so the comparison shows nothing"
         error = float(jnp.linalg.norm(actual[name] - value) / jnp.linalg.norm(value))
         assert error < 2e-6, f"{name} differs by {error:.1e} of its norm"
-
-
-def test_the_same_weights_are_dropped_as_by_xla():
-    """With values that are the identity, the states are the weights: 0 exactly where one is dropped."""
-    rows, heads, slots = 2, 2, 64
-    keys = jax.random.split(jax.random.key(3), rows)
-    identity = jnp.tile(jnp.eye(slots, dtype=jnp.float32), (rows, 1, heads))
-    zeros = jnp.zeros_like(identity)
-    states = attention.attend(zeros, zeros, identity, heads=heads, dropout_rate=RATE, dropout_keys=keys, backend="pallas_tpu").states
-    weights = states.reshape(rows, slots, heads, slots).swapaxes(1, 2)
-    expected = ops.dropout(jnp.ones_like(weights), RATE, keys)
-    np.testing.assert_array_equal(weights > 0.0, expected > 0.0)
 
 
 def test_a_carrier_sums_the_gradients_of_a_bias_that_layers_share():

@@ -10,7 +10,7 @@ import pytest
 from flax import traverse_util
 
 from maelm_jax import config
-from maelm_jax.model import attention, loss, maelm, masking, model_inputs, ops
+from maelm_jax.model import attention, loss, maelm, masking, model_inputs
 
 SPECIAL = config.SpecialIds(bos=0, pad=1, eos=2, unk=3, mask=99, continues_word=(False,) * 100)
 LENGTH = 32
@@ -66,8 +66,7 @@ def inputs_of(ids, settings, full_length=False):
     return draw(settings, full_length)(jax.random.split(jax.random.key(2), ids.shape[0]), ids)
 
 
-@pytest.mark.parametrize("full_length", [False, True])
-@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
+@pytest.mark.parametrize("architecture,full_length", [(BERT, False), (BERT, True), (MODERN, False)])
 def test_the_encoder_sees_visible_tokens_only(architecture, full_length):
     graph, params, _ = make(**architecture)
     ids = np.random.default_rng(0).permutation(np.arange(4, 99))[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)
@@ -88,36 +87,26 @@ def test_the_encoder_sees_visible_tokens_only(architecture, full_length):
     assert (size[text & visible] > 0).all(), "a visible token does not reach the encoder's output"
 
 
-def test_changing_a_dropped_token_changes_nothing_but_its_target():
+def test_a_prediction_depends_on_visible_tokens_of_its_segment_only():
     graph, params, inputs = make()
-    encode, predict = (jax.jit(lambda x, f=f: f(maelm.apply(graph, params), x)) for f in (maelm.MaeLm.encode, maelm.MaeLm.__call__))
+    model = jax.jit(maelm.apply(graph, params))
     dropped = np.asarray(inputs.masked_index) < inputs.masked_slots.shape[1]
     other = inputs_of(jnp.where(dropped, 50, inputs.ids), config.Masking())
     assert (other.masked_slots == inputs.masked_slots).all()
-    assert (encode(inputs) == encode(other)).all()
-    assert (predict(inputs) == predict(other)).all()
+    ours = np.asarray(model(inputs))
+    assert (ours == model(other)).all()
     visible = ~dropped & (np.asarray(inputs.ids) > 3)
-    changed = inputs_of(jnp.where(visible, 50, inputs.ids), config.Masking())
-    assert (np.abs(np.asarray(predict(inputs) - predict(changed)))[:, 0] > 0).any(-1).all()
-
-
-def test_segments_do_not_see_each_other():
-    graph, params, inputs = make()
-    model = jax.jit(maelm.apply(graph, params))
-    second = np.asarray(inputs.segments) == 2
-    other = inputs_of(jnp.where(second & (np.asarray(inputs.ids) > 3), 50, inputs.ids), config.Masking())
+    changed = inputs_of(jnp.where(visible & (np.asarray(inputs.segments) == 2), 50, inputs.ids), config.Masking())
     slots = np.asarray(inputs.masked_slots)
     first = np.take_along_axis(np.asarray(inputs.segments), np.minimum(slots, LENGTH - 1), 1) == 1
-    first &= slots < LENGTH
-    ours, theirs = np.asarray(model(inputs)), np.asarray(model(other))
-    assert first.any() and np.array_equal(ours[first], theirs[first])
-    assert not np.array_equal(ours, theirs)
+    is_same = (ours == model(changed)).all(-1)
+    assert is_same[first & (slots < LENGTH)].all() and first.any()
+    assert not is_same[~first & (slots < LENGTH)].any()
 
 
-@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
-def test_a_causal_model_predicts_a_token_from_those_before_it(architecture):
+def test_a_causal_model_predicts_a_token_from_those_before_it():
     settings = config.Masking(rate=0.95, encoder_mask_fraction=1.0, keep_fraction=1.0)
-    graph, params, inputs = make(settings, causal=True, **(architecture | {"decoder_layers": 0}))
+    graph, params, inputs = make(settings, causal=True, decoder_layers=0)
     other = inputs_of(inputs.ids.at[:, 6].set(50), settings)
     model = jax.jit(maelm.apply(graph, params))
     slots, changed = np.asarray(inputs.masked_slots), np.asarray(model(inputs) != model(other)).any(-1)
@@ -130,10 +119,7 @@ def test_a_causal_model_predicts_a_token_from_those_before_it(architecture):
     "masks,changes",
     [
         ({}, {}),
-        pytest.param({}, {"relative_buckets": "none"}, marks=pytest.mark.slow),
-        ({"encoder_mask_fraction": 0.5}, {"relative_buckets": "reference"}),
         ({"renumber": True}, {"decoder_attention": "cross", "decoder_slots": "masked"}),
-        pytest.param({}, MODERN, marks=pytest.mark.slow),
         ({"encoder_mask_fraction": 0.5}, MODERN | {"decoder_attention": "self+cross"}),
         ({}, MODERN | LOCAL),
     ],
@@ -159,8 +145,7 @@ def test_compact_is_full_length(masks, changes):
 def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(refills):
     graph, params, inputs = make(config.Masking(encoder_mask_fraction=0.5), decoder_refills_mask=refills)
     model = maelm.apply(graph, params)
-    encoded = jax.jit(model.encode)(inputs)
-    by_slot = ops.gather_rows(encoded, inputs.encoder_index, inputs.encoder_slots)
+    encoded, by_slot = (jax.random.normal(jax.random.key(0), (3, slots, TINY["width"])) for slots in (inputs.encoder_slots.shape[1], LENGTH))
     gradient = jax.jit(jax.grad(lambda x: (model._decode(x, encoded, inputs) ** 2).sum()))(by_slot)
     size = np.abs(np.asarray(gradient)).sum(-1)
     visible = np.asarray(inputs.encoder_index) < inputs.encoder_slots.shape[1]
@@ -169,9 +154,8 @@ def test_the_decoder_reads_the_encoder_at_a_masked_slot_only_without_refilling(r
     assert ((size[visible & masked] > 0) == (not refills)).all()
 
 
-@pytest.mark.parametrize("architecture", [BERT, MODERN], ids=["bert", "modern"])
-def test_the_states_of_all_layers_end_with_the_encoder_s_output(architecture):
-    graph, params, inputs = make(**architecture)
+def test_the_states_of_all_layers_end_with_the_encoder_s_output():
+    graph, params, inputs = make(**MODERN)
     model = maelm.apply(graph, params)
     states, last = jax.jit(lambda inputs: (model.encode(inputs, all_layers=True), model.encode(inputs)))(inputs)
     assert states.shape == (TINY["layers"] + 1, *last.shape)
@@ -182,27 +166,24 @@ def test_the_states_of_all_layers_end_with_the_encoder_s_output(architecture):
 
 
 @pytest.mark.parametrize("architecture", [pytest.param(BERT, marks=pytest.mark.slow), MODERN], ids=["bert", "modern"])
-@pytest.mark.parametrize(
-    "way",
-    [{"rematerialise": True}, {"scan_layers": False}, {"attention_backend": "pallas_tpu"}],
-    ids=["rematerialised", "unrolled", "TPU kernels"],
-)
-def test_gradients_are_the_same_however_they_are_computed(architecture, way):
-    changes = architecture | {"width": 128, "dropout": 0.1, "attention_dropout": 0.1}  # the kernels take heads of 32
-    graph, params, inputs = make(**changes)
-    again, _ = maelm.create(config.Model(**(TINY | changes | way)), 100, SPECIAL)
+def test_gradients_are_the_same_however_they_are_computed(architecture):
+    changes = architecture | {"decoder_layers": 1, "width": 128, "dropout": 0.1, "attention_dropout": 0.1}  # the kernels take heads of 32
+    _, params, inputs = make(**changes)
     keys = jax.random.split(jax.random.key(5), inputs.ids.shape[0])
-    gradients = [
-        jax.jit(jax.grad(lambda p, g=g: loss.masked_cross_entropy(maelm.apply(g, p).predict(inputs, keys), inputs).loss_nats))(params)
-        for g in (graph, again)
-    ]
-    for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
-        assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b) + 1e-4
+
+    def gradient(**way):
+        graph, _ = maelm.create(config.Model(**(TINY | changes | way)), 100, SPECIAL)
+        return jax.jit(jax.grad(lambda p: loss.masked_cross_entropy(maelm.apply(graph, p).predict(inputs, keys), inputs).loss_nats))(params)
+
+    expected = gradient()
+    for way in ({"rematerialise": True}, {"scan_layers": False}, {"attention_backend": "pallas_tpu"}):
+        for a, b in zip(*map(jax.tree.leaves, (gradient(**way), expected)), strict=True):
+            assert np.linalg.norm(a - b) <= 1e-4 * np.linalg.norm(b) + 1e-4, way
 
 
 def test_what_is_traced_for_a_gpu_is_the_same_function():
     """There the layers are no loop, and all matrices are cast at once."""
-    graph, params, inputs = make(dtype="bfloat16")
+    graph, params, inputs = make(dtype="bfloat16", decoder_layers=0)
 
     def gradients(target):
         with attention.trace_for(target):
@@ -218,7 +199,7 @@ def test_what_is_traced_for_a_gpu_is_the_same_function():
 def test_of_each_layer_the_backward_pass_keeps_four_arrays_of_states(architecture):
     """Its input, the sums after attention and feed-forward, attention's output; beside queries, keys, values, the inner product."""
     graph, params, inputs = make(**architecture)
-    _, backward = jax.vjp(lambda p: maelm.apply(graph, p).encode(inputs), params)
+    backward = jax.eval_shape(lambda p: jax.vjp(lambda p: maelm.apply(graph, p).encode(inputs), p)[1], params)
     states = (TINY["layers"], *inputs.encoder_slots.shape, TINY["width"])
     assert [x.shape for x in jax.tree.leaves(backward)].count(states) == 4
 
