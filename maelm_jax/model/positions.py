@@ -57,10 +57,10 @@ def compute_distance_buckets(settings: config.Model) -> np.ndarray:
     half = settings.num_buckets // 2
     exact = half // 2
     is_reference = settings.relative_buckets == "reference"
-    last = half - is_reference
-    share = np.log(np.maximum(n, exact) / exact) / math.log(
-        (settings.max_distance - is_reference) / exact
-    )
+    last, furthest = half, settings.max_distance
+    if is_reference:
+        last, furthest = last - 1, furthest - 1
+    share = np.log(np.maximum(n, exact) / exact) / math.log(furthest / exact)
     spread = share * (last - exact)
     # The term 1e-9 puts a distance on a boundary into the same bucket whatever the rounding.
     steps = np.ceil(spread - 1e-9) if is_reference else np.floor(spread + 1e-9)
