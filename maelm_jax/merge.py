@@ -1,10 +1,10 @@
 """Average the parameters of checkpoints of one run, or of several branches of a run.
 
     python -m maelm_jax.merge --checkpoints=runs/a@400,runs/a@500,runs/a@600 --workdir=runs/merged
-    python -m maelm_jax.merge --checkpoints=runs/x,runs/y --weights=2,1 --workdir=runs/merged
+    python -m maelm_jax.merge --checkpoints=runs/x,runs/y --workdir=runs/merged
 
 A checkpoint is WORKDIR@STEP, or WORKDIR for the newest of a run. All have one architecture and one
-vocabulary. --weights are divided by their sum. Without them, all checkpoints count the same.
+vocabulary, and count the same.
 
 The output is a workdir with one checkpoint, which evaluate, analyze, export, embed, finetune and
 Run.init_from read. Its settings, its rows and its step are those of the checkpoint that was trained
@@ -29,10 +29,8 @@ def main(argv: list[str]) -> int:
     flags.add_argument(
         "--checkpoints", required=True, metavar="RUN@STEP,...", help="checkpoints to average"
     )
-    flags.add_argument("--weights", metavar="X,...", help="one for each checkpoint; default equal")
     args = cli.arguments(flags, argv).args
     names = cli.listed("--checkpoints", args.checkpoints)
-    weights = read_weights(args.weights, len(names))
     check_output(args.workdir)
 
     import jax
@@ -48,11 +46,11 @@ def main(argv: list[str]) -> int:
     most = found[tokens.index(max(tokens))]
 
     total: dict = {}
-    for one, share in zip(found, weights, strict=True):
+    for one in found:
         part = checkpoint.read_params(one.path, one.step)
-        part = jax.tree.map(lambda leaf, share=share: share * leaf.astype(np.float64), part)
+        part = jax.tree.map(lambda leaf: leaf.astype(np.float64), part)
         total = jax.tree.map(np.add, total, part) if total else part
-    mean = jax.tree.map(lambda leaf: leaf.astype(np.float32), total)
+    mean = jax.tree.map(lambda leaf: (leaf / len(found)).astype(np.float32), total)
 
     folder = pathlib.Path(args.workdir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,26 +62,8 @@ def main(argv: list[str]) -> int:
         if (file := pathlib.Path(most.path, name)).is_file():
             shutil.copy(file, folder)
     run_record.write_start(folder, most.experiment, most.loaded_vocabulary, most.step)
-    for name, weight in zip(names, weights, strict=True):
-        print(f"{weight:.4g} x {name}")
-    print(f"{args.workdir}: their mean, as step {most.step}")
+    print(f"{args.workdir}: the mean of {', '.join(names)}, as step {most.step}")
     return 0
-
-
-def read_weights(text: str | None, count: int) -> list[float]:
-    """Returns the weights of `count` checkpoints, which sum to 1.
-
-    Raises ConfigError if the flag does not name a positive number for each checkpoint.
-    """
-    try:
-        weights = [float(value) for value in text.split(",")] if text else [1.0] * count
-    except ValueError:
-        weights = []
-    if len(weights) != count or not all(0 < weight < float("inf") for weight in weights):
-        raise config.ConfigError(
-            f"--weights={text}: give {count} numbers above 0 between commas, one a checkpoint"
-        )
-    return [weight / sum(weights) for weight in weights]
 
 
 def check_output(workdir: str):

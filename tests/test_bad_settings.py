@@ -150,7 +150,7 @@ FLAGS = {
     "embed": [["--pooling=max"], ["--output="]],
     "analyze": [["--tau=nan"], ["--tokens=-1"]],
     "evaluate": [["--models=run,run"], ["--text=a.txt", "--rate=nan"], ["--rate=0.15"]],
-    "merge": [["--checkpoints=run@3,run@3"], ["--weights=1,nan"], ["--gin.Model.layers=2"]],
+    "merge": [["--checkpoints=run@3,run@3"], ["--gin.Model.layers=2"]],
 }
 
 

@@ -8,13 +8,11 @@ import jax
 import numpy as np
 from testing import ROOT, call, metrics, training
 
-from maelm_jax.merge import read_weights
 from maelm_jax.training import checkpoint
 
 
-def merge(*names: str, workdir: pathlib.Path, weights: str | None = None):
-    flags = [f"--checkpoints={','.join(names)}", f"--workdir={workdir}"]
-    return call("merge", *flags, *([f"--weights={weights}"] if weights else []))
+def merge(*names: str, workdir: pathlib.Path):
+    return call("merge", f"--checkpoints={','.join(names)}", f"--workdir={workdir}")
 
 
 def params_of(workdir: pathlib.Path, step: int | None = None) -> list[np.ndarray]:
@@ -22,12 +20,11 @@ def params_of(workdir: pathlib.Path, step: int | None = None) -> list[np.ndarray
 
 
 def test_the_mean_of_two_checkpoints(uninterrupted, tmp_path):
-    done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged", weights="3,1")
+    done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged")
     assert done.status == 0, done.stderr
     assert checkpoint.complete_steps(str(tmp_path / "merged")) == [60]
     for newer, older, mean in zip(params_of(uninterrupted, 60), params_of(uninterrupted, 20), params_of(tmp_path / "merged"), strict=True):
-        np.testing.assert_allclose(mean, 0.75 * newer + 0.25 * older, rtol=1e-5, atol=1e-7)
-    assert read_weights(None, 2) == [0.5, 0.5]
+        np.testing.assert_allclose(mean, 0.5 * newer + 0.5 * older, rtol=1e-5, atol=1e-7)
 
 
 def test_the_mean_of_one_checkpoint_is_itself_and_commands_read_it(text, uninterrupted, tmp_path):
@@ -61,9 +58,6 @@ def test_what_cannot_be_averaged_is_refused(uninterrupted, tmp_path):
     ):
         done = merge(*names, workdir=tmp_path / "merged")
         assert done.status == 2 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    for weights in ("1", "1,-1", "1,x"):
-        done = merge(f"{uninterrupted}@60", f"{uninterrupted}@20", workdir=tmp_path / "merged", weights=weights)
-        assert done.status == 2 and "--weights" in done.stderr
     assert not (tmp_path / "merged").exists()
     done = merge(f"{uninterrupted}@60", workdir=uninterrupted)
     assert done.status == 2 and "--workdir" in done.stderr
