@@ -90,7 +90,7 @@ WORDPIECE_OPTIONS = (
 
 
 class ClassifierStyle(typing.NamedTuple):
-    """How a classifier of the family scores the first state: dense, activation, norm, out.
+    """How a classifier of the family scores a text: pooling, dense, activation, norm, out.
 
     A head for question answering is one linear map, unless `transforms_tokens`.
 
@@ -100,6 +100,7 @@ class ClassifierStyle(typing.NamedTuple):
         has_norm: Whether a LayerNorm stands before the last linear map.
         has_bias: Whether the first linear map has a bias.
         transforms_tokens: Whether heads for single tokens have dense, activation and norm too.
+        pools_mean: Whether the mean of the text's states is scored. If not, the first state is.
     """
 
     activation: str = "tanh"
@@ -107,6 +108,7 @@ class ClassifierStyle(typing.NamedTuple):
     has_norm: bool = False
     has_bias: bool = True
     transforms_tokens: bool = False
+    pools_mean: bool = False
 
 
 class LanguageHeadNames(typing.NamedTuple):

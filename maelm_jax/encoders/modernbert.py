@@ -59,7 +59,7 @@ class ModernBert(family.Family):
         entries = super().make_entries(model, special, vocabulary_size) | {
             "cls_token_id": special.bos,
             "sep_token_id": special.eos,
-            "classifier_pooling": "cls",
+            "classifier_pooling": "mean",  # as in the published checkpoints
             "embedding_dropout": model.dropout,
             "classifier_dropout": model.dropout,
             "global_attn_every_n_layers": period,
@@ -155,7 +155,12 @@ MODERNBERT = ModernBert(
         "head.dense", "head.norm", "decoder.bias", ("decoder.weight",)
     ),
     classifier=family.ClassifierStyle(
-        "gelu", has_input_dropout=False, has_norm=True, has_bias=False, transforms_tokens=True
+        "gelu",
+        has_input_dropout=False,
+        has_norm=True,
+        has_bias=False,
+        transforms_tokens=True,
+        pools_mean=True,
     ),
     fields={
         "layers": "num_hidden_layers",

@@ -177,10 +177,11 @@ def _compute_task_logits(encoder: Encoder, states: np.ndarray) -> np.ndarray:
 
     params = traverse_util.unflatten_dict(encoder.params, sep="/")
     [module] = [module for module in family.HEADS.values() if module in params]
-    head, x = params[module], states[:1] if module == "classifier" else states
+    head, x, style = params[module], states, families.choose_family(encoder.model).classifier
+    if module == "classifier":
+        x = states.mean(axis=0, keepdims=True) if style.pools_mean else states[:1]
     if "dense" in head:
-        activation = families.choose_family(encoder.model).classifier.activation
-        x = ops.ACTIVATIONS[activation](jnp.asarray(linear(head["dense"], x)))
+        x = ops.ACTIVATIONS[style.activation](jnp.asarray(linear(head["dense"], x)))
     if "norm" in head:
         scale = jnp.asarray(head["norm"]["scale"])
         x = ops.layer_norm(x[None], scale, None, encoder.model.layer_norm_eps)[0]

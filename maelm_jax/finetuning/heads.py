@@ -9,7 +9,7 @@ import typing
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key, UInt32
+from jaxtyping import Array, Float, Int, Key, UInt32
 
 from maelm_jax import config
 from maelm_jax.encoders import families
@@ -32,6 +32,16 @@ class Classifier(nnx.Module):
             self.norm = layers.LayerNorm(model)
         self.out = layers.Linear(model.width, classes, model, rngs)
         self.rate = model.dropout
+
+    def pool(self, states: Float[Array, "B T D"], lengths: Int[Array, " B"]) -> Float[Array, "B D"]:
+        """Returns the first state of each text, or the mean of its states, as the family has it."""
+        if not self.style.pools_mean:
+            return states[:, 0]
+        slots = jnp.arange(states.shape[1], dtype=jnp.int32)
+        present = (slots[None] < lengths[:, None]).astype(jnp.float32)[:, :, None]
+        count = jnp.maximum(present.sum(axis=1), 1.0)  # rows that fill a batch have no tokens
+        mean = (states.astype(jnp.float32) * present).sum(axis=1) / count
+        return mean.astype(states.dtype)
 
     def __call__(
         self, states: Float[Array, "B *T D"], keys: Key[Array, " B"] | None

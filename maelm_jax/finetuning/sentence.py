@@ -114,7 +114,7 @@ class SentenceTask(Task):
         return heads.Classifier(model, max(len(self.labels), 1), rngs)
 
     def scores(self, head, states, batch, keys):
-        return head(states[:, 0], keys)
+        return head(head.pool(states, batch.lengths), keys)
 
     def loss(self, scores, batch):
         target = batch.targets
