@@ -100,7 +100,7 @@ def _score_pairs(args: argparse.Namespace) -> int:
         for step in _steps(path, args):
             encoder = Encoder.load(path, step)
             encoder.check_predicts(path)
-            name = scoring.name_of(path, encoder.step)
+            name = scoring.name_model(path, encoder.step)
             scores[name] = pairs.score(encoder, read, name)
     print(pairs.table(scores))
     if args.output:

@@ -122,7 +122,7 @@ def cells(grid: config.Grid, examples: int) -> list[config.Grid]:
     ]
 
 
-def name_of(cell: config.Grid) -> str:
+def name_cell(cell: config.Grid) -> str:
     """Returns the name of a cell's folder, for example b32-lr3e-05-e3-w0.06."""
     return f"b{cell.batch_size}-lr{cell.learning_rate:g}-e{cell.epochs}-w{cell.warmup:g}"
 
@@ -248,7 +248,7 @@ def _run_grid(current: Session, planned: Planned, folder: pathlib.Path, is_singl
     results: dict[str, list[dict]] = {}  # by cell
     best = None
     for number, experiment in enumerate(runs, start=1):
-        cell, seed = name_of(experiment.finetune.grid), f"seed{experiment.run.seed}"
+        cell, seed = name_cell(experiment.finetune.grid), f"seed{experiment.run.seed}"
         place = "." if is_single else str(pathlib.Path(planned.label, planned.task, cell, seed))
         run = Run(current, experiment, planned.encoder, folder / place)
         result = finished(run)

@@ -75,7 +75,7 @@ class Measurement(typing.NamedTuple):
     counts: np.ndarray  # masked tokens of each batch, float64 [batches]
 
 
-def name_of(path: str, step: int | None) -> str:
+def name_model(path: str, step: int | None) -> str:
     """Returns how a model is called in what `evaluate` prints."""
     return path if step is None else f"{path}, step {step}"
 
@@ -201,7 +201,7 @@ def measure(model: TrainedModel, rows: np.ndarray) -> list[Measurement]:
     unigram = None if model.rows is None else objective.make_baseline(model.rows).loss(rows)
     measured = []
     for number, read_params in model.checkpoints:
-        name = name_of(model.path, number)
+        name = name_model(model.path, number)
         losses, correct, counts = _sums(loss, read_params(), parts, name)
         masked = counts.sum()
         if not masked:
@@ -262,6 +262,6 @@ def paired_differences(measured: list[Measurement]) -> list[str]:
         interval = (
             "" if half is None else f" (95% interval {mean - half:+.3f} to {mean + half:+.3f})"
         )
-        names = " - ".join(name_of(model.score.path, model.score.step) for model in (one, other))
+        names = " - ".join(name_model(model.score.path, model.score.step) for model in (one, other))
         lines.append(f"{names}: {mean:+.3f} nats{interval}")
     return lines
